@@ -1,0 +1,84 @@
+"""Digests: what the hash chain of bronze is made of.
+
+The canonical bytes of a change do not depend on the wire format, the layout number or the time of ingest, so that
+the same change read again, by any plugin and any decoder, has the same digest::
+
+    change   = op relation old-part new-part                 op: one ASCII letter I U D T M
+    relation = length(4, big-endian) name as in bronze, UTF-8
+    old-part = "" | "K" tuple | "O" tuple                    K: identity columns only, O: whole row
+    new-part = "" | "N" tuple
+    tuple    = count(2, big-endian) value*
+    value    = "n" | "u" | "t" length(4, big-endian) UTF-8   SQL NULL, unchanged, text
+
+which is the shape of pgoutput's TupleData on purpose: there the bytes of the wire are the canonical ones. A truncate
+has the letters `c` and `r` for its flags instead of tuples; a message has its prefix (length, UTF-8) and content
+(length, bytes).
+
+    digest(change)      = BLAKE2b-256(0x00 change)
+    content             = root of a tree of fan-out 1024 over the digests, node = BLAKE2b-256(0x01 children);
+                          of no change at all: BLAKE2b-256(0x01)
+    hash(transaction)   = BLAKE2b-256(0x02 previous position(8, big-endian) content)
+
+A row that is erased later keeps its digest, so the chain still verifies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+DIGEST_SIZE = 32
+FAN_OUT = 1024
+
+_U32 = struct.Struct(">I")
+_U16 = struct.Struct(">H")
+_POSITION = struct.Struct(">Q")
+
+
+def digest_of(canonical: bytes) -> bytes:
+    """The digest of one change from its canonical bytes."""
+    return hashlib.blake2b(b"\x00" + canonical, digest_size=DIGEST_SIZE).digest()
+
+
+def content_of(digests: Sequence[bytes]) -> bytes:
+    """The root over the digests of one transaction's changes, in order."""
+    level = list(digests)
+    if not level:
+        return hashlib.blake2b(b"\x01", digest_size=DIGEST_SIZE).digest()
+    while True:
+        level = [
+            hashlib.blake2b(b"\x01" + b"".join(level[at : at + FAN_OUT]), digest_size=DIGEST_SIZE).digest()
+            for at in range(0, len(level), FAN_OUT)
+        ]
+        if len(level) == 1:
+            return level[0]
+
+
+def chain_of(previous: bytes, position: int, content: bytes) -> bytes:
+    """The hash of a transaction: it holds everything before it."""
+    return hashlib.blake2b(b"\x02" + previous + _POSITION.pack(position) + content, digest_size=DIGEST_SIZE).digest()
+
+
+GENESIS = hashlib.blake2b(b"cdc_lake", digest_size=DIGEST_SIZE).digest()
+"""What the first transaction of a stream takes as its previous hash."""
+
+
+def canonical_tuple(values: Sequence[str | None], unchanged: frozenset[int] = frozenset()) -> bytes:
+    """The canonical bytes of one tuple: text by position, None for SQL NULL, positions in `unchanged` not sent."""
+    out = bytearray(_U16.pack(len(values)))
+    for at, value in enumerate(values):
+        if at in unchanged:
+            out += b"u"
+        elif value is None:
+            out += b"n"
+        else:
+            data = value.encode()
+            out += b"t" + _U32.pack(len(data)) + data
+    return bytes(out)
+
+
+def canonical_relation(name: str) -> bytes:
+    """The canonical bytes of a relation's name as bronze stores it."""
+    data = name.encode()
+    return _U32.pack(len(data)) + data

@@ -1,0 +1,29 @@
+"""Raw transactions: whole transactions whose changes are still the bytes the server sent.
+
+This is what an assembler gives and what both decoders read, the plain one (`changes`) and the columnar one
+(`columnar.tabulate`). Keeping bytes until a batch is closed is what makes vectorised decoding possible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc_lake.model.relation import Relation
+from cdc_lake.model.transaction import Boundaries
+
+
+@dataclass(frozen=True, slots=True)
+class RawTransaction:
+    """A committed transaction: boundaries, and per change its bytes, LSN and the layout in force.
+
+    `frames[i]` is one data message of the stream (insert, update, delete, truncate, logical message; never begin,
+    commit, relation, type or origin). `lsns[i]` is the LSN the source gave for it. `layouts[i]` is the relation in force for it, None for
+    a message without one; a truncate of several tables has its relations in `truncated[i]`.
+    """
+
+    bounds: Boundaries
+    frames: list[bytes]
+    lsns: list[int]
+    layouts: list[Relation | None]
+    truncated: dict[int, tuple[Relation, ...]]
+    size: int  # bytes of all frames

@@ -1,0 +1,118 @@
+"""Relations: a source table's layout as the stream announces it.
+
+A `Relation` is one version of a table's columns, in the order of the tuples that follow it. Its `layout` is a 63-bit
+hash of a canonical text, so that the same layout has the same number in every commit and on every machine.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+
+class ReplicaIdentity(enum.Enum):
+    """Which old columns the server logs; values are PostgreSQL's `pg_class.relreplident`."""
+
+    DEFAULT = "d"
+    NOTHING = "n"
+    FULL = "f"
+    INDEX = "i"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """A schema-qualified name, unquoted."""
+
+    schema: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Read the escaped form of `str()`: parts joined by a dot, with dot and backslash escaped by a backslash."""
+        parts, part, escaped = [], "", False
+        for char in text:
+            if escaped:
+                part, escaped = part + char, False
+            elif char == "\\":
+                escaped = True
+            elif char == ".":
+                parts.append(part)
+                part = ""
+            else:
+                part += char
+        parts.append(part)
+        if escaped or len(parts) != 2 or not all(parts):
+            msg = f"`{text}` is not a table name: expected schema.table"
+            raise ValueError(msg)
+        return cls(parts[0], parts[1])
+
+    def __str__(self) -> str:
+        return ".".join(p.replace("\\", "\\\\").replace(".", "\\.") for p in (self.schema, self.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name, type as the server names it, type OID and modifier (-1: none), and if it is of the identity."""
+
+    name: str
+    type_name: str
+    type_oid: int
+    modifier: int = -1
+    key: bool = False
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A table's layout: columns by position, and what the server logs of old rows.
+
+    `primary_key` holds the names of the source's primary key columns in key order, empty where it has none; it comes
+    from the catalog, `Column.key` from the stream.
+    """
+
+    table: TableName
+    columns: tuple[Column, ...]
+    identity: ReplicaIdentity
+    primary_key: tuple[str, ...] = ()
+
+    def describe(self) -> dict[str, object]:
+        """The canonical description, as stored in the `info` of an `R` row."""
+        return {
+            "relation": str(self.table),
+            "identity": self.identity.value,
+            "primary_key": list(self.primary_key),
+            "columns": [
+                {"name": c.name, "type": c.type_name, "oid": c.type_oid, "modifier": c.modifier, "key": c.key}
+                for c in self.columns
+            ],
+        }
+
+    @classmethod
+    def from_description(cls, info: dict[str, object]) -> Relation:
+        """The inverse of `describe`; raises KeyError, TypeError or ValueError where `info` is not one."""
+        columns = info["columns"]
+        key = info["primary_key"]
+        if not isinstance(columns, list) or not isinstance(key, list):
+            msg = "a layout holds lists of columns and key names"
+            raise TypeError(msg)
+        return cls(
+            table=TableName.parse(str(info["relation"])),
+            columns=tuple(
+                Column(c["name"], c["type"], int(c["oid"]), int(c["modifier"]), bool(c["key"])) for c in columns
+            ),
+            identity=ReplicaIdentity(info["identity"]),
+            primary_key=tuple(str(k) for k in key),
+        )
+
+    @cached_property
+    def layout(self) -> int:
+        """A 63-bit hash of the description: equal layouts have equal numbers everywhere."""
+        text = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names by position."""
+        return tuple(c.name for c in self.columns)
