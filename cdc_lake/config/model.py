@@ -1,0 +1,265 @@
+"""The pipeline file as frozen values. Field descriptions are the editor's help and the reference page.
+
+A section is the constructor argument of what it configures; nothing below `config` reads a file or the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from cdc_lake.config.quantity import Bytes, Milliseconds
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+
+
+class Section(BaseModel):
+    """What every section is: frozen, strict about unknown keys, silent about values in errors."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class Tls(Section):
+    """Encryption of the connections to the source."""
+
+    mode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
+    """libpq's sslmode of the same name."""
+    root_cert: Path | None = None
+    """File of trusted certificate authorities, relative to the project."""
+    cert: Path | None = None
+    """Client certificate, relative to the project."""
+    key: Path | None = None
+    """Private key of the client certificate, relative to the project."""
+
+
+class Slot(Section):
+    """The logical replication slot this pipeline owns."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")] | None = None
+    """Slot name on the server; the pipeline's name by default."""
+    plugin: Literal["pgoutput"] = "pgoutput"
+    """Output plugin of the slot."""
+
+
+class Source(Section):
+    """The database that changes are read from."""
+
+    type: Literal["postgres"]
+    """Kind of server."""
+    host: str
+    """Host name, address, or directory of a Unix socket."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 5432
+    """Port of the server."""
+    database: str
+    """Database that holds the tables."""
+    user: str
+    """Role with the REPLICATION attribute and SELECT on the tables."""
+    password: SecretStr | None = None
+    """Its password, by reference (`${env:NAME}`, `${file:path}`); libpq's own rules apply where it is left out."""
+    tls: Tls = Tls()
+    """Encryption."""
+    slot: Slot = Slot()
+    """Replication slot."""
+    publication: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")] | None = None
+    """Publication the slot reads; created for `tables` where it does not exist. The slot's name by default."""
+    tables: Annotated[list[str], Field(min_length=1)]
+    """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
+    connect_timeout: Milliseconds = 10_000
+    """How long one attempt to connect may take."""
+    status_interval: Milliseconds = 10_000
+    """How often the confirmed position is reported to the server when nothing asks for it."""
+
+
+class Snapshot(Section):
+    """The initial copy."""
+
+    mode: Literal["initial", "none"] = "initial"
+    """`initial`: rows as of the slot's consistent point; `none`: changes only, silver starts empty."""
+    chunk_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    """Rows of one bronze commit of the copy."""
+
+
+class Batch(Section):
+    """When a bronze batch is closed: whichever is reached first, always at a COMMIT."""
+
+    max_bytes: Bytes = 32 << 20
+    """Bytes received."""
+    max_rows: Annotated[int, Field(ge=1)] = 100_000
+    """Changes."""
+    max_transactions: Annotated[int, Field(ge=1)] = 20_000
+    """Transactions."""
+    max_delay: Milliseconds = 200
+    """Age of the oldest transaction in it."""
+
+
+class Bronze(Section):
+    """The table that transactions land in."""
+
+    format: Literal["delta"] = "delta"
+    """Table format."""
+    path: str | None = None
+    """Folder of the table, relative to the project; `<lake.path>/bronze/<pipeline>` by default."""
+    batch: Batch = Batch()
+    """When a batch is closed."""
+    durability: Literal["fsync", "os"] = "fsync"
+    """`fsync`: a commit survives power loss before it is confirmed; `os`: left to the operating system."""
+
+
+class Iceberg(Section):
+    """The catalog of Iceberg tables, shared by Spark and pyiceberg."""
+
+    catalog: Name = "lake"
+    """Name of the catalog, the same for every program that opens it."""
+    uri: str | None = None
+    """Catalog address; SQLite in `<lake.path>/catalog.db` by default."""
+    warehouse: str | None = None
+    """Folder of the tables; `<lake.path>/warehouse` by default."""
+
+
+class Lake(Section):
+    """Where tables live."""
+
+    path: str = "lake"
+    """Root folder, relative to the project: bronze, silver, control tables, checkpoints."""
+    iceberg: Iceberg = Iceberg()
+    """Catalog for tables of `format: iceberg`."""
+
+
+class RuleBase(Section):
+    """What every rule has."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,63}$")] | None = None
+    """Name in reports and held rows; `<rule>_<column>` by default."""
+    on_fail: Literal["warn", "quarantine", "stop"] = "warn"
+    """`warn` counts, `quarantine` holds the change and later ones of its key, `stop` ends the run before the transaction."""
+
+
+class NotNull(RuleBase):
+    """The column is not NULL."""
+
+    rule: Literal["not_null"]
+    """Kind of rule."""
+    column: str
+    """Column it judges."""
+
+
+class Between(RuleBase):
+    """A number or a date lies within bounds, both inclusive; NULL passes."""
+
+    rule: Literal["between"]
+    """Kind of rule."""
+    column: str
+    """Column it judges."""
+    min: int | float | str | None = None
+    """Smallest value that passes."""
+    max: int | float | str | None = None
+    """Largest value that passes."""
+
+
+class InSet(RuleBase):
+    """The value is one of a list; NULL passes."""
+
+    rule: Literal["in_set"]
+    """Kind of rule."""
+    column: str
+    """Column it judges."""
+    values: Annotated[list[str | int | float | bool], Field(min_length=1)]
+    """Values that pass."""
+
+
+class Matches(RuleBase):
+    """The text matches a regular expression somewhere; NULL passes."""
+
+    rule: Literal["matches"]
+    """Kind of rule."""
+    column: str
+    """Column it judges."""
+    pattern: str
+    """Regular expression, valid in Java and in Python."""
+
+
+class LengthBetween(RuleBase):
+    """The text has a length within bounds, in characters; NULL passes."""
+
+    rule: Literal["length_between"]
+    """Kind of rule."""
+    column: str
+    """Column it judges."""
+    min: Annotated[int, Field(ge=0)] | None = None
+    """Smallest length that passes."""
+    max: Annotated[int, Field(ge=0)] | None = None
+    """Largest length that passes."""
+
+
+Rule = Annotated[NotNull | Between | InSet | Matches | LengthBetween, Field(discriminator="rule")]
+
+
+class TableDefaults(Section):
+    """What a silver table is unless it says otherwise."""
+
+    format: Literal["delta", "iceberg"] = "delta"
+    """Table format."""
+    namespace: Name = "silver"
+    """Namespace (folder or database) of the tables."""
+
+
+class SilverTable(Section):
+    """One source table's silver table."""
+
+    from_: Annotated[str, Field(alias="from")]
+    """Source table, `schema.table`."""
+    to: Name | None = None
+    """Name of the silver table; the source table's name by default, with the schema before it outside `public`."""
+    format: Literal["delta", "iceberg"] | None = None
+    """Table format."""
+    keys: Annotated[list[str], Field(min_length=1)] | None = None
+    """Columns that identify a row; the source's primary key by default."""
+    rules: list[Rule] = []
+    """What every change must satisfy, judged in order before changes are folded."""
+
+
+class Silver(Section):
+    """The current tables. Every captured table gets one; `tables` says what differs."""
+
+    defaults: TableDefaults = TableDefaults()
+    """For all tables."""
+    tables: list[SilverTable] = []
+    """Tables that differ."""
+
+
+class Apply(Section):
+    """The loop from bronze to silver."""
+
+    span_rows: Annotated[int, Field(ge=1)] = 500_000
+    """Changes after which a span is closed, at a transaction."""
+    idle: Milliseconds = 1_000
+    """How often bronze is looked at when nothing wakes the loop."""
+    parallelism: Annotated[int, Field(ge=1, le=64)] = 4
+    """Tables merged at the same time."""
+    driver_memory: Bytes = 2 << 30
+    """Heap of the Spark driver where cdc_lake starts Spark itself."""
+
+
+class Pipeline(Section):
+    """A pipeline file: one source slot, its bronze table, its silver tables."""
+
+    version: Literal[1]
+    """Version of this file format."""
+    pipeline: Name
+    """Name of the pipeline; unique in a lake."""
+    source: Source
+    """Where changes come from."""
+    snapshot: Snapshot = Snapshot()
+    """Initial copy."""
+    lake: Lake = Lake()
+    """Where tables live."""
+    bronze: Bronze = Bronze()
+    """Landed transactions."""
+    silver: Silver = Silver()
+    """Current tables."""
+    apply: Apply = Apply()
+    """From bronze to silver."""

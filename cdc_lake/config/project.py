@@ -1,0 +1,118 @@
+"""A project: a pipeline with every default worked out and every path absolute. What the loops take.
+
+Paths in a pipeline file are relative to the project: the folder above `pipelines/` if the file is in a folder of that
+name, otherwise the file's own folder. The working directory never matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdc_lake.config.model import Pipeline, Rule, SilverTable
+from cdc_lake.model.relation import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one source table goes: its silver table, format, keys (None: the source's primary key), rules."""
+
+    source: TableName
+    namespace: str
+    name: str
+    format: str
+    keys: tuple[str, ...] | None
+    rules: tuple[Rule, ...]
+
+    @property
+    def label(self) -> str:
+        """`namespace.name`, as people write it."""
+        return f"{self.namespace}.{self.name}"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A loaded pipeline: its settings, the file it came from, and its folder."""
+
+    pipeline: Pipeline
+    file: Path
+    root: Path
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name."""
+        return self.pipeline.pipeline
+
+    @property
+    def slot(self) -> str:
+        """The slot's name on the server."""
+        return self.pipeline.source.slot.name or self.name
+
+    @property
+    def publication(self) -> str:
+        """The publication's name on the server."""
+        return self.pipeline.source.publication or self.slot
+
+    @property
+    def lake(self) -> Path:
+        """Root folder of all tables."""
+        return self.root / self.pipeline.lake.path
+
+    @property
+    def bronze(self) -> Path:
+        """Folder of the bronze table."""
+        given = self.pipeline.bronze.path
+        return self.root / given if given else self.lake / "bronze" / self.name
+
+    @property
+    def control(self) -> Path:
+        """Folder of the control tables."""
+        return self.lake / "control" / self.name
+
+    @property
+    def checkpoint(self) -> Path:
+        """Folder of Spark's checkpoint: a hint, never the truth."""
+        return self.lake / "checkpoints" / self.name
+
+    @property
+    def reports(self) -> Path:
+        """Folder of the reports."""
+        return self.lake / "reports" / self.name
+
+    @property
+    def iceberg_uri(self) -> str:
+        """Address of the Iceberg catalog."""
+        return self.pipeline.lake.iceberg.uri or f"sqlite:///{self.lake / 'catalog.db'}"
+
+    @property
+    def iceberg_warehouse(self) -> str:
+        """Root of the Iceberg tables, a URI."""
+        given = self.pipeline.lake.iceberg.warehouse
+        if given and "://" in given:
+            return given
+        return f"file://{self.root / given if given else self.lake / 'warehouse'}"
+
+    def silver_path(self, target: Target) -> Path:
+        """Folder of a Delta silver table."""
+        return self.lake / target.namespace / target.name
+
+    def target(self, table: TableName) -> Target:
+        """Where a source table goes."""
+        defaults = self.pipeline.silver.defaults
+        given = next(
+            (t for t in self.pipeline.silver.tables if TableName.parse(t.from_) == table), SilverTable(from_=str(table))
+        )
+        return Target(
+            source=table,
+            namespace=defaults.namespace,
+            name=given.to or default_name(table),
+            format=given.format or defaults.format,
+            keys=tuple(given.keys) if given.keys else None,
+            rules=tuple(given.rules),
+        )
+
+
+def default_name(table: TableName) -> str:
+    """The silver name of a source table: its own, in lower case, with the schema before it outside `public`."""
+    text = table.name if table.schema == "public" else f"{table.schema}_{table.name}"
+    return "".join(c if c.isascii() and c.isalnum() else "_" for c in text.lower())

@@ -1,0 +1,40 @@
+"""Typed quantities of a pipeline file: `32 MiB` and `200 ms`, parsed once, exact afterwards."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_TIMES = {"ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)")
+
+
+def _parse(value: object, units: dict[str, int], example: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and (m := _QUANTITY.fullmatch(value.strip())) and m[2] in units:
+        return round(float(m[1]) * units[m[2]])
+    msg = f"expected a quantity with a unit ({', '.join(units)}), for example `{example}`"
+    raise ValueError(msg)
+
+
+def _bytes(value: object) -> int:
+    return _parse(value, _UNITS, "32 MiB")
+
+
+def _milliseconds(value: object) -> int:
+    return _parse(value, _TIMES, "200 ms")
+
+
+Bytes = Annotated[
+    int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(ge=1, examples=["32 MiB"])
+]
+"""A number of bytes, written with a unit."""
+
+Milliseconds = Annotated[
+    int, BeforeValidator(_milliseconds, json_schema_input_type=int | str), Field(ge=0, examples=["200 ms"])
+]
+"""A length of time in milliseconds, written with a unit."""
