@@ -1,0 +1,97 @@
+"""Fixtures every test may use: a real PostgreSQL for the session, a fresh database a test."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from cdc_lake.testing.server import HOST, EmbeddedServer
+
+CDC_USER = "cdc"
+CDC_PASSWORD = "read only the log"
+
+
+@dataclass(frozen=True)
+class Database:
+    """A fresh database that role `cdc` (REPLICATION, with password) owns."""
+
+    server: EmbeddedServer
+    name: str
+    host: str = HOST
+    user: str = CDC_USER
+    password: str = CDC_PASSWORD
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn(self.name, self.user, self.password)
+
+    def connect(self, *, autocommit: bool = True) -> psycopg.Connection:
+        """As the role `cdc`, owner of the database."""
+        return psycopg.connect(self.dsn, autocommit=autocommit)
+
+    def admin(self) -> psycopg.Connection:
+        """As the superuser."""
+        return psycopg.connect(self.server.dsn(self.name), autocommit=True)
+
+
+def start_server(**given: object) -> EmbeddedServer:
+    """A server of its own, in a folder another user may enter; the caller removes it."""
+    folder = Path(tempfile.mkdtemp(prefix="cdc_test_"))
+    return EmbeddedServer(folder, **given).start()  # type: ignore[arg-type]
+
+
+def make_role(server: EmbeddedServer) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(
+            sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}").format(
+                sql.Identifier(CDC_USER), sql.Literal(CDC_PASSWORD)
+            )
+        )
+
+
+def make_database(server: EmbeddedServer) -> Database:
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(name), sql.Identifier(CDC_USER)))
+    return Database(server, name)
+
+
+def drop_database(database: Database) -> None:
+    if not database.server.running:
+        database.server.start()
+    with psycopg.connect(database.server.dsn(), autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", [database.name]
+        )
+        admin.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", [database.name]
+        )
+        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database.name)))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedServer]:
+    """One PostgreSQL 18 for the whole session."""
+    embedded = start_server()
+    make_role(embedded)
+    yield embedded
+    embedded.remove()
+
+
+@pytest.fixture
+def database(server: EmbeddedServer) -> Iterator[Database]:
+    """A fresh database, dropped with its slots at the end."""
+    fresh = make_database(server)
+    yield fresh
+    drop_database(fresh)
