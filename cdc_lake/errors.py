@@ -101,6 +101,52 @@ class LakeError(CdcLakeError):
     code = "LAK400"
 
 
+class JavaMissing(LakeError):
+    """Spark's Java is not there."""
+
+    code = "LAK401"
+    hint = "install a Java 17 or 21 runtime, or point JAVA_HOME at one; `cdc-lake check` shows what is found"
+
+
+class SparkMissing(LakeError):
+    """The Python package is not installed."""
+
+    code = "LAK402"
+    hint = "pip install 'cdc_lake[spark]'"
+
+    def __init__(self) -> None:
+        super().__init__("applying needs Spark, and pyspark is not installed here")
+
+
+class SparkNotStarted(LakeError):
+    """Java is there, Spark did not come up."""
+
+    code = "LAK403"
+    hint = "the first start fetches Delta's and Iceberg's jars: check the way to Maven Central or your mirror of it"
+
+
+class DestructiveChange(LakeError):
+    """The source's table changed in a way that would lose or reinterpret data in silver."""
+
+    code = "LAK410"
+    hint = "the table waits and the others go on; move its silver table away to take a new copy, or undo the change"
+
+
+class MergeRefused(LakeError):
+    """Silver does not hold what the change refers to."""
+
+    code = "LAK411"
+    hint = "run `cdc-lake compare` for the table: something else wrote to it, or rows were missing from the start"
+
+
+class TableChangedMeanwhile(LakeError):
+    """Another writer committed to the silver table while a span was merged."""
+
+    code = "LAK412"
+    retry = Retry.LATER
+    hint = "nothing was published; run again. Only one `run` may apply a pipeline, and nothing else may write to silver"
+
+
 # ── quality ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -110,6 +156,45 @@ class QualityError(CdcLakeError):
     code = "QUA500"
 
 
+class RuleStopped(QualityError):
+    """A change breaks a rule with `on_fail: stop`; everything before its transaction is applied."""
+
+    code = "QUA501"
+    exit_code = 5
+    hint = "correct the row at the source, or set the rule to `quarantine` or `warn`, and run again"
+
+
+class RuleDoesNotFit(QualityError):
+    """A rule cannot judge a column of that type, or its constants are no values of it."""
+
+    code = "QUA502"
+    exit_code = 3
+    hint = "change the rule in the pipeline file, then run `cdc-lake validate`"
+
+
+class RuleColumnMissing(QualityError):
+    """A rule names a column the table does not have."""
+
+    code = "QUA503"
+    exit_code = 3
+    hint = "name a column of the table (`cdc-lake plan` lists them) or take the rule out"
+
+
+class DuplicateRule(QualityError):
+    """Two rules of a table have one name."""
+
+    code = "QUA504"
+    exit_code = 3
+    hint = "give one of them another `name:`"
+
+
+class QualityEngineMissing(QualityError):
+    """Great Expectations is not installed here."""
+
+    code = "QUA505"
+    hint = "install the extra: `pip install 'cdc_lake[quality]'`"
+
+
 # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -117,6 +202,13 @@ class StateError(CdcLakeError):
     """Positions, watermarks or streams do not fit together."""
 
     code = "STA600"
+
+
+class NoKey(StateError):
+    """A table has nothing that identifies a row in what the server logs."""
+
+    code = "STA610"
+    hint = "give it a primary key, or ALTER TABLE … REPLICA IDENTITY USING INDEX …, or name `keys` with identity FULL"
 
 
 class MalformedPosition(StateError):

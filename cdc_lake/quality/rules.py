@@ -1,0 +1,181 @@
+"""Rules as the gate runs them: a name, a check against the column's type, and a Spark predicate.
+
+Promises: `fails` is total over the closed union of rules, its column is never NULL, NULL passes every rule except
+`not_null`, and a rule that passed `check_rule` cannot raise inside Spark, also with ANSI on.
+NaN counts as larger than every number, as PostgreSQL and Spark order it.
+The other compilation of the same rules is `cdc_lake.quality.suite`; a test asserts that both count the same.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, assert_never
+
+from cdc_lake.config.model import Between, InSet, LengthBetween, Matches, NotNull, Rule
+from cdc_lake.errors import DuplicateRule, QualityError, RuleColumnMissing, RuleDoesNotFit
+from cdc_lake.quality.constants import Constant, Family, Unfit, bounds, family, member
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+_LEADING_FLAGS = re.compile(r"\(\?([ims]+)\)")
+# What one of the two regular expression languages lacks, or reads differently, so that the gate (Java) and a report
+# without a JVM (Python) would count differently.
+_ONE_SIDED = re.compile(r"\(\?P|\(\?\(|\(\?#|\\Z|\\z|\[\[|&&|\(\?[a-z-]*[aLuxdUb-]+[a-z-]*[:)]")
+
+
+def rule_name(rule: Rule) -> str:
+    """The rule's name in reports and held rows: the given one, or `<rule>_<column>`."""
+    return rule.name or f"{rule.rule}_{rule.column}"
+
+
+def fails(rule: Rule, data_type: DataType | str, column: Column | None = None) -> Column:
+    """True where a value breaks the rule; false, never NULL, everywhere else.
+
+    `data_type` is the column's Spark type or its `simpleString()`. `column` is what to judge; the column of the rule's
+    name by default. Raises `RuleDoesNotFit` where the rule cannot judge that type.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - configuration and reports need no Spark
+
+    type_name = data_type if isinstance(data_type, str) else data_type.simpleString()
+    check_rule(rule, type_name)
+    value = F.col(_quoted(rule.column)) if column is None else column
+    match rule:
+        case NotNull():
+            return value.isNull()
+        case Between(min=low, max=high):
+            limits = bounds(low, high, type_name)
+            if limits.nothing:
+                return value.isNotNull()
+            below = None if limits.low is None else value < _literal(limits.low, type_name)
+            above = None if limits.high is None else value > _literal(limits.high, type_name)
+            return _any(below, above)
+        case InSet(values=values):
+            allowed = [_literal(member(v, type_name), type_name) for v in values]
+            return F.coalesce(~value.isin(*allowed), F.lit(False))
+        case Matches(pattern=pattern):
+            return F.coalesce(~value.rlike(pattern), F.lit(False))
+        case LengthBetween(min=shortest, max=longest):
+            size = F.char_length(value)
+            return _any(
+                None if shortest is None else size < F.lit(shortest), None if longest is None else size > F.lit(longest)
+            )
+        case _:
+            assert_never(rule)
+
+
+def check_rule(rule: Rule, data_type: str | None, *, table: str = "") -> None:
+    """Refuse a rule that cannot judge its column. `data_type` is Spark's name of the type, None: no such column.
+
+    Raises `RuleColumnMissing` or `RuleDoesNotFit`, with the table and rule as the place.
+    """
+    where = f"{table}, rule {rule_name(rule)}" if table else f"rule {rule_name(rule)}"
+    if data_type is None:
+        raise RuleColumnMissing(f"there is no column `{rule.column}`", where=where)
+    try:
+        _fit(rule, data_type)
+    except Unfit as problem:
+        raise RuleDoesNotFit(
+            f"`{rule.rule}` does not fit column `{rule.column}` of type {data_type}: {problem}", where=where
+        ) from problem
+
+
+def check_rules(rules: Sequence[Rule], columns: Mapping[str, str], *, table: str = "") -> tuple[QualityError, ...]:
+    """Every problem of a table's rules at once. `columns` maps names to Spark's names of their types."""
+    problems: list[QualityError] = []
+    for rule in rules:
+        try:
+            check_rule(rule, columns.get(rule.column), table=table)
+        except QualityError as problem:
+            problems.append(problem)
+    seen = Counter(map(rule_name, rules))
+    problems += [
+        DuplicateRule(f"{count} rules are called `{name}`", where=table) for name, count in seen.items() if count > 1
+    ]
+    return tuple(problems)
+
+
+def python_pattern(pattern: str) -> str:
+    r"""The pattern as Python must read it to mean what it means to Java: `\w`, `\d`, `\s` are ASCII."""
+    leading = _LEADING_FLAGS.match(pattern)
+    return f"(?a{leading[1]}){pattern[leading.end() :]}" if leading else f"(?a){pattern}"
+
+
+def _fit(rule: Rule, data_type: str) -> None:
+    """Raise `Unfit` if the rule cannot judge a column of that type."""
+    kind = family(data_type)
+    match rule:
+        case NotNull():
+            return
+        case Between(min=low, max=high):
+            if not kind.ordered:
+                raise Unfit("only numbers, dates and timestamps have bounds")
+            _some_range(low, high)
+            limits = bounds(low, high, data_type)
+            if limits.low is not None and limits.high is not None and limits.low > limits.high:  # type: ignore[operator]
+                raise Unfit("no value lies between min and max")
+        case InSet(values=values):
+            for value in values:
+                member(value, data_type)
+        case Matches(pattern=pattern):
+            _text(kind)
+            _portable(pattern)
+        case LengthBetween(min=low, max=high):
+            _text(kind)
+            _some_range(low, high)
+            if low is not None and high is not None and low > high:
+                raise Unfit("min is larger than max")
+        case _:
+            assert_never(rule)
+
+
+def _text(kind: Family) -> None:
+    if kind is not Family.TEXT:
+        raise Unfit("it judges text")
+
+
+def _some_range(low: object, high: object) -> None:
+    if low is None and high is None:
+        raise Unfit("it needs `min`, `max` or both")
+
+
+def _portable(pattern: str) -> None:
+    if (found := _ONE_SIDED.search(pattern)) is not None:
+        raise Unfit(f"`{found[0]}` does not mean the same in Java and in Python")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", FutureWarning)  # what Python will read as a set operation, Java does today
+            re.compile(python_pattern(pattern))
+    except (re.error, FutureWarning) as problem:
+        raise Unfit(f"not a regular expression: {problem}") from problem
+
+
+def _any(*conditions: Column | None) -> Column:
+    """Whether one of the conditions that exist is true; NULL counts as false."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    nothing = F.lit(False)
+    return F.coalesce(reduce(lambda a, b: a | b, [c for c in conditions if c is not None], nothing), nothing)
+
+
+def _literal(value: Constant, type_name: str) -> Column:
+    """A constant as a literal of exactly the column's type: no cast of the column, so file statistics still prune."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    if isinstance(value, dt.datetime):
+        kind = "TIMESTAMP_NTZ" if value.tzinfo is None else "TIMESTAMP_LTZ"
+        return F.expr(f"{kind} '{value.isoformat(sep=' ', timespec='microseconds')}'")
+    if isinstance(value, dt.date):
+        return F.expr(f"DATE '{value.isoformat()}'")
+    # A float column is compared as double: the bound keeps its digits, as PostgreSQL compares real with a number.
+    return F.lit(value) if isinstance(value, str | bool | float) else F.lit(value).cast(type_name)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
