@@ -8,11 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, Strict
 
 from cdc_lake.config.quantity import Bytes, Milliseconds
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Bound = Annotated[int, Strict()] | Annotated[float, Strict()] | Annotated[str, Strict()]
+"""Strict, so that `true` is no number and a quoted number stays text."""
 
 
 class Section(BaseModel):
@@ -50,13 +54,13 @@ class Source(Section):
 
     type: Literal["postgres"]
     """Kind of server."""
-    host: str
+    host: Text
     """Host name, address, or directory of a Unix socket."""
-    port: Annotated[int, Field(ge=1, le=65535)] = 5432
+    port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 5432
     """Port of the server."""
-    database: str
+    database: Text
     """Database that holds the tables."""
-    user: str
+    user: Text
     """Role with the REPLICATION attribute and SELECT on the tables."""
     password: SecretStr | None = None
     """Its password, by reference (`${env:NAME}`, `${file:path}`); libpq's own rules apply where it is left out."""
@@ -66,7 +70,7 @@ class Source(Section):
     """Replication slot."""
     publication: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")] | None = None
     """Publication the slot reads; created for `tables` where it does not exist. The slot's name by default."""
-    tables: Annotated[list[str], Field(min_length=1)]
+    tables: Annotated[list[Text], Field(min_length=1)]
     """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
     connect_timeout: Milliseconds = 10_000
     """How long one attempt to connect may take."""
@@ -79,7 +83,7 @@ class Snapshot(Section):
 
     mode: Literal["initial", "none"] = "initial"
     """`initial`: rows as of the slot's consistent point; `none`: changes only, silver starts empty."""
-    chunk_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    chunk_rows: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 100_000
     """Rows of one bronze commit of the copy."""
 
 
@@ -88,9 +92,9 @@ class Batch(Section):
 
     max_bytes: Bytes = 32 << 20
     """Bytes received."""
-    max_rows: Annotated[int, Field(ge=1)] = 100_000
+    max_rows: Count = 100_000
     """Changes."""
-    max_transactions: Annotated[int, Field(ge=1)] = 20_000
+    max_transactions: Count = 20_000
     """Transactions."""
     max_delay: Milliseconds = 200
     """Age of the oldest transaction in it."""
@@ -101,7 +105,7 @@ class Bronze(Section):
 
     format: Literal["delta"] = "delta"
     """Table format."""
-    path: str | None = None
+    path: Text | None = None
     """Folder of the table, relative to the project; `<lake.path>/bronze/<pipeline>` by default."""
     batch: Batch = Batch()
     """When a batch is closed."""
@@ -114,16 +118,16 @@ class Iceberg(Section):
 
     catalog: Name = "lake"
     """Name of the catalog, the same for every program that opens it."""
-    uri: str | None = None
+    uri: Text | None = None
     """Catalog address; SQLite in `<lake.path>/catalog.db` by default."""
-    warehouse: str | None = None
+    warehouse: Text | None = None
     """Folder of the tables; `<lake.path>/warehouse` by default."""
 
 
 class Lake(Section):
     """Where tables live."""
 
-    path: str = "lake"
+    path: Text = "lake"
     """Root folder, relative to the project: bronze, silver, control tables, checkpoints."""
     iceberg: Iceberg = Iceberg()
     """Catalog for tables of `format: iceberg`."""
@@ -135,7 +139,7 @@ class RuleBase(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,63}$")] | None = None
     """Name in reports and held rows; `<rule>_<column>` by default."""
     on_fail: Literal["warn", "quarantine", "stop"] = "warn"
-    """`warn` counts, `quarantine` holds the change and later ones of its key, `stop` ends the run before the transaction."""
+    """`warn` counts, `quarantine` holds the change and later ones of its key, `stop` ends the run before it."""
 
 
 class NotNull(RuleBase):
@@ -143,7 +147,7 @@ class NotNull(RuleBase):
 
     rule: Literal["not_null"]
     """Kind of rule."""
-    column: str
+    column: Text
     """Column it judges."""
 
 
@@ -152,11 +156,11 @@ class Between(RuleBase):
 
     rule: Literal["between"]
     """Kind of rule."""
-    column: str
+    column: Text
     """Column it judges."""
-    min: int | float | str | None = None
+    min: Bound | None = None
     """Smallest value that passes."""
-    max: int | float | str | None = None
+    max: Bound | None = None
     """Largest value that passes."""
 
 
@@ -165,7 +169,7 @@ class InSet(RuleBase):
 
     rule: Literal["in_set"]
     """Kind of rule."""
-    column: str
+    column: Text
     """Column it judges."""
     values: Annotated[list[str | int | float | bool], Field(min_length=1)]
     """Values that pass."""
@@ -176,9 +180,9 @@ class Matches(RuleBase):
 
     rule: Literal["matches"]
     """Kind of rule."""
-    column: str
+    column: Text
     """Column it judges."""
-    pattern: str
+    pattern: Text
     """Regular expression, valid in Java and in Python."""
 
 
@@ -187,11 +191,11 @@ class LengthBetween(RuleBase):
 
     rule: Literal["length_between"]
     """Kind of rule."""
-    column: str
+    column: Text
     """Column it judges."""
-    min: Annotated[int, Field(ge=0)] | None = None
+    min: Annotated[int, Field(ge=0, strict=True)] | None = None
     """Smallest length that passes."""
-    max: Annotated[int, Field(ge=0)] | None = None
+    max: Annotated[int, Field(ge=0, strict=True)] | None = None
     """Largest length that passes."""
 
 
@@ -216,7 +220,7 @@ class SilverTable(Section):
     """Name of the silver table; the source table's name by default, with the schema before it outside `public`."""
     format: Literal["delta", "iceberg"] | None = None
     """Table format."""
-    keys: Annotated[list[str], Field(min_length=1)] | None = None
+    keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns that identify a row; the source's primary key by default."""
     rules: list[Rule] = []
     """What every change must satisfy, judged in order before changes are folded."""
@@ -234,11 +238,11 @@ class Silver(Section):
 class Apply(Section):
     """The loop from bronze to silver."""
 
-    span_rows: Annotated[int, Field(ge=1)] = 500_000
+    span_rows: Count = 500_000
     """Changes after which a span is closed, at a transaction."""
     idle: Milliseconds = 1_000
     """How often bronze is looked at when nothing wakes the loop."""
-    parallelism: Annotated[int, Field(ge=1, le=64)] = 4
+    parallelism: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
     """Tables merged at the same time."""
     driver_memory: Bytes = 2 << 30
     """Heap of the Spark driver where cdc_lake starts Spark itself."""

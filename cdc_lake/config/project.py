@@ -6,7 +6,8 @@ name, otherwise the file's own folder. The working directory never matters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cdc_lake.config.model import Pipeline, Rule, SilverTable
@@ -30,13 +31,32 @@ class Target:
         return f"{self.namespace}.{self.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: its place in a file, and the references (`env:NAME`) it was read through."""
+
+    file: str
+    line: int
+    column: int
+    references: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        through = f" through {', '.join(self.references)}" if self.references else ""
+        return f"{self.file}:{self.line}{through}"
+
+
 @dataclass(frozen=True)
 class Project:
-    """A loaded pipeline: its settings, the file it came from, and its folder."""
+    """A loaded pipeline: its settings, the file it came from, its folder, and where each value was written.
+
+    `origins` is keyed by the path of a value (`silver.tables[0].from`); what is not in it is a default.
+    """
 
     pipeline: Pipeline
     file: Path
     root: Path
+    environment: str | None = None
+    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:

@@ -29,9 +29,7 @@ def _milliseconds(value: object) -> int:
     return _parse(value, _TIMES, "200 ms")
 
 
-Bytes = Annotated[
-    int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(ge=1, examples=["32 MiB"])
-]
+Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(ge=1, examples=["32 MiB"])]
 """A number of bytes, written with a unit."""
 
 Milliseconds = Annotated[

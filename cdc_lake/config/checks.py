@@ -1,0 +1,227 @@
+"""Rules across fields, judged on the tree of nodes so that they are told together with all other problems.
+
+Every check is total: a node of the wrong kind is somebody else's problem (`schema.py`) and is passed over here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cdc_lake.config.capture import captures, compile_pattern
+from cdc_lake.config.problems import Problem
+from cdc_lake.config.project import default_name
+from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
+from cdc_lake.model.diagnostic import Diagnostic, Severity
+from cdc_lake.model.relation import TableName
+
+RESERVED = frozenset({"bronze", "control", "checkpoints", "reports", "warehouse"})
+"""Folders of a lake that are not namespaces of silver tables."""
+
+
+@dataclass(slots=True)
+class _Findings:
+    found: list[Diagnostic] = field(default_factory=list)
+
+    def error(self, problem: Problem, summary: str, mark: Mark, path: str, hint: str = "") -> None:
+        self.found.append(Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint))
+
+
+def cross_field(root: MappingNode) -> list[Diagnostic]:
+    """Everything that is wrong between fields of one pipeline."""
+    out = _Findings()
+    patterns = _patterns(root, out)
+    _silver(root, patterns, out)
+    _lake(root, out)
+    _password(root, out)
+    return out.found
+
+
+def at(node: Node | None, *path: str) -> Node | None:
+    """The node below, None where there is none."""
+    for part in path:
+        if not isinstance(node, MappingNode):
+            return None
+        node = node.entries.get(part)
+    return node
+
+
+def _texts(node: Node | None) -> Iterator[tuple[int, ScalarNode, str]]:
+    if isinstance(node, SequenceNode):
+        for i, item in enumerate(node.items):
+            if isinstance(item, ScalarNode) and isinstance(item.value, str):
+                yield i, item, item.value
+
+
+def _text(node: Node | None) -> str | None:
+    return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
+
+
+def _patterns(root: MappingNode, out: _Findings) -> list[str] | None:
+    node = at(root, "source", "tables")
+    good: list[str] = []
+    clean = isinstance(node, SequenceNode)
+    for i, item, text in _texts(node):
+        try:
+            compile_pattern(text.removeprefix("!"))
+        except ValueError:
+            clean = False
+            hint = 'write schema.table, for example "public.*"; a dot inside a name is written `\\.`'
+            out.error(Problem.TABLE_NAME, f"`{text}` is not a table pattern", item.mark, f"source.tables[{i}]", hint)
+        else:
+            good.append(text)
+    if clean and good and isinstance(node, SequenceNode) and all(p.startswith("!") for p in good):
+        hint = 'add the tables to take in, for example "public.*"'
+        out.error(Problem.NOTHING_CAPTURED, "`tables` only takes tables out", node.mark, "source.tables", hint)
+        clean = False
+    return good if clean else None
+
+
+def _silver(root: MappingNode, patterns: list[str] | None, out: _Findings) -> None:
+    tables = at(root, "silver", "tables")
+    if not isinstance(tables, SequenceNode):
+        return
+    sources: dict[TableName, Mark] = {}
+    targets: dict[str, tuple[str, Mark]] = {}
+    for i, item in enumerate(tables.items):
+        if isinstance(item, MappingNode):
+            path = f"silver.tables[{i}]"
+            _source(item, path, patterns, sources, out)
+            _target(item, path, targets, out)
+            _keys(item, path, out)
+            _rules(item, path, out)
+
+
+def _source(
+    item: MappingNode, path: str, patterns: list[str] | None, seen: dict[TableName, Mark], out: _Findings
+) -> None:
+    node, text = item.entries.get("from"), _text(item.entries.get("from"))
+    if node is None or text is None:
+        return
+    where = join(path, "from")
+    try:
+        table = TableName.parse(text)
+    except ValueError:
+        hint = "write schema.table, for example public.orders"
+        out.error(Problem.TABLE_NAME, f"`{text}` is not a table name", node.mark, where, hint)
+        return
+    if table in seen:
+        hint = f"put everything of the table into one entry; the first stands in line {seen[table].line}"
+        out.error(Problem.TABLE_TWICE, f"table `{table}` stands twice in `silver.tables`", node.mark, where, hint)
+    seen.setdefault(table, node.mark)
+    if patterns and not captures(patterns, table):
+        hint = f"add `{table}` to `source.tables`, or correct the name"
+        out.error(Problem.NOT_CAPTURED, f"`source.tables` does not take in `{table}`", node.mark, where, hint)
+
+
+def _target(item: MappingNode, path: str, seen: dict[str, tuple[str, Mark]], out: _Findings) -> None:
+    source, given = _text(item.entries.get("from")), item.entries.get("to")
+    try:
+        name = _text(given) if given is not None else default_name(TableName.parse(source or ""))
+    except ValueError:
+        return
+    if name is None:
+        return
+    node, where = (given, join(path, "to")) if given is not None else (item, path)
+    if name in seen and seen[name][0] != source:
+        hint = f"give one of them another name with `to:`; the first stands in line {seen[name][1].line}"
+        out.error(Problem.TARGET_TWICE, f"two tables go to the silver table `{name}`", node.mark, where, hint)
+    seen.setdefault(name, (source or "", node.mark))
+
+
+def _keys(item: MappingNode, path: str, out: _Findings) -> None:
+    seen: set[str] = set()
+    for i, node, text in _texts(item.entries.get("keys")):
+        if text in seen:
+            where = f"{path}.keys[{i}]"
+            out.error(Problem.COLUMN_TWICE, f"column `{text}` stands twice in `keys`", node.mark, where, "remove one")
+        seen.add(text)
+
+
+def _rules(item: MappingNode, path: str, out: _Findings) -> None:
+    rules = item.entries.get("rules")
+    if not isinstance(rules, SequenceNode):
+        return
+    names: dict[str, Mark] = {}
+    for i, rule in enumerate(rules.items):
+        if not isinstance(rule, MappingNode):
+            continue
+        where = f"{path}.rules[{i}]"
+        kind, column = _text(rule.entries.get("rule")), _text(rule.entries.get("column"))
+        name = _text(rule.entries.get("name")) or (f"{kind}_{column}" if kind and column else None)
+        if name is not None:
+            if name in names:
+                hint = f"give it a name of its own with `name:`; the first stands in line {names[name].line}"
+                out.error(Problem.RULE_TWICE, f"two rules of one table are called `{name}`", rule.mark, where, hint)
+            names.setdefault(name, rule.mark)
+        if kind in {"between", "length_between"}:
+            _bounds(rule, where, kind, out)
+        if kind == "matches":
+            _regex(rule, where, out)
+
+
+def _bounds(rule: MappingNode, path: str, kind: str, out: _Findings) -> None:
+    low, high = rule.entries.get("min"), rule.entries.get("max")
+    given = [n for n in (low, high) if isinstance(n, ScalarNode) and (n.value is not None or n.broken)]
+    if not given and not any(isinstance(n, MappingNode | SequenceNode) for n in (low, high)):
+        out.error(Problem.BOUNDS, f"`{kind}` without bounds", rule.mark, path, "give `min`, `max` or both")
+        return
+    if not (isinstance(low, ScalarNode) and isinstance(high, ScalarNode)):
+        return
+    a, b = low.value, high.value
+    hint = "swap `min` and `max`"
+    if a is None or b is None:
+        return
+    summary = "`min` is greater than `max`"
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        wrong = a > b
+    elif isinstance(a, str) and isinstance(b, str):
+        wrong = _is_date(a) and _is_date(b) and a > b  # other texts are ordered by the column's type
+    else:
+        wrong, summary = True, "`min` and `max` are of different types"
+        hint = "write both as numbers, or both as text"
+    if wrong:
+        out.error(Problem.BOUNDS, summary, low.mark, join(path, "min"), hint)
+
+
+def _is_date(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?", text) is not None
+
+
+def _regex(rule: MappingNode, path: str, out: _Findings) -> None:
+    node, text = rule.entries.get("pattern"), _text(rule.entries.get("pattern"))
+    if node is None or text is None:
+        return
+    try:
+        re.compile(text)
+    except re.error as bad:
+        place = f" at character {bad.pos + 1}" if bad.pos is not None else ""
+        hint = "single quotes keep backslashes: pattern: '^\\d+$'"
+        summary = f"not a regular expression: {bad.msg}{place}"
+        out.error(Problem.REGEX, summary, node.mark, join(path, "pattern"), hint)
+
+
+def _lake(root: MappingNode, out: _Findings) -> None:
+    node = at(root, "silver", "defaults", "namespace")
+    if node is not None and _text(node) in RESERVED:
+        hint = "choose another name, for example `silver`"
+        summary = f"namespace `{_text(node)}` is a folder of the lake itself"
+        out.error(Problem.LAKE_LAYOUT, summary, node.mark, "silver.defaults.namespace", hint)
+    for path in (("lake", "path"), ("bronze", "path")):
+        node = at(root, *path)
+        text = _text(node)
+        if node is not None and text is not None and "://" in text:
+            hint = "bronze on object storage comes in a later version; name a folder of this machine"
+            summary = "a folder is expected, not an address"
+            out.error(Problem.LAKE_LAYOUT, summary, node.mark, ".".join(path), hint)
+
+
+def _password(root: MappingNode, out: _Findings) -> None:
+    node = at(root, "source", "password")
+    if isinstance(node, ScalarNode) and node.value and not node.references:
+        hint = "use ${env:NAME} or ${file:path}; a password in a file is read by everyone who reads the file"
+        place = node.mark.location("source.password")
+        out.found.append(
+            Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, "the password is written in the file", place, hint)
+        )

@@ -1,0 +1,281 @@
+"""The tree against the models: pydantic's findings in the user's words, at the place where each value stands."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.problems import Problem
+from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
+from cdc_lake.model.diagnostic import Diagnostic, Severity
+
+VERSIONS = (1,)
+SOURCE_TYPES = ("postgres",)
+_PLANNED_SOURCES = frozenset({"gaussdb", "opengauss", "mogdb", "qhb", "recording"})
+_LATER_KEYS = frozenset(
+    {"kind", "deletes", "cluster_by", "redact", "decoding", "order", "wal_budget", "replication_port", "output_order"}
+)
+
+
+def check(root: MappingNode) -> tuple[Pipeline | None, list[Diagnostic]]:
+    """The pipeline, or everything that does not fit the models."""
+    if (refused := _version(root)) is not None:
+        return None, [refused]
+    try:
+        return Pipeline.model_validate(plain(root)), []
+    except ValidationError as bad:
+        first = bad.errors(include_url=False, include_input=False)
+    if not _references_as_text(root, first):
+        return None, _diagnostics(root, first)
+    try:
+        return Pipeline.model_validate(plain(root)), []
+    except ValidationError as bad:
+        return None, _diagnostics(root, bad.errors(include_url=False, include_input=False))
+
+
+def plain(node: Node) -> Any:
+    """The tree as dictionaries, lists and values."""
+    if isinstance(node, ScalarNode):
+        return node.value
+    if isinstance(node, SequenceNode):
+        return [plain(item) for item in node.items]
+    return {key: plain(value) for key, value in node.entries.items()}
+
+
+def _version(root: MappingNode) -> Diagnostic | None:
+    node = root.entries.get("version")
+    if node is None or (isinstance(node, ScalarNode) and node.value in VERSIONS and not isinstance(node.value, bool)):
+        return None
+    written = f" {node.text}" if isinstance(node, ScalarNode) else ""
+    return Diagnostic(
+        Severity.ERROR,
+        Problem.VERSION,
+        f"version{written} of the file format is not supported",
+        node.mark.location("version"),
+        "this cdc-lake reads `version: 1`; a newer file needs a newer cdc-lake",
+    )
+
+
+def _references_as_text(root: MappingNode, errors: list[ErrorDetails]) -> bool:
+    """Where a reference was read as a number or a boolean but text is wanted, take its text. True where any was."""
+    changed = False
+    for error in errors:
+        node = _walk(root, error["loc"])[0]
+        if isinstance(node, ScalarNode) and node.references and not node.broken and node.value != node.text:
+            node.value = node.text
+            changed = True
+    return changed
+
+
+def _walk(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, str, tuple[int | str, ...]]:
+    """Follow a location: the deepest node there is, its path, and what is left. Tags of unions are not nodes."""
+    node, path = root, ""
+    for i, part in enumerate(loc):
+        if isinstance(node, MappingNode) and isinstance(part, str) and part in node.entries:
+            node, path = node.entries[part], join(path, part)
+        elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.items):
+            node, path = node.items[part], join(path, part)
+        elif isinstance(node, MappingNode) and _text_of(node.entries.get("rule")) == part:
+            continue
+        else:
+            return node, path, loc[i:]
+    return node, path, ()
+
+
+def _text_of(node: Node | None) -> object:
+    return node.value if isinstance(node, ScalarNode) else None
+
+
+def _diagnostics(root: MappingNode, errors: list[ErrorDetails]) -> list[Diagnostic]:
+    grouped: dict[tuple[str, str], tuple[Node, str, list[ErrorDetails]]] = {}
+    for error in errors:
+        node, path, rest = _walk(root, error["loc"])
+        key = (path, str(rest[-1]) if error["type"] == "missing" and rest else "")
+        grouped.setdefault(key, (node, path, []))[2].append(error)
+    return [d for node, path, same in grouped.values() if (d := _one(root, node, path, same)) is not None]
+
+
+def _one(  # one return a kind of problem
+    root: MappingNode, node: Node, path: str, errors: list[ErrorDetails]
+) -> Diagnostic | None:
+    error = errors[0]
+    kind, loc = error["type"], error["loc"]
+    if isinstance(node, ScalarNode) and node.broken:
+        return None
+    if kind == "extra_forbidden":
+        return _unknown_key(root, loc)
+    if kind == "missing" or (kind == "union_tag_not_found" and isinstance(node, MappingNode)):
+        name = str(loc[-1]) if kind == "missing" else "rule"
+        place = f" in `{path}`" if path else ""
+        return _error(Problem.MISSING_KEY, f"`{name}` is missing{place}", node.mark, join(path, name), _describe(loc))
+    if path == "source.type" and kind == "literal_error":
+        return _source_type(node, path)
+    if isinstance(node, ScalarNode) and node.value is None:
+        name = path.rpartition(".")[2]
+        return _error(Problem.VALUE, f"`{name}` has no value", node.mark, path, "give it a value or remove the key")
+    summary, hint = _value(errors, node)
+    return _error(Problem.VALUE, summary, node.mark, path, hint)
+
+
+def _error(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> Diagnostic:
+    return Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint)
+
+
+def _source_type(node: Node, path: str) -> Diagnostic:
+    written = node.text if isinstance(node, ScalarNode) else ""
+    supported = ", ".join(f"`{t}`" for t in SOURCE_TYPES)
+    later = "comes in a later version" if written in _PLANNED_SOURCES else "is not known"
+    return _error(
+        Problem.SOURCE_TYPE, f"source type `{written}` {later}", node.mark, path, f"this version supports {supported}"
+    )
+
+
+def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
+    parent, parent_path, _ = _walk(root, loc[:-1])
+    name = str(loc[-1])
+    mark = parent.keys[name] if isinstance(parent, MappingNode) and name in parent.keys else parent.mark
+    model = _model_at(loc[:-1])
+    known = list(_keys(model)) if model is not None else []
+    given = parent.keys if isinstance(parent, MappingNode) else {}
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close and close[0] in given:
+        hint = f"`{close[0]}` stands in line {given[close[0]].line}: did you mean that one?"
+    elif close:
+        hint = f"did you mean `{close[0]}`?"
+    elif name in _LATER_KEYS:
+        hint = f"`{name}` comes in a later version; known here: {', '.join(known)}"
+    else:
+        hint = f"known here: {', '.join(known)}"
+    place = f" in `{parent_path}`" if parent_path else ""
+    return _error(Problem.UNKNOWN_KEY, f"unknown key `{name}`{place}", mark, join(parent_path, name), hint)
+
+
+_PLAIN_TYPES = {
+    "string_type": "text",
+    "string_sub_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "path_type": "a path",
+    "list_type": "a list",
+    "model_type": "a mapping of keys to values",
+    "model_attributes_type": "a mapping of keys to values",
+    "dict_type": "a mapping of keys to values",
+}
+
+
+def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: PLR0911  # one return a kind of error
+    error = errors[0]
+    kind, context = error["type"], error.get("ctx", {})
+    wanted = dict.fromkeys(_PLAIN_TYPES[e["type"]] for e in errors if e["type"] in _PLAIN_TYPES)
+    if wanted:
+        names = " or ".join(wanted)
+        hint = "quote it to make it text" if "text" in wanted and isinstance(node, ScalarNode) else ""
+        return f"expected {names}, found {_found(node)}", hint
+    match kind:
+        case "literal_error" | "enum":
+            return f"expected {context.get('expected', 'another word')}", _closest(
+                node, str(context.get("expected", ""))
+            )
+        case "union_tag_invalid":
+            expected = str(context.get("expected_tags", ""))
+            return f"`{_written(node, 'rule')}` is not a kind of rule", _closest_tag(node, expected)
+        case "greater_than_equal":
+            return f"expected at least {context['ge']}", ""
+        case "less_than_equal":
+            return f"expected at most {context['le']}", ""
+        case "too_short":
+            return "the list is empty", "give it an entry or remove the key"
+        case "string_too_short":
+            return "the text is empty", "give it a value or remove the key"
+        case "string_pattern_mismatch":
+            return f"does not have the form {context['pattern']}", "small letters, digits and underscores"
+        case "value_error":
+            return str(context.get("error", error["msg"])), ""
+        case _:
+            return error["msg"][:1].lower() + error["msg"][1:], ""
+
+
+def _found(node: Node) -> str:
+    if isinstance(node, MappingNode):
+        return "a mapping"
+    if isinstance(node, SequenceNode):
+        return "a list"
+    match node.value:
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case None:
+            return "nothing"
+        case _:
+            return "text"
+
+
+def _written(node: Node, key: str) -> str:
+    inner = node.entries.get(key) if isinstance(node, MappingNode) else node
+    return inner.text if isinstance(inner, ScalarNode) else ""
+
+
+def _closest(node: Node, expected: str) -> str:
+    words = [w.strip(" '") for w in expected.replace(" or ", ",").split(",")]
+    close = difflib.get_close_matches(_written(node, "rule"), [w for w in words if w], n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def _closest_tag(node: Node, expected: str) -> str:
+    return _closest(node, expected) or f"rules are {expected.replace(chr(39), '`')}"
+
+
+def _describe(loc: tuple[int | str, ...]) -> str:
+    model = _model_at(loc[:-1])
+    for name, info in model.model_fields.items() if model is not None else ():
+        if (info.alias or name) == loc[-1] and info.description:
+            return f"add `{loc[-1]}: …`: {info.description.splitlines()[0].rstrip('.')}"
+    return f"add `{loc[-1]}: …`"
+
+
+def _keys(model: type[BaseModel]) -> Iterator[str]:
+    for name, info in model.model_fields.items():
+        yield info.alias or name
+
+
+def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The model that a location lies in."""
+    model: type[BaseModel] | None = Pipeline
+    candidates: list[type[BaseModel]] = []
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        tagged = [m for m in candidates if _tag(m) == part]
+        if tagged:
+            model, candidates = tagged[0], []
+            continue
+        if model is None:
+            return None
+        found = next((i.annotation for n, i in model.model_fields.items() if (i.alias or n) == part), None)
+        candidates = list(models_in(found))
+        model = candidates[0] if len(candidates) == 1 else None
+    return model
+
+
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models inside a type annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from models_in(inner)
+
+
+def _tag(model: type[BaseModel]) -> object:
+    info = model.model_fields.get("rule")
+    if info is None or get_origin(info.annotation) is not Literal:
+        return None
+    return get_args(info.annotation)[0]

@@ -1,0 +1,269 @@
+"""YAML text as a tree of nodes that know where they stand.
+
+The tree is built from PyYAML's events, so nothing is ever constructed. Plain scalars are read by rules of our own:
+`true` and `false` are the only booleans, numbers are plain decimal ones, all else (`no`, `on`, `010`, dates) is text.
+Anchors, aliases, merge keys, tags, several documents and deep nesting are refused: a pipeline file is plain data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import yaml
+
+from cdc_lake.config.problems import Problem
+from cdc_lake.model.diagnostic import Diagnostic, Location, Severity
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
+_FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
+_NULLS = frozenset({"", "~", "null"})
+# What YAML does not allow in a stream, checked here because PyYAML gives such a character no line.
+_UNPRINTABLE = re.compile("[^\\x09\\x0a\\x0d\\x20-\\x7e\\x85\\xa0-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+
+Plain: TypeAlias = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place: file as shown to people, line and column from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def location(self, path: str = "") -> Location:
+        """The place with the path of the value that stands there."""
+        return Location(self.file, self.line, self.column, path)
+
+
+@dataclass(slots=True)
+class ScalarNode:
+    """A single value.
+
+    `text` is what was written; `references` what its `${...}` came from, once resolved; `broken` where a problem has
+    been reported already, so that nobody reports the missing value again.
+    """
+
+    mark: Mark
+    value: Plain
+    text: str
+    plain: bool
+    references: tuple[str, ...] = ()
+    broken: bool = False
+
+
+@dataclass(slots=True)
+class SequenceNode:
+    """A list."""
+
+    mark: Mark
+    items: list[Node] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class MappingNode:
+    """Keys and values, with the place of each key."""
+
+    mark: Mark
+    entries: dict[str, Node] = field(default_factory=dict)
+    keys: dict[str, Mark] = field(default_factory=dict)
+
+
+Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
+
+
+def resolve_plain(text: str) -> Plain:
+    """What an unquoted scalar means."""
+    if text in _NULLS:
+        return None
+    if text in {"true", "false"}:
+        return text == "true"
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return text
+
+
+def join(path: str, part: str | int) -> str:
+    """A path one step deeper: `silver.tables[0].from`."""
+    if isinstance(part, int):
+        return f"{path}[{part}]"
+    return f"{path}.{part}" if path else part
+
+
+class _Place(Protocol):
+    line: int
+    column: int
+
+
+class _Refused(Exception):  # never leaves this module
+    def __init__(self, problem: Problem, summary: str, mark: Mark, hint: str = "") -> None:
+        super().__init__(summary)
+        self.diagnostic = Diagnostic(Severity.ERROR, problem, summary, mark.location(), hint)
+
+
+def parse(data: bytes, file: str) -> tuple[MappingNode | None, list[Diagnostic]]:
+    """Read the bytes of one file: the root mapping (None where there is none) and what is wrong with its form."""
+    reader = _Reader(file)
+    try:
+        return reader.document(_decode(data, file)), reader.found
+    except _Refused as refused:
+        return None, [*reader.found, refused.diagnostic]
+
+
+def _decode(data: bytes, file: str) -> str:
+    if len(data) > MAX_BYTES:
+        raise _Refused(Problem.NOT_A_PIPELINE, f"the file is larger than {MAX_BYTES >> 20} MiB", Mark(file, 1, 1))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as bad:
+        before = data[: bad.start]
+        line = before.count(b"\n") + 1
+        column = bad.start - (before.rfind(b"\n") + 1) + 1
+        raise _Refused(
+            Problem.ENCODING,
+            f"the file is not UTF-8 (byte {bad.start + 1})",
+            Mark(file, line, column),
+            "save the file as UTF-8; `iconv -f latin1 -t utf-8 FILE` converts one",
+        ) from bad
+    if (odd := _UNPRINTABLE.search(text)) is not None:
+        line = text.count("\n", 0, odd.start()) + 1
+        column = odd.start() - text.rfind("\n", 0, odd.start())
+        raise _Refused(
+            Problem.ENCODING,
+            f"control character U+{ord(odd[0]):04X} in the file",
+            Mark(file, line, column),
+            'remove it; in a quoted value it can be written as an escape, "\\x00"',
+        )
+    return text
+
+
+class _Reader:
+    """Builds the tree of one document; keeps going over what does not break the structure."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.found: list[Diagnostic] = []
+
+    def document(self, text: str) -> MappingNode:
+        events = self._events(text)
+        next(events)  # stream start
+        first = next(events)
+        if isinstance(first, yaml.StreamEndEvent):
+            raise _Refused(
+                Problem.NOT_A_PIPELINE,
+                "the file is empty",
+                Mark(self.file, 1, 1),
+                "`cdc-lake init postgres DIR` writes a pipeline file to start from",
+            )
+        root = self._node(events, next(events), depth=0, path="")
+        next(events)  # document end
+        more = next(events)
+        if not isinstance(more, yaml.StreamEndEvent):
+            raise _Refused(
+                Problem.YAML_FEATURE,
+                "the file holds more than one YAML document",
+                self._mark(more.start_mark),
+                "remove the line `---` and put each pipeline in a file of its own",
+            )
+        if not isinstance(root, MappingNode):
+            raise _Refused(
+                Problem.NOT_A_PIPELINE,
+                "the file is not a mapping of keys to values",
+                root.mark,
+                "a pipeline file starts with `version: 1` and `pipeline: NAME`",
+            )
+        return root
+
+    def _events(self, text: str) -> Iterator[yaml.Event]:
+        try:
+            yield from yaml.parse(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as bad:
+            mark = bad.problem_mark or bad.context_mark
+            raise _Refused(Problem.SYNTAX, *_syntax(bad, self._mark(mark), text)) from bad
+
+    def _mark(self, mark: _Place | None) -> Mark:
+        if mark is None:
+            return Mark(self.file, 1, 1)
+        return Mark(self.file, mark.line + 1, mark.column + 1)
+
+    def _report(self, problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> None:
+        self.found.append(Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint))
+
+    def _node(self, events: Iterator[yaml.Event], event: yaml.Event, *, depth: int, path: str) -> Node:
+        mark = self._mark(event.start_mark)
+        if depth > MAX_DEPTH:
+            raise _Refused(Problem.YAML_FEATURE, f"nested deeper than {MAX_DEPTH} levels", mark)
+        self._check_features(event, mark, path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            items = SequenceNode(mark)
+            while not isinstance(event := next(events), yaml.SequenceEndEvent):
+                at = join(path, len(items.items))
+                items.items.append(self._node(events, event, depth=depth + 1, path=at))
+            return items
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(events, mark, depth=depth, path=path)
+        if isinstance(event, yaml.ScalarEvent):
+            plain = event.style is None
+            return ScalarNode(mark, resolve_plain(event.value) if plain else event.value, event.value, plain)
+        return ScalarNode(mark, None, "", plain=True, broken=True)  # an alias, reported already
+
+    def _mapping(self, events: Iterator[yaml.Event], mark: Mark, *, depth: int, path: str) -> MappingNode:
+        mapping = MappingNode(mark)
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            key = self._node(events, event, depth=depth + 1, path=path)
+            if not isinstance(key, ScalarNode):
+                self._report(
+                    Problem.SYNTAX, "a key is a list or a mapping", key.mark, path, "write keys as plain words"
+                )
+                self._node(events, next(events), depth=depth + 1, path=path)
+                continue
+            name = key.text
+            at = join(path, name)
+            value = self._node(events, next(events), depth=depth + 1, path=at)
+            if name == "<<" and key.plain:
+                hint = "write the keys out: merge keys are not supported"
+                self._report(Problem.YAML_FEATURE, "merge key `<<`", key.mark, path, hint)
+            elif name in mapping.keys:
+                earlier = mapping.keys[name]
+                hint = f"remove one of them; the first stands in line {earlier.line}"
+                self._report(Problem.DUPLICATE_KEY, f"key `{name}` stands twice", key.mark, at, hint)
+            else:
+                mapping.keys[name] = key.mark
+                mapping.entries[name] = value
+        return mapping
+
+    def _check_features(self, event: yaml.Event, mark: Mark, path: str) -> None:
+        if isinstance(event, yaml.AliasEvent):
+            hint = f'to write a text that starts with `*`, quote it: "*{event.anchor}"'
+            self._report(Problem.YAML_FEATURE, f"YAML alias `*{event.anchor}`", mark, path, hint)
+        elif (anchor := getattr(event, "anchor", None)) is not None:
+            hint = "write the value out where it is needed: anchors are not supported"
+            self._report(Problem.YAML_FEATURE, f"YAML anchor `&{anchor}`", mark, path, hint)
+        elif (tag := getattr(event, "tag", None)) is not None:
+            written = tag.replace("tag:yaml.org,2002:", "!!")
+            hint = f'to write a text that starts with `!`, quote it: "{written}"'
+            self._report(Problem.YAML_FEATURE, f"YAML tag `{written}`", mark, path, hint)
+
+
+def _syntax(bad: yaml.MarkedYAMLError, mark: Mark, text: str) -> tuple[str, Mark, str]:
+    lines = text.splitlines()
+    line = lines[mark.line - 1] if mark.line <= len(lines) else ""
+    indent = line[: len(line) - len(line.lstrip())]
+    if "\t" in indent or line[mark.column - 1 : mark.column] == "\t":
+        return "a tab is used for indentation", mark, "indent with spaces"
+    problem = (bad.problem or "not valid YAML").replace("<", "").replace(">", "")
+    context = f" {bad.context}" if bad.context else ""
+    if "could not find expected ':'" in problem:
+        return "expected `key: value`", mark, "look at the line above too: a colon or a quote may be missing"
+    if "mapping values are not allowed" in problem:
+        return "a second `:` in one line", mark, "quote the value, or put the inner key on a line of its own"
+    if "found undefined tag handle" in problem or "found undefined alias" in problem:
+        return problem, mark, "quote a text that starts with `!` or `*`"
+    return f"not valid YAML: {problem}{context}", mark, ""
