@@ -1,0 +1,91 @@
+"""Iceberg silver tables in a catalog shared by Spark and pyiceberg.
+
+The marker is a property of the version's summary. Iceberg would let a stale plan take data and marker back (tried), so
+a statement runs on a branch made at the version whose marker was read, and `fast_forward` publishes it: refused when
+main has moved meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import TableChangedMeanwhile
+from cdc_lake.lake.marker import APP_PROPERTY, POSITION_PROPERTY, Marker, app_id, read_marker
+from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PROPERTY = "spark.sql.iceberg.snapshot-property."
+_BRANCH = "cdc_lake"
+
+
+class IcebergSilver:
+    """A silver table of format `iceberg` in one session."""
+
+    def __init__(self, spark: SparkSession, project: Project, target: Target) -> None:
+        self._spark = spark
+        self._project = project
+        self._target = target
+        self._catalog = project.pipeline.lake.iceberg.catalog
+
+    @property
+    def name(self) -> str:
+        """The table in its catalog."""
+        return f"{self._catalog}.{quoted(self._target.namespace)}.{quoted(self._target.name)}"
+
+    def marker(self, stream: str) -> Marker:
+        """Read by pyiceberg from the catalog, never from Spark's cache."""
+        return read_marker(self._project, self._target, stream)
+
+    def columns(self) -> tuple[SilverColumn, ...] | None:
+        """From the table's schema."""
+        if not self._spark.catalog.tableExists(self.name):
+            return None
+        schema = self._spark.table(self.name).schema
+        return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
+
+    def create(self, columns: Sequence[SilverColumn], keys: Sequence[str]) -> None:
+        """By DDL, with an empty first version, so that a branch always has something to start from."""
+        del keys
+        self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._catalog}.{quoted(self._target.namespace)}")
+        ddl = ", ".join(c.ddl for c in columns)
+        comment = literal(f"current rows of {self._target.source}, by cdc_lake")
+        self._spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) USING iceberg COMMENT {comment} TBLPROPERTIES ("
+            "'format-version' = '2', 'write.merge.distribution-mode' = 'none', "
+            "'write.metadata.delete-after-commit.enabled' = 'true', 'write.metadata.previous-versions-max' = '50')"
+        )
+
+    def add(self, columns: Sequence[SilverColumn]) -> None:
+        """By DDL, without a marker: the rows do not change."""
+        self._spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({', '.join(c.ddl for c in columns)})")
+
+    def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
+        """Run one statement on a branch at `base`, then publish the branch."""
+        conf = self._spark.conf
+        at = f"AS OF VERSION {base.version}" if base.version is not None else ""
+        self._spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH {_BRANCH} {at}")
+        conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
+        conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target))
+        try:
+            work(f"{self.name}.branch_{_BRANCH}")
+        finally:
+            conf.unset(_PROPERTY + POSITION_PROPERTY)
+            conf.unset(_PROPERTY + APP_PROPERTY)
+        self._publish()
+        marker = self.marker(stream)
+        if marker.position != position or marker.version is None:
+            raise TableChangedMeanwhile(f"{self._target.label} does not show the version that was just published")
+        return marker.version
+
+    def _publish(self) -> None:
+        table = literal(f"{self._target.namespace}.{self._target.name}")
+        try:
+            self._spark.sql(f"CALL {self._catalog}.system.fast_forward({table}, 'main', '{_BRANCH}')")
+        except Exception as cause:
+            if "not an ancestor" in str(cause):
+                raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
+            raise

@@ -1,0 +1,83 @@
+"""Markers: the watermark of a silver table, read from the table's own commits and from nowhere else.
+
+Delta keeps it as the version of an application transaction, Iceberg as a property of the version's summary. Both are
+read without a JVM. A compaction's version carries no property, so Iceberg's ancestors are walked until one has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from cdc_lake.config.project import Project, Target
+
+GENERATION = 1
+"""Number of a silver table's content; rebuild and resync will start new ones."""
+
+POSITION_PROPERTY = "cdc-lake.position"
+APP_PROPERTY = "cdc-lake.app"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What a silver table says of itself: its watermark for one stream (None: never merged), and its version."""
+
+    position: int | None
+    version: int | None
+
+
+def app_id(stream: str, target: Target, generation: int = GENERATION) -> str:
+    """The application id under which a stream writes a silver table."""
+    return f"cdc_lake:{stream}:{target.label}:{generation}"
+
+
+def read_marker(project: Project, target: Target, stream: str) -> Marker:
+    """The watermark and version of a silver table; both None where the table does not exist."""
+    if target.format == "delta":
+        return _delta_marker(str(project.silver_path(target)), app_id(stream, target))
+    table = iceberg_table(project, target)
+    if table is None:
+        return Marker(None, None)
+    return _iceberg_marker(table, app_id(stream, target))
+
+
+def iceberg_catalog(project: Project) -> SqlCatalog:
+    """The pipeline's Iceberg catalog, the same that Spark opens."""
+    return _catalog(project.pipeline.lake.iceberg.catalog, project.iceberg_uri, project.iceberg_warehouse)
+
+
+def iceberg_table(project: Project, target: Target) -> Table | None:
+    """An Iceberg silver table as it is now, None where it does not exist."""
+    try:
+        return iceberg_catalog(project).load_table((target.namespace, target.name))
+    except NoSuchTableError:
+        return None
+
+
+@lru_cache(maxsize=8)
+def _catalog(name: str, uri: str, warehouse: str) -> SqlCatalog:
+    return SqlCatalog(name, uri=uri, warehouse=warehouse)
+
+
+def _delta_marker(path: str, app: str) -> Marker:
+    try:
+        table = DeltaTable(path, without_files=True)
+    except TableNotFoundError:
+        return Marker(None, None)
+    return Marker(table.transaction_version(app), table.version())
+
+
+def _iceberg_marker(table: Table, app: str) -> Marker:
+    head = version = table.current_snapshot()
+    while version is not None:
+        summary = version.summary.additional_properties if version.summary else {}
+        if summary.get(APP_PROPERTY) == app:
+            return Marker(int(summary[POSITION_PROPERTY]), head.snapshot_id if head else None)
+        version = table.snapshot_by_id(version.parent_snapshot_id) if version.parent_snapshot_id else None
+    return Marker(None, head.snapshot_id if head else None)

@@ -1,0 +1,82 @@
+"""The silver store: what merging needs of a table, whatever its format.
+
+A commit carries its data and its marker, or neither. `commit` hands the work a table name to write to; the work does
+exactly one writing statement on it. A commit made on a state that is no longer the newest is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.marker import Marker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Work: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SilverColumn:
+    """A column of a silver table: its name and its Spark SQL type."""
+
+    name: str
+    type: str
+
+    @property
+    def ddl(self) -> str:
+        """The column as CREATE and ALTER TABLE take it."""
+        return f"{quoted(self.name)} {self.type}"
+
+
+class SilverStore(Protocol):
+    """One silver table in one session."""
+
+    @property
+    def name(self) -> str:
+        """The table as SQL reads it."""
+        ...
+
+    def marker(self, stream: str) -> Marker:
+        """Its watermark and version, read from the table."""
+        ...
+
+    def columns(self) -> tuple[SilverColumn, ...] | None:
+        """Its columns, None where it does not exist."""
+        ...
+
+    def create(self, columns: Sequence[SilverColumn], keys: Sequence[str]) -> None:
+        """Make the table."""
+        ...
+
+    def add(self, columns: Sequence[SilverColumn]) -> None:
+        """Add columns at the end."""
+        ...
+
+    def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
+        """Run `work` so that its commit carries `position`; the version it made. Raises TableChangedMeanwhile."""
+        ...
+
+
+def store(spark: SparkSession, project: Project, target: Target) -> SilverStore:
+    """The store of a target's format; `spark` must be a session used for nothing else meanwhile."""
+    if target.format == "delta":
+        from cdc_lake.lake.delta import DeltaSilver  # noqa: PLC0415 - formats know the port, the port names them once
+
+        return DeltaSilver(spark, project, target)
+    from cdc_lake.lake.iceberg import IcebergSilver  # noqa: PLC0415
+
+    return IcebergSilver(spark, project, target)
+
+
+def quoted(name: str) -> str:
+    """An identifier in Spark SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def literal(text: str) -> str:
+    """A string literal in Spark SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
