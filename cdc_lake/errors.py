@@ -160,7 +160,7 @@ class SlotForeign(SourceError):
     """A slot of this name exists, but it is not one this pipeline can have made or may take over."""
 
     code = "SRC214"
-    hint = "name another in `source.slot.name`, or drop this one if nobody needs it: SELECT pg_drop_replication_slot('…')"
+    hint = "name another in `source.slot.name`, or drop this one if unused: SELECT pg_drop_replication_slot('…')"
 
 
 class SlotAhead(SourceError):
@@ -256,6 +256,56 @@ class TruncatedMessage(DecodeError):
         super().__init__(f"the message ends early: {need} bytes announced, {left} left", offset=at)
 
 
+class UnexpectedMessage(DecodeError):
+    """A message, tuple or value of a kind that was not asked for, or that nobody knows."""
+
+    code = "DEC302"
+    hint = "stream pgoutput with proto_version 1, in text and without streaming; if it is, report it with a `record`ing"
+
+
+class MalformedMessage(DecodeError):
+    """A message whose parts contradict each other or the protocol."""
+
+    code = "DEC303"
+
+
+class InvalidText(DecodeError):
+    """Text that is not valid UTF-8."""
+
+    code = "DEC304"
+    hint = "a database with encoding SQL_ASCII checks nothing: repair the row at the source, then resync the table"
+
+    def __init__(self, *, at: int) -> None:
+        super().__init__("the text is not valid UTF-8", offset=at)
+
+
+class OutOfSequence(DecodeError):
+    """A message where the protocol does not allow it: a change outside a transaction, a BEGIN inside one."""
+
+    code = "DEC305"
+
+
+class UnknownRelation(DecodeError):
+    """A change of a table whose layout was never announced on this connection."""
+
+    code = "DEC306"
+    hint = "run `cdc-lake run` again: a new connection announces every table anew; if it repeats, `cdc-lake record` it"
+
+
+class UnknownType(DecodeError):
+    """A column of a type whose name neither the stream nor the catalog gives."""
+
+    code = "DEC307"
+    hint = "was the type dropped since? CREATE it again under its name, or take the table out of the publication"
+
+
+class BatchTooLarge(DecodeError):
+    """More bytes in one batch of transactions than an Arrow array can address."""
+
+    code = "DEC308"
+    hint = "split the transaction at the source; a batch holds less than 2 GiB of values"
+
+
 # ── lake ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -309,6 +359,47 @@ class TableChangedMeanwhile(LakeError):
     code = "LAK412"
     retry = Retry.LATER
     hint = "nothing was published; run again. Only one `run` may apply a pipeline, and nothing else may write to silver"
+
+
+class SilverMissing(LakeError):
+    """A silver table, or a version of it, is not there to be read."""
+
+    code = "LAK420"
+    hint = "run `cdc-lake run --once` to make the table; versions that VACUUM or expiry removed cannot be read again"
+
+    def __init__(self, table: str, version: int | None = None) -> None:
+        at = "" if version is None else f" at version {version}"
+        super().__init__(f"the silver table {table} is not there{at}", where=table)
+
+
+class BronzeNotWritten(LakeError):
+    """A commit to bronze failed, and is known not to have landed."""
+
+    code = "LAK420"
+    retry = Retry.LATER
+    hint = "nothing was confirmed, so nothing is lost: check disk space and permissions of the folder, then run again"
+
+
+class BronzeUnknown(LakeError):
+    """The folder holds a table that is not a bronze table this version can use."""
+
+    code = "LAK421"
+    hint = "point `bronze.path` at the pipeline's own table; a newer contract needs a newer cdc_lake"
+
+
+class BronzeDamaged(LakeError):
+    """Bronze does not hold what its own rows or markers announce."""
+
+    code = "LAK422"
+    hint = "run `cdc-lake inspect chain` to see where; rows were removed or edited by something else"
+
+
+class ControlNotWritten(LakeError):
+    """A commit to a control table failed, and is known not to have landed."""
+
+    code = "LAK423"
+    retry = Retry.LATER
+    hint = "check disk space and permissions of the control folder, then run again"
 
 
 # ── quality ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -383,6 +474,34 @@ class MalformedPosition(StateError):
 
     def __init__(self, text: str) -> None:
         super().__init__(f"`{text}` is not a position")
+
+
+class AnotherReceiver(StateError):
+    """Another writer committed to the bronze table since this one read its markers."""
+
+    code = "STA620"
+    hint = "one receiver a pipeline: find the other one (`cdc-lake status`) and stop it, then start again"
+
+
+class NotInOrder(StateError):
+    """Transactions given to bronze do not ascend by position."""
+
+    code = "STA621"
+    hint = "this is a bug in the receiver: keep the stream with `cdc-lake record` and report it; nothing was landed"
+
+
+class NoStream(StateError):
+    """Bronze was given transactions before a stream was started, or a stream that stands already."""
+
+    code = "STA622"
+    hint = "`cdc-lake run` starts a stream with its slot; do not reuse a stream's name for another slot"
+
+
+class NotInBronze(StateError):
+    """What was asked for is not in bronze."""
+
+    code = "STA623"
+    hint = "`cdc-lake status` shows the positions that bronze holds; table and key are written as in the source"
 
 
 # ── deployment ───────────────────────────────────────────────────────────────────────────────────────────────

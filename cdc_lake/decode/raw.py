@@ -17,8 +17,8 @@ class RawTransaction:
     """A committed transaction: boundaries, and per change its bytes, LSN and the layout in force.
 
     `frames[i]` is one data message of the stream (insert, update, delete, truncate, logical message; never begin,
-    commit, relation, type or origin). `lsns[i]` is the LSN the source gave for it. `layouts[i]` is the relation in force for it, None for
-    a message without one; a truncate of several tables has its relations in `truncated[i]`.
+    commit, relation, type or origin). `lsns[i]` is the LSN the source gave for it. `layouts[i]` is the relation in
+    force for it, None for a message without one; a truncate has its relations in `truncated[i]`.
     """
 
     bounds: Boundaries

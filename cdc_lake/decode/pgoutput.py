@@ -1,0 +1,244 @@
+"""The plain decoder of pgoutput, protocol version 1, values in text: the reference for the columnar one.
+
+Specification: PostgreSQL's documentation, "Logical Replication Message Formats" and "Logical Streaming Replication
+Parameters". `parse` turns one message into a record; `changes` and `transaction` turn a raw transaction into values
+of the model. Any bytes give a record or a `DecodeError`. Messages of later protocol versions (streaming, two-phase)
+and binary values were not asked for, so they are errors that name what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, assert_never
+
+from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.reader import Reader
+from cdc_lake.decode.records import (
+    AnnouncedColumn,
+    Begin,
+    Commit,
+    DeleteMessage,
+    InsertMessage,
+    LogicalMessage,
+    OriginMessage,
+    RelationMessage,
+    TruncateMessage,
+    TypeMessage,
+    UpdateMessage,
+    WireMessage,
+)
+from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, UnexpectedMessage, UnknownRelation
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Update, Value
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+from cdc_lake.model.transaction import Transaction
+
+POSTGRES_EPOCH: Final = 946_684_800_000_000
+"""2000-01-01 UTC, PostgreSQL's zero of time, in microseconds since 1970."""
+
+KEY_FLAG: Final = 1  # Relation message, flags of a column
+CASCADE_FLAG: Final = 1  # Truncate message, options
+RESTART_FLAG: Final = 2
+TRANSACTIONAL_FLAG: Final = 1  # Message message, flags
+
+
+def parse(payload: bytes, columns: int | None = None) -> WireMessage:
+    """One message. `columns` is how many values a tuple must have, where the layout is known. Raises DecodeError."""
+    reader = Reader(payload)
+    letter = reader.take(1)
+    if (read := _LETTERS.get(letter)) is None:
+        raise UnexpectedMessage(f"a message of kind {_shown(letter)}: expected one of {_KNOWN}", offset=0)
+    message = read(reader, columns)
+    reader.finish()
+    return message
+
+
+def changes(raw: RawTransaction) -> Iterator[tuple[int, Change]]:
+    """The changes of a raw transaction in order, each with the index of its frame; one a table of a truncate.
+
+    Raises DecodeError, whose `where` names the transaction and the change.
+    """
+    for at, frame in enumerate(raw.frames):
+        try:
+            decoded = change_of(frame, raw.layouts[at], raw.truncated.get(at, ()))
+        except DecodeError as error:
+            error.where = error.where or f"change {at + 1} of the transaction at {Lsn(raw.bounds.position)}"
+            raise
+        for change in decoded:
+            yield at, change
+
+
+def transaction(raw: RawTransaction) -> Transaction:
+    """The model's value of a raw transaction. Raises DecodeError."""
+    decoded = list(changes(raw))
+    return Transaction(raw.bounds, tuple(c for _, c in decoded), tuple(raw.lsns[at] for at, _ in decoded))
+
+
+def change_of(frame: bytes, layout: Relation | None, truncated: tuple[Relation, ...] = ()) -> tuple[Change, ...]:
+    """What one data message did, under the layout in force: one change, for a truncate one a table."""
+    match parse(frame, None if layout is None else len(layout.columns)):
+        case InsertMessage(new=new):
+            return (Insert(_known(layout), new),)
+        case UpdateMessage(new=new, old=old, old_kind=old_kind):
+            return (Update(_known(layout), new, old, old_kind),)
+        case DeleteMessage(old=old, old_kind=old_kind):
+            return (Delete(_known(layout), old, old_kind),)
+        case TruncateMessage(oids=oids, cascade=cascade, restart_identity=restart):
+            tables = truncated or ((layout,) if layout is not None else ())
+            if len(tables) != len(oids):
+                raise UnknownRelation(f"a truncate of {len(oids)} tables, of which {len(tables)} are known", offset=1)
+            return tuple(Truncate(table, cascade, restart) for table in tables)
+        case LogicalMessage(transactional=transactional, prefix=prefix, content=content):
+            if not transactional:
+                raise OutOfSequence("a message outside of transactions was kept in one", offset=1)
+            return (Message(prefix, content),)
+        case Begin() | Commit() | OriginMessage() | RelationMessage() | TypeMessage():
+            raise OutOfSequence(f"{_shown(frame[:1])} is not a change", offset=0)
+        case _ as never:
+            assert_never(never)
+
+
+def _known(layout: Relation | None) -> Relation:
+    if layout is None:
+        raise UnknownRelation("a change of a table without a layout", offset=1)
+    return layout
+
+
+def _shown(letter: bytes) -> str:
+    return f"`{letter.decode()}`" if letter.isalnum() else f"0x{letter.hex()}"
+
+
+def _timestamp(reader: Reader) -> int:
+    at = reader.at
+    micros = reader.i64() + POSTGRES_EPOCH
+    if micros >= 1 << 63:
+        raise MalformedMessage("a commit time beyond what 64 bits of microseconds hold", offset=at)
+    return micros
+
+
+def _flags(reader: Reader, allowed: int, of: str) -> int:
+    at = reader.at
+    flags = reader.u8()
+    if flags & ~allowed:
+        raise MalformedMessage(f"unknown flags {flags:#04x} of a {of}", offset=at)
+    return flags
+
+
+def _begin(reader: Reader, _columns: int | None) -> Begin:
+    return Begin(reader.lsn(), _timestamp(reader), reader.u32())
+
+
+def _commit(reader: Reader, _columns: int | None) -> Commit:
+    return Commit(_flags(reader, 0, "commit"), reader.lsn(), reader.lsn(), _timestamp(reader))
+
+
+def _origin(reader: Reader, _columns: int | None) -> OriginMessage:
+    return OriginMessage(reader.lsn(), reader.cstring())
+
+
+def _relation(reader: Reader, _columns: int | None) -> RelationMessage:
+    oid = reader.u32()
+    schema = reader.cstring() or "pg_catalog"  # the protocol sends pg_catalog as an empty name
+    at = reader.at
+    name = reader.cstring()
+    if not name:
+        raise MalformedMessage("a relation without a name", offset=at)
+    at = reader.at
+    letter = reader.take(1)
+    if (identity := _IDENTITIES.get(letter)) is None:
+        raise MalformedMessage(f"replica identity {_shown(letter)}: expected d, n, f or i", offset=at)
+    columns = tuple(_column(reader) for _ in range(reader.u16()))
+    return RelationMessage(oid, TableName(schema, name), identity, columns)
+
+
+def _column(reader: Reader) -> AnnouncedColumn:
+    key = _flags(reader, KEY_FLAG, "column") == KEY_FLAG
+    return AnnouncedColumn(reader.cstring(), reader.u32(), reader.i32(), key)
+
+
+def _type(reader: Reader, _columns: int | None) -> TypeMessage:
+    return TypeMessage(reader.u32(), reader.cstring() or "pg_catalog", reader.cstring())
+
+
+def _insert(reader: Reader, columns: int | None) -> InsertMessage:
+    oid = reader.u32()
+    _expect(reader, b"N")
+    return InsertMessage(oid, _tuple(reader, columns))
+
+
+def _update(reader: Reader, columns: int | None) -> UpdateMessage:
+    oid = reader.u32()
+    kind = _expect(reader, b"KON")
+    if (old_kind := _OLD_KINDS.get(kind)) is None:
+        return UpdateMessage(oid, _tuple(reader, columns), None, None)
+    old = _tuple(reader, columns, old=True)
+    _expect(reader, b"N")
+    return UpdateMessage(oid, _tuple(reader, columns), old, old_kind)
+
+
+def _delete(reader: Reader, columns: int | None) -> DeleteMessage:
+    oid = reader.u32()
+    kind = _OLD_KINDS[_expect(reader, b"KO")]
+    return DeleteMessage(oid, _tuple(reader, columns, old=True), kind)
+
+
+def _truncate(reader: Reader, _columns: int | None) -> TruncateMessage:
+    at = reader.at
+    if not (count := reader.u32()):
+        raise MalformedMessage("a truncate of no table", offset=at)
+    flags = _flags(reader, CASCADE_FLAG | RESTART_FLAG, "truncate")
+    # each read checks its bound, so a count beyond the message ends at the first missing OID
+    oids = tuple(reader.u32() for _ in range(count))
+    return TruncateMessage(oids, bool(flags & CASCADE_FLAG), bool(flags & RESTART_FLAG))
+
+
+def _message(reader: Reader, _columns: int | None) -> LogicalMessage:
+    flags = _flags(reader, TRANSACTIONAL_FLAG, "message")
+    return LogicalMessage(bool(flags), reader.lsn(), reader.cstring(), reader.take(reader.u32()))
+
+
+def _expect(reader: Reader, kinds: bytes) -> bytes:
+    at = reader.at
+    if (kind := reader.take(1)) not in kinds:
+        expected = " or ".join(f"`{chr(k)}`" for k in kinds)
+        raise UnexpectedMessage(f"a tuple of kind {_shown(kind)}: expected {expected}", offset=at)
+    return kind
+
+
+def _tuple(reader: Reader, columns: int | None, *, old: bool = False) -> Tuple:
+    at = reader.at
+    count = reader.u16()
+    if columns is not None and count != columns:
+        raise MalformedMessage(f"a tuple of {count} values for a layout of {columns} columns", offset=at)
+    return tuple(_value(reader, old=old) for _ in range(count))
+
+
+def _value(reader: Reader, *, old: bool) -> Value:
+    at = reader.at
+    kind = reader.take(1)
+    if kind == b"t":
+        return reader.text(reader.u32())
+    if kind == b"n":
+        return None
+    # the server detoasts old tuples before it logs them: "unchanged" has no meaning there
+    if kind == b"u" and not old:
+        return UNCHANGED
+    expected = "`n` or `t`" if old else "`n`, `u` or `t`"
+    raise UnexpectedMessage(f"a value of kind {_shown(kind)}: expected {expected}", offset=at)
+
+
+_OLD_KINDS: Final = {b"K": OldKind.KEY, b"O": OldKind.FULL}
+_IDENTITIES: Final = {identity.value.encode(): identity for identity in ReplicaIdentity}
+_LETTERS: Final[dict[bytes, Callable[[Reader, int | None], WireMessage]]] = {
+    b"B": _begin,
+    b"C": _commit,
+    b"O": _origin,
+    b"R": _relation,
+    b"Y": _type,
+    b"I": _insert,
+    b"U": _update,
+    b"D": _delete,
+    b"T": _truncate,
+    b"M": _message,
+}
+_KNOWN: Final = " ".join(letter.decode() for letter in _LETTERS)
