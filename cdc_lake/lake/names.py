@@ -1,9 +1,9 @@
 """Names: what a source column is called in silver.
 
 An ordinary name stays as it is. Delta refuses blanks and `,;{}()=` in column names, a dot or backtick needs quoting
-in every query, Spark sees no difference of case, and Iceberg keeps some names for itself. Such a name has these characters
-replaced by `_` and a mark of its original appended, `order id` → `order_id_5c1f3a`, so that it cannot meet an ordinary
-name by chance. Names depend only on the columns before them: adding a column renames none.
+in every query, Spark sees no difference of case, and Iceberg keeps some names for itself. Such a name has these
+characters replaced by `_` and a mark of its original appended, `order id` → `order_id_5c1f3a`, so that it cannot meet
+an ordinary name by chance. Names depend only on the columns before them: adding a column renames none.
 """
 
 from __future__ import annotations

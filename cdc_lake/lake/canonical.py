@@ -1,0 +1,96 @@
+"""Canonical: values of silver and text of the source in one form, equal exactly where the values are equal.
+
+This is the second opinion on `lake.types`: it starts from what silver *holds*, an Arrow column, and writes it as
+PostgreSQL prints it (DateStyle ISO, TimeZone UTC, bytea_output hex), so that an error in the projection shows as a
+difference. Nothing here may call a cast of that module. Floats have no single text, so both sides become their bits,
+with one pattern for NaN: -0 and 0 differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_TEXT = pa.large_string()
+_WIDEST = pa.decimal128(38, 0)
+
+
+def from_silver(values: Any) -> Any:
+    """A silver column (pyarrow Array or ChunkedArray) in canonical form, a large_string of the same length.
+
+    Raises TypeError for an Arrow type that no silver column has.
+    """
+    return _by_chunk(values, _rendered)
+
+
+def from_source(text: Any, silver_type: pa.DataType) -> Any:
+    """Text of the source in canonical form beside a silver column of `silver_type`.
+
+    Raises pyarrow.ArrowInvalid where silver is a float and the text is none.
+    """
+    if pa.types.is_floating(silver_type):
+        return _by_chunk(text, lambda chunk: _bits(pc.cast(chunk, silver_type)))
+    return _by_chunk(text, lambda chunk: pc.cast(chunk, _TEXT))
+
+
+def _by_chunk(values: Any, form: Any) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array([form(chunk) for chunk in values.chunks], _TEXT)
+    return form(values)
+
+
+def _rendered(values: Any) -> Any:  # noqa: PLR0911 - one line a type
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
+        return pc.cast(values, _TEXT)
+    if pa.types.is_integer(kind) or pa.types.is_date32(kind):
+        return pc.cast(values, _TEXT)
+    if pa.types.is_boolean(kind):
+        return pc.if_else(values, pa.scalar("t", _TEXT), pa.scalar("f", _TEXT))
+    if pa.types.is_floating(kind):
+        return _bits(values)
+    if pa.types.is_decimal128(kind):
+        return _decimal(values)
+    if pa.types.is_timestamp(kind):
+        return _timestamp(values)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view():
+        return pa.array((None if v is None else "\\x" + v.hex() for v in values.to_pylist()), _TEXT)
+    msg = f"no silver column is of Arrow type {kind}"
+    raise TypeError(msg)
+
+
+def _bits(values: Any) -> Any:
+    whole = pa.int64() if values.type == pa.float64() else pa.int32()
+    bits = pc.cast(values.view(whole), _TEXT)
+    return pc.if_else(pc.is_nan(values), pa.scalar("NaN", _TEXT), bits)
+
+
+def _decimal(values: Any) -> Any:
+    """`-12.50`: Arrow's own text of small decimals is scientific, so the point is set into the unscaled digits."""
+    scale = values.type.scale
+    digits = pa.Array.from_buffers(
+        _WIDEST, len(values), values.buffers(), null_count=values.null_count, offset=values.offset
+    )
+    text = pc.cast(digits, _TEXT)
+    if scale == 0:
+        return text
+    sign = pc.if_else(pc.starts_with(text, "-"), pa.scalar("-", _TEXT), pa.scalar("", _TEXT))
+    plain = pc.utf8_lpad(pc.utf8_ltrim(text, "-"), scale + 1, "0")
+    whole = pc.utf8_slice_codeunits(plain, 0, -scale)
+    fraction = pc.utf8_slice_codeunits(plain, -scale)
+    return pc.binary_join_element_wise(
+        pc.binary_join_element_wise(sign, whole, pa.scalar("", _TEXT)), fraction, pa.scalar(".", _TEXT)
+    )
+
+
+def _timestamp(values: Any) -> Any:
+    """`2024-01-01 00:00:00.5`, with `+00` where it is an instant; Arrow writes six digits, PostgreSQL drops zeros."""
+    zoned = values.type.tz is not None
+    if zoned and values.type.tz not in {"UTC", "Etc/UTC", "+00:00"}:
+        msg = f"an instant in silver is in UTC, not {values.type.tz}"
+        raise TypeError(msg)
+    text = pc.cast(pc.cast(values, pa.timestamp("us")), _TEXT)
+    text = pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".")
+    return pc.binary_join_element_wise(text, pa.scalar("+00" if zoned else "", _TEXT), pa.scalar("", _TEXT))

@@ -1,0 +1,75 @@
+"""Reading silver without a JVM: Delta by delta-rs, with deletion vectors, Iceberg by pyiceberg.
+
+A version is what a cut names: Delta's table version, Iceberg's snapshot id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyiceberg.exceptions import NoSuchTableError
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import SilverMissing
+from cdc_lake.lake.marker import iceberg_catalog
+
+
+def silver_version(project: Project, target: Target) -> int | None:
+    """The newest version of a silver table; None where it does not exist or, on Iceberg, holds nothing yet."""
+    if target.format == "delta":
+        try:
+            return int(DeltaTable(str(project.silver_path(target)), without_files=True).version())
+        except TableNotFoundError:
+            return None
+    table = _iceberg(project, target)
+    head = table.current_snapshot() if table is not None else None
+    return head.snapshot_id if head is not None else None
+
+
+def silver_exists(project: Project, target: Target) -> bool:
+    """Whether the silver table is there."""
+    if target.format == "delta":
+        return bool(DeltaTable.is_deltatable(str(project.silver_path(target))))
+    return _iceberg(project, target) is not None
+
+
+def read_silver(
+    project: Project, target: Target, version: int | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows of a silver table at a version, the newest by default, in no order.
+
+    Columns come as declared in the table, text as string or large_string. Raises SilverMissing where the table or the
+    version is not there.
+    """
+    if target.format == "delta":
+        return _read_delta(project, target, version, columns)
+    table = _iceberg(project, target)
+    if table is None or (version is not None and table.snapshot_by_id(version) is None):
+        raise SilverMissing(target.label, version)
+    return table.scan(snapshot_id=version, selected_fields=tuple(columns) if columns is not None else ("*",)).to_arrow()
+
+
+def _read_delta(project: Project, target: Target, version: int | None, columns: Sequence[str] | None) -> pa.Table:
+    try:
+        table = DeltaTable(str(project.silver_path(target)), version=version)
+    except (TableNotFoundError, DeltaError) as cause:
+        raise SilverMissing(target.label, version) from cause
+    return _plain(pa.table(table.scan(columns=list(columns) if columns is not None else None)))
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """The engine hands out views, which few kernels take: the same columns as large strings and binaries."""
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    fields = [f.with_type(plain.get(f.type, f.type)) for f in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def _iceberg(project: Project, target: Target) -> Any:
+    try:
+        return iceberg_catalog(project).load_table((target.namespace, target.name))
+    except NoSuchTableError:
+        return None

@@ -1,0 +1,107 @@
+"""Mapping of PostgreSQL types, without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_lake.lake.evolution import AddColumn, ChangeType, DropColumn, compare_layouts, widens
+from cdc_lake.lake.types import LEDGER, Loss, cast_sql, column_type, fits_sql, numeric_modifier
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+
+
+def numeric(precision: int, scale: int) -> int:
+    return ((precision << 16) | (scale & 0x7FF)) + 4
+
+
+def relation(*columns: Column) -> Relation:
+    return Relation(TableName("public", "t"), columns, ReplicaIdentity.DEFAULT, ("id",))
+
+
+ID = Column("id", "int8", 20, key=True)
+
+
+@pytest.mark.parametrize(
+    ("modifier", "expected"),
+    [
+        (numeric(10, 2), "decimal(10,2)"),
+        (numeric(38, 0), "decimal(38,0)"),
+        (numeric(38, 38), "decimal(38,38)"),
+        (numeric(1, 0), "decimal(1,0)"),
+        (numeric(39, 2), "string"),
+        (numeric(1000, 1000), "string"),
+        (numeric(5, -2), "string"),
+        (numeric(2, 4), "string"),
+        (-1, "string"),
+    ],
+)
+def test_numeric_is_a_decimal_where_a_decimal_holds_it(modifier, expected):
+    assert column_type(Column("n", "numeric", 1700, modifier)).sql == expected
+
+
+@pytest.mark.parametrize("pair", [(10, 2), (1000, 1000), (5, -3), (1, -1000), (38, 38), (3, 5)])
+def test_numeric_modifier_reads_what_the_server_packs(pair):
+    assert numeric_modifier(numeric(*pair)) == pair
+    assert numeric_modifier(-1) is None
+
+
+def test_a_type_nobody_knows_stays_text_and_says_so():
+    kind = column_type(Column("mood", "mood", 16385))
+    assert (kind.sql, kind.loss) == ("string", Loss.CONVERTED)
+    assert kind.note
+
+
+def test_a_users_type_named_like_a_built_in_one_is_not_taken_for_it():
+    assert column_type(Column("x", "int4", 16390)).sql == "string"
+
+
+def test_names_count_only_where_the_source_gives_no_oid():
+    assert column_type(Column("x", "timestamp with time zone", 0)).sql == "timestamp"
+    assert column_type(Column("x", "decimal", 0, numeric(4, 1))).sql == "decimal(4,1)"
+
+
+def test_ledger_names_each_type_once():
+    names = [n for row in LEDGER for n in (row.name, *row.aliases)]
+    assert len(names) == len(set(names))
+    assert len({row.oid for row in LEDGER}) == len(LEDGER)
+
+
+def test_text_is_neither_cast_nor_checked():
+    column = Column("t", "text", 25)
+    assert cast_sql("new[0]", column) == "new[0]"
+    assert fits_sql("new[0]", column) == "true"
+
+
+def test_layouts_that_silver_sees_alike_differ_in_nothing():
+    old = relation(ID, Column("t", "varchar", 1043, 14))
+    assert compare_layouts(old, relation(ID, Column("t", "text", 25))) == []
+
+
+def test_added_dropped_and_retyped_columns_are_named():
+    old = relation(ID, Column("a", "int4", 23), Column("b", "text", 25))
+    new = relation(ID, Column("a", "int8", 20), Column("c d", "date", 1082))
+    (change,) = [c for c in compare_layouts(old, new) if isinstance(c, ChangeType)]
+    assert (change.name, change.old_sql, change.new_sql, change.destructive) == ("a", "int", "bigint", False)
+    (drop,) = [c for c in compare_layouts(old, new) if isinstance(c, DropColumn)]
+    assert (drop.name, drop.destructive) == ("b", True)
+    (add,) = [c for c in compare_layouts(old, new) if isinstance(c, AddColumn)]
+    assert add.name.startswith("c_d_")
+    assert (add.sql, add.destructive) == ("date", False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wider"),
+    [
+        ("decimal(10,2)", "decimal(12,4)", True),
+        ("decimal(10,2)", "decimal(11,4)", False),
+        ("decimal(10,2)", "decimal(12,1)", False),
+        ("smallint", "bigint", True),
+        ("bigint", "int", False),
+        ("int", "double", False),
+        ("float", "double", True),
+        ("date", "timestamp_ntz", True),
+        ("date", "timestamp", False),
+        ("int", "string", False),
+    ],
+)
+def test_widening_keeps_every_value(old, new, wider):
+    assert widens(old, new) is wider
