@@ -16,8 +16,16 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("stream", pa.string(), "source identity and slot incarnation; a recreated slot is another stream"),
     ("epoch", pa.int32(), "number of the stream within the pipeline; orders before position"),
     ("position", pa.int64(), "commit position in the stream's order domain"),
-    ("ordinal", pa.int64(), "0 = BEGIN, then the changes, last = COMMIT; NULL for layout rows; for snapshot rows unique over all tables"),
-    ("op", pa.string(), "B begin, R layout, I U D T changes, M logical message, C commit, S snapshot row, X undecodable"),
+    (
+        "ordinal",
+        pa.int64(),
+        "0 = BEGIN, then the changes, last = COMMIT; NULL for layout rows; for snapshot rows unique over all tables",
+    ),
+    (
+        "op",
+        pa.string(),
+        "B begin, R layout, I U D T changes, M logical message, C commit, S snapshot row, X undecodable",
+    ),
     ("csn", pa.int64(), "commit sequence number, NULL where the source has none"),
     ("first_lsn", pa.int64(), "LSN of the transaction's first record, NULL where the source does not give it"),
     ("commit_lsn", pa.int64(), "LSN of the commit record"),
@@ -31,7 +39,11 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     ("old_kind", pa.string(), "key or full, NULL where there is no old tuple"),
     ("unchanged", pa.list_(pa.int32()), "positions in `new` that were not sent because they did not change"),
     ("raw", pa.binary(), "the undecodable bytes, X only"),
-    ("info", pa.string(), "JSON; B: user, origin; R: the layout; T: flags; M: prefix, content; C: counts, bytes, content, hash"),
+    (
+        "info",
+        pa.string(),
+        "JSON; B: user, origin; R: the layout; T: flags; M: prefix, content; C: counts, bytes, content, hash",
+    ),
     ("ingest_ts", pa.timestamp("us", tz="UTC"), "when the receiver built the row"),
 )
 """Name, type and meaning of each column; the reference page is generated from it."""

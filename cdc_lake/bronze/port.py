@@ -46,11 +46,11 @@ class BronzeWriter(Protocol):
         ...
 
     def begin_stream(self, stream: str, start: int) -> BronzeState:
-        """Start a stream at its slot's consistent point: an empty commit with both markers. The epoch is the last one's plus 1."""
+        """Start a stream at its slot's consistent point, in the epoch after the last one: a commit without rows."""
         ...
 
     def append(self, batch: Sequence[RawTransaction]) -> Landed:
-        """Append and commit whole transactions in order; those at or below `upto` are dropped. Raises LakeError, StateError."""
+        """Commit whole transactions in order; those at or below `upto` are dropped. Raises LakeError, StateError."""
         ...
 
     def advance(self, position: int) -> Landed:
@@ -60,5 +60,5 @@ class BronzeWriter(Protocol):
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
     ) -> Landed:
-        """Append one chunk of snapshot rows (`S`), a pyarrow list<string> array by position in the layout. A chunk already there is dropped."""
+        """Commit a chunk of snapshot rows, a list<string> array by position in the layout; a repeat is dropped."""
         ...

@@ -1,0 +1,92 @@
+"""Files: the data files of one version of bronze, with the bounds that say which rows each can hold.
+
+Every file of ours carries exact bounds of `epoch`, `position`, `op` and `relation` in the Delta log; a file without
+them (rewritten by something else) can hold anything and is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+
+from cdc_lake.bronze.contract import SCHEMA
+
+BOUNDED = ("epoch", "position", "ordinal", "op", "relation")
+"""Columns that every data file of bronze has bounds of."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The data files of a version of the table, in (epoch, position) order."""
+
+    folder: Path
+    actions: pa.Table
+
+    @classmethod
+    def of(cls, table: DeltaTable, folder: Path) -> Files:
+        """The files of the version that `table` stands at."""
+        actions = pa.table(table.get_add_actions(flatten=True))
+        order = [(name, "ascending") for name in ("min.epoch", "min.position") if name in actions.column_names]
+        return cls(folder, actions.sort_by(order) if order else actions)
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """Paths relative to the table's folder, as the file system has them."""
+        return [unquote(path) for path in self.actions["path"].to_pylist()]
+
+    def select(
+        self,
+        *,
+        epoch: int | None = None,
+        after: int | None = None,
+        upto: int | None = None,
+        op: str | None = None,
+        relations: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Paths of the files that may hold a row with `after < position <= upto`, and so on; None: any."""
+        keep = np.ones(self.actions.num_rows, bool)
+        if epoch is not None:
+            keep &= self._low("epoch", epoch) & self._high("epoch", epoch)
+        if after is not None:
+            keep &= self._high("position", after + 1)
+        if upto is not None:
+            keep &= self._low("position", upto)
+        if op is not None:
+            keep &= self._low("op", op) & self._high("op", op)
+        if relations is not None:
+            named = np.zeros(self.actions.num_rows, bool)
+            for relation in relations:
+                named |= self._low("relation", relation) & self._high("relation", relation)
+            keep &= named
+        return [self.paths[at] for at in np.flatnonzero(keep).tolist()]
+
+    def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
+        """Rows of the given files, in their order, of the columns asked for."""
+        schema = pa.schema([SCHEMA.field(name) for name in columns])
+        if not paths:
+            return schema.empty_table()
+        dataset = ds.dataset([str(self.folder / path) for path in paths], schema=SCHEMA, format="parquet")
+        return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
+
+    def _low(self, column: str, value: object) -> Any:
+        """Files whose smallest value is not above `value`, or unknown."""
+        return self._compared(f"min.{column}", pc.less_equal, value)
+
+    def _high(self, column: str, value: object) -> Any:
+        """Files whose greatest value is not below `value`, or unknown."""
+        return self._compared(f"max.{column}", pc.greater_equal, value)
+
+    def _compared(self, column: str, compare: Any, value: object) -> Any:
+        if column not in self.actions.column_names:
+            return np.ones(self.actions.num_rows, bool)
+        return np.asarray(pc.fill_null(compare(self.actions[column], value), fill_value=True))
