@@ -1,0 +1,236 @@
+"""The report as a value, and its two forms: one self-contained HTML file and JSON.
+
+Promises: nothing is fetched (no script, no address, a policy that forbids both), no row value is shown, every text is
+escaped, and the JSON says all that the page says (`"schema": "cdc-lake/report/1"`).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import jinja2
+
+from cdc_lake.quality import wording
+
+SCHEMA = "cdc-lake/report/1"
+State: TypeAlias = Literal["good", "attention", "bad", "unknown"]
+"""How a thing stands; each has a colour, a mark and a word, so that colour alone never carries it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far behind one stage is: `received`, `landed` or `applied`. None: not known."""
+
+    stage: str
+    seconds: float | None = None
+    bytes: int | None = None
+    transactions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A silver table now. `watermark` is a position as people paste it; `held` counts held changes."""
+
+    name: str
+    source: str
+    format: str
+    state: str
+    rows: int | None = None
+    watermark: str = ""
+    watermark_at: dt.datetime | None = None
+    held: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the last comparison with the source found, for the whole pipeline."""
+
+    verdict: str
+    at: dt.datetime | None = None
+    position: str = ""
+    tables: int = 0
+    held_keys: int = 0
+    different: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Of how many a rule failed how many: changes at the gate, or rows of a table."""
+
+    evaluated: int
+    failed: int
+
+    @property
+    def fraction(self) -> float:
+        """Failed of evaluated, 0 to 1."""
+        return self.failed / self.evaluated if self.evaluated else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """A rule: changes it judged over the last runs, oldest first, and rows of silver that break it now.
+
+    `suite` is None where the suite did not judge the table (`suite_note` says why); `broken` says why a rule could not
+    be judged. `written` is where it stands, `pipelines/shop.yaml:14`.
+    """
+
+    table: str
+    rule: str
+    kind: str
+    column: str
+    on_fail: str
+    history: tuple[Judged, ...] = ()
+    suite: Judged | None = None
+    suite_note: str = ""
+    broken: str = ""
+    written: str = ""
+
+    @property
+    def total(self) -> Judged:
+        """All changes judged in the runs shown."""
+        return Judged(sum(j.evaluated for j in self.history), sum(j.failed for j in self.history))
+
+    @property
+    def state(self) -> State:
+        """Bad: it cannot be judged, or stops runs; attention: it failed; unknown: nothing was judged."""
+        if self.broken:
+            return "bad"
+        failed = self.total.failed + (self.suite.failed if self.suite else 0)
+        if failed:
+            return "bad" if self.on_fail == "stop" else "attention"
+        return "good" if self.history or self.suite else "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGroup:
+    """Held changes of a table with one reason: how many broke the rule, how many wait behind them, since when."""
+
+    table: str
+    rule: str
+    reason: str
+    changes: int
+    keys: int
+    since: dt.datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """One run of apply."""
+
+    started: dt.datetime | None
+    seconds: float | None
+    transactions: int
+    changes: int
+    upto: str
+    outcome: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """All that a report says. Tables, rules and held groups come sorted; runs newest first."""
+
+    pipeline: str
+    generated: dt.datetime
+    source: str = ""
+    verdict: Verdict | None = None
+    lags: tuple[Lag, ...] = ()
+    tables: tuple[TableState, ...] = ()
+    rules: tuple[RuleState, ...] = ()
+    held: tuple[HeldGroup, ...] = ()
+    runs: tuple[RunState, ...] = ()
+    suites: Mapping[str, str] = field(default_factory=dict)
+    """File of Great Expectations' own result, by table."""
+    notes: tuple[str, ...] = ()
+    """What the reader must know of how this report came about: samples, tables that could not be read."""
+
+    @property
+    def held_changes(self) -> int:
+        """Changes that wait, over all tables."""
+        return sum(group.changes for group in self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The first sentence of a report."""
+
+    state: State
+    text: str
+    detail: str
+
+
+def headline(data: ReportData) -> Headline:
+    """The one sentence that a reader in a hurry takes away, from the last comparison with the source."""
+    found = data.verdict
+    if found is None:
+        return Headline("unknown", "Not compared with the source yet", "cdc-lake compare proves silver row by row.")
+    at = f" at {found.position}" if found.position else ""
+    when = f", {wording.moment(found.at)}" if found.at else ""
+    proven = f"{wording.plural(found.tables, 'table')} compared row by row{at}{when}."
+    if found.verdict == "equal":
+        return Headline("good", "Silver equals the source", proven)
+    if found.verdict.startswith("equal"):
+        held = wording.plural(found.held_keys, "held key")
+        return Headline("attention", f"Silver equals the source, but for {held}", proven)
+    names = ", ".join(found.different) or "see the comparison"
+    return Headline("bad", "Silver differs from the source", f"{proven} Different: {names}.")
+
+
+def render_html(data: ReportData) -> str:
+    """The report as one HTML document without scripts or addresses."""
+    return _environment().get_template("report.html.j2").render(data=data, headline=headline(data))
+
+
+def render_json(data: ReportData) -> str:
+    """The report as JSON: the dataclasses as objects, times in ISO 8601 with zone."""
+    said = headline(data)
+    rules = [{**asdict(rule), "state": rule.state} for rule in data.rules]
+    document = {"schema": SCHEMA, "headline": asdict(said), **_plain(data), "rules": rules}
+    return json.dumps(document, indent=2, ensure_ascii=False, default=_iso, allow_nan=False) + "\n"
+
+
+def sparkline(fractions: Sequence[float], width: int = 96, height: int = 24) -> str:
+    """Points of a polyline for fractions over time, oldest first, scaled to the largest, which touches the top."""
+    top = max(fractions, default=0.0) or 1.0
+    step = width / max(len(fractions) - 1, 1)
+    inner = height - 4  # two pixels above and below keep the stroke inside
+    points = [(at * step, 2 + inner * (1 - value / top)) for at, value in enumerate(fractions)]
+    if len(points) == 1:
+        points.append((float(width), points[0][1]))
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _plain(data: ReportData) -> dict[str, Any]:
+    plain = asdict(data)
+    plain["held_changes"] = data.held_changes
+    return plain
+
+
+def _iso(value: object) -> str:
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} has no place in a report")
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cdc_lake.quality"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "count": wording.count,
+        "duration": wording.duration,
+        "moment": wording.moment,
+        "percent": wording.percent,
+        "size": wording.size,
+        "sparkline": sparkline,
+    }
+    environment.globals["plural"] = wording.plural
+    return environment

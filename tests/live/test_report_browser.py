@@ -1,0 +1,133 @@
+"""A real browser, without a network, shows the report on a desk and on a phone, in light and dark.
+
+`CDC_LAKE_REQUIRE_BROWSER=1` turns a missing browser into a failure. Screenshots stay in `tests/artifacts`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.quality.report import (
+    HeldGroup,
+    Judged,
+    Lag,
+    ReportData,
+    RuleState,
+    RunState,
+    TableState,
+    Verdict,
+    render_html,
+)
+
+pytestmark = pytest.mark.live
+
+ARTIFACTS = Path(__file__).parents[1] / "artifacts"
+SIZES = {"desk": (1280, 1900), "phone": (390, 3400)}
+# Chromium draws no window narrower than 500 px, so the report stands in a frame of exactly the wanted width.
+FRAME = """<!doctype html><meta charset=utf-8><style>html,body{margin:0;background:#888}iframe{border:0;display:block}</style>
+<iframe src="report.html" width="WIDTH" height="HEIGHT"></iframe><pre id=found hidden></pre><script>
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", () => {
+  const inside = frame.contentDocument, width = frame.contentWindow.innerWidth;
+  const wide = [...inside.querySelectorAll("body *:not(.away):not(thead *):not(thead)")]
+    .filter(e => e.getBoundingClientRect().right > width + 0.5).map(e => e.tagName + "." + e.getAttribute("class"));
+  document.querySelector("#found").textContent = JSON.stringify({
+    scroll: inside.documentElement.scrollWidth, height: inside.documentElement.scrollHeight, width, wide,
+    fetched: frame.contentWindow.performance.getEntriesByType("resource").length,
+    dark: frame.contentWindow.matchMedia("(prefers-color-scheme: dark)").matches,
+    rules: inside.querySelectorAll("svg.spark").length,
+  });
+});
+</script>"""
+NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)
+
+
+def history(*failed: int) -> tuple[Judged, ...]:
+    return tuple(Judged(12_000 + 37 * at, number) for at, number in enumerate(failed))
+
+
+SAMPLE = ReportData(
+    pipeline="shop",
+    generated=NOW,
+    source="postgres · db1.example:5432/shop",
+    verdict=Verdict("equal but for held keys", NOW - dt.timedelta(minutes=3), "0/5F3A9C8", 5, 3),
+    lags=(Lag("received", 0.12, 0, 0), Lag("landed", 0.4, 2 << 20, 14), Lag("applied", 184.0, 41 << 20, 1204)),
+    tables=(
+        TableState("silver.customers", "public.customers", "delta", "live", 48_210, "0/5F3A9C8", NOW),
+        TableState("silver.notes", "public.notes", "delta", "live", 9_004, "0/5F3A9C8", NOW),
+        TableState(
+            "silver.orders", "public.orders", "delta", "held", 1_204_377, "0/5F3A9C8", NOW, 4, "3 keys wait for a correction"
+        ),
+        TableState("silver.payments", "public.payments", "iceberg", "live", 998_120, "0/5F3A9C8", NOW),
+        TableState("silver.prices", "public.prices", "iceberg", "catching-up", 310, "0/5F1B220", NOW),
+    ),
+    rules=(
+        RuleState("silver.customers", "matches_email", "matches", "email", "warn", history(31, 24, 25, 12, 9, 9, 4, 2), Judged(48_210, 116), written="pipelines/shop.yaml:31"),
+        RuleState("silver.orders", "amount_within_reason", "between", "amount", "quarantine", history(0, 0, 1, 0, 0, 3, 0, 1), Judged(1_204_377, 0), written="pipelines/shop.yaml:22"),
+        RuleState("silver.orders", "not_null_customer_id", "not_null", "customer_id", "stop", history(0, 0, 0, 0, 0, 0, 0, 0), Judged(1_204_377, 0), written="pipelines/shop.yaml:21"),
+        RuleState("silver.payments", "in_set_currency", "in_set", "currency", "warn", history(0, 0, 0), None, "not judged: 998 120 rows", written="pipelines/shop.yaml:44"),
+        RuleState("silver.prices", "length_between_a_column_with_quite_a_long_name", "length_between", "a_column_with_quite_a_long_name", "warn", (), None, broken="there is no column of that name", written="pipelines/shop.yaml:58"),
+    ),
+    held=(HeldGroup("silver.orders", "amount_within_reason", "amount is not between 0 and 1000000", 4, 3, NOW),),
+    runs=tuple(RunState(NOW - dt.timedelta(hours=at), 8.4 + at, 1204 - at, 12_259 - 37 * at, "0/5F3A9C8", "done") for at in range(8)),
+    suites={"silver.customers": "gx/silver.customers.json", "silver.orders": "gx/silver.orders.json"},
+    notes=("silver.payments has more rows than this report judges (500 000).",),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        if os.environ.get("CDC_LAKE_REQUIRE_BROWSER"):
+            pytest.fail("no chromium binary; on Debian: apt-get install chromium")
+        pytest.skip("no chromium binary; on Debian: apt-get install chromium")
+    return found
+
+
+def browse(chromium: str, page: Path, size: tuple[int, int], *more: str) -> str:
+    done = subprocess.run(
+        [
+            chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage",
+            "--allow-file-access-from-files", "--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking",
+            f"--user-data-dir={page.parent / 'profile'}", f"--window-size={size[0]},{size[1]}",
+            "--virtual-time-budget=3000", *more, page.as_uri(),
+        ],
+        check=True, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", SIZES)
+def test_the_report_fits_the_screen_and_fetches_nothing(
+    chromium: str, tmp_path: Path, device: str, scheme: str
+) -> None:
+    width, height = SIZES[device]
+    (tmp_path / "report.html").write_text(render_html(SAMPLE), encoding="utf-8")
+    page = tmp_path / "frame.html"
+    page.write_text(FRAME.replace("WIDTH", str(width)).replace("HEIGHT", str(height)), encoding="utf-8")
+    colours = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
+
+    dom = browse(chromium, page, (width, height), colours, "--dump-dom")
+    ARTIFACTS.mkdir(exist_ok=True)
+    shot = ARTIFACTS / f"report-{device}-{scheme}.png"
+    browse(chromium, page, (width, height), colours, f"--screenshot={shot}")
+
+    found = re.search(r'<pre id="found"[^>]*>(.*?)</pre>', dom, re.DOTALL)
+    assert found is not None, dom
+    seen = json.loads(found[1])
+    assert seen["wide"] == []
+    assert seen["scroll"] == seen["width"] == width
+    assert seen["fetched"] == 0
+    assert seen["dark"] == (scheme == "dark")
+    assert seen["rules"] == 4
+    assert shot.stat().st_size > 10_000
