@@ -1,0 +1,143 @@
+"""The publication: which tables the slot's stream carries.
+
+`tables` of the pipeline are patterns over the catalog. They choose the tables when the publication is made; from then
+on the publication itself says what is captured, and what matches later but is not in it is reported, never added
+in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cdc_lake.errors import NoTableMatches, PublicationMissing, PublicationUnfit
+from cdc_lake.model.relation import TableName
+from cdc_lake.source.connection import Session, identifier, named
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One table of a publication: the columns it carries in order, and its row filter (SQL), if any."""
+
+    table: TableName
+    columns: tuple[str, ...]
+    row_filter: str | None
+
+
+def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[TableName]:
+    """The tables that the patterns choose, sorted; raises NoTableMatches for a pattern that chooses nothing."""
+    known = sorted(tables)
+    chosen: set[TableName] = set()
+    for pattern in patterns:
+        taken_out = pattern.startswith("!")
+        match = _compiled(pattern.removeprefix("!"))
+        found = {t for t in known if match(t)}
+        if taken_out:
+            chosen -= found
+        elif found:
+            chosen |= found
+        else:
+            raise NoTableMatches(f"`{pattern}` of `source.tables` matches no table in the database")
+    if not chosen:
+        raise NoTableMatches("`source.tables` leaves no table over")
+    return sorted(chosen)
+
+
+def tables_in_database(session: Session) -> list[TableName]:
+    """Tables that can be published: ordinary ones and partitioned roots, none of the system's, none temporary."""
+    with named("listing the tables"):
+        rows = session.execute(
+            "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p' "
+            "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')"
+        ).fetchall()
+    return sorted(TableName(str(schema), str(name)) for schema, name in rows)
+
+
+def publication_exists(session: Session, name: str) -> bool:
+    """True where there is one; raises PublicationUnfit where it leaves out a kind of change."""
+    with named(f"looking up publication `{name}`"):
+        row = session.execute(
+            "SELECT pubinsert, pubupdate, pubdelete, pubtruncate FROM pg_publication WHERE pubname = %s", [name]
+        ).fetchone()
+    if row is None:
+        return False
+    missing = [kind for kind, there in zip(("insert", "update", "delete", "truncate"), row, strict=True) if not there]
+    if missing:
+        raise PublicationUnfit(
+            f"publication `{name}` leaves out {', '.join(missing)}",
+            hint=f"ALTER PUBLICATION {identifier(name)} SET (publish = 'insert, update, delete, truncate')",
+        )
+    return True
+
+
+def create_publication(session: Session, name: str, tables: Sequence[TableName]) -> None:
+    """Make a publication of exactly these tables; changes of partitions appear as their root's."""
+    listed = ", ".join(f"{identifier(t.schema)}.{identifier(t.name)}" for t in tables)
+    with named(f"creating publication `{name}`"):
+        statement = f"CREATE PUBLICATION {identifier(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+        session.execute(statement.encode())
+
+
+def published(session: Session, name: str) -> list[Published]:
+    """What a publication carries, sorted by table; raises PublicationMissing."""
+    if not publication_exists(session, name):
+        raise PublicationMissing(f"publication `{name}` is not there")
+    with named(f"reading publication `{name}`"):
+        rows = session.execute(
+            # attnames and rowfilter came with PostgreSQL 15; before, every column that is not generated
+            "SELECT p.schemaname, p.tablename, to_jsonb(p) ->> 'rowfilter', "
+            "ARRAY(SELECT a.attname::text FROM pg_attribute AS a "
+            "  WHERE a.attrelid = format('%%I.%%I', p.schemaname, p.tablename)::regclass "
+            "  AND a.attnum > 0 AND NOT a.attisdropped "
+            "  AND CASE WHEN to_jsonb(p) ? 'attnames' "
+            "      THEN to_jsonb(p) -> 'attnames' ? a.attname::text ELSE a.attgenerated = '' END "
+            "  ORDER BY a.attnum) "
+            "FROM pg_publication_tables AS p WHERE p.pubname = %s",
+            [name],
+        ).fetchall()
+    return sorted(
+        (
+            Published(TableName(str(s), str(t)), tuple(_names(columns)), None if f is None else str(f))
+            for s, t, f, columns in rows
+        ),
+        key=lambda p: p.table,
+    )
+
+
+def check_published(name: str, carried: Iterable[TableName], wanted: Iterable[TableName]) -> None:
+    """Raise PublicationUnfit where a publication that was there before carries other tables than the pipeline wants."""
+    have, want = set(carried), set(wanted)
+    if missing := sorted(want - have):
+        listed = ", ".join(map(str, missing))
+        raise PublicationUnfit(
+            f"publication `{name}` does not carry {listed}",
+            hint=f"ALTER PUBLICATION {identifier(name)} ADD TABLE {listed}",
+        )
+    if extra := sorted(have - want):
+        listed = ", ".join(map(str, extra))
+        raise PublicationUnfit(
+            f"publication `{name}` carries {listed}, which `source.tables` leaves out",
+            hint="name them in `source.tables`, or name another publication in `source.publication`",
+        )
+
+
+def _compiled(pattern: str) -> Callable[[TableName], bool]:
+    """A pattern as a predicate: `schema.table`, escaped as in `TableName`, `*` and `?` within a part."""
+    try:
+        parts = TableName.parse(pattern)
+    except ValueError as wrong:
+        raise NoTableMatches(f"`{pattern}` of `source.tables` is not a pattern: {wrong}") from wrong
+    schema, name = (_wildcards(part) for part in (parts.schema, parts.name))
+    return lambda table: bool(schema.fullmatch(table.schema) and name.fullmatch(table.name))
+
+
+def _wildcards(part: str) -> re.Pattern[str]:
+    known = {"*": ".*", "?": "."}
+    return re.compile("".join(known.get(char) or re.escape(char) for char in part), re.DOTALL)
+
+
+def _names(value: object) -> list[str]:
+    assert isinstance(value, list)
+    return [str(v) for v in value]

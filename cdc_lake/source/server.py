@@ -1,0 +1,101 @@
+"""The server: which one it is, and whether it can be decoded from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+
+from cdc_lake.errors import BronzeAhead, OtherSource, ServerSettings
+from cdc_lake.model.position import Lsn
+from cdc_lake.source.connection import Session, command, named
+from cdc_lake.source.stream import StreamIdentity
+
+OLDEST = 14
+"""First version whose pgoutput and publications we rely on and test."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """Who the server is (`IDENTIFY_SYSTEM`) and the settings that matter; times in seconds, 0 = never."""
+
+    system: str
+    timeline: int
+    flushed: Lsn
+    database: str
+    version: int
+    wal_level: str
+    in_recovery: bool
+    wal_sender_timeout: float
+
+    @property
+    def major(self) -> int:
+        """The major version."""
+        return self.version // 10000
+
+
+def identify(replication: Session) -> ServerFacts:
+    """Ask a replication connection who the server is; it takes plain SQL as well."""
+    row = command(replication.pgconn, "IDENTIFY_SYSTEM", "identifying the server")[0]
+    settings = command(
+        replication.pgconn,
+        "SELECT current_setting('wal_level') AS wal_level, pg_is_in_recovery() AS recovery, "
+        "(SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout') AS timeout",
+        "reading the server's settings",
+    )[0]
+    return ServerFacts(
+        system=row["systemid"] or "",
+        timeline=int(row["timeline"] or 0),
+        flushed=Lsn.parse(row["xlogpos"] or ""),
+        database=row["dbname"] or "",
+        version=replication.info.server_version,
+        wal_level=settings["wal_level"] or "",
+        in_recovery=settings["recovery"] == "t",
+        wal_sender_timeout=int(settings["timeout"] or 0) / 1000,
+    )
+
+
+def check_server(facts: ServerFacts) -> None:
+    """Raise ServerSettings where the server cannot be decoded from."""
+    if facts.major < OLDEST:
+        raise ServerSettings(
+            f"the server is PostgreSQL {facts.major}; {OLDEST} is the oldest that is supported",
+            hint="upgrade the server",
+        )
+    if facts.in_recovery:
+        raise ServerSettings("the server is a standby", hint="point `source.host` at the primary")
+    if facts.wal_level != "logical":
+        raise ServerSettings(f"the server runs with wal_level = {facts.wal_level}; logical decoding needs logical")
+
+
+def check_same(facts: ServerFacts, stream: StreamIdentity, slot: str, held: int) -> None:
+    """Raise where bronze, which holds `stream` up to `held`, was not fed from this server, database and slot."""
+    for what, was, now in (
+        ("server's system identifier", stream.system, facts.system),
+        ("database", stream.database, facts.database),
+        ("slot", stream.slot, slot),
+    ):
+        if was != now:
+            raise OtherSource(f"the {what} is `{now}`, but bronze was fed from `{was}`")
+    if held > facts.flushed.value:
+        raise BronzeAhead(
+            f"bronze holds changes up to {Lsn(held)}, the server's log ends at {facts.flushed}: "
+            f"{held - facts.flushed.value} bytes were lost there (timeline {facts.timeline})"
+        )
+
+
+def goal(session: Session) -> int:
+    """A position that everything committed by now lies at or below, and that a quiet server's stream reaches.
+
+    A small transactional message is written: its commit is flushed, so the stream soon passes it, which the bare end
+    of the log would not promise (it may stand inside a record, or behind asynchronous commits).
+    """
+    with named("fixing the goal of this run"):
+        try:
+            with session.transaction():
+                session.execute("SET LOCAL synchronous_commit = 'on'")
+                row = session.execute("SELECT pg_logical_emit_message(true, 'cdc_lake', 'goal')::text").fetchone()
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
+            row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return Lsn.parse(str(row[0])).value

@@ -1,0 +1,132 @@
+"""The slot: the server's promise to keep the log from a position on.
+
+A slot is made in two steps, so that a crash never leaves one that nobody can account for. First a *temporary* slot,
+which exports the snapshot of its consistent point and goes by itself when the connection does; then, when the initial
+copy is in bronze, a lasting copy of it under its real name. A slot of that name that bronze knows nothing of was
+therefore not made by a receiver that got lost, and is never taken over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc_lake.errors import SlotAhead, SlotForeign, SlotInvalidated, SlotMissing
+from cdc_lake.model.position import Lsn
+from cdc_lake.source.connection import Session, command, identifier, named
+
+PLUGIN = "pgoutput"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """A slot as `pg_replication_slots` shows it. `retained` is the log it holds back, in bytes."""
+
+    name: str
+    kind: str
+    plugin: str | None
+    database: str | None
+    temporary: bool
+    active_pid: int | None
+    restart: Lsn | None
+    confirmed: Lsn | None
+    wal_status: str | None
+    invalidation: str | None
+    retained: int | None
+
+    @property
+    def lost(self) -> bool:
+        """True where the server dropped log that the slot needed."""
+        return self.wal_status == "lost" or self.invalidation is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSlot:
+    """A new temporary slot: its consistent point, and the snapshot exported there.
+
+    The snapshot can be taken over by other sessions until the next command on the connection that made it.
+    """
+
+    name: str
+    consistent: Lsn
+    snapshot: str
+
+
+def find_slot(session: Session, name: str) -> SlotFacts | None:
+    """Look a slot up by name."""
+    # invalidation_reason came with PostgreSQL 17, `conflicting` with 16: read what is there
+    with named(f"looking up slot `{name}`"):
+        row = session.execute(
+            "SELECT s.slot_type, s.plugin, s.database, s.temporary, s.active_pid, s.restart_lsn::text, "
+            "s.confirmed_flush_lsn::text, s.wal_status, to_jsonb(s) ->> 'invalidation_reason', "
+            "CASE WHEN pg_is_in_recovery() THEN NULL "
+            "ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint END "
+            "FROM pg_replication_slots AS s WHERE s.slot_name = %s",
+            [name],
+        ).fetchone()
+    if row is None:
+        return None
+    kind, plugin, database, temporary, pid, restart, confirmed, status, invalidation, retained = row
+    return SlotFacts(
+        name=name,
+        kind=str(kind),
+        plugin=_text(plugin),
+        database=_text(database),
+        temporary=bool(temporary),
+        active_pid=None if pid is None else int(str(pid)),
+        restart=None if restart is None else Lsn.parse(str(restart)),
+        confirmed=None if confirmed is None else Lsn.parse(str(confirmed)),
+        wal_status=_text(status),
+        invalidation=_text(invalidation),
+        retained=None if retained is None else int(str(retained)),
+    )
+
+
+def export_slot(replication: Session, slot: str) -> ExportedSlot:
+    """Make the temporary slot `<slot>_new` on a replication connection and export its snapshot."""
+    name = f"{slot[:59]}_new"
+    row = command(
+        replication.pgconn,
+        f"CREATE_REPLICATION_SLOT {identifier(name)} TEMPORARY LOGICAL {PLUGIN} EXPORT_SNAPSHOT",
+        f"creating slot `{name}`",
+    )[0]
+    return ExportedSlot(name, Lsn.parse(row["consistent_point"] or ""), row["snapshot_name"] or "")
+
+
+def keep_slot(session: Session, exported: ExportedSlot, slot: str) -> None:
+    """Make the lasting copy `slot` of a temporary slot, at the same position."""
+    with named(f"creating slot `{slot}`"):
+        session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, false)", [exported.name, slot])
+
+
+def drop_slot(session: Session, name: str) -> None:
+    """Drop a slot that nobody reads."""
+    with named(f"dropping slot `{name}`"):
+        session.execute("SELECT pg_drop_replication_slot(%s)", [name])
+
+
+def check_slot(facts: SlotFacts | None, name: str, database: str, held: int) -> SlotFacts:
+    """The slot, if a stream that bronze holds up to `held` can go on from it; raises what fits otherwise.
+
+    Whether somebody else reads it just now is not asked here: that is for the attempt to start.
+    """
+    if facts is None:
+        raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {Lsn(held)}")
+    if facts.kind != "logical" or facts.plugin != PLUGIN or facts.database != database:
+        raise SlotForeign(
+            f"slot `{name}` is {facts.kind}, plugin {facts.plugin}, database {facts.database}; "
+            f"expected logical, {PLUGIN}, {database}"
+        )
+    if facts.lost or facts.confirmed is None:
+        why = facts.invalidation or facts.wal_status or "no confirmed position"
+        raise SlotInvalidated(f"slot `{name}` can no longer be used: {why}; bronze holds changes up to {Lsn(held)}")
+    if facts.confirmed.value > held:
+        # The server would move our start forward without a word.
+        raise SlotAhead(
+            f"{facts.confirmed.value - held} bytes are missing: slot `{name}` is confirmed up to {facts.confirmed}, "
+            f"bronze ends at {Lsn(held)}"
+        )
+    return facts
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,97 @@
+"""The initial copy: every published table as of the slot's consistent point.
+
+Read by `COPY … TO STDOUT` in text format (PostgreSQL docs, COPY: File Formats) inside the slot's exported snapshot, so
+that values have the very text the stream will have for them, and no row is seen twice or not at all between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from cdc_lake.model.relation import Relation
+from cdc_lake.source.catalog import quoted
+from cdc_lake.source.connection import Session, identifier, literal, named
+
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_CHUNK_BYTES = 64 << 20  # wide rows close a chunk before `chunk_rows` does
+
+
+@contextmanager
+def exported(session: Session, snapshot: str) -> Iterator[Session]:
+    """A transaction in which `session` sees exactly the exported snapshot; raises SourceError where it is gone."""
+    with named("taking over the slot's snapshot"):
+        session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        session.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}".encode())
+    try:
+        yield session
+    finally:
+        if not session.broken and not session.closed:
+            session.execute("ROLLBACK")
+
+
+def read_chunks(
+    session: Session, relation: Relation, *, row_filter: str | None, chunk_rows: int
+) -> Iterator[pa.ListArray]:
+    """The rows of one table, as arrays of text by position in the layout; nothing for an empty table."""
+    columns = ", ".join(identifier(name) for name in relation.names)
+    # A partitioned table copies only by a query; inheritance children are tables of their own in a publication.
+    only = "ONLY " if _has_rows_itself(session, relation) else ""
+    where = f" WHERE {row_filter}" if row_filter else ""
+    statement = f"COPY (SELECT {columns} FROM {only}{quoted(relation.table)}{where}) TO STDOUT"
+    width = len(relation.columns)
+    with named(f"copying {relation.table}"), session.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+        values: list[str | None] = []
+        rows = size = 0
+        for line in _lines(copy):
+            values.extend(parse_line(line, width))
+            rows += 1
+            size += len(line)
+            if rows >= chunk_rows or size >= _CHUNK_BYTES:
+                yield _array(values, width, rows)
+                values, rows, size = [], 0, 0
+        if rows:
+            yield _array(values, width, rows)
+
+
+def parse_line(line: str, width: int) -> list[str | None]:
+    r"""One line of COPY's text format as values, `\N` as None. A table without columns has empty lines."""
+    if width == 0:
+        return []
+    fields: list[str | None] = list(line.split("\t"))
+    if "\\" in line:
+        return [None if field == "\\N" else _unescaped(str(field)) for field in fields]
+    return fields
+
+
+def _unescaped(field: str) -> str:
+    first, *rest = field.split("\\")
+    if not rest:
+        return field
+    out, pieces = [first], iter(rest)
+    for piece in pieces:
+        if piece:
+            out.append(_ESCAPES.get(piece[0], piece[0]) + piece[1:])
+        else:  # an escaped backslash: what follows it up to the next one is plain
+            out.append("\\" + next(pieces, ""))
+    return "".join(out)
+
+
+def _lines(copy: object) -> Iterator[str]:
+    """Lines as the server sends them: one CopyData message a row, ending with a line feed."""
+    for block in copy:  # type: ignore[attr-defined]
+        yield bytes(block).decode().removesuffix("\n")
+
+
+def _array(values: list[str | None], width: int, rows: int) -> pa.ListArray:
+    offsets = pa.array(range(0, rows * width + 1, width) if width else [0] * (rows + 1), pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values, pa.string()))
+
+
+def _has_rows_itself(session: Session, relation: Relation) -> bool:
+    with named(f"looking up {relation.table}"):
+        row = session.execute("SELECT relkind = 'r' FROM pg_class WHERE oid = %s::regclass", [quoted(relation.table)])
+        found = row.fetchone()
+    return found is not None and bool(found[0])
