@@ -1,6 +1,8 @@
-"""Reading silver without a JVM: Delta by delta-rs, with deletion vectors, Iceberg by pyiceberg.
+"""Reading silver without a JVM: Delta by the query engine of delta-rs, with deletion vectors, Iceberg by pyiceberg.
 
-A version is what a cut names: Delta's table version, Iceberg's snapshot id.
+A version is what a cut names: Delta's table version, Iceberg's snapshot id. Spark writes instants as INT96, which
+delta-rs reads as nanoseconds that wrap outside the years 1677 to 2262 (seen: 0001-01-01 came out as 1754); the engine
+is told to take microseconds.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyiceberg.exceptions import NoSuchTableError
 
@@ -17,12 +19,14 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SilverMissing
 from cdc_lake.lake.marker import iceberg_catalog
 
+_ENGINE = {"datafusion.execution.parquet.coerce_int96": "us"}
+
 
 def silver_version(project: Project, target: Target) -> int | None:
     """The newest version of a silver table; None where it does not exist or, on Iceberg, holds nothing yet."""
     if target.format == "delta":
         try:
-            return int(DeltaTable(str(project.silver_path(target)), without_files=True).version())
+            return int(DeltaTable(str(project.silver_path(target))).version())
         except TableNotFoundError:
             return None
     table = _iceberg(project, target)
@@ -58,7 +62,10 @@ def _read_delta(project: Project, target: Target, version: int | None, columns: 
         table = DeltaTable(str(project.silver_path(target)), version=version)
     except (TableNotFoundError, DeltaError) as cause:
         raise SilverMissing(target.label, version) from cause
-    return _plain(pa.table(table.scan(columns=list(columns) if columns is not None else None)))
+    names = columns if columns is not None else [field.name for field in table.schema().fields]
+    listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+    engine = QueryBuilder(_ENGINE).register("silver", table)
+    return _plain(pa.table(engine.execute(f"SELECT {listed} FROM silver")))
 
 
 def _plain(table: pa.Table) -> pa.Table:

@@ -194,7 +194,7 @@ def cast_sql(text: str, column: Column) -> str:
 def fits_sql(text: str, column: Column) -> str:
     """A Spark SQL boolean over `text`, never NULL: true for NULL and where `cast_sql` gives exactly the value."""
     typed = cast_sql(text, column)
-    match column_type(column).family:
+    match column_type(column).family:  # a year before 1 is printed with a minus by Spark, with BC by PostgreSQL
         case Family.TEXT:
             return "true"
         case Family.BOOLEAN:
@@ -207,7 +207,9 @@ def fits_sql(text: str, column: Column) -> str:
             number = f"({text} RLIKE '^-?[0-9]+([.][0-9]+)?(e[+-][0-9]+)?$' AND abs({typed}) < double('Infinity'))"
             fits = f"{number} OR {text} IN ('NaN', 'Infinity', '-Infinity')"
         case Family.TIMESTAMPTZ:
-            fits = f"concat(cast({typed} AS string), '+00') = {text}"
-        case Family.INTEGER | Family.DECIMAL | Family.DATE | Family.TIMESTAMP:
+            fits = f"concat(cast({typed} AS string), '+00') = {text} AND left({text}, 1) <> '-'"
+        case Family.INTEGER | Family.DECIMAL:
             fits = f"cast({typed} AS string) = {text}"
+        case Family.DATE | Family.TIMESTAMP:
+            fits = f"cast({typed} AS string) = {text} AND left({text}, 1) <> '-'"
     return f"({text} IS NULL OR coalesce({fits}, false))"
