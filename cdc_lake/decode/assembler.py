@@ -148,7 +148,7 @@ class Assembler:
                 raise UnknownRelation(f"a truncate of table OID {oid}, which was not announced", offset=6 + 4 * at)
             tables.append(relation)
         open_.truncated[len(self._frames)] = tuple(tables)
-        self._keep(payload, lsn, tables[0] if len(tables) == 1 else None)
+        self._keep(payload, lsn, tables[0])
 
     def _commit(self, commit: Commit) -> RawTransaction:
         open_ = self._transaction("a COMMIT")

@@ -84,10 +84,9 @@ def change_of(frame: bytes, layout: Relation | None, truncated: tuple[Relation, 
         case DeleteMessage(old=old, old_kind=old_kind):
             return (Delete(_known(layout), old, old_kind),)
         case TruncateMessage(oids=oids, cascade=cascade, restart_identity=restart):
-            tables = truncated or ((layout,) if layout is not None else ())
-            if len(tables) != len(oids):
-                raise UnknownRelation(f"a truncate of {len(oids)} tables, of which {len(tables)} are known", offset=1)
-            return tuple(Truncate(table, cascade, restart) for table in tables)
+            if len(truncated) != len(oids):
+                raise UnknownRelation(f"a truncate of {len(oids)} tables, {len(truncated)} of them known", offset=1)
+            return tuple(Truncate(table, cascade, restart) for table in truncated)
         case LogicalMessage(transactional=transactional, prefix=prefix, content=content):
             if not transactional:
                 raise OutOfSequence("a message outside of transactions was kept in one", offset=1)

@@ -18,7 +18,8 @@ class RawTransaction:
 
     `frames[i]` is one data message of the stream (insert, update, delete, truncate, logical message; never begin,
     commit, relation, type or origin). `lsns[i]` is the LSN the source gave for it. `layouts[i]` is the relation in
-    force for it, None for a message without one; a truncate has its relations in `truncated[i]`.
+    force for it, None for a message without one; a truncate has all of its relations in `truncated[i]`, the first in
+    `layouts[i]`.
     """
 
     bounds: Boundaries

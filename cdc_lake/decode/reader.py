@@ -95,5 +95,6 @@ def _decode(data: bytes, at: int) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        # `from None`: the cause would carry the value itself into a traceback
-        raise InvalidText(at=at + error.start) from None
+        wrong = at + error.start
+    # raised out here, because the cause would carry the value itself
+    raise InvalidText(at=wrong)

@@ -1,0 +1,151 @@
+"""The walk: the values of many tuples at once, column by column, over the bytes of a chunk.
+
+A tuple of pgoutput is a count and then values that stand one behind the other, so where a column starts is known only
+when the one before it has been read; but that step can be done for all rows at once. Every bound is checked, for whole
+columns; whatever does not fit raises `Irregular`, and the plain decoder then says what is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+PADDING: Final = b"\x00" * 8  # behind the last frame: the window below reads eight bytes wherever a value may start
+
+_NULL, _TEXT, _UNCHANGED = b"ntu"
+
+
+class Irregular(Exception):
+    """Bytes that the walk does not vouch for. Never leaves `decode`: the plain decoder takes over."""
+
+
+def require(condition: Any) -> None:
+    """Raise Irregular unless the condition holds."""
+    if not condition:
+        raise Irregular
+
+
+class Chunk:
+    """Frames one behind the other, with what is needed to read them by the column.
+
+    `bytes` holds all frames and the padding, `start` and `end` (int64 ndarrays) the bounds of each frame, `data` the
+    bytes as uint8, `window[i]` the eight bytes from i on as one big-endian number.
+    """
+
+    __slots__ = ("bytes", "data", "end", "start", "window")
+
+    def __init__(self, frames: list[bytes]) -> None:
+        self.bytes = b"".join([*frames, PADDING])
+        self.end = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)))
+        self.start = np.concatenate([np.zeros(1, np.int64), self.end[:-1]])
+        self.data = np.frombuffer(self.bytes, np.uint8)
+        # one unaligned gather gives a value's kind and its length: measured 4 ns, byte by byte 10
+        self.window: Any = np.ndarray((len(self.bytes) - 7,), ">u8", self.bytes, strides=(1,))
+
+
+@dataclass(frozen=True, slots=True)
+class Tuples:
+    """One tuple for each of r rows, their v values in row order.
+
+    `offsets` int64 ndarray (r + 1), where a row's values start; `slots` int64 ndarray (v), start of the text in the
+    low and its end in the high half; `absent`, `unchanged` bool ndarrays (v) or None where there is no such value;
+    `after` int64 ndarray (r), the byte behind the tuple.
+    """
+
+    offsets: Any
+    slots: Any
+    absent: Any
+    unchanged: Any
+    after: Any
+
+
+def read_tuples(chunk: Chunk, at: Any, end: Any, columns: Any) -> Tuples:
+    """Read the tuples that start at `at` in frames that end at `end`, of `columns` values each (int64 ndarrays, r)."""
+    require((at + 2 <= end).all())
+    require(((chunk.window[at].astype(np.uint64) >> np.uint64(48)) == columns.astype(np.uint64)).all())
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns)])
+    widths = np.unique(columns)
+    if len(widths) == 1:  # the usual case: no scattering
+        slots, kinds, after = _walk(chunk, at + 2, end, int(widths[0]))
+        slots, kinds = slots.ravel(), kinds.ravel()
+    else:
+        slots, kinds, after = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.uint8), at.copy()
+        for width in widths.tolist():
+            rows = np.flatnonzero(columns == width)
+            spans, letters, after[rows] = _walk(chunk, at[rows] + 2, end[rows], width)
+            target = offsets[rows][:, None] + np.arange(width)
+            slots[target], kinds[target] = spans, letters
+    unchanged, absent = kinds == _UNCHANGED, kinds != _TEXT
+    return Tuples(offsets, slots, absent if absent.any() else None, unchanged if unchanged.any() else None, after)
+
+
+def _walk(chunk: Chunk, at: Any, end: Any, width: int) -> tuple[Any, Any, Any]:
+    """Slots and kinds, (rows, width) each, and the byte behind each tuple."""
+    slots = np.empty((len(at), width), np.int64)
+    kinds = np.empty((len(at), width), np.uint8)
+    for column in range(width):
+        require((at < end).all())
+        head = chunk.window[at].astype(np.int64)
+        kind = (head >> 56).astype(np.uint8)
+        size = (head >> 24) & 0xFFFFFFFF
+        text = kind == _TEXT
+        if text.all():
+            start = at + 5
+        else:
+            require((text | (kind == _NULL) | (kind == _UNCHANGED)).all())
+            start = at + np.where(text, 5, 1)
+            size[~text] = 0
+        at = start + size
+        require((at <= end).all())
+        slots[:, column] = start | (at << 32)
+        kinds[:, column] = kind
+    return slots, kinds, at
+
+
+def texts(chunk: Chunk, tuples: Tuples) -> pa.Array:
+    """The values as a string array (v), NULL where absent.
+
+    The slots ascend, so start, end, start, end … are valid offsets of an array over the chunk's own bytes, in which
+    every second string is a value: one `take` of those copies all of them.
+    """
+    count = len(tuples.slots)
+    if not count:
+        return pa.array([], pa.string())
+    offsets = pa.py_buffer(tuples.slots.astype("<i8", copy=False).view("<i4"))
+    every = pa.StringArray.from_buffers(2 * count - 1, offsets, pa.py_buffer(chunk.bytes))
+    values = every.take(pa.array(np.arange(0, 2 * count, 2)))
+    try:
+        values.validate(full=True)  # UTF-8, value by value
+    except pa.ArrowInvalid:
+        raise Irregular from None  # the cause would quote the value
+    if tuples.absent is None:
+        return values
+    _, ends, data = values.buffers()
+    return pa.StringArray.from_buffers(count, ends, data, bitmap(~tuples.absent))
+
+
+def bitmap(valid: Any) -> pa.Buffer:
+    """Arrow's validity bits of a bool ndarray."""
+    return pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def lists(kind: pa.DataType, lengths: Any, valid: Any, values: pa.Array) -> pa.Array:
+    """A list array: `lengths` int64 ndarray (0 where NULL), `valid` bool ndarray, `values` of all rows."""
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+    mask = None if valid.all() else bitmap(valid)
+    return pa.ListArray.from_buffers(kind, len(lengths), [mask, pa.py_buffer(offsets)], children=[values])
+
+
+def unchanged_lists(tuples: Tuples | None, rows: Any, count: int, kind: pa.DataType) -> pa.Array:
+    """For `count` changes, of which `rows` have these tuples: positions not sent, NULL where all were."""
+    if tuples is None or tuples.unchanged is None:
+        return pa.nulls(count, kind)
+    at = np.flatnonzero(tuples.unchanged)
+    owner = np.searchsorted(tuples.offsets, at, side="right") - 1
+    lengths = np.zeros(count, np.int64)
+    lengths[rows] = np.bincount(owner, minlength=len(rows))
+    positions = (at - tuples.offsets[owner]).astype(np.int32)
+    return lists(kind, lengths, lengths > 0, pa.array(positions))
