@@ -1,7 +1,7 @@
 r"""Which tables a pipeline captures: the patterns of `source.tables`.
 
 A pattern is `schema.table`; `*` and `?` match within a part and never across the dot, `\` escapes as in a `TableName`,
-a leading `!` takes tables out again. The order of the patterns does not matter.
+a leading `!` takes tables out again. Patterns are read in order: a later one may take in what an earlier one took out.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 
 def captures(patterns: Sequence[str], table: TableName) -> bool:
     """Whether the patterns take a table in."""
-    name = str(table)
-    taken = any(compile_pattern(p).fullmatch(name) for p in patterns if not p.startswith("!"))
-    return taken and not any(compile_pattern(p[1:]).fullmatch(name) for p in patterns if p.startswith("!"))
+    name, taken = str(table), False
+    for pattern in patterns:
+        if compile_pattern(pattern.removeprefix("!")).fullmatch(name):
+            taken = not pattern.startswith("!")
+    return taken

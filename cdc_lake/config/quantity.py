@@ -29,10 +29,26 @@ def _milliseconds(value: object) -> int:
     return _parse(value, _TIMES, "200 ms")
 
 
-Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(ge=1, examples=["32 MiB"])]
+BYTES = BeforeValidator(_bytes, json_schema_input_type=int | str)
+MILLISECONDS = BeforeValidator(_milliseconds, json_schema_input_type=int | str)
+
+Bytes = Annotated[int, BYTES, Field(ge=1, examples=["32 MiB"])]
 """A number of bytes, written with a unit."""
 
-Milliseconds = Annotated[
-    int, BeforeValidator(_milliseconds, json_schema_input_type=int | str), Field(ge=0, examples=["200 ms"])
-]
+Milliseconds = Annotated[int, MILLISECONDS, Field(ge=0, examples=["200 ms"])]
 """A length of time in milliseconds, written with a unit."""
+
+
+def format_bytes(value: int) -> str:
+    """The largest unit that gives a whole number: `32 MiB`, exact and ready to be written back."""
+    return _format(value, _UNITS)
+
+
+def format_milliseconds(value: int) -> str:
+    """The largest unit that gives a whole number: `10 s`, exact and ready to be written back."""
+    return _format(value, _TIMES)
+
+
+def _format(value: int, units: dict[str, int]) -> str:
+    name, size = max(((n, s) for n, s in units.items() if value % s == 0 and s <= max(value, 1)), key=lambda u: u[1])
+    return f"{value // size} {name}"

@@ -185,8 +185,7 @@ class _Reader:
         try:
             yield from yaml.parse(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as bad:
-            mark = bad.problem_mark or bad.context_mark
-            raise _Refused(Problem.SYNTAX, *_syntax(bad, self._mark(mark), text)) from bad
+            raise _Refused(Problem.SYNTAX, *_syntax(bad, self._mark(_blamed(bad)), text)) from bad
 
     def _mark(self, mark: _Place | None) -> Mark:
         if mark is None:
@@ -200,7 +199,9 @@ class _Reader:
         mark = self._mark(event.start_mark)
         if depth > MAX_DEPTH:
             raise _Refused(Problem.YAML_FEATURE, f"nested deeper than {MAX_DEPTH} levels", mark)
+        told = len(self.found)
         self._check_features(event, mark, path)
+        broken = len(self.found) > told
         if isinstance(event, yaml.SequenceStartEvent):
             items = SequenceNode(mark)
             while not isinstance(event := next(events), yaml.SequenceEndEvent):
@@ -211,7 +212,8 @@ class _Reader:
             return self._mapping(events, mark, depth=depth, path=path)
         if isinstance(event, yaml.ScalarEvent):
             plain = event.style is None
-            return ScalarNode(mark, resolve_plain(event.value) if plain else event.value, event.value, plain)
+            value = resolve_plain(event.value) if plain else event.value
+            return ScalarNode(mark, value, event.value, plain, broken=broken)
         return ScalarNode(mark, None, "", plain=True, broken=True)  # an alias, reported already
 
     def _mapping(self, events: Iterator[yaml.Event], mark: Mark, *, depth: int, path: str) -> MappingNode:
@@ -252,18 +254,27 @@ class _Reader:
             self._report(Problem.YAML_FEATURE, f"YAML tag `{written}`", mark, path, hint)
 
 
+def _blamed(bad: yaml.MarkedYAMLError) -> _Place | None:
+    """Where the mistake is: for a missing colon and a wrong tag that is where the thing began."""
+    began = "could not find expected ':'" in (bad.problem or "") or bad.context == "while scanning a tag"
+    return bad.context_mark if began and bad.context_mark is not None else bad.problem_mark or bad.context_mark
+
+
 def _syntax(bad: yaml.MarkedYAMLError, mark: Mark, text: str) -> tuple[str, Mark, str]:
     lines = text.splitlines()
     line = lines[mark.line - 1] if mark.line <= len(lines) else ""
     indent = line[: len(line) - len(line.lstrip())]
     if "\t" in indent or line[mark.column - 1 : mark.column] == "\t":
         return "a tab is used for indentation", mark, "indent with spaces"
-    problem = (bad.problem or "not valid YAML").replace("<", "").replace(">", "")
-    context = f" {bad.context}" if bad.context else ""
+    if line[max(0, mark.column - 2) : mark.column] == "${":
+        place = Mark(mark.file, mark.line, mark.column - 1)
+        return "a reference without quotes inside `{ }` or `[ ]`", place, 'quote it: "${env:NAME}"'
+    problem = bad.problem or "not valid YAML"
     if "could not find expected ':'" in problem:
-        return "expected `key: value`", mark, "look at the line above too: a colon or a quote may be missing"
+        return "expected `key: value`", mark, "a colon is missing, or a quote before"
     if "mapping values are not allowed" in problem:
         return "a second `:` in one line", mark, "quote the value, or put the inner key on a line of its own"
-    if "found undefined tag handle" in problem or "found undefined alias" in problem:
-        return problem, mark, "quote a text that starts with `!` or `*`"
-    return f"not valid YAML: {problem}{context}", mark, ""
+    if bad.context == "while scanning a tag":
+        return "a tag that is not valid", mark, 'to write a text that starts with `!`, quote it: "!public.tmp_*"'
+    context = f" {bad.context}" if bad.context else ""
+    return f"not valid YAML: {problem}{context}", mark, "is a bracket or a quote not closed, an indentation off?"

@@ -1,0 +1,269 @@
+"""The command line: parse, call a function that returns a value, hand the value to the view.
+
+Whatever a verb needs is imported inside it, so `--help` starts no Spark, opens no table and is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cdc_lake.cli.inspect_verbs import inspect_app
+from cdc_lake.cli.process import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_PENDING, run_command
+from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_look, verb
+from cdc_lake.cli.view import Look, View, separate_narration
+
+app = typer.Typer(
+    name="cdc-lake",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Changes of the PostgreSQL family into Delta Lake and Iceberg: whole transactions, in order, exactly once.",
+)
+app.add_typer(inspect_app, name="inspect")
+
+
+def _version(on: bool) -> None:
+    if on:
+        from importlib.metadata import version
+
+        View(Look(), "version").raw(f"cdc-lake {version('cdc_lake')}")
+        raise typer.Exit
+
+
+@app.callback()
+def shared(
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+    no_color: NoColor = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="The version, and no more.")
+    ] = False,
+) -> None:
+    """Read the options that stand before the verb."""
+    del version
+    set_look(Look(json=json, quiet=quiet, verbose=verbose, debug=debug, no_color=no_color))
+
+
+@verb(app, "init", pipeline=False)
+def init(
+    call: Call,
+    template: Annotated[str, typer.Argument(help="demo, postgres or empty.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the new project.")],
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
+) -> None:
+    """Write a project that runs."""
+    from cdc_lake.cli.render import new_project_text
+    from cdc_lake.cli.scaffold import scaffold
+
+    made = scaffold(template, folder, force=force)
+    call.view.result(made, new_project_text(made))
+
+
+@verb(app, "validate")
+def validate(
+    call: Call, files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Pipeline files.")] = None
+) -> None:
+    """Check pipeline files without touching anything: all problems at once, with their places."""
+    from cdc_lake.cli.chosen import candidates
+    from cdc_lake.cli.render import validation_text
+    from cdc_lake.config.load import display
+    from cdc_lake.config.load import validate as find_problems
+    from cdc_lake.model.diagnostic import Severity
+
+    chosen = list(files or ([call.pipeline] if call.pipeline else candidates(Path.cwd()))) or [call.file()]
+    found = find_problems(chosen, environment=call.environment)
+    failed = any(d.severity is Severity.ERROR for d in found)
+    if found and not call.view.look.json:
+        call.view.diagnostics(found)
+    names = [display(f) for f in chosen]
+    call.view.result({"valid": not failed, "files": names, "diagnostics": found}, validation_text(names, found))
+    if failed:
+        raise typer.Exit(EXIT_CONFIG)
+
+
+@verb(app, "check")
+def check(
+    call: Call,
+    sql: Annotated[bool, typer.Option("--sql", help="Only the SQL that a DBA must run.")] = False,
+) -> None:
+    """Look at everything a run needs: Java, Spark, jars, server, role, slot, tables, lake; each with its fix."""
+    from cdc_lake.cli.render import check_text
+    from cdc_lake.pipeline import check as doctor
+
+    project = call.project()
+    if sql:
+        call.view.raw(doctor.dba_sql(project))
+        return
+    lines = doctor.check(project)
+    failed = [line for line in lines if line.ok is False]
+    text = check_text(lines, colour=call.view.look.colour(sys.stdout))
+    call.view.result({"ok": not failed, "lines": lines}, text)
+    if failed:
+        raise typer.Exit(1)
+
+
+@verb(app, "plan")
+def plan(
+    call: Call,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Every setting in force and where it comes from; no connection.")
+    ] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 6 where changes are pending.")] = False,
+) -> None:
+    """What `run` would do, without doing it."""
+    from cdc_lake.cli.render import plan_text, settings_text
+
+    project = call.project()
+    if show_config:
+        from cdc_lake.config.effective import effective
+
+        settings = effective(project)
+        call.view.result({"settings": settings}, settings_text(settings, call.view.width))
+        return
+    from cdc_lake.pipeline.plan import plan as work_out
+
+    planned = work_out(project)
+    call.view.result(planned, plan_text(planned))
+    if exit_code and planned.changes:
+        raise typer.Exit(EXIT_PENDING)
+
+
+@verb(app, "run")
+def run(
+    call: Call,
+    once: Annotated[bool, typer.Option("--once", help="Up to where the source is now, then end.")] = False,
+    only: Annotated[str | None, typer.Option("--only", metavar="receive|apply", help="One of the two loops.")] = None,
+    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
+) -> None:
+    """Do the plan: receive changes into bronze, apply them to silver."""
+    from cdc_lake.cli.interrupt import StopOnSignal, stop_when_input_ends
+    from cdc_lake.cli.render import run_text
+
+    if only not in {None, "receive", "apply"}:
+        raise typer.BadParameter("expected `receive` or `apply`", param_hint="--only")
+    project = call.project()
+    from cdc_lake.pipeline.run import run as execute
+
+    with StopOnSignal(call.view.note) as stop:
+        if until_input_ends:
+            stop_when_input_ends(stop.event)
+        summary = execute(project, once=once, only=only, stop=stop.event, tell=call.view.tell)
+    if call.view.look.json:
+        call.view.event({"schema": "cdc-lake/run/1", "stage": "summary", **_fields(summary)})
+    else:
+        call.view.result(summary, run_text(summary))
+    # A run without an end ends by being asked to: SIGTERM is how a service manager asks.
+    if stop.by is signal.SIGINT or (stop.by is not None and once):
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@verb(app, "status")
+def status(
+    call: Call,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every few seconds, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.5, help="With --watch.")] = 2.0,
+) -> None:
+    """Where the pipeline stands: tables, slot, lags, held rows, each with its reason."""
+    from cdc_lake.cli.render_status import status_text
+    from cdc_lake.pipeline.status import status as look_up
+
+    project = call.project()
+    while True:
+        value = look_up(project)
+        text = status_text(value, call.view.width, colour=call.view.look.colour(sys.stdout))
+        if not watch:
+            call.view.result(value, text)
+            return
+        if call.view.look.json:
+            call.view.event({"schema": "cdc-lake/status/1", **_fields(value)})
+        else:
+            call.view.screen(text)
+        time.sleep(every)
+
+
+@verb(app, "compare")
+def compare(
+    call: Call, tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="All by default.")] = None
+) -> None:
+    """Prove that silver equals the source, row by row."""
+    from cdc_lake.cli.render_compare import comparison_text, differs
+    from cdc_lake.pipeline.compare import compare as prove
+
+    comparison = prove(call.project(), tables or (), call.view.tell)
+    call.view.result(comparison, comparison_text(comparison, call.view.width))
+    if differs(comparison):
+        raise typer.Exit(1)
+
+
+@verb(app, "report")
+def report(
+    call: Call, open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False
+) -> None:
+    """Write the data quality and run report: one HTML file and its JSON."""
+    from cdc_lake.cli.render import report_text
+    from cdc_lake.pipeline.report import report as write
+
+    files = write(call.project())
+    call.view.result(files, report_text(files))
+    if open_it:
+        import webbrowser
+
+        if not webbrowser.open(Path(files.html).resolve().as_uri()):
+            call.view.note("no browser could be started; open the file above")
+
+
+@verb(app, "explain", pipeline=False)
+def explain(
+    call: Call,
+    code: Annotated[str | None, typer.Argument(help="As in `error[CODE]`.")] = None,
+    every: Annotated[bool, typer.Option("--list", help="All codes with their titles.")] = False,
+) -> None:
+    """The page of an error code: what happened, why, what to do."""
+    from cdc_lake.cli.pages import page, titles
+
+    if every:
+        listed = titles()
+        body = [{"code": c, "title": t} for c, t in listed]
+        call.view.result({"codes": body}, "\n".join(f"{c}  {t}" for c, t in listed))
+        return
+    if code is None:
+        raise typer.BadParameter("name a code, or use --list", param_hint="CODE")
+    text = page(code)
+    call.view.result({"code": code.strip().upper(), "page": text}, text)
+
+
+@verb(app, "schema", pipeline=False)
+def schema(call: Call) -> None:
+    """The JSON Schema of pipeline files, for editors."""
+    from cdc_lake.cli.document import dumps
+    from cdc_lake.config.json_schema import json_schema
+
+    call.view.raw(dumps(json_schema()))
+
+
+def _fields(value: object) -> dict[str, Any]:
+    from cdc_lake.cli.document import plain
+
+    body = plain(value)
+    return body if isinstance(body, dict) else {"value": body}
+
+
+def main() -> None:
+    """The entry point of `cdc-lake`: runs the command line and exits with a code of `docs/reference/exit-codes.md`."""
+    with contextlib.suppress(OSError, ValueError):  # no standard error at all: narration goes nowhere
+        separate_narration()
+    sys.exit(run_command(app, sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Results as text: pure functions from values to what people read.
+
+Numbers carry units, positions can be pasted back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cdc_lake.cli.document import plain
+from cdc_lake.model.diagnostic import Diagnostic, Severity
+
+if TYPE_CHECKING:
+    from cdc_lake.cli.scaffold import NewProject
+    from cdc_lake.config.effective import Setting
+    from cdc_lake.pipeline.check import CheckLine
+    from cdc_lake.pipeline.plan import Plan
+
+GREEN, RED, YELLOW, DIM, RESET = "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
+
+
+def tint(text: str, colour: str, *, on: bool) -> str:
+    """The text in a colour, where colour is on."""
+    return f"{colour}{text}{RESET}" if on else text
+
+
+def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), indent: str = "  ") -> list[str]:
+    """Rows as aligned columns two blanks apart; `right` are the columns of numbers."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        padded = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(cells)]
+        lines.append((indent + "  ".join(padded)).rstrip())
+    return lines
+
+
+def size(value: int | None) -> str:
+    """Bytes with a unit that fits, `-` where it is not known."""
+    if value is None:
+        return "-"
+    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(amount) >= 1024 and len(units) > 1:
+        amount, units = amount / 1024, units[1:]
+    return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{amount:.1f} {units[0]}"
+
+
+def seconds(value: float | None) -> str:
+    """A length of time with a unit that fits, `-` where it is not known."""
+    if value is None:
+        return "-"
+    if value < 120:
+        return f"{value:.1f} s"
+    if value < 7200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h" if value < 172_800 else f"{value / 86_400:.1f} d"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 problem`, `2 problems`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def new_project_text(made: NewProject) -> str:
+    """What `init` wrote and what to do next."""
+    lines = [f"made a {made.template} project in {made.folder}", ""]
+    lines += [f"  {name}" for name in made.files]
+    return "\n".join([*lines, "", "next:", *(f"  {command}" for command in made.next)])
+
+
+def validation_text(files: Sequence[str], found: Sequence[Diagnostic]) -> str:
+    """The verdict over pipeline files."""
+    errors = sum(d.severity is Severity.ERROR for d in found)
+    warnings = len(found) - errors
+    notes = f" ({counted(warnings, 'warning')})" if warnings else ""
+    if errors:
+        return f"{counted(errors, 'problem')} in {', '.join(files)}{notes}"
+    return f"valid: {', '.join(files)}{notes}"
+
+
+def settings_text(settings: Iterable[Setting], width: int) -> str:
+    """Every setting with its origin, lined up where the width allows."""
+    rows = [(s.path, s.text, s.source) for s in settings]
+    path = min(max(len(r[0]) for r in rows), width // 2)
+    value = min(max(len(r[1]) for r in rows), width // 3)
+    return "\n".join(f"{p.ljust(path)}  {v.ljust(value)}  {o}" for p, v, o in rows)
+
+
+def check_text(lines: Sequence[CheckLine], *, colour: bool) -> str:
+    """The doctor's findings, one a line, the fix below what needs one."""
+    marks = {
+        True: tint("✓", GREEN, on=colour),
+        False: tint("✗", RED, on=colour),
+        None: tint("-", YELLOW, on=colour),
+    }
+    width = max((len(line.subject) for line in lines), default=0)
+    out = []
+    for line in lines:
+        code = f"  [{line.code}]" if line.code and line.ok is False else ""
+        out.append(f"{marks[line.ok]} {line.subject.ljust(width)}  {line.text}{code}")
+        if line.fix and line.ok is not True:
+            out += [f"  {' ' * width}  → {part}" for part in line.fix.splitlines()]
+    bad = sum(line.ok is False for line in lines)
+    verdict = f"{counted(bad, 'thing')} to fix" if bad else "ready: `cdc-lake run`"
+    return "\n".join([*out, "", verdict])
+
+
+def plan_text(planned: Plan) -> str:
+    """The actions of a plan in their order."""
+    if not planned.actions:
+        return f"nothing to do: {planned.pipeline} is up to date"
+    lines = [f"plan for {planned.pipeline}", ""]
+    for action in planned.actions:
+        mark = "!" if action.destructive else "+" if action.changes else " "
+        lines.append(f"  {mark} {action.text}")
+    destructive = sum(a.destructive for a in planned.actions)
+    ends = [f"! {counted(destructive, 'destructive action')}: not done unless allowed"] if destructive else []
+    return "\n".join([*lines, "", *(ends or ["nothing destructive; `cdc-lake run` does it"])])
+
+
+def run_text(summary: object) -> str:
+    """What a run did."""
+    return value_text(summary, 100)
+
+
+def report_text(files: Any) -> str:
+    """Where the report is."""
+    return f"report  {files.html}\ndata    {files.json}"
+
+
+def value_text(value: object, width: int) -> str:
+    """Any result: its fields, lists of records as tables."""
+    return "\n".join(_lines(plain(value), "", width))
+
+
+def _lines(value: Any, indent: str, width: int) -> list[str]:
+    if isinstance(value, Mapping):
+        out: list[str] = []
+        simple = [(k, v) for k, v in value.items() if not isinstance(v, dict | list)]
+        label = max((len(k) for k, _ in simple), default=0)
+        out += [f"{indent}{k.replace('_', ' ').ljust(label)}  {_cell(v)}" for k, v in simple]
+        for k, v in value.items():
+            if isinstance(v, dict | list) and v:
+                out += [f"{indent}{k.replace('_', ' ')}", *_lines(v, indent + "  ", width)]
+        return out
+    if isinstance(value, list):
+        if value and all(isinstance(v, dict) and v.keys() == value[0].keys() for v in value):
+            heads = [k for k in value[0] if any(v[k] not in (None, [], {}, "") for v in value)]
+            rows = [[k.replace("_", " ") for k in heads], *([_cell(v[k]) for k in heads] for v in value)]
+            return table(rows, indent=indent)
+        return [f"{indent}{_cell(v)}" for v in value]
+    return [f"{indent}{_cell(value)}"]
+
+
+def _cell(value: Any) -> str:  # noqa: PLR0911  # one return a kind of value
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.3f}"
+        case dict():
+            return ", ".join(f"{k}={_cell(v)}" for k, v in value.items())
+        case list():
+            return ", ".join(_cell(v) for v in value)
+        case _:
+            return str(value)

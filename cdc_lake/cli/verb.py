@@ -1,0 +1,113 @@
+"""A verb: a command with the options that every command has, before or behind its name.
+
+The function of a verb takes a `Call` first and its own options after it. What is shared (`--json`, `-q`, `-v`,
+`--debug`, `--no-color`, and `--pipeline`, `--env` where a verb is about a pipeline) is declared here once.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cdc_lake.cli.view import Look, View
+
+if TYPE_CHECKING:
+    from cdc_lake.config.project import Project
+
+_OUTPUT = "Output"
+_PIPELINE = "Pipeline"
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.", rich_help_panel=_OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No narration, only errors.", rich_help_panel=_OUTPUT)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Every step, and logs.", rich_help_panel=_OUTPUT)]
+Debug = Annotated[bool, typer.Option("--debug", help="Debug logs; errors with traceback.", rich_help_panel=_OUTPUT)]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colour, as NO_COLOR=1.", rich_help_panel=_OUTPUT)]
+PipelineFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--pipeline", "-p", metavar="FILE", help="Pipeline file; the project's only one by default.",
+        rich_help_panel=_PIPELINE,
+    ),
+]  # fmt: skip
+Environment = Annotated[
+    str | None,
+    typer.Option("--env", "-e", metavar="NAME", help="Lay conf/NAME.yaml over it.", rich_help_panel=_PIPELINE),
+]
+
+_SHARED = {"json": Json, "quiet": Quiet, "verbose": Verbose, "debug": Debug, "no_color": NoColor}
+_OF_PIPELINE = {"pipeline": PipelineFile, "env": Environment}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a verb: how to answer, and which pipeline it is about."""
+
+    verb: str
+    view: View
+    pipeline: Path | None
+    environment: str | None
+
+    def file(self) -> Path:
+        """The pipeline file. Raises PipelineNotChosen."""
+        from cdc_lake.cli.chosen import choose
+
+        return choose(self.pipeline, Path.cwd())
+
+    def project(self) -> Project:
+        """The loaded pipeline. Raises ConfigInvalid, PipelineNotChosen."""
+        from cdc_lake.config.load import load_project
+
+        return load_project(self.file(), environment=self.environment)
+
+
+_look: Look = Look()
+
+
+def look() -> Look:
+    """How the command that runs answers; errors that end it are shown the same way."""
+    return _look
+
+
+def set_look(new: Look) -> None:
+    """Start from these output options; a verb's own ones come on top."""
+    global _look  # noqa: PLW0603  # one process, one command line
+    _look = new
+
+
+def verb(app: typer.Typer, name: str, *, pipeline: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a command with the shared options behind its own."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        own = list(signature.parameters.values())[1:]
+        shared = {**(_OF_PIPELINE if pipeline else {}), **_SHARED}
+        added = [
+            inspect.Parameter(
+                key,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None if key in _OF_PIPELINE else False,
+                annotation=annotation,
+            )
+            for key, annotation in shared.items()
+        ]
+
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            chosen = {key: given.pop(key) for key in shared}
+            set_look(look().plus(**{key: chosen[key] for key in _SHARED}))
+            with View(look(), name) as view:
+                function(Call(name, view, chosen.get("pipeline"), chosen.get("env")), **given)
+
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        del command.__wrapped__  # typer would read the inner signature
+        return app.command(name)(command)
+
+    return register

@@ -1,0 +1,138 @@
+"""Broken pipeline files: each with its code, at its line and column, and a hint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.config.load import load_project, validate
+from cdc_lake.config.problems import ConfigInvalid
+
+SOURCE = 'source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}\n'
+HEAD = "version: 1\npipeline: shop\n" + SOURCE
+TABLE = HEAD + "silver:\n  tables:\n    - from: public.orders\n"
+RULES = TABLE + "      rules:\n"
+
+CASES = {
+    "empty file": ("", "CFG109 1:1"),
+    "only comments": ("# nothing\n", "CFG109 1:1"),
+    "a list at the top": ("- version: 1\n", "CFG109 1:1"),
+    "a word at the top": ("hello\n", "CFG109 1:1"),
+    "tab indentation": ("version: 1\nsource:\n\thost: a\n", "CFG103 3:1"),
+    "unclosed bracket": (HEAD + "lake: {path: a\n", "CFG103 5:1"),
+    "unclosed quote": (HEAD + 'lake: {path: "a}\n', "CFG103 5:1"),
+    "missing colon": ("version: 1\npipeline shop\nlake: {}\n", "CFG103 2:1"),
+    "two colons in a line": ("version: 1\npipeline: a: b\n", "CFG103 2:12"),
+    "not UTF-8": (b"version: 1\npipeline: caf\xe9\n", "CFG110 2:14"),
+    "a control character": (b"version: 1\npipeline: a\x00b\n", "CFG110 2:12"),
+    "two documents": (HEAD + "---\nversion: 1\n", "CFG108 4:1"),
+    "an anchor and its alias": (HEAD + "lake: &l {path: a}\nbronze: *l\n", "CFG108 4:7", "CFG108 5:9"),
+    "a merge key": (HEAD + "lake:\n  <<: {path: a}\n", "CFG108 5:3"),
+    "a tag": (HEAD + "lake: !!python/object:os.system {path: a}\n", "CFG108 4:7"),
+    "an exclusion without quotes": (HEAD.replace('["public.*"]', '["public.*", !public.tmp_a ]'), "CFG108 3:78"),
+    "an exclusion that is no tag": (HEAD.replace('["public.*"]', "[!tmp_*]"), "CFG103 3:66"),
+    "nested too deep": (HEAD + "lake: " + "[" * 40 + "]" * 40 + "\n", "CFG108 4:39"),
+    "unknown key at the top": (HEAD + "silvr: {}\n", "CFG104 4:1"),
+    "unknown key in a table": (TABLE + "      catalgo: x\n", "CFG104 7:7"),
+    "unknown key in a rule": (RULES + "        - {rule: not_null, column: a, colunm: b}\n", "CFG104 8:39"),
+    "duplicate key": (HEAD + "lake: {path: a, path: b}\n", "CFG105 4:17"),
+    "duplicate section": (HEAD + "lake: {path: a}\nlake: {path: b}\n", "CFG105 5:1"),
+    "missing key": (HEAD.replace("host: h, ", ""), "CFG106 3:9"),
+    "missing section": ("version: 1\npipeline: shop\n", "CFG106 1:1"),
+    "a rule without its kind": (RULES + "        - {column: a}\n", "CFG106 8:11"),
+    "text where a number belongs": (HEAD.replace("host: h", "host: h, port: http"), "CFG107 3:41"),
+    "an octal-looking number": (HEAD.replace("host: h", "host: h, port: 05432"), "CFG107 3:41"),
+    "a number out of range": (HEAD.replace("host: h", "host: h, port: 70000"), "CFG107 3:41"),
+    "true where a number belongs": (HEAD.replace("host: h", "host: h, port: true"), "CFG107 3:41"),
+    "a number where text belongs": (HEAD.replace("database: d", "database: 5"), "CFG107 3:45"),
+    "a key without value": (HEAD + "silver:\n", "CFG107 4:8"),
+    "a list where a section belongs": (HEAD + "silver: []\n", "CFG107 4:9"),
+    "a word that is no choice": (HEAD + "snapshot: {mode: inital}\n", "CFG107 4:18"),
+    "a quantity without a known unit": (HEAD + "bronze: {batch: {max_bytes: 32 MB}}\n", "CFG107 4:29"),
+    "a pipeline name with a dash": (HEAD.replace("pipeline: shop", "pipeline: my-shop"), "CFG107 2:11"),
+    "an empty list": (HEAD.replace('["public.*"]', "[]"), "CFG107 3:65"),
+    "an unknown rule": (RULES + "        - {rule: betwen, column: a, min: 1}\n", "CFG107 8:11"),
+    "a version of the future": (HEAD.replace("version: 1", "version: 2"), "CFG111 1:10"),
+    "a source of a later version": (HEAD.replace("postgres", "gaussdb"), "CFG112 3:16"),
+    "a missing variable": (HEAD.replace("host: h", "host: '${env:NOT_SET_X}'"), "CFG120 3:32"),
+    "a reference without quotes in braces": (HEAD.replace("host: h", "host: ${env:X}"), "CFG103 3:32"),
+    "a missing variable in a line of its own": (HEAD + "lake:\n  path: a/${env:NOT_SET_X}\n", "CFG120 5:11"),
+    "a missing file": (HEAD.replace("user: u", "user: '${file:no/such}'"), "CFG121 3:54"),
+    "a secret away from Databricks": (HEAD.replace("user: u", "user: '${secret:a/b}'"), "CFG122 3:54"),
+    "a reference of an unknown kind": (HEAD.replace("user: u", "user: '${vault:a}'"), "CFG123 3:54"),
+    "a reference without its end": (HEAD.replace("host: h", "host: 'a${env:X'"), "CFG123 3:32"),
+    "a pattern without schema": (HEAD.replace("public.*", "orders"), "CFG130 3:66"),
+    "a table without schema": (HEAD + "silver: {tables: [{from: orders}]}\n", "CFG130 4:26"),
+    "a table that is not captured": (HEAD + "silver: {tables: [{from: other.t}]}\n", "CFG131 4:26"),
+    "one table twice": (TABLE + "    - from: public.orders\n", "CFG132 7:13"),
+    "two tables in one": (TABLE + "    - {from: public.o2, to: orders}\n", "CFG133 7:29"),
+    "two rules of one name": (RULES + "        - {rule: not_null, column: a}\n" * 2, "CFG134 9:11"),
+    "between without bounds": (RULES + "        - {rule: between, column: a}\n", "CFG135 8:11"),
+    "min above max": (RULES + "        - {rule: between, column: a, min: 5, max: 1}\n", "CFG135 8:43"),
+    "a date above another": (RULES + "        - {rule: between, column: a, min: 2025-01-01, max: 2024-01-01}\n", "CFG135 8:43"),
+    "bounds of two types": (RULES + "        - {rule: between, column: a, min: 5, max: 2024-01-01}\n", "CFG135 8:43"),
+    "a wrong regular expression": (RULES + "        - {rule: matches, column: a, pattern: '(a'}\n", "CFG136 8:47"),
+    "a key column twice": (TABLE + "      keys: [id, id]\n", "CFG137 7:18"),
+    "only exclusions": (HEAD.replace("public.*", "!public.*"), "CFG138 3:65"),
+    "a namespace of the lake itself": (HEAD + "silver: {defaults: {namespace: bronze}}\n", "CFG139 4:32"),
+    "a lake on object storage": (HEAD + "lake: {path: 's3://b/l'}\n", "CFG139 4:14"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_broken_file_is_told_by_code_and_place(name, tmp_path, monkeypatch):
+    monkeypatch.delenv("NOT_SET_X", raising=False)
+    monkeypatch.chdir(tmp_path)
+    text, *expected = CASES[name]
+    file = Path("p.yaml")
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    found = validate([file])
+    assert [f"{d.code} {d.location.line}:{d.location.column}" for d in found if d.location] == expected
+    assert all(d.location and d.location.file == "p.yaml" for d in found)
+    with pytest.raises(ConfigInvalid) as caught:
+        load_project(file)
+    assert list(caught.value.diagnostics) == found
+
+
+def test_all_problems_are_told_at_once_in_reading_order(tmp_path):
+    file = tmp_path / "p.yaml"
+    rule = "        - {rule: between, column: true, mn: 4}\n"
+    file.write_text(RULES.replace("host: h", "hots: h") + rule + "lake: {path: 5}\n")
+    found = validate([file])
+    assert [d.code for d in found] == ["CFG106", "CFG104", "CFG135", "CFG107", "CFG104", "CFG107"]
+    places = [(d.location.line, d.location.column) for d in found if d.location]
+    assert places == sorted(places)
+
+
+def test_the_message_of_the_error_counts_what_else_is_wrong(tmp_path):
+    file = tmp_path / "p.yaml"
+    file.write_text(HEAD + "a: 1\nb: 2\nc: 3\n")
+    with pytest.raises(ConfigInvalid, match=r"unknown key `a` \(and 2 more\)"):
+        load_project(file)
+
+
+@pytest.mark.parametrize(("make", "words"), [(lambda f: f.mkdir(), "is a folder"), (lambda f: None, "does not exist")])
+def test_a_file_that_cannot_be_read_is_told(make, words, tmp_path):
+    file = tmp_path / "p.yaml"
+    make(file)
+    (found,) = validate([file])
+    assert found.code == "CFG102"
+    assert words in found.summary
+
+
+def test_an_environment_without_file_names_those_there_are(tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "dev.yaml").write_text("{}\n")
+    file = tmp_path / "p.yaml"
+    file.write_text(HEAD)
+    (found,) = validate([file], environment="prod")
+    assert (found.code, found.hint) == ("CFG124", "this project has dev")
+    (found,) = validate([file], environment="../conf/dev")
+    assert found.code == "CFG124"
+
+
+def test_no_value_of_the_file_is_in_an_error_about_a_secret(tmp_path):
+    file = tmp_path / "p.yaml"
+    file.write_text(HEAD.replace("user: u", "user: u, password: [hunter2]"))
+    assert "hunter2" not in repr(validate([file]))
