@@ -1,7 +1,7 @@
 """Files: the data files of one version of bronze, with the bounds that say which rows each can hold.
 
-Every file of ours carries exact bounds of `epoch`, `position`, `op` and `relation` in the Delta log; a file without
-them (rewritten by something else) can hold anything and is read.
+Every file of ours carries its bounds in the Delta log; a file without them (rewritten by something else) can hold
+anything and is read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from deltalake import DeltaTable
 
 from cdc_lake.bronze.contract import SCHEMA
 
-BOUNDED = ("epoch", "position", "ordinal", "op", "relation")
-"""Columns that every data file of bronze has bounds of."""
+BOUNDED = tuple(f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in {"info", "raw"})
+"""Columns that every data file of bronze has exact bounds of."""
+
+LOOSE = {"info": ("{", "}")}
+"""Bounds of what is too long for the log: every `info` is a JSON object."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, confirm_app, order_app, snapshot_app
-from cdc_lake.bronze.files import BOUNDED
+from cdc_lake.bronze.files import BOUNDED, LOOSE
 from cdc_lake.bronze.port import BronzeState, Landed
 from cdc_lake.bronze.rows import build, snapshot_rows
 from cdc_lake.bronze.state import CONTRACT_PROPERTY, check_contract, read_state
@@ -164,7 +164,14 @@ class DeltaBronze:
         share = -(-rows.num_rows // files)
         try:
             actions = [
-                write_file(self._folder, rows.slice(start, share), stats=BOUNDED, plain=_PLAIN, durable=self._durable)
+                write_file(
+                    self._folder,
+                    rows.slice(start, share),
+                    stats=BOUNDED,
+                    loose=LOOSE,
+                    plain=_PLAIN,
+                    durable=self._durable,
+                )
                 for start in range(0, rows.num_rows, share)
             ]
         except OSError as cause:

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -67,12 +68,20 @@ def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str],
 
 
 def write_file(
-    folder: Path, rows: pa.Table, *, stats: Sequence[str], plain: Sequence[str] = (), durable: bool
+    folder: Path,
+    rows: pa.Table,
+    *,
+    stats: Sequence[str] = (),
+    loose: Mapping[str, tuple[str, str]] | None = None,
+    plain: Sequence[str] = (),
+    durable: bool,
 ) -> AddAction:
     """Write one Parquet file and give the action that makes it part of the table.
 
-    `stats` are the columns whose smallest and greatest value readers prune by; `plain` those whose values hardly repeat
-    and that a dictionary would only slow down.
+    `stats` are the columns whose smallest and greatest value readers prune by: none, or all of scalar type, because
+    `DeltaTable.to_pyarrow_dataset` takes a missing bound for a file without matches (deltalake 1.6.6, tried). `loose`
+    gives bounds of columns whose real ones are too long; `plain` names columns whose values hardly repeat and that a
+    dictionary would only slow down.
     """
     path = folder / f"{uuid4()}.zstd.parquet"
     with path.open("xb") as sink:
@@ -92,7 +101,9 @@ def write_file(
             os.fsync(sink.fileno())
     if durable:
         _sync(folder)
-    return AddAction(path.name, size, {}, time.time_ns() // 1_000_000, data_change=True, stats=_stats(rows, stats))
+    return AddAction(
+        path.name, size, {}, time.time_ns() // 1_000_000, data_change=True, stats=_stats(rows, stats, loose or {})
+    )
 
 
 def commit(
@@ -194,15 +205,32 @@ def _leaves(schema: pa.Schema) -> list[str]:
     return [f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in schema]
 
 
-def _stats(rows: pa.Table, columns: Sequence[str]) -> str:
+def _stats(rows: pa.Table, columns: Sequence[str], loose: Mapping[str, tuple[str, str]]) -> str:
     """Delta's per-file statistics (protocol, section Per-file Statistics) of the named columns."""
-    bounds = {name: pc.min_max(rows[name]).as_py() for name in columns if rows[name].null_count < rows.num_rows}
+    if not columns:
+        return json.dumps({"numRecords": rows.num_rows})
+    nulls = {name: rows[name].null_count for name in (*columns, *loose)}
+    known = [name for name, missing in nulls.items() if missing < rows.num_rows]
+    bounds = {name: loose[name] if name in loose else _bounds(rows[name]) for name in known}
     return json.dumps(
         {
             "numRecords": rows.num_rows,
-            "minValues": {name: bound["min"] for name, bound in bounds.items()},
-            "maxValues": {name: bound["max"] for name, bound in bounds.items()},
-            "nullCount": {name: rows[name].null_count for name in columns},
+            "minValues": {name: low for name, (low, _) in bounds.items()},
+            "maxValues": {name: high for name, (_, high) in bounds.items()},
+            "nullCount": nulls,
         },
         ensure_ascii=False,
+        default=_time,
     )
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[object, object]:
+    found = pc.min_max(column).as_py()
+    return found["min"], found["max"]
+
+
+def _time(value: object) -> str:
+    if not isinstance(value, datetime):
+        msg = f"statistics of {type(value).__name__} have no form in Delta"
+        raise TypeError(msg)
+    return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,218 @@
+"""The bronze reader: commits, changes, layouts and whole transactions of a Delta bronze table, without Spark.
+
+Each call looks at the newest version. Only data files whose bounds overlap what is asked for are opened, and only the
+columns asked for are read. Positions of different epochs never meet: every call has one epoch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from cdc_lake.bronze.contract import COMMIT, DELETE, INSERT, RELATION, SCHEMA, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.files import Files
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.state import check_contract, read_state
+from cdc_lake.errors import BronzeDamaged
+from cdc_lake.lake.delta_log import open_table
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.span import Span
+
+_ROWS_AT_ONCE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRow:
+    """One landed transaction, as its COMMIT row says.
+
+    `counts`: table as bronze writes it → operation (`I U D T`) → number; `size`: bytes of the changes as received.
+    """
+
+    epoch: int
+    position: int
+    commit_ts: datetime | None
+    xid: int | None
+    counts: dict[str, dict[str, int]]
+    size: int
+    content: bytes
+    hash: bytes
+
+    @property
+    def changes(self) -> int:
+        """Changes of tables; logical messages are not counted."""
+        return sum(sum(kinds.values()) for kinds in self.counts.values())
+
+
+class BronzeReader:
+    """A bronze table in a local folder. Keeps the table open; one instance a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = Path(path)
+        self._table: DeltaTable | None = None
+        self._files: tuple[int, Files] | None = None
+        self._layouts: dict[int, Relation] = {}
+        self._layouts_read: set[str] = set()
+
+    def version(self) -> int | None:
+        """The newest version of the table, None where there is none."""
+        table = self._newest()
+        return None if table is None else int(table.version())
+
+    def state(self) -> BronzeState | None:
+        """Markers, epoch and head of the newest stream; None where no stream was started."""
+        table = self._newest()
+        return None if table is None else read_state(table, self._folder)
+
+    def commits(self, span: Span) -> list[CommitRow]:
+        """The transactions of a span in order, from their COMMIT rows alone."""
+        files = self.files()
+        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT)
+        columns = ["epoch", "position", "commit_ts", "xid", "info"]
+        rows = files.read(paths, columns, within(span) & (pc.field("op") == COMMIT))
+        return [_commit_row(row) for row in _in_order(rows).to_pylist()]
+
+    def highest_commit(self, epoch: int) -> int | None:
+        """The position of the last transaction of an epoch, None where it has none."""
+        files = self.files()
+        highest: int | None = None
+        for path in reversed(files.select(epoch=epoch, op=COMMIT)):
+            wanted = (pc.field("op") == COMMIT) & (pc.field("epoch") == epoch)
+            found = pc.max(files.read([path], ["position"], wanted)["position"]).as_py()
+            if found is not None and (highest is None or found > highest):
+                highest = int(found)
+            if highest is not None and not set(files.select(epoch=epoch, after=highest, op=COMMIT)) - {path}:
+                break
+        return highest
+
+    def layouts(self, relations: Iterable[TableName] | None = None, span: Span | None = None) -> dict[int, Relation]:
+        """Layouts by number: of the tables named (None: of all) and in use in the span (None: ever).
+
+        Each commit repeats the layouts it uses, so a span's own files hold all that its changes need; with a span more
+        may be returned than it uses, never less.
+        """
+        files = self.files()
+        names = None if relations is None else {str(name) for name in relations}
+        bounds = {} if span is None else {"epoch": span.epoch, "after": span.after - 1, "upto": span.upto}
+        paths = files.select(op=RELATION, relations=names, **bounds)
+        unread = [path for path in paths if path not in self._layouts_read]
+        rows = files.read(unread, ["layout", "info"], pc.field("op") == RELATION)
+        for row in rows.group_by("layout").aggregate([("info", "min")]).to_pylist():
+            self._layouts[row["layout"]] = _relation(row["info_min"])
+        self._layouts_read.update(unread)
+        return {n: r for n, r in self._layouts.items() if names is None or str(r.table) in names}
+
+    def changes(self, table: TableName, span: Span) -> pa.Table:
+        """All columns of one table's changes (I U D T) in a span, in order."""
+        files = self.files()
+        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, relations=[str(table)])
+        wanted = within(span) & (pc.field("relation") == str(table))
+        wanted &= pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE])
+        return _in_order(files.read(paths, SCHEMA.names, wanted))
+
+    def history_rows(self, table: TableName) -> pa.Table:
+        """All columns of all changes and snapshot rows of one table, in order over all epochs."""
+        files = self.files()
+        wanted = (pc.field("relation") == str(table)) & (pc.field("op") != RELATION)
+        return _in_order(files.read(files.select(relations=[str(table)]), SCHEMA.names, wanted))
+
+    def rows(self, position: int, epoch: int | None = None) -> pa.Table:
+        """Every row at a position, layouts first; `epoch` defaults to the newest stream's."""
+        if epoch is None:
+            state = self.state()
+            epoch = state.epoch if state is not None else 0
+        files = self.files()
+        paths = files.select(epoch=epoch, after=position - 1, upto=position)
+        return _in_order(files.read(paths, SCHEMA.names, within(Span(epoch, position - 1, position))))
+
+    def transactions(self, span: Span, columns: Sequence[str] = SCHEMA.names) -> Iterator[tuple[int, list[Any]]]:
+        """The rows of each position of a span as dictionaries, in the order they stand in, file by file.
+
+        Layout and snapshot rows are left out. Nothing is checked: `bronze.chain` does.
+        """
+        files = self.files()
+        wanted = within(span) & ~pc.field("op").isin([RELATION, SNAPSHOT])
+        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto)
+        rows = itertools.chain.from_iterable(_dictionaries(files.read([path], columns, wanted)) for path in paths)
+        for position, group in itertools.groupby(rows, key=lambda row: row["position"]):
+            yield position, list(group)
+
+    def files(self) -> Files:
+        """The data files of the newest version."""
+        table = self._newest()
+        if table is None:
+            return Files(self._folder, pa.table({"path": pa.array([], pa.string())}))
+        if self._files is None or self._files[0] != table.version():
+            self._files = (table.version(), Files.of(table, self._folder))
+        return self._files[1]
+
+    def _newest(self) -> DeltaTable | None:
+        if self._table is None:
+            self._table = open_table(self._folder)
+            if self._table is not None:
+                check_contract(self._table, self._folder)
+        else:
+            self._table.update_incremental()
+        return self._table
+
+
+def within(span: Span) -> pc.Expression:
+    """The filter of a span."""
+    position = pc.field("position")
+    return (pc.field("epoch") == span.epoch) & (position > span.after) & (position <= span.upto)
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    """Rows by epoch, position, ordinal; layout rows, which have no ordinal, before the others of their file."""
+    keys = [name for name in ("epoch", "position", "ordinal") if name in rows.column_names]
+    if rows.num_rows < 2 or _ascending([np.asarray(pc.fill_null(rows[name], -1)) for name in keys]):
+        return rows
+    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in keys], null_placement="at_start"))
+
+
+def _ascending(keys: list[Any]) -> bool:
+    undecided = np.ones(len(keys[0]) - 1, bool)
+    for key in keys:
+        step = np.diff(key)
+        if (step[undecided] < 0).any():
+            return False
+        undecided &= step == 0
+    return True
+
+
+def _dictionaries(rows: pa.Table) -> Iterator[dict[str, Any]]:
+    for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        yield from batch.to_pylist()
+
+
+def _commit_row(row: dict[str, Any]) -> CommitRow:
+    try:
+        info = json.loads(row["info"])
+        return CommitRow(
+            epoch=row["epoch"],
+            position=row["position"],
+            commit_ts=row["commit_ts"],
+            xid=row["xid"],
+            counts=info["counts"],
+            size=info["bytes"],
+            content=bytes.fromhex(info["content"]),
+            hash=bytes.fromhex(info["hash"]),
+        )
+    except (KeyError, TypeError, ValueError) as cause:
+        raise BronzeDamaged(f"the COMMIT row at position {row['position']} cannot be read") from cause
+
+
+def _relation(info: str) -> Relation:
+    try:
+        return Relation.from_description(json.loads(info))
+    except (KeyError, TypeError, ValueError) as cause:
+        raise BronzeDamaged("a layout row cannot be read") from cause

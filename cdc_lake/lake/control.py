@@ -1,0 +1,274 @@
+"""Control tables: what the two loops tell each other and the reader, as small Delta tables on paths.
+
+They follow from bronze and silver and are never the place where a position is decided. Written without Spark (an append
+takes 10 to 30 ms), one table a kind under one folder. Several processes may append at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from cdc_lake.errors import ControlNotWritten, LakeError
+from cdc_lake.lake.delta_log import NotLanded, commit, create_table, open_table, sync_version, write_file
+
+_TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
+_TIME = pa.timestamp("us", tz="UTC")
+_RECORDED = ("recorded_at", _TIME, "when the row was written")
+_STREAM = ("stream", _TEXT, "the stream, as in bronze")
+_EPOCH = ("epoch", _INT, "its number within the pipeline")
+_POSITION = ("position", _LONG, "position in the stream's order domain")
+
+Columns: TypeAlias = tuple[tuple[str, pa.DataType, str], ...]
+
+TABLES: dict[str, Columns] = {
+    "streams": (
+        _EPOCH,
+        _STREAM,
+        ("start", _LONG, "position at which the stream starts: its slot's consistent point"),
+        ("slot", _TEXT, "name of the slot on the server"),
+        ("system_id", _TEXT, "the server's system identifier"),
+        ("database", _TEXT, "database on the server"),
+        ("domain", _TEXT, "order domain: lsn or csn"),
+        _RECORDED,
+    ),
+    "snapshots": (
+        ("snapshot", _TEXT, "name of the snapshot"),
+        _STREAM,
+        _EPOCH,
+        ("position", _LONG, "position the rows stand for"),
+        ("tables", _TEXT, "JSON: table → what was copied"),
+        ("state", _TEXT, "started, complete or abandoned; the newest row of a snapshot counts"),
+        _RECORDED,
+    ),
+    "cuts": (
+        _EPOCH,
+        _STREAM,
+        _POSITION,
+        ("commit_ts", _TIME, "time of the last transaction in the cut, by the source's clock"),
+        ("tables", _TEXT, "JSON: relation → {table, format, version, position, state, held}"),
+        _RECORDED,
+    ),
+    "held": (
+        _STREAM,
+        _EPOCH,
+        _POSITION,
+        ("ordinal", _LONG, "which change of the transaction"),
+        ("generation", _INT, "generation of the silver table"),
+        ("relation", _TEXT, "source table, as in bronze"),
+        ("table", _TEXT, "silver table"),
+        ("op", _TEXT, "I U D T or S"),
+        ("reason", _TEXT, "failed: it broke a rule; waiting: behind a held change; closed: the hold ended"),
+        ("rules", pa.list_(_TEXT), "names of the rules it broke"),
+        ("key", pa.list_(_TEXT), "key after the change as texts, in key order; before it for a delete"),
+        ("from_key", pa.list_(_TEXT), "key before the change, NULL for an insert"),
+        ("layout", _LONG, "layout the tuples follow"),
+        ("new", pa.list_(_TEXT), "new tuple, as in bronze"),
+        ("old", pa.list_(_TEXT), "old tuple, as in bronze"),
+        ("old_kind", _TEXT, "key or full"),
+        ("unchanged", pa.list_(pa.int32()), "positions in `new` that were not sent"),
+        ("span_upto", _LONG, "end of the span that held it"),
+        _RECORDED,
+    ),
+    "runs": (
+        ("run", _TEXT, "identifier of the run"),
+        ("verb", _TEXT, "command it was"),
+        ("started_at", _TIME, "when it started"),
+        ("ended_at", _TIME, "when it ended, NULL while it runs"),
+        ("outcome", _TEXT, "done, stopped, failed or running"),
+        ("facts", _TEXT, "JSON: counts, positions, lags, error code"),
+    ),
+}
+"""Name, type and meaning of each control table's columns; the reference page is generated from it."""
+
+ControlName: TypeAlias = Literal["streams", "snapshots", "cuts", "held", "runs"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """A stream's start: the hand-over from the epoch before."""
+
+    epoch: int
+    stream: str
+    start: int
+    slot: str
+    system_id: str
+    database: str
+    domain: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """A step in the life of a snapshot; `tables` is JSON."""
+
+    snapshot: str
+    stream: str
+    epoch: int
+    position: int
+    tables: str
+    state: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CutRow:
+    """One position across all silver tables; `tables` is JSON: relation → table, format, version, position, …"""
+
+    epoch: int
+    stream: str
+    position: int
+    commit_ts: datetime | None
+    tables: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run of a verb; `facts` is JSON."""
+
+    run: str
+    verb: str
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str
+    facts: str
+
+
+ControlRow: TypeAlias = StreamRow | SnapshotRow | CutRow | RunRow
+_NAMES: dict[type, ControlName] = {StreamRow: "streams", SnapshotRow: "snapshots", CutRow: "cuts", RunRow: "runs"}
+
+
+def schema_of(name: ControlName) -> pa.Schema:
+    """The Arrow schema of a control table."""
+    return pa.schema([pa.field(column, kind) for column, kind, _ in TABLES[name]])
+
+
+class ControlTables:
+    """The control tables under one folder. Reads see the newest version; appends are synced like bronze."""
+
+    def __init__(self, folder: Path, durability: Literal["fsync", "os"] = "fsync") -> None:
+        self._folder = Path(folder)
+        self._durable = durability == "fsync"
+        self._open: dict[ControlName, DeltaTable] = {}
+
+    def path(self, name: ControlName) -> Path:
+        """Folder of one table, for readers of other kinds (Spark)."""
+        return self._folder / name
+
+    def record(self, row: ControlRow) -> None:
+        """Append one row to the table of its kind."""
+        self.append(_NAMES[type(row)], [dataclasses.asdict(row)])
+
+    def append(
+        self, name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table, app: tuple[str, int] | None = None
+    ) -> bool:
+        """Append rows in one commit; False where there was nothing to do.
+
+        `app`: an application id and its version; where the table has that version or a later one, nothing is written,
+        so a step that is repeated leaves its rows once. Raises ControlNotWritten.
+        """
+        data = _arrow(name, rows)
+        if data.num_rows == 0:
+            return False
+        table = self._table(name) or self._create(name)
+        if app is not None and (last := table.transaction_version(app[0])) is not None and app[1] <= last:
+            return False
+        apps = {} if app is None else {app[0]: app[1]}
+        folder = self.path(name)
+        self._open.pop(name, None)
+        try:
+            action = write_file(folder, data, durable=self._durable)
+            commit(table, folder, [action], apps=apps, note={}, fenced=False, durable=self._durable)
+        except (NotLanded, OSError) as cause:
+            raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=str(folder)) from cause
+        self._open[name] = table
+        return True
+
+    def read(self, name: ControlName, wanted: pc.Expression | None = None) -> pa.Table:
+        """Rows in no promised order; an empty table with the schema where the table does not exist yet."""
+        schema = schema_of(name)
+        table = self._table(name)
+        if table is None:
+            return schema.empty_table()
+        try:
+            return table.to_pyarrow_dataset(schema=schema).to_table(filter=wanted).cast(schema)
+        except (DeltaError, OSError, pa.ArrowException) as cause:
+            raise LakeError(f"the control table `{name}` could not be read", where=str(self.path(name))) from cause
+
+    def delete(self, name: ControlName, predicate: str) -> int:
+        """Delete rows by a SQL predicate over the table's columns; how many went. Raises ControlNotWritten."""
+        table = self._table(name)
+        if table is None:
+            return 0
+        before = table.version()
+        self._open.pop(name, None)
+        try:
+            metrics = table.delete(predicate)
+        except DeltaError as cause:
+            raise ControlNotWritten(f"deleting from `{name}` failed", where=str(self.path(name))) from cause
+        if self._durable and table.version() > before:
+            sync_version(self.path(name), table.version())
+        return int(metrics["num_deleted_rows"] or 0)
+
+    def streams(self) -> list[StreamRow]:
+        """All streams, by epoch."""
+        return [StreamRow(**row) for row in self.read("streams").sort_by("epoch").to_pylist()]
+
+    def snapshots(self) -> list[SnapshotRow]:
+        """The newest row of each snapshot, oldest snapshot first."""
+        rows = self.read("snapshots").sort_by("recorded_at").to_pylist()
+        return [SnapshotRow(**row) for row in {row["snapshot"]: row for row in rows}.values()]
+
+    def last_cut(self, stream: str | None = None) -> CutRow | None:
+        """The cut at the highest epoch and position, of one stream or of all."""
+        rows = self.read("cuts", None if stream is None else pc.field("stream") == stream)
+        if rows.num_rows == 0:
+            return None
+        order = [("epoch", "descending"), ("position", "descending"), ("recorded_at", "descending")]
+        return CutRow(**rows.sort_by(order).slice(0, 1).to_pylist()[0])
+
+    def _table(self, name: ControlName) -> DeltaTable | None:
+        table = self._open.get(name)
+        if table is not None:
+            table.update_incremental()
+            return table
+        table = open_table(self.path(name))
+        if table is not None:
+            self._open[name] = table
+        return table
+
+    def _create(self, name: ControlName) -> DeltaTable:
+        folder = self.path(name)
+        try:
+            return create_table(folder, schema_of(name), {}, durable=self._durable)
+        except DeltaError as cause:
+            table = open_table(folder)  # another process made it at the same moment
+            if table is None:
+                raise ControlNotWritten(f"the control table `{name}` could not be made", where=str(folder)) from cause
+            return table
+
+
+def now() -> datetime:
+    """The time as control rows have it."""
+    return datetime.now(UTC)
+
+
+def _arrow(name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table) -> pa.Table:
+    schema = schema_of(name)
+    if isinstance(rows, pa.Table):
+        return rows.select(schema.names).cast(schema)
+    for row in rows:
+        if row.keys() != set(schema.names):
+            different = sorted(row.keys() ^ set(schema.names))
+            raise LakeError(f"a row for `{name}` has other columns than the table: {', '.join(different)}")
+    return pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
