@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from typing import Any, Final
 
@@ -45,19 +45,17 @@ def tabulate(batch: Sequence[RawTransaction]) -> ChangeColumns:
 
     Equal in every field to `tabulate_plain(batch)`, and raises the same DecodeError for the same bytes.
     """
-    if sum(len(raw.frames) for raw in batch) < SMALL:
-        return tabulate_plain(batch)
-    refuse_oversize(batch)
-    with suppress(Irregular):
-        return _tabulate(batch)
+    sizes = [len(raw.frames) for raw in batch]
+    if sum(sizes) >= SMALL:
+        with suppress(Irregular):
+            return _tabulate(batch, sizes)
     return tabulate_plain(batch)
 
 
-def _tabulate(batch: Sequence[RawTransaction]) -> ChangeColumns:
+def _tabulate(batch: Sequence[RawTransaction], sizes: list[int]) -> ChangeColumns:
     numbering = Numbering()
-    parts = [_part(cut, numbering) for cut in _cuts(batch)]
+    parts = [_part(cut, numbering) for cut in _cuts(batch, sizes)]
     frame = np.concatenate([part.frame for part in parts])
-    sizes = np.fromiter((len(raw.frames) for raw in batch), np.int64, len(batch))
     transaction = np.repeat(np.arange(len(batch), dtype=np.int32), sizes)
     lsn = np.array(list(chain.from_iterable(raw.lsns for raw in batch)), np.int64)
     return ChangeColumns(
@@ -89,17 +87,18 @@ class _Cut:
     truncated: dict[int, tuple[Relation, ...]]
 
 
-def _cuts(batch: Sequence[RawTransaction]) -> Iterator[_Cut]:
+def _cuts(batch: Sequence[RawTransaction], sizes: list[int]) -> Iterator[_Cut]:
     """The batch in pieces of about `CHUNK_BYTES`, at least one frame each."""
     frames = list(chain.from_iterable(raw.frames for raw in batch))
     layouts = list(chain.from_iterable(raw.layouts for raw in batch))
-    truncated: dict[int, tuple[Relation, ...]] = {}
-    base = 0
-    for raw in batch:
-        for at, tables in raw.truncated.items():
-            truncated[base + at] = tables
-        base += len(raw.frames)
-    piece = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames))) // CHUNK_BYTES
+    truncated = {
+        base + at: tables
+        for raw, base in zip(batch, accumulate(sizes, initial=0), strict=False)
+        for at, tables in raw.truncated.items()
+    }
+    ends = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)))
+    refuse_oversize(int(ends[-1]))
+    piece = ends // CHUNK_BYTES
     borders = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(frames)]
     for first, end in pairwise(borders):
         inside = {at - first: tables for at, tables in truncated.items() if first <= at < end}

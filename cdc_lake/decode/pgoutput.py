@@ -8,11 +8,12 @@ and binary values were not asked for, so they are errors that name what was expe
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from typing import Final, assert_never
 
 from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.decode.reader import Reader
+from cdc_lake.decode.reader import Reader, storable
 from cdc_lake.decode.records import (
     AnnouncedColumn,
     Begin,
@@ -35,6 +36,10 @@ from cdc_lake.model.transaction import Transaction
 
 POSTGRES_EPOCH: Final = 946_684_800_000_000
 """2000-01-01 UTC, PostgreSQL's zero of time, in microseconds since 1970."""
+
+# between two changes of a small transaction stand these two: each is read in one step
+_BEGIN: Final = struct.Struct(">qqI")
+_COMMIT: Final = struct.Struct(">Bqqq")
 
 KEY_FLAG: Final = 1  # Relation message, flags of a column
 CASCADE_FLAG: Final = 1  # Truncate message, options
@@ -107,28 +112,33 @@ def _shown(letter: bytes) -> str:
     return f"`{letter.decode()}`" if letter.isalnum() else f"0x{letter.hex()}"
 
 
-def _timestamp(reader: Reader) -> int:
-    at = reader.at
-    micros = reader.i64() + POSTGRES_EPOCH
-    if micros >= 1 << 63:
+def _timestamp(micros: int, at: int) -> int:
+    since_1970 = micros + POSTGRES_EPOCH
+    if since_1970 >= 1 << 63:
         raise MalformedMessage("a commit time beyond what 64 bits of microseconds hold", offset=at)
-    return micros
+    return since_1970
 
 
 def _flags(reader: Reader, allowed: int, of: str) -> int:
     at = reader.at
-    flags = reader.u8()
+    return _allowed(reader.u8(), allowed, of, at)
+
+
+def _allowed(flags: int, allowed: int, of: str, at: int) -> int:
     if flags & ~allowed:
         raise MalformedMessage(f"unknown flags {flags:#04x} of a {of}", offset=at)
     return flags
 
 
 def _begin(reader: Reader, _columns: int | None) -> Begin:
-    return Begin(reader.lsn(), _timestamp(reader), reader.u32())
+    final_lsn, micros, xid = reader.fixed(_BEGIN)
+    return Begin(storable(final_lsn, 1), _timestamp(micros, 9), xid)
 
 
 def _commit(reader: Reader, _columns: int | None) -> Commit:
-    return Commit(_flags(reader, 0, "commit"), reader.lsn(), reader.lsn(), _timestamp(reader))
+    flags, commit_lsn, end_lsn, micros = reader.fixed(_COMMIT)
+    _allowed(flags, 0, "commit", 1)
+    return Commit(flags, storable(commit_lsn, 2), storable(end_lsn, 10), _timestamp(micros, 18))
 
 
 def _origin(reader: Reader, _columns: int | None) -> OriginMessage:

@@ -47,15 +47,15 @@ class Numbering:
         return known
 
 
-def refuse_oversize(batch: Sequence[RawTransaction]) -> None:
-    """Raise BatchTooLarge where the frames of the batch are more than one array of values can address."""
-    if (size := sum(sum(map(len, raw.frames)) for raw in batch)) > MAX_BYTES:
+def refuse_oversize(size: int) -> None:
+    """Raise BatchTooLarge where so many bytes of frames are more than one array of values can address."""
+    if size > MAX_BYTES:
         raise BatchTooLarge(f"a batch of {size} bytes of changes: at most {MAX_BYTES} fit")
 
 
 def tabulate_plain(batch: Sequence[RawTransaction]) -> ChangeColumns:
     """The changes of the transactions, in order. Raises the DecodeError of the first change that cannot be read."""
-    refuse_oversize(batch)
+    refuse_oversize(sum(len(frame) for raw in batch for frame in raw.frames))
     decoded = [(nth, raw.lsns[at], change) for nth, raw in enumerate(batch) for at, change in changes(raw)]
     all_changes = [change for _, _, change in decoded]
     numbering = Numbering()

@@ -63,12 +63,13 @@ class Reader:
         return value
 
     def lsn(self) -> int:
-        """A WAL position. Only those below 2**63 can be stored, which no server reaches."""
+        """A WAL position."""
         at = self._at
-        value = self.i64()
-        if value < 0:
-            raise MalformedMessage("a WAL position above 63 bits", offset=at)
-        return value
+        return storable(self.i64(), at)
+
+    def fixed(self, layout: struct.Struct) -> tuple[int, ...]:
+        """Several numbers at once."""
+        return layout.unpack(self.take(layout.size))
 
     def text(self, size: int) -> str:
         """The next `size` bytes as UTF-8."""
@@ -89,6 +90,13 @@ class Reader:
         """Refuse bytes after the end of the message."""
         if left := len(self._data) - self._at:
             raise MalformedMessage(f"{left} bytes after the end of the message", offset=self._at)
+
+
+def storable(lsn: int, at: int) -> int:
+    """The WAL position read as a signed number at byte `at`: above 63 bits it could not be stored, and none is."""
+    if lsn < 0:
+        raise MalformedMessage("a WAL position above 63 bits", offset=at)
+    return lsn
 
 
 def _decode(data: bytes, at: int) -> str:
