@@ -233,6 +233,21 @@ class StreamProtocol(SourceError):
     hint = "is there a proxy between? report it with the server's version"
 
 
+class CopyUnknown(SourceError):
+    """Bronze holds changes of a stream, but nothing says that its initial copy was finished."""
+
+    code = "SRC230"
+    hint = "were the control tables deleted? put them back; otherwise start a new stream by `cdc-lake resync --all`"
+
+
+class TableRewritten(SourceError):
+    """A table was rewritten or dropped between the slot's snapshot and its copy: the snapshot no longer sees its rows."""
+
+    code = "SRC231"
+    retry = Retry.LATER
+    hint = "run again when the ALTER TABLE is over: the copy starts anew"
+
+
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -353,6 +368,13 @@ class MergeRefused(LakeError):
     hint = "run `cdc-lake compare` for the table: something else wrote to it, or rows were missing from the start"
 
 
+class ApplyFailed(LakeError):
+    """A table could not be merged, for a reason Spark gave."""
+
+    code = "LAK413"
+    hint = "silver is unchanged; run again with --debug to see what Spark said, or read the log in `<lake>/logs`"
+
+
 class TableChangedMeanwhile(LakeError):
     """Another writer committed to the silver table while a span was merged."""
 
@@ -450,6 +472,13 @@ class QualityEngineMissing(QualityError):
     hint = "install the extra: `pip install 'cdc_lake[quality]'`"
 
 
+class ReportNotWritten(QualityError):
+    """The files of a report could not be written."""
+
+    code = "QUA506"
+    hint = "make the folder writable and free space on its disk; the data is not affected"
+
+
 # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -457,6 +486,13 @@ class StateError(CdcLakeError):
     """Positions, watermarks or streams do not fit together."""
 
     code = "STA600"
+
+
+class SnapshotIncomplete(StateError):
+    """Bronze has a stream whose initial copy never finished."""
+
+    code = "STA611"
+    hint = "let `cdc-lake run --only receive` finish the copy first"
 
 
 class NoKey(StateError):

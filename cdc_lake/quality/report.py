@@ -48,7 +48,10 @@ class TableState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the last comparison with the source found, for the whole pipeline."""
+    """What the last comparison with the source found: `equal`, `equal but for held keys`, `inconclusive`, `different`.
+
+    `different` names tables, `open` tables that could not be judged, each with the reason.
+    """
 
     verdict: str
     at: dt.datetime | None = None
@@ -56,6 +59,7 @@ class Verdict:
     tables: int = 0
     held_keys: int = 0
     different: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,10 @@ def headline(data: ReportData) -> Headline:
     if found.verdict.startswith("equal"):
         held = wording.plural(found.held_keys, "held key")
         return Headline("attention", f"Silver equals the source, but for {held}", proven)
+    if found.verdict == "inconclusive":
+        return Headline(
+            "unknown", "The comparison could not judge every table", f"{proven} Open: {'; '.join(found.open)}."
+        )
     names = ", ".join(found.different) or "see the comparison"
     return Headline("bad", "Silver differs from the source", f"{proven} Different: {names}.")
 

@@ -35,6 +35,23 @@ def rule_name(rule: Rule) -> str:
     return rule.name or f"{rule.rule}_{rule.column}"
 
 
+def reason(rule: Rule) -> str:
+    """What is wrong with a value that fails the rule, as a sentence without the value."""
+    match rule:
+        case NotNull():
+            return f"{rule.column} is NULL"
+        case Between(min=low, max=high):
+            return f"{rule.column} is {_outside(low, high)}"
+        case InSet(values=values):
+            return f"{rule.column} is none of {', '.join(map(str, values))}"
+        case Matches(pattern=pattern):
+            return f"{rule.column} does not match {pattern}"
+        case LengthBetween(min=low, max=high):
+            return f"the length of {rule.column} is {_outside(low, high)}"
+        case _:
+            assert_never(rule)
+
+
 def fails(rule: Rule, data_type: DataType | str, column: Column | None = None) -> Column:
     """True where a value breaks the rule; false, never NULL, everywhere else.
 
@@ -133,6 +150,12 @@ def _fit(rule: Rule, data_type: str) -> None:
                 raise Unfit("min is larger than max")
         case _:
             assert_never(rule)
+
+
+def _outside(low: object, high: object) -> str:
+    if low is None:
+        return f"above {high}"
+    return f"below {low}" if high is None else f"not between {low} and {high}"
 
 
 def _text(kind: Family) -> None:

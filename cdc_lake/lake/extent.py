@@ -1,0 +1,44 @@
+"""The extent of a silver table: its columns and its exact number of rows, without a JVM.
+
+Rows are counted by reading one column: statistics of files know nothing of rows that a MERGE marked as deleted.
+"""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import LakeError
+from cdc_lake.lake.marker import iceberg_table
+
+
+def silver_columns(project: Project, target: Target) -> tuple[str, ...] | None:
+    """Column names in the table's order; None where the table does not exist."""
+    if target.format == "delta":
+        table = _delta(project, target)
+        return tuple(field.name for field in table.schema().fields) if table is not None else None
+    iceberg = iceberg_table(project, target)
+    return tuple(iceberg.schema().column_names) if iceberg is not None else None
+
+
+def silver_rows(project: Project, target: Target) -> int | None:
+    """How many rows the table holds now; None where it does not exist. Raises LakeError."""
+    if target.format == "delta":
+        table = _delta(project, target)
+        if table is None:
+            return None
+        try:
+            one = [table.schema().fields[0].name]
+            return sum(int(batch.num_rows) for batch in table.scan(columns=one))
+        except (DeltaError, OSError) as cause:
+            raise LakeError("the rows of the table could not be counted", where=target.label) from cause
+    iceberg = iceberg_table(project, target)
+    return int(iceberg.scan().count()) if iceberg is not None else None
+
+
+def _delta(project: Project, target: Target) -> DeltaTable | None:
+    try:
+        return DeltaTable(str(project.silver_path(target)))
+    except TableNotFoundError:
+        return None

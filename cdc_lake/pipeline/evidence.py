@@ -1,0 +1,286 @@
+"""What a report says, collected from where it stands: control tables, silver, the last comparison, the suites' runs.
+
+Promises: nothing is changed, no JVM is started, and what could not be read is said in the report's notes instead of
+being left out in silence. Silver is judged whole or, above `JUDGED_ROWS`, not at all: a part would not be the truth.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.lake.control import ControlTables, CutRow, RunRow
+from cdc_lake.lake.extent import silver_columns, silver_rows
+from cdc_lake.lake.read import read_silver
+from cdc_lake.model.position import OrderDomain, format_position
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.holds import FAILED, open_holds
+from cdc_lake.quality.report import (
+    HeldGroup,
+    Judged,
+    ReportData,
+    RuleState,
+    RunState,
+    TableState,
+    Verdict,
+)
+from cdc_lake.quality.rules import reason, rule_name
+from cdc_lake.quality.suite import SuiteResult, run_suite
+from cdc_lake.quality.wording import count
+
+JUDGED_ROWS = 500_000
+"""Rows up to which a table is read into memory and judged by Great Expectations: some 100 MB for a few rule columns."""
+RUNS = 20
+"""Runs shown, and points of a trend."""
+
+
+@dataclass
+class Evidence:
+    """What was found so far; `notes` and `suites` grow while tables are looked at."""
+
+    project: Project
+    control: ControlTables
+    notes: list[str] = field(default_factory=list)
+    suites: dict[str, SuiteResult] = field(default_factory=dict)
+
+    def collect(self, when: dt.datetime) -> ReportData:
+        """Everything, as the value that is rendered."""
+        cut = self.control.last_cut()
+        runs = self._runs()
+        targets = self._targets(cut)
+        held = [group for target in targets for group in self._held(target, cut)]
+        tables = tuple(self._table(target, cut, held) for target in targets)
+        rules = tuple(
+            state for target, table in zip(targets, tables, strict=True) for state in self._rules(target, table, runs)
+        )
+        source = self.project.pipeline.source
+        return ReportData(
+            pipeline=self.project.name,
+            generated=when,
+            source=f"{source.type} · {source.host}:{source.port}/{source.database}",
+            verdict=self._verdict(),
+            tables=tables,
+            rules=rules,
+            held=tuple(held),
+            runs=tuple(self._run(run) for run in reversed(runs)),
+            suites={name: f"gx/{name}.json" for name, result in self.suites.items() if result.raw},
+            notes=tuple(self.notes),
+        )
+
+    def _targets(self, cut: CutRow | None) -> list[Target]:
+        """Tables of the last cut, and those the file names that no cut has seen yet; by silver name."""
+        relations = set(json.loads(cut.tables)) if cut else set()
+        relations |= {str(TableName.parse(table.from_)) for table in self.project.pipeline.silver.tables}
+        return sorted((self.project.target(TableName.parse(r)) for r in relations), key=lambda t: t.label)
+
+    def _table(self, target: Target, cut: CutRow | None, held: Iterable[HeldGroup]) -> TableState:
+        entry = _entry(target, cut)
+        rows = self._rows(target)
+        position = entry.get("position")
+        waiting = sum(group.changes for group in held if group.table == target.label)
+        state = "broken" if entry.get("state") == "broken" else "held" if waiting else "live" if entry else "pending"
+        return TableState(
+            name=target.label,
+            source=str(target.source),
+            format=target.format,
+            state=state,
+            rows=rows,
+            watermark=self._position(position),
+            watermark_at=cut.commit_ts if cut is not None and position == cut.position else None,
+            held=waiting,
+            reason=_why(state),
+        )
+
+    def _rows(self, target: Target) -> int | None:
+        try:
+            return silver_rows(self.project, target)
+        except CdcLakeError as problem:
+            self.notes.append(f"{target.label} could not be read: {problem.message}")
+            return None
+
+    def _held(self, target: Target, cut: CutRow | None) -> list[HeldGroup]:
+        """Open holds by the rule that began them: a waiting change counts under the rule its key failed."""
+        position = _entry(target, cut).get("position")
+        if cut is None or position is None:
+            return []
+        rows = open_holds(self.control.read("held"), str(target.source), cut.epoch, position).rows.to_pylist()
+        begun: dict[tuple[str, ...], str] = {}
+        changes: dict[str, list[dt.datetime]] = defaultdict(list)
+        keys: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+        for row in rows:
+            own = [tuple(key) for key in (row["from_key"], row["key"]) if key is not None]
+            known = next((begun[key] for key in own if key in begun), "")
+            name = known or (", ".join(row["rules"] or ()) if row["reason"] == FAILED else "") or "unknown"
+            begun |= dict.fromkeys(own, name)
+            keys[name].update(own)
+            changes[name].append(row["recorded_at"])
+        said = {rule_name(rule): reason(rule) for rule in target.rules}
+        return [
+            HeldGroup(target.label, name, _because(name, said), len(times), len(keys[name]), min(times))
+            for name, times in sorted(changes.items())
+        ]
+
+    def _rules(self, target: Target, table: TableState, runs: Sequence[RunRow]) -> list[RuleState]:
+        """The rules of the file in their order, then what else the gate counted failures of."""
+        history = _history(target.label, runs)
+        written = {rule_name(rule): self._written(target, at) for at, rule in enumerate(target.rules)}
+        suite, note = self._suite(target, table, written)
+        found = {result.rule: result for result in suite.rules} if suite else {}
+        states = []
+        for rule in target.rules:
+            name = rule_name(rule)
+            result = found.get(name)
+            states.append(
+                RuleState(
+                    table=target.label,
+                    rule=name,
+                    kind=rule.rule,
+                    column=rule.column,
+                    on_fail=rule.on_fail,
+                    history=tuple(judged for judged, _ in history.pop(name, [])),
+                    suite=Judged(result.evaluated, result.failed) if result and not result.broken else None,
+                    suite_note=note,
+                    broken=result.broken if result else "",
+                    written=written[name],
+                )
+            )
+        for name, judged in sorted(history.items()):
+            if any(one.failed for one, _ in judged):
+                kind, column = ("type", name.removeprefix("type_")) if name.startswith("type_") else ("former rule", "")
+                seen = tuple(one for one, _ in judged)
+                states.append(RuleState(target.label, name, kind, column or kind, judged[-1][1], seen))
+        return states
+
+    def _suite(self, target: Target, table: TableState, written: Mapping[str, str]) -> tuple[SuiteResult | None, str]:
+        """The suite's run over silver as it is now, or why there is none."""
+        if not target.rules:
+            return None, ""
+        if table.rows is None:
+            return None, "no table yet"
+        if table.rows > JUDGED_ROWS:
+            self.notes.append(
+                f"{target.label} has {count(table.rows)} rows; this report judges tables of up to {count(JUDGED_ROWS)}."
+            )
+            return None, "too large"
+        try:
+            present = set(silver_columns(self.project, target) or ())
+            wanted = sorted({rule.column for rule in target.rules} & present)
+            rows = read_silver(self.project, target, columns=wanted or sorted(present)[:1])
+            result = run_suite(rows, target.rules, target.label, written=written)
+        except CdcLakeError as problem:
+            self.notes.append(f"{target.label} was not judged: {problem.message}. {problem.remedy}".strip())
+            return None, "not judged"
+        self.suites[target.label] = result
+        return result, ""
+
+    def _written(self, target: Target, at: int) -> str:
+        """Where a rule stands: `pipelines/shop.yaml:14`."""
+        for index, table in enumerate(self.project.pipeline.silver.tables):
+            if TableName.parse(table.from_) == target.source:
+                path = f"silver.tables[{index}].rules[{at}]"
+                origins = self.project.origins
+                origin = origins.get(path) or origins.get(f"{path}.rule")
+                return f"{origin.file}:{origin.line}" if origin else ""
+        return ""
+
+    def _runs(self) -> list[RunRow]:
+        """The last runs that applied something, oldest first; of a run's rows the one that ended it."""
+        rows = self.control.read("runs").sort_by([("ended_at", "ascending")]).to_pylist()
+        last = {row["run"]: RunRow(**row) for row in sorted(rows, key=lambda row: row["ended_at"] is not None)}
+        runs = sorted(last.values(), key=lambda run: run.started_at)
+        return [run for run in runs if {"rules", "changes", "upto"} & _facts(run).keys()][-RUNS:]
+
+    def _run(self, run: RunRow) -> RunState:
+        facts = _facts(run)
+        return RunState(
+            started=run.started_at,
+            seconds=(run.ended_at - run.started_at).total_seconds() if run.ended_at else None,
+            transactions=int(facts.get("transactions") or 0),
+            changes=int(facts.get("changes") or 0),
+            upto=self._position(facts.get("upto")),
+            outcome=run.outcome,
+        )
+
+    def _position(self, value: object) -> str:
+        """A stored position as people paste it."""
+        if not isinstance(value, int):
+            return "" if value is None else str(value)
+        streams = self.control.streams()
+        return format_position(value, OrderDomain(streams[-1].domain) if streams else OrderDomain.LSN)
+
+    def _verdict(self) -> Verdict | None:
+        """What `compare` found last; it leaves its result beside the reports."""
+        file = self.project.reports / "compare.json"
+        if not file.exists():
+            return None
+        try:
+            return verdict(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError) as problem:
+            self.notes.append(f"the last comparison could not be read ({type(problem).__name__}): run it again")
+            return None
+
+
+def verdict(document: Mapping[str, Any]) -> Verdict:
+    """The verdict over all tables of a comparison, from its document (`cdc-lake/compare/1`).
+
+    Raises KeyError, TypeError or ValueError for anything else.
+    """
+    at = document.get("at")
+    return Verdict(
+        verdict=str(document["verdict"]),
+        at=dt.datetime.fromisoformat(at) if at else None,
+        position=str(document["position"]),
+        tables=len(document["tables"]),
+        held_keys=int(document["held_keys"]),
+        different=tuple(str(t["silver"]) for t in document["tables"] if t["verdict"] == "different"),
+        open=tuple(f"{t['silver']}: {t['reason']}" for t in document["tables"] if t["verdict"] == "inconclusive"),
+    )
+
+
+def _why(state: str) -> str:
+    match state:
+        case "broken":
+            return "waits; `cdc-lake status` says why"
+        case "held":
+            return "later changes of held keys wait behind them"
+        case "pending":
+            return "no cut holds it yet"
+        case _:
+            return ""
+
+
+def _entry(target: Target, cut: CutRow | None) -> dict[str, Any]:
+    """What the last cut says of a table; empty where it does not list it."""
+    entry: dict[str, Any] = json.loads(cut.tables).get(str(target.source), {}) if cut else {}
+    return entry
+
+
+def _facts(run: RunRow) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(run.facts or "{}")
+    return facts
+
+
+def _history(table: str, runs: Sequence[RunRow]) -> dict[str, list[tuple[Judged, str]]]:
+    """By rule: how many changes each run judged and failed, oldest run first, and the rule's `on_fail` then."""
+    history: dict[str, list[tuple[Judged, str]]] = defaultdict(list)
+    for run in runs:
+        for counted in _facts(run).get("rules", ()):
+            if counted["table"] == table:
+                judged = Judged(int(counted["evaluated"]), int(counted["failed"]))
+                history[counted["rule"]].append((judged, str(counted["on_fail"])))
+    return history
+
+
+def _because(names: str, said: Mapping[str, str]) -> str:
+    """Why changes are held, from the names of the rules that failed."""
+    parts = []
+    for name in names.split(", "):
+        column = name.removeprefix("type_") if name.startswith("type_") else ""
+        parts.append(said.get(name) or (f"{column} has a text without a silver value" if column else "a former rule"))
+    return "; ".join(parts)

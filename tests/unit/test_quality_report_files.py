@@ -1,0 +1,145 @@
+"""`report` over real Delta tables: what the gate counted, what silver holds now, what waits; and no row value."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Origin, Project
+from cdc_lake.errors import ReportNotWritten
+from cdc_lake.lake.control import ControlTables, CutRow, RunRow, StreamRow
+from cdc_lake.pipeline.comparison import Comparison, TableComparison
+from cdc_lake.pipeline.comparison import Verdict as Compared
+from cdc_lake.pipeline.report import ReportFiles, report
+
+NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)
+SECRET = "s3cret-row-value"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    pipeline = Pipeline.model_validate(
+        {
+            "version": 1,
+            "pipeline": "shop",
+            "source": {"type": "postgres", "host": "db", "database": "shop", "user": "cdc", "tables": ["public.*"]},
+            "silver": {
+                "tables": [
+                    {
+                        "from": "public.orders",
+                        "rules": [
+                            {"rule": "between", "column": "amount", "max": 100, "on_fail": "quarantine"},
+                            {"rule": "in_set", "column": "status", "values": ["new"]},
+                            {"rule": "not_null", "column": "gone"},
+                        ],
+                    }
+                ]
+            },
+        }
+    )
+    place = {"silver.tables[0].rules[0]": Origin("pipelines/shop.yaml", 14, 11)}
+    return Project(pipeline, tmp_path / "shop.yaml", tmp_path, origins=place)
+
+
+def landed(project: Project) -> None:
+    """One silver table, one cut, two runs, one held key with a change waiting behind it."""
+    rows = {"id": [1, 2, 3], "amount": [Decimal("1.00"), None, Decimal("7.50")], "status": ["new", SECRET, None]}
+    write_deltalake(str(project.lake / "silver" / "orders"), pa.table(rows))
+    control = ControlTables(project.control, "os")
+    control.record(StreamRow(1, "pg:shop", 0, "shop", "7", "shop", "lsn", NOW))
+    entry = {
+        "table": "silver.orders",
+        "format": "delta",
+        "version": 0,
+        "position": 0x16B3748,
+        "state": "in",
+        "held": 1,
+    }
+    control.record(CutRow(1, "pg:shop", 0x16B3748, NOW, json.dumps({"public.orders": entry}), NOW))
+    for at, failed in enumerate((0, 2)):
+        rules = [
+            {
+                "table": "silver.orders",
+                "rule": "between_amount",
+                "on_fail": "quarantine",
+                "evaluated": 10,
+                "failed": failed,
+            }
+        ]
+        facts = {"rules": rules, "transactions": 3, "changes": 10, "upto": 0x16B3748}
+        began = NOW + dt.timedelta(hours=at)
+        control.record(RunRow(f"r{at}", "run", began, None, "running", "{}"))
+        control.record(RunRow(f"r{at}", "run", began, began + dt.timedelta(seconds=4), "done", json.dumps(facts)))
+    held = {
+        "stream": "pg:shop", "epoch": 1, "position": 50, "generation": 1, "relation": "public.orders", "table": "silver.orders",
+        "op": "U", "from_key": ["9"], "key": ["9"], "layout": 1, "new": ["9", SECRET], "old": None, "old_kind": None,
+        "unchanged": None, "span_upto": 60, "recorded_at": NOW,
+    }  # fmt: skip
+    control.append(
+        "held",
+        [
+            {**held, "ordinal": 1, "reason": "failed", "rules": ["between_amount"]},
+            {**held, "ordinal": 2, "reason": "waiting", "rules": None},
+        ],
+    )
+
+
+def all_text(files: ReportFiles) -> str:
+    return "".join(file.read_text(encoding="utf-8") for file in (files.html, files.json, *files.suites))
+
+
+def test_the_report_tells_gate_suite_holds_and_runs_without_a_row_value(project: Project) -> None:
+    landed(project)
+    files = report(project, when=NOW)
+    found = json.loads(files.json.read_text(encoding="utf-8"))
+
+    assert found["notes"] == []
+    (table,) = found["tables"]
+    assert (table["name"], table["rows"], table["state"], table["watermark"], table["held"]) == (
+        "silver.orders", 3, "held", "0/16B3748", 2,
+    )  # fmt: skip
+    between, in_set, gone = found["rules"]
+    assert between["history"] == [{"evaluated": 10, "failed": 0}, {"evaluated": 10, "failed": 2}]
+    assert between["suite"] == {"evaluated": 3, "failed": 0}
+    assert between["written"] == "pipelines/shop.yaml:14"
+    assert in_set["suite"] == {"evaluated": 3, "failed": 1}
+    assert gone["broken"] == "there is no column `gone`"
+    (group,) = found["held"]
+    assert (group["changes"], group["keys"], group["reason"]) == (2, 1, "amount is above 100")
+    assert [run["outcome"] for run in found["runs"]] == ["done", "done"]
+    assert [file.name for file in files.suites] == ["silver.orders.json"]
+    assert json.loads(files.suites[0].read_text(encoding="utf-8"))["statistics"]["evaluated_expectations"] == 2
+    assert SECRET not in all_text(files)
+
+
+def test_a_report_before_the_first_run_is_a_report(project: Project) -> None:
+    found = json.loads(report(project, when=NOW).json.read_text(encoding="utf-8"))
+    assert found["tables"][0]["state"] == "pending"
+    assert {rule["state"] for rule in found["rules"]} == {"unknown"}
+
+
+def test_the_last_comparison_is_the_verdict_and_a_torn_one_is_a_note(project: Project) -> None:
+    table = TableComparison("public.orders", "silver.orders", Compared.EQUAL_BUT_HELD, held_keys=2)
+    Comparison("shop", NOW, "0/5F", (table,), 1.0).write(project.reports)
+    found = json.loads(report(project, when=NOW).json.read_text(encoding="utf-8"))
+    assert found["headline"]["text"] == "Silver equals the source, but for 2 held keys"
+
+    (project.reports / "compare.json").write_text('{"tables": [')
+    found = json.loads(report(project, when=NOW).json.read_text(encoding="utf-8"))
+    assert found["verdict"] is None
+    assert "could not be read" in found["notes"][0]
+
+
+def test_a_folder_that_cannot_be_written_is_named(project: Project) -> None:
+    project.reports.parent.mkdir(parents=True)
+    project.reports.write_text("a file in the way")
+    with pytest.raises(ReportNotWritten) as caught:
+        report(project, when=NOW)
+    assert caught.value.where == str(project.reports)
