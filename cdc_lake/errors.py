@@ -226,6 +226,14 @@ class QueryRefused(SourceError):
     hint = "the server's log says more; with --debug the cause is shown"
 
 
+class ReceiverDied(SourceError):
+    """The receiver's process ended without saying why."""
+
+    code = "SRC227"
+    retry = Retry.LATER
+    hint = "its log says more; killed by signal 9 it ran out of memory most likely: bronze is whole, run it again"
+
+
 class StreamProtocol(SourceError):
     """The server sent a message that the streaming replication protocol does not have."""
 
@@ -454,7 +462,7 @@ class RuleColumnMissing(QualityError):
 
     code = "QUA503"
     exit_code = 3
-    hint = "name a column of the table (`cdc-lake plan` lists them) or take the rule out"
+    hint = "name a column of the source table, or take the rule out, then run `cdc-lake validate`"
 
 
 class DuplicateRule(QualityError):
