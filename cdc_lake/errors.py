@@ -296,7 +296,7 @@ class InvalidText(DecodeError):
     """Text that is not valid UTF-8."""
 
     code = "DEC304"
-    hint = "a database with encoding SQL_ASCII checks nothing: repair the row at the source, then resync the table"
+    hint = "`SHOW server_encoding`: SQL_ASCII checks nothing. Repair the row at the source, then take a new copy"
 
     def __init__(self, *, at: int) -> None:
         super().__init__("the text is not valid UTF-8", offset=at)
@@ -319,7 +319,7 @@ class UnknownType(DecodeError):
     """A column of a type whose name neither the stream nor the catalog gives."""
 
     code = "DEC307"
-    hint = "was the type dropped since? CREATE it again under its name, or take the table out of the publication"
+    hint = "was the type dropped since? `SELECT typname FROM pg_type WHERE oid = …` tells; if so, take a new slot and copy"
 
 
 class BatchTooLarge(DecodeError):
