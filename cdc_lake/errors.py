@@ -319,7 +319,7 @@ class UnknownType(DecodeError):
     """A column of a type whose name neither the stream nor the catalog gives."""
 
     code = "DEC307"
-    hint = "was the type dropped since? `SELECT typname FROM pg_type WHERE oid = …` tells; if so, take a new slot and copy"
+    hint = "was the type dropped since? `SELECT typname FROM pg_type WHERE oid = …` tells; if so: new slot, new copy"
 
 
 class BatchTooLarge(DecodeError):
