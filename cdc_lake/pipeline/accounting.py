@@ -1,0 +1,98 @@
+"""Accounting: every open held key is explained by folding its held changes onto silver's row.
+
+Silver shows a held key as it was before its first held change. If nothing but the hold separates it from the source,
+the held changes in order, applied to that row one by one, give the source's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT
+from cdc_lake.model.relation import Relation
+
+Key: TypeAlias = tuple[str | None, ...]
+Row: TypeAlias = Mapping[str, str | None]
+Form: TypeAlias = Callable[[str, str | None], str | None]
+"""The canonical form of a text of a column, by the column's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChange:
+    """One held change: its place, its tuples by column name in canonical form, and what was not sent."""
+
+    place: tuple[int, int, int]  # epoch, position, ordinal
+    op: str
+    new: Row | None
+    old: Row | None
+    unchanged: frozenset[str]
+
+    def keys(self, names: Sequence[str]) -> tuple[Key | None, Key | None]:
+        """The key it leaves and the key it gives, None where there is none."""
+        before = self.old if self.old is not None else self.new
+        leaves = None if self.op in (INSERT, SNAPSHOT) or before is None else _key(before, names)
+        gives = None
+        if self.op != DELETE and self.new is not None:
+            known = {**(self.old or {}), **{n: v for n, v in self.new.items() if n not in self.unchanged}}
+            gives = tuple(known.get(name) for name in names)
+        return leaves, gives
+
+
+def held_changes(rows: Iterable[Mapping[str, Any]], layouts: Mapping[int, Relation], form: Form) -> list[HeldChange]:
+    """The open held changes of one table in order, from their rows in the control table `held`."""
+    out: list[HeldChange] = []
+    for row in sorted(rows, key=_place):
+        names = layouts[row["layout"]].names
+        unchanged = frozenset(names[at] for at in row["unchanged"] or ())
+        new, old = (_named(row[tuple_], names, form) for tuple_ in ("new", "old"))
+        out.append(HeldChange(_place(row), row["op"], new, old, unchanged))
+    return out
+
+
+def folded(
+    changes: Sequence[HeldChange], keys: Sequence[str], columns: Sequence[str], silver: Mapping[Key, Row]
+) -> tuple[dict[Key, dict[str, str | None] | None], frozenset[Key]]:
+    """What each held key's row becomes (None: no row), and the keys where a change does not apply to what is there."""
+    state: dict[Key, dict[str, str | None] | None] = {}
+    odd: set[Key] = set()
+    for change in changes:
+        leaves, gives = change.keys(keys)
+        for key in (leaves, gives):
+            if key is not None and key not in state:
+                state[key] = dict(silver[key]) if key in silver else None
+        before = state.get(leaves) if leaves is not None else None
+        if (leaves is not None and before is None) or (leaves is None and gives is not None and state[gives]):
+            odd.update(key for key in (leaves, gives) if key is not None)
+        if leaves is not None and leaves != gives:
+            state[leaves] = None
+        if gives is not None:
+            state[gives] = _after(change, before or {}, columns)
+    return state, frozenset(odd)
+
+
+def _after(change: HeldChange, before: Row, columns: Sequence[str]) -> dict[str, str | None]:
+    """The row after a change: what was not sent comes from a whole old tuple or the row before."""
+    new, old = change.new or {}, change.old or {}
+    out: dict[str, str | None] = {}
+    for name in columns:
+        if name in new and name not in change.unchanged:
+            out[name] = new[name]
+        else:
+            out[name] = before.get(name, old.get(name))
+    return out
+
+
+def _place(row: Mapping[str, Any]) -> tuple[int, int, int]:
+    return row["epoch"], row["position"], row["ordinal"]
+
+
+def _key(row: Row, names: Sequence[str]) -> Key:
+    return tuple(row.get(name) for name in names)
+
+
+def _named(values: Sequence[str | None] | None, names: Sequence[str], form: Form) -> Row | None:
+    if values is None:
+        return None
+    return {name: form(name, value) for name, value in zip(names, values, strict=True)}

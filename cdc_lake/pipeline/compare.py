@@ -1,0 +1,281 @@
+"""Compare: prove silver equal to the source, row by row, by key.
+
+One read-only snapshot of the source for all tables. A table is compared only where silver holds exactly the
+transactions that the snapshot shows (`pipeline.point`); otherwise the verdict is inconclusive and says what to do.
+Silver's values are written as the server prints them by code that the projection does not use (`lake.canonical`), the
+source is read by another reader than the initial copy's (`source.rows`), so that a mistake in either path shows. Keys
+that a rule or a cast holds are accounted for one by one (`pipeline.accounting`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import NoKey, NoStream, NoTableMatches
+from cdc_lake.lake.canonical import from_silver, from_source
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.marker import Marker, read_marker
+from cdc_lake.lake.names import silver_names
+from cdc_lake.lake.read import read_silver, silver_exists
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.accounting import folded, held_changes
+from cdc_lake.pipeline.comparison import SAMPLE, Comparison, TableComparison, Verdict
+from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.match import Differences, Key, match, rows_of
+from cdc_lake.pipeline.point import Gap, Point, point
+from cdc_lake.silver.shape import default_keys
+from cdc_lake.source.catalog import relation_of
+from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.publication import Published, published
+from cdc_lake.source.rows import read_rows
+from cdc_lake.source.server import check_same, identify
+from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.visible import visible
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """A table as the comparison takes it: what is published of it, and its silver table at one version."""
+
+    published: Published
+    target: Target
+    marker: Marker
+    watermark: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What comparing one table needs."""
+
+    project: Project
+    bronze: BronzeReader
+    control: ControlTables
+    state: BronzeState
+    session: Session
+    pinned: _Pinned
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """Both sides in canonical text, columns named as in the source, and the keys in it."""
+
+    source: pa.Table
+    silver: pa.Table
+    keys: tuple[str, ...]
+    types: dict[str, pa.DataType]
+
+
+def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
+    """Compare the named source tables (`schema.table`, or a table of `public`), all published ones by default.
+
+    Writes `compare.json` into the project's reports. Raises SourceError, LakeError, StateError; NoTableMatches for a
+    table that is not published.
+    """
+    began = time.monotonic()
+    bronze, control = BronzeReader(project.bronze), ControlTables(project.control)
+    state = bronze.state()
+    if state is None:
+        raise NoStream("bronze holds no stream yet: there is nothing to compare")
+
+    def session() -> Session:
+        return connect(project.pipeline.source, project.root, application="cdc_lake compare")
+
+    _same_source(project, state)
+    with session() as reading:
+        chosen = _chosen(published(reading, project.publication), tables)
+        pinned = [_pin(project, state, one) for one in chosen]
+        tell(Progress("compare", "taking a snapshot of the source"))
+        with visible(reading) as seen:
+            lowest = min((p.watermark for p in pinned), default=state.upto)
+            where = point(project, bronze, seen, lowest, session)
+            found = [_told(_table(_Job(project, bronze, control, state, reading, one), where), tell) for one in pinned]
+    position, seconds = str(Lsn(seen.position)), round(time.monotonic() - began, 3)
+    comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds)
+    comparison.write(project.reports)
+    return comparison
+
+
+def _told(result: TableComparison, tell: Tell) -> TableComparison:
+    because = f" ({result.reason})" if result.reason else ""
+    facts = {"table": result.table, "verdict": result.verdict.value}
+    tell(Progress("compare", f"{result.table}: {result.text}{because}", result.source_rows, unit="rows", facts=facts))
+    return result
+
+
+def _same_source(project: Project, state: BronzeState) -> None:
+    source = project.pipeline.source
+    with connect(source, project.root, application="cdc_lake compare", replication=True) as replication:
+        check_same(identify(replication), StreamIdentity.parse(state.stream), project.slot, state.upto)
+
+
+def _chosen(captured: Sequence[Published], wanted: Sequence[str]) -> list[Published]:
+    by_name = {one.table: one for one in captured}
+    if not wanted:
+        return list(captured)
+    chosen = []
+    for text in wanted:
+        try:
+            name = TableName.parse(text) if "." in text else TableName("public", text)
+        except ValueError as wrong:
+            raise NoTableMatches(f"`{text}` is no table: {wrong}") from wrong
+        if name not in by_name:
+            raise NoTableMatches(f"the publication carries no table {name}", hint="`cdc-lake plan` lists the tables")
+        chosen.append(by_name[name])
+    return chosen
+
+
+def _pin(project: Project, state: BronzeState, one: Published) -> _Pinned:
+    """Silver as it is now, before the snapshot is taken: so it cannot run ahead of it."""
+    target = project.target(one.table)
+    marker = read_marker(project, target, state.stream)
+    return _Pinned(one, target, marker, -1 if marker.position is None else marker.position)
+
+
+def _table(job: _Job, where: Point) -> TableComparison:
+    began = time.monotonic()
+    pinned = job.pinned
+    found = where.gap(pinned.target.source, pinned.watermark) or _sides(job)
+    if isinstance(found, _Sides):
+        return _judged(job, found, began)
+    return TableComparison(
+        str(pinned.target.source),
+        pinned.target.label,
+        Verdict.INCONCLUSIVE,
+        reason=found.reason,
+        hint=found.hint,
+        seconds=_since(began),
+    )
+
+
+def _sides(job: _Job) -> _Sides | Gap:
+    """Both sides, or why they cannot be set side by side."""
+    pinned = job.pinned
+    relation = relation_of(job.session, pinned.target.source, pinned.published.columns)
+    try:
+        keys = pinned.target.keys or default_keys(relation)
+    except NoKey as none:
+        return Gap(none.message, none.remedy)
+    source = read_rows(job.session, relation, pinned.published.row_filter)
+    if not silver_exists(job.project, pinned.target):
+        if source.num_rows:
+            return Gap("the silver table has not been made yet", "run `cdc-lake run --once`")
+        return _Sides(source, source, keys, {})
+    silver = read_silver(job.project, pinned.target, pinned.marker.version)
+    names = dict(zip(relation.names, silver_names(relation), strict=True))
+    if (gap := _uneven(set(names.values()), set(silver.column_names))) is not None:
+        return gap
+    types = {column: silver.schema.field(name).type for column, name in names.items()}
+    try:
+        return _Sides(
+            pa.table({column: from_source(source[column], kind) for column, kind in types.items()}),
+            pa.table({column: from_silver(silver[name]) for column, name in names.items()}),
+            keys,
+            types,
+        )
+    except (TypeError, pa.ArrowInvalid):
+        odd = ", ".join(f"{c} {k}" for c, k in types.items() if not _comparable(source[c], k))
+        return Gap(f"silver's types are not those of the source's columns: {odd}", "`cdc-lake explain LAK410`")
+
+
+def _uneven(expected: set[str], given: set[str]) -> Gap | None:
+    """Columns that only one side has."""
+    if missing := sorted(expected - given):
+        reason = f"silver has no column {', '.join(missing)} yet: it comes with the table's next change"
+        return Gap(reason, "change a row of the table, `cdc-lake run --once`, then compare again")
+    if gone := sorted(given - expected):
+        return Gap(f"the source no longer has column {', '.join(gone)}", "`cdc-lake explain LAK410`")
+    return None
+
+
+def _comparable(text: pa.ChunkedArray, kind: pa.DataType) -> bool:
+    try:
+        from_silver(pa.nulls(0, kind))
+        from_source(text, kind)
+    except (TypeError, pa.ArrowInvalid):
+        return False
+    return True
+
+
+def _judged(job: _Job, sides: _Sides, began: float) -> TableComparison:
+    pinned = job.pinned
+    differences = match(sides.source, sides.silver, sides.keys)
+    accounted, unaccounted = _held(job, sides)
+    held = accounted | unaccounted
+    kinds = {
+        "missing": _without(differences.missing, held),
+        "extra": _without(differences.extra, held),
+        "changed": _without(differences.changed, held),
+        "repeated": _without(differences.repeated, frozenset()),
+        "unaccounted": _without(tuple(unaccounted), frozenset()),
+    }
+    counts = {kind: len(keys) for kind, keys in kinds.items()}
+    uneven = not held and not differences.keys and sides.source.num_rows != sides.silver.num_rows
+    return TableComparison(
+        table=str(pinned.target.source),
+        silver=pinned.target.label,
+        verdict=_verdict(any(kinds.values()) or uneven, accounted),
+        source_rows=sides.source.num_rows,
+        silver_rows=sides.silver.num_rows,
+        held_keys=len(accounted),
+        missing=counts["missing"],
+        extra=counts["extra"],
+        changed=counts["changed"],
+        repeated=counts["repeated"],
+        unaccounted=counts["unaccounted"],
+        columns=_columns(differences, held),
+        samples=tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys),
+        watermark=str(Lsn(pinned.watermark)) if pinned.watermark >= 0 else "",
+        reason="rows of one key differ in number" if uneven else "",
+        seconds=_since(began),
+    )
+
+
+def _verdict(different: bool, accounted: frozenset[Key]) -> Verdict:
+    if different:
+        return Verdict.DIFFERENT
+    return Verdict.EQUAL_BUT_HELD if accounted else Verdict.EQUAL
+
+
+def _columns(differences: Differences, held: frozenset[Key]) -> tuple[tuple[str, int], ...]:
+    """Rows that differ by column; not said where some of them are held keys, which are explained otherwise."""
+    return () if held.intersection(differences.changed) else differences.columns
+
+
+def _held(job: _Job, sides: _Sides) -> tuple[frozenset[Key], frozenset[Key]]:
+    """Open held keys: those whose held changes explain the source's row, and those they do not."""
+    pinned = job.pinned
+    rows = open_holds(job.control.read("held"), str(pinned.target.source), job.state.epoch, pinned.watermark).rows
+    if rows.num_rows == 0:
+        return frozenset(), frozenset()
+
+    def form(column: str, text: str | None) -> str | None:
+        kind = sides.types.get(column)
+        if text is None or kind is None:
+            return text
+        value: str | None = from_source(pa.array([text], pa.large_string()), kind)[0].as_py()
+        return value
+
+    changes = held_changes(rows.to_pylist(), job.bronze.layouts([pinned.target.source]), form)
+    keys = frozenset(key for change in changes for key in change.keys(sides.keys) if key is not None)
+    after, odd = folded(changes, sides.keys, sides.source.column_names, rows_of(sides.silver, sides.keys, keys))
+    wanted = rows_of(sides.source, sides.keys, keys)
+    accounted = frozenset(key for key in keys if key not in odd and after[key] == wanted.get(key))
+    return accounted, keys - accounted
+
+
+def _without(keys: Sequence[Key], held: frozenset[Key]) -> tuple[Key, ...]:
+    return tuple(sorted((key for key in keys if key not in held), key=repr))
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 3)

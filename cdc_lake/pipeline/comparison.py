@@ -1,0 +1,135 @@
+"""Comparison: what proving silver equal to the source found, as a value and as a file.
+
+Keys of rows that differ are named, up to a few; other values never are.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "cdc-lake/compare/1"
+SAMPLE = 10
+"""Keys named per kind of difference."""
+
+
+class Verdict(enum.Enum):
+    """What is proven of a table, worst last."""
+
+    EQUAL = "equal"
+    EQUAL_BUT_HELD = "equal but for held keys"
+    INCONCLUSIVE = "inconclusive"
+    DIFFERENT = "different"
+
+
+_WORST = tuple(Verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class TableComparison:
+    """One table. `held_keys`: keys whose held changes, folded onto silver, give the source's row.
+
+    `missing`, `extra`, `changed`, `repeated` count keys: only in the source, only in silver, with another value, in
+    silver more than once; `unaccounted` held keys that folding does not explain. `columns` counts rows that differ by
+    column. The samples are keys as texts in key order. `reason` and `hint` say why a verdict is inconclusive.
+    """
+
+    table: str
+    silver: str
+    verdict: Verdict
+    source_rows: int | None = None
+    silver_rows: int | None = None
+    held_keys: int = 0
+    missing: int = 0
+    extra: int = 0
+    changed: int = 0
+    repeated: int = 0
+    unaccounted: int = 0
+    columns: tuple[tuple[str, int], ...] = ()
+    samples: tuple[tuple[str, tuple[tuple[str | None, ...], ...]], ...] = ()
+    watermark: str = ""
+    reason: str = ""
+    hint: str = ""
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The verdict as people read it."""
+        return verdict_text(self.verdict, self.held_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All tables compared, in one snapshot of the source. `position`: nothing the snapshot shows lies above it."""
+
+    pipeline: str
+    at: datetime
+    position: str
+    tables: tuple[TableComparison, ...]
+    seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of the tables' verdicts."""
+        return max((t.verdict for t in self.tables), key=_WORST.index, default=Verdict.EQUAL)
+
+    @property
+    def held_keys(self) -> int:
+        """Held keys over all tables."""
+        return sum(t.held_keys for t in self.tables)
+
+    @property
+    def different(self) -> tuple[str, ...]:
+        """Source tables whose verdict is different."""
+        return tuple(t.table for t in self.tables if t.verdict is Verdict.DIFFERENT)
+
+    @property
+    def text(self) -> str:
+        """The verdict of the whole as people read it."""
+        return verdict_text(self.verdict, self.held_keys)
+
+    def document(self) -> dict[str, Any]:
+        """The comparison as JSON has it."""
+        tables = [
+            {
+                **asdict(t),
+                "verdict": t.verdict.value,
+                "text": t.text,
+                "columns": dict(t.columns),
+                "samples": dict(t.samples),
+            }
+            for t in self.tables
+        ]
+        return {
+            "schema": SCHEMA,
+            "pipeline": self.pipeline,
+            "at": self.at.isoformat(),
+            "position": self.position,
+            "verdict": self.verdict.value,
+            "text": self.text,
+            "held_keys": self.held_keys,
+            "different": list(self.different),
+            "tables": tables,
+            "seconds": self.seconds,
+        }
+
+    def write(self, folder: Path) -> Path:
+        """Write `compare.json` into the folder, whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "compare.json"
+        part = folder / f".compare.{os.getpid()}.json"
+        part.write_text(json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.replace(file)
+        return file
+
+
+def verdict_text(verdict: Verdict, held_keys: int) -> str:
+    """`equal but for 3 held keys`."""
+    if verdict is Verdict.EQUAL_BUT_HELD:
+        return f"equal but for {held_keys} held key{'' if held_keys == 1 else 's'}"
+    return str(verdict.value)

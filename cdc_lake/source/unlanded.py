@@ -1,0 +1,74 @@
+"""Unlanded: transactions that the slot still has and bronze does not, found by peeking.
+
+Peeking decodes what the slot would send and confirms nothing. No row values leave the server: of a change only its
+kind and relation are asked for.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cdc_lake.errors import StreamProtocol
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import TableName
+from cdc_lake.source.connection import Session, identifier, named
+
+_OID = struct.Struct(">I")
+_COMMIT = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, time
+_CHANGES = b"IUD"
+
+_PEEK = (
+    "SELECT xid::text::bigint, CASE WHEN get_byte(data, 0) IN (73, 85, 68) THEN substr(data, 1, 5) ELSE data END "
+    "FROM pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, 'proto_version', '1', 'publication_names', %s) "
+    "WHERE get_byte(data, 0) IN (67, 68, 73, 82, 84, 85)"  # C D I R T U
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unlanded:
+    """A committed transaction: its position, its 32-bit id, the tables it changes."""
+
+    position: int
+    xid: int
+    tables: frozenset[TableName]
+
+
+def unlanded(session: Session, slot: str, publication: str, after: int, upto: int) -> list[Unlanded]:
+    """Transactions above `after` that change published tables, up to at least `upto`.
+
+    `session` must not be in a transaction. Raises SlotActive while a receiver reads the slot.
+    """
+    with named(f"looking ahead in slot `{slot}`"):
+        rows = session.execute(_PEEK, [slot, str(Lsn(upto)), identifier(publication)]).fetchall()
+    return transactions(((int(str(xid)), bytes(data)) for xid, data in rows), after)  # type: ignore[call-overload]
+
+
+def transactions(messages: Iterable[tuple[int, bytes]], after: int) -> list[Unlanded]:
+    """The transactions in pgoutput messages `(xid, bytes)` of kinds C D I R T U that end above `after`."""
+    names: dict[int, TableName] = {}
+    touched: set[TableName] = set()
+    found: list[Unlanded] = []
+    for xid, data in messages:
+        kind = data[:1]
+        if kind == b"C":
+            end = _COMMIT.unpack_from(data, 1)[2]
+            if end > after and touched:
+                found.append(Unlanded(end, xid, frozenset(touched)))
+            touched.clear()
+        elif kind == b"R":
+            schema, name = data[5:].split(b"\0", 2)[:2]
+            names[_OID.unpack_from(data, 1)[0]] = TableName(schema.decode() or "pg_catalog", name.decode())
+        elif kind == b"T":
+            count = _OID.unpack_from(data, 1)[0]
+            touched.update(_known(names, oid) for (oid,) in _OID.iter_unpack(data[6 : 6 + 4 * count]))
+        elif kind in _CHANGES:
+            touched.add(_known(names, _OID.unpack_from(data, 1)[0]))
+    return found
+
+
+def _known(names: dict[int, TableName], oid: int) -> TableName:
+    if oid not in names:
+        raise StreamProtocol(f"a change of relation {oid}, which was not announced")
+    return names[oid]
