@@ -18,12 +18,14 @@ from cdc_lake.errors import CdcLakeError
 from cdc_lake.lake.control import ControlTables, CutRow, RunRow
 from cdc_lake.lake.extent import silver_columns, silver_rows
 from cdc_lake.lake.read import read_silver
-from cdc_lake.model.position import OrderDomain, format_position
+from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.holds import FAILED, open_holds
+from cdc_lake.pipeline.status import Status, TableStatus
 from cdc_lake.quality.report import (
     HeldGroup,
     Judged,
+    Lag,
     ReportData,
     RuleState,
     RunState,
@@ -46,25 +48,38 @@ class Evidence:
 
     project: Project
     control: ControlTables
+    status: Status
     notes: list[str] = field(default_factory=list)
     suites: dict[str, SuiteResult] = field(default_factory=dict)
 
-    def collect(self, when: dt.datetime) -> ReportData:
+    def collect(self) -> ReportData:
         """Everything, as the value that is rendered."""
-        cut = self.control.last_cut()
+        if not self.status.reachable:
+            self.notes.append(
+                f"The source could not be asked ({self.status.unreachable_because}); lags are what is known."
+            )
+        cut = self.control.last_cut(self.status.stream)
         runs = self._runs()
+        known = {table.table: table for table in self.status.tables}
         targets = self._targets(cut)
-        held = [group for target in targets for group in self._held(target, cut)]
-        tables = tuple(self._table(target, cut, held) for target in targets)
+        held = [group for target in targets for group in self._held(target, cut, known.get(target.label))]
+        tables = tuple(self._table(target, cut, known.get(target.label), held) for target in targets)
         rules = tuple(
             state for target, table in zip(targets, tables, strict=True) for state in self._rules(target, table, runs)
         )
-        source = self.project.pipeline.source
         return ReportData(
             pipeline=self.project.name,
-            generated=when,
-            source=f"{source.type} · {source.host}:{source.port}/{source.database}",
+            generated=self.status.at,
+            source=f"{self.project.pipeline.source.type} · {self.status.source}",
             verdict=self._verdict(),
+            lags=tuple(
+                Lag(stage, lag.seconds, lag.bytes, lag.transactions)
+                for stage, lag in (
+                    ("received", self.status.received),
+                    ("landed", self.status.landed),
+                    ("applied", self.status.applied),
+                )
+            ),
             tables=tables,
             rules=rules,
             held=tuple(held),
@@ -74,27 +89,25 @@ class Evidence:
         )
 
     def _targets(self, cut: CutRow | None) -> list[Target]:
-        """Tables of the last cut, and those the file names that no cut has seen yet; by silver name."""
-        relations = set(json.loads(cut.tables)) if cut else set()
+        """Tables that are captured, in the last cut, or named in the file; by silver name."""
+        relations = {table.source for table in self.status.tables} | set(json.loads(cut.tables) if cut else ())
         relations |= {str(TableName.parse(table.from_)) for table in self.project.pipeline.silver.tables}
         return sorted((self.project.target(TableName.parse(r)) for r in relations), key=lambda t: t.label)
 
-    def _table(self, target: Target, cut: CutRow | None, held: Iterable[HeldGroup]) -> TableState:
-        entry = _entry(target, cut)
-        rows = self._rows(target)
-        position = entry.get("position")
-        waiting = sum(group.changes for group in held if group.table == target.label)
-        state = "broken" if entry.get("state") == "broken" else "held" if waiting else "live" if entry else "pending"
+    def _table(
+        self, target: Target, cut: CutRow | None, known: TableStatus | None, held: Iterable[HeldGroup]
+    ) -> TableState:
+        position = _reached(target, cut, known)
         return TableState(
             name=target.label,
             source=str(target.source),
             format=target.format,
-            state=state,
-            rows=rows,
+            state=known.state if known else "pending",
+            rows=self._rows(target),
             watermark=self._position(position),
             watermark_at=cut.commit_ts if cut is not None and position == cut.position else None,
-            held=waiting,
-            reason=_why(state),
+            held=sum(group.changes for group in held if group.table == target.label),
+            reason="" if known is None or known.state == "live" else known.reason,
         )
 
     def _rows(self, target: Target) -> int | None:
@@ -104,9 +117,9 @@ class Evidence:
             self.notes.append(f"{target.label} could not be read: {problem.message}")
             return None
 
-    def _held(self, target: Target, cut: CutRow | None) -> list[HeldGroup]:
+    def _held(self, target: Target, cut: CutRow | None, known: TableStatus | None) -> list[HeldGroup]:
         """Open holds by the rule that began them: a waiting change counts under the rule its key failed."""
-        position = _entry(target, cut).get("position")
+        position = _reached(target, cut, known)
         if cut is None or position is None:
             return []
         rows = open_holds(self.control.read("held"), str(target.source), cut.epoch, position).rows.to_pylist()
@@ -115,8 +128,8 @@ class Evidence:
         keys: dict[str, set[tuple[str, ...]]] = defaultdict(set)
         for row in rows:
             own = [tuple(key) for key in (row["from_key"], row["key"]) if key is not None]
-            known = next((begun[key] for key in own if key in begun), "")
-            name = known or (", ".join(row["rules"] or ()) if row["reason"] == FAILED else "") or "unknown"
+            earlier = next((begun[key] for key in own if key in begun), "")
+            name = earlier or (", ".join(row["rules"] or ()) if row["reason"] == FAILED else "") or "unknown"
             begun |= dict.fromkeys(own, name)
             keys[name].update(own)
             changes[name].append(row["recorded_at"])
@@ -243,22 +256,12 @@ def verdict(document: Mapping[str, Any]) -> Verdict:
     )
 
 
-def _why(state: str) -> str:
-    match state:
-        case "broken":
-            return "waits; `cdc-lake status` says why"
-        case "held":
-            return "later changes of held keys wait behind them"
-        case "pending":
-            return "no cut holds it yet"
-        case _:
-            return ""
-
-
-def _entry(target: Target, cut: CutRow | None) -> dict[str, Any]:
-    """What the last cut says of a table; empty where it does not list it."""
-    entry: dict[str, Any] = json.loads(cut.tables).get(str(target.source), {}) if cut else {}
-    return entry
+def _reached(target: Target, cut: CutRow | None, known: TableStatus | None) -> int | None:
+    """How far silver is: by its own marker where status saw it, otherwise by the last cut."""
+    if known is not None and known.position is not None:
+        return parse_position(known.position)
+    entry: Mapping[str, Any] = json.loads(cut.tables).get(str(target.source), {}) if cut else {}
+    return int(entry["position"]) if entry else None
 
 
 def _facts(run: RunRow) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import ReportNotWritten
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.pipeline.evidence import Evidence
+from cdc_lake.pipeline.status import status
 from cdc_lake.quality.report import render_html, render_json
 
 
@@ -25,12 +26,12 @@ class ReportFiles:
 
 
 def report(project: Project, *, when: dt.datetime | None = None) -> ReportFiles:
-    """Write the report of a pipeline into its folder of reports. Reads only; needs neither a JVM nor the source.
+    """Write the report of a pipeline into its folder of reports. Needs no JVM, and the source only for the lags.
 
     `when` is the time it says it was generated at, now by default. Raises ReportNotWritten, LakeError.
     """
-    evidence = Evidence(project, ControlTables(project.control))
-    data = evidence.collect(when or dt.datetime.now(dt.UTC))
+    evidence = Evidence(project, ControlTables(project.control), status(project, at=when))
+    data = evidence.collect()
     folder = project.reports
     files = ReportFiles(folder / "report.html", folder / "report.json", tuple(folder / f for f in data.suites.values()))
     for file, table in zip(files.suites, data.suites, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from cdc_lake.errors import ReportNotWritten
 from cdc_lake.lake.control import ControlTables, CutRow, RunRow, StreamRow
 from cdc_lake.pipeline.comparison import Comparison, TableComparison
 from cdc_lake.pipeline.comparison import Verdict as Compared
+from cdc_lake.pipeline.evidence import Evidence
 from cdc_lake.pipeline.report import ReportFiles, report
+from cdc_lake.pipeline.status import Lag, TableStatus, status
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)
 SECRET = "s3cret-row-value"
@@ -29,7 +32,14 @@ def project(tmp_path: Path) -> Project:
         {
             "version": 1,
             "pipeline": "shop",
-            "source": {"type": "postgres", "host": "db", "database": "shop", "user": "cdc", "tables": ["public.*"]},
+            "source": {
+                "type": "postgres",
+                "host": "127.0.0.1",
+                "port": 1,
+                "database": "shop",
+                "user": "cdc",
+                "tables": ["public.*"],
+            },
             "silver": {
                 "tables": [
                     {
@@ -100,10 +110,11 @@ def test_the_report_tells_gate_suite_holds_and_runs_without_a_row_value(project:
     files = report(project, when=NOW)
     found = json.loads(files.json.read_text(encoding="utf-8"))
 
-    assert found["notes"] == []
+    assert len(found["notes"]) == 1
+    assert found["notes"][0].startswith("The source could not be asked")
     (table,) = found["tables"]
     assert (table["name"], table["rows"], table["state"], table["watermark"], table["held"]) == (
-        "silver.orders", 3, "held", "0/16B3748", 2,
+        "silver.orders", 3, "pending", "0/16B3748", 2,
     )  # fmt: skip
     between, in_set, gone = found["rules"]
     assert between["history"] == [{"evaluated": 10, "failed": 0}, {"evaluated": 10, "failed": 2}]
@@ -117,6 +128,19 @@ def test_the_report_tells_gate_suite_holds_and_runs_without_a_row_value(project:
     assert [file.name for file in files.suites] == ["silver.orders.json"]
     assert json.loads(files.suites[0].read_text(encoding="utf-8"))["statistics"]["evaluated_expectations"] == 2
     assert SECRET not in all_text(files)
+
+
+def test_states_reasons_and_lags_are_those_of_status(project: Project) -> None:
+    landed(project)
+    known = status(project, at=NOW)
+    table = TableStatus("public.orders", "silver.orders", "delta", "held", "2 changes wait", "0/16B3748", 0, 2)
+    known = replace(known, reachable=True, tables=(table,), applied=Lag(4096, 1.5, 7))
+    data = Evidence(project, ControlTables(project.control), known).collect()
+    assert [(t.state, t.reason, t.watermark, t.watermark_at) for t in data.tables] == [
+        ("held", "2 changes wait", "0/16B3748", NOW)
+    ]
+    assert [(lag.stage, lag.seconds, lag.bytes, lag.transactions) for lag in data.lags][-1] == ("applied", 1.5, 4096, 7)
+    assert data.notes == ()
 
 
 def test_a_report_before_the_first_run_is_a_report(project: Project) -> None:
@@ -134,7 +158,7 @@ def test_the_last_comparison_is_the_verdict_and_a_torn_one_is_a_note(project: Pr
     (project.reports / "compare.json").write_text('{"tables": [')
     found = json.loads(report(project, when=NOW).json.read_text(encoding="utf-8"))
     assert found["verdict"] is None
-    assert "could not be read" in found["notes"][0]
+    assert any("comparison could not be read" in note for note in found["notes"])
 
 
 def test_a_folder_that_cannot_be_written_is_named(project: Project) -> None:
