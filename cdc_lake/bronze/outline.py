@@ -8,13 +8,12 @@ of the files whose statistics overlap the span.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.files import Files
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 
@@ -37,18 +36,19 @@ class Outline:
 _COLUMNS = ["position", "ordinal", "op", "layout", "unchanged", "old_kind"]
 
 
-def outline(bronze: Path, table: TableName, span: Span, *, snapshot: bool) -> Outline:
-    """Read the outline of `table` in `span`; with `snapshot` the snapshot rows at `span.upto` instead."""
+def span_files(files: Files, table: TableName, span: Span, *, snapshot: bool) -> list[str]:
+    """The data files that may hold changes of `table` in `span`, or its snapshot rows at `span.upto`."""
+    after = span.upto - 1 if snapshot else span.after
+    return files.select(epoch=span.epoch, after=after, upto=span.upto, relations=[str(table)])
+
+
+def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Outline:
+    """Read the outline of `table` in `span`; with `snapshot` of its snapshot rows at `span.upto` instead."""
     ops = [SNAPSHOT] if snapshot else [INSERT, UPDATE, DELETE, TRUNCATE]
-    dataset = DeltaTable(str(bronze)).to_pyarrow_dataset()
-    wanted = (
-        (pc.field("epoch") == span.epoch)
-        & (pc.field("relation") == str(table))
-        & (pc.field("position") <= span.upto)
-        & (pc.field("position") >= (span.upto if snapshot else span.after + 1))
-        & pc.field("op").isin(ops)
-    )
-    rows = dataset.to_table(columns=_COLUMNS, filter=wanted)
+    position = pc.field("position")
+    wanted = (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table)) & pc.field("op").isin(ops)
+    wanted &= (position <= span.upto) & (position > (span.upto - 1 if snapshot else span.after))
+    rows = files.read(span_files(files, table, span, snapshot=snapshot), _COLUMNS, wanted)
     rows = rows.take(pc.sort_indices(rows, [("position", "ascending"), ("ordinal", "ascending")]))
     truncates = rows.filter(pc.equal(rows["op"], TRUNCATE))
     updates = rows.filter(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"])))

@@ -47,9 +47,8 @@ class DeltaSilver:
         schema = self._spark.table(self.name).schema
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
 
-    def create(self, columns: Sequence[SilverColumn], keys: Sequence[str]) -> None:
+    def create(self, columns: Sequence[SilverColumn]) -> None:
         """By DDL; the checkpoint interval of 100 removes the spike that every tenth commit had (measured)."""
-        del keys
         ddl = ", ".join(c.ddl for c in columns)
         comment = literal(f"current rows of {self._target.source}, by cdc_lake")
         self._spark.sql(

@@ -47,9 +47,8 @@ class IcebergSilver:
         schema = self._spark.table(self.name).schema
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
 
-    def create(self, columns: Sequence[SilverColumn], keys: Sequence[str]) -> None:
+    def create(self, columns: Sequence[SilverColumn]) -> None:
         """By DDL, with an empty first version, so that a branch always has something to start from."""
-        del keys
         self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._catalog}.{quoted(self._target.namespace)}")
         ddl = ", ".join(c.ddl for c in columns)
         comment = literal(f"current rows of {self._target.source}, by cdc_lake")

@@ -48,7 +48,7 @@ class SilverStore(Protocol):
         """Its columns, None where it does not exist."""
         ...
 
-    def create(self, columns: Sequence[SilverColumn], keys: Sequence[str]) -> None:
+    def create(self, columns: Sequence[SilverColumn]) -> None:
         """Make the table."""
         ...
 

@@ -11,13 +11,16 @@ Promises:
   first leaves it first.
 * A change that touches a held key is held, and holds every key it touches: silver still shows the held rows, so
   nothing may overtake them. TRUNCATE ends all holds.
+* Where a row cannot leave its key because the change is held, a row that took that key in the same transaction is held
+  too: at the end of a transaction no key has two rows.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 Key: TypeAlias = tuple[str | None, ...]
@@ -64,6 +67,29 @@ def trace(
 ) -> tuple[list[Traced], list[Closing]]:
     """Follow events in order. `existing`: which of their keys silver has; `held`: keys with open holds."""
     rows = _Rows(existing)
+    holds = held
+    traced: list[Traced] = []
+    closings: list[Closing] = []
+    for _, group in itertools.groupby(events, key=lambda event: event.position):
+        transaction = list(group)
+        forced: set[int] = set()
+        while True:
+            before = rows.saved(transaction)
+            done, closed, after = _transaction(transaction, rows, holds, forced)
+            if (clash := rows.clash(transaction)) is None:
+                break
+            rows.restore(before)
+            forced.add(clash)
+        holds = after
+        traced += done
+        closings += closed
+    return traced, closings
+
+
+def _transaction(
+    events: list[Event], rows: _Rows, held: frozenset[Key], forced: set[int]
+) -> tuple[list[Traced], list[Closing], frozenset[Key]]:
+    """One transaction with the changes in `forced` held whatever they are; what waits after it."""
     holds = set(held)
     traced: list[Traced] = []
     closings: list[Closing] = []
@@ -71,43 +97,89 @@ def trace(
         if event.op == TRUNCATE:
             if holds:
                 closings.append(Closing(event.position, event.ordinal))
-            rows = _Rows(frozenset(), rows.next)
+            rows.clear()
             holds = set()
             continue
         touched = {key for key in (event.old, event.new) if key is not None}
-        is_held = event.failed or not holds.isdisjoint(touched)
+        is_held = event.failed or event.ordinal in forced or not holds.isdisjoint(touched)
         if is_held:
             holds |= touched
-        row, origin = rows.follow(event, move=not is_held)
-        traced.append(Traced(event.position, event.ordinal, row, origin, is_held))
-    return traced, closings
+        row = rows.follow(event, move=not is_held)
+        traced.append(Traced(event.position, event.ordinal, row.number, row.origin, is_held))
+    return traced, closings, frozenset(holds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row at a key: its number, the key silver has it under, and the change that brought it here, 0: none."""
+
+    number: int
+    origin: Key | None
+    arrival: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    at: dict[Key, deque[_Row]]
+    touched: dict[Key, deque[_Row] | None]
+    existing: frozenset[Key]
+    last: int
 
 
 class _Rows:
     """Which rows have which key now, oldest first."""
 
-    def __init__(self, existing: frozenset[Key], first: int = 0) -> None:
+    def __init__(self, existing: frozenset[Key]) -> None:
         self._existing = existing
-        self._at: dict[Key, deque[tuple[int, Key | None]]] = {}
-        self.next = first
+        self._at: dict[Key, deque[_Row]] = {}
+        self._last = 0
 
-    def follow(self, event: Event, *, move: bool) -> tuple[int, Key | None]:
-        """The row of an event and its origin; with `move` the row goes where the event says."""
+    def follow(self, event: Event, *, move: bool) -> _Row:
+        """The row of an event; with `move` it goes where the event says."""
         old, new = event.old, event.new
         here = self._rows(old) if old is not None else deque()
         # A key nobody has is a change silver cannot know: its row gets that key as origin, and the merge refuses it.
-        row = here[0] if here else (self._number(), old)
+        row = here[0] if here else _Row(self._number(), old, 0)
         if move and here and new != old:
             here.popleft()
         if move and new is not None and (new != old or not here):
-            self._rows(new).append(row)
+            self._rows(new).append(replace(row, arrival=event.ordinal))
         return row
 
-    def _rows(self, key: Key) -> deque[tuple[int, Key | None]]:
+    def clear(self) -> None:
+        """A truncate: no key has a row."""
+        self._at = {}
+        self._existing = frozenset()
+
+    def saved(self, events: list[Event]) -> _Saved:
+        """What a transaction may change."""
+        keys = _touched(events)
+        touched = {key: deque(self._at[key]) if key in self._at else None for key in keys}
+        return _Saved(self._at, touched, self._existing, self._last)
+
+    def restore(self, saved: _Saved) -> None:
+        """Take a transaction back."""
+        self._at, self._existing, self._last = saved.at, saved.existing, saved.last
+        for key, rows in saved.touched.items():
+            if rows is None:
+                self._at.pop(key, None)
+            else:
+                self._at[key] = rows
+
+    def clash(self, events: list[Event]) -> int | None:
+        """The ordinal of the change that brought a second row to a key, None where every key has one at most."""
+        arrivals = [rows[-1].arrival for key in _touched(events) if len(rows := self._at.get(key, deque())) > 1]
+        return max(arrivals, default=None)
+
+    def _rows(self, key: Key) -> deque[_Row]:
         if key not in self._at:
-            self._at[key] = deque([(self._number(), key)] if key in self._existing else [])
+            self._at[key] = deque([_Row(self._number(), key, 0)] if key in self._existing else [])
         return self._at[key]
 
     def _number(self) -> int:
-        self.next += 1
-        return self.next
+        self._last += 1
+        return self._last
+
+
+def _touched(events: list[Event]) -> set[Key]:
+    return {key for event in events for key in (event.old, event.new) if key is not None}

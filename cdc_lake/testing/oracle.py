@@ -1,12 +1,14 @@
 """The oracle: the smallest honest thing. A dictionary a table, to which transactions are applied one by one.
 
 It follows a change exactly as the server made it: where two rows have one key for a moment (a deferred constraint), the
-older one leaves first. Everything clever must agree with it.
+older one leaves first. With `fails` it also holds: a change whose row fails, and every later change of a key a held one
+touches, is kept back until a truncate. Everything clever must agree with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
@@ -24,17 +26,50 @@ class Oracle:
 
     keys: dict[TableName, tuple[str, ...]] = field(default_factory=dict)
     tables: dict[TableName, dict[Key, Row]] = field(default_factory=dict)
+    fails: Callable[[TableName, Row], bool] | None = None
+    held_keys: dict[TableName, set[Key]] = field(default_factory=dict)
+    held: list[tuple[int, int]] = field(default_factory=list)
 
     def apply(self, transaction: Transaction) -> None:
-        """Apply one transaction; within it keys may clash, at its end they may not."""
-        open_rows = {table: [(key, row) for key, row in rows.items()] for table, rows in self.tables.items()}
-        for change in transaction.changes:
-            self._change(open_rows, change)
+        """Apply one transaction; within it keys may clash, at its end they may not.
+
+        Where a clash comes from a hold, the change that brought the younger row is held too, and the transaction is
+        applied again from its start.
+        """
+        kept_back: set[int] = set()
+        before, waiting = self.tables, self.held_keys
+        while True:
+            self.tables = {table: dict(rows) for table, rows in before.items()}
+            self.held_keys = {table: set(keys) for table, keys in waiting.items()}
+            held, clash = self._attempt(transaction, kept_back)
+            if clash is None:
+                break
+            if not held:
+                msg = f"two rows have one key at the end of the transaction at {transaction.bounds.position}"
+                raise ValueError(msg)
+            kept_back.add(clash)
+        self.held += [(transaction.bounds.position, ordinal) for ordinal in held]
+
+    def _attempt(self, transaction: Transaction, kept_back: set[int]) -> tuple[list[int], int | None]:
+        """The ordinals held, and that of the last change that brought a second row to a key."""
+        open_rows = {table: list(rows.items()) for table, rows in self.tables.items()}
+        held: list[int] = []
+        arrived: dict[tuple[TableName, Key], int] = {}
+        for ordinal, change in enumerate(transaction.changes, start=1):
+            if not self._change(open_rows, change, force=ordinal in kept_back):
+                held.append(ordinal)
+            elif isinstance(change, Insert | Update):
+                key = self._key(change.relation, _row(change.relation, change.new, {}))
+                arrived[change.relation.table, key] = ordinal
+        clashes = [
+            arrived[table, key]
+            for table, rows in open_rows.items()
+            for key, n in Counter(k for k, _ in rows).items()
+            if n > 1
+        ]
         for table, rows in open_rows.items():
             self.tables[table] = dict(rows)
-            if len(self.tables[table]) != len(rows):
-                msg = f"{table} has two rows of one key at the end of a transaction"
-                raise ValueError(msg)
+        return held, max(clashes, default=None)
 
     def run(self, transactions: Sequence[Transaction]) -> dict[TableName, dict[Key, Row]]:
         """Apply transactions in order and return the state."""
@@ -42,37 +77,64 @@ class Oracle:
             self.apply(transaction)
         return self.tables
 
-    def _change(self, tables: dict[TableName, list[tuple[Key, Row]]], change: Change) -> None:
+    def _change(self, tables: dict[TableName, list[tuple[Key, Row]]], change: Change, *, force: bool) -> bool:
+        """Make a change; False where it is held instead."""
         match change:
             case Message():
-                return
+                return True
             case Insert(relation, new):
                 row = _row(relation, new, {})
+                if self._held(relation, row, [self._key(relation, row)], force=force):
+                    return False
                 tables.setdefault(relation.table, []).append((self._key(relation, row), row))
             case Update(relation, new, old):
-                rows = tables.setdefault(relation.table, [])
-                at = self._find(relation, rows, old if old is not None else new)
-                row = _row(relation, new, rows[at][1])
-                key = self._key(relation, row)
-                if key == rows[at][0]:
-                    rows[at] = (key, row)
-                else:
-                    rows.pop(at)
-                    rows.append((key, row))
+                return self._update(tables.setdefault(relation.table, []), relation, new, old, force=force)
             case Delete(relation, old):
                 rows = tables.setdefault(relation.table, [])
-                rows.pop(self._find(relation, rows, old))
+                key = self._key(relation, _row(relation, old, {}))
+                if self._held(relation, None, [key], force=force):
+                    return False
+                rows.pop(self._find(relation, rows, key))
             case Truncate(relation):
                 tables[relation.table] = []
+                self.held_keys.pop(relation.table, None)
             case _:
                 assert_never(change)
+        return True
+
+    def _update(
+        self, rows: list[tuple[Key, Row]], relation: Relation, new: Tuple, old: Tuple | None, *, force: bool
+    ) -> bool:
+        before = self._key(relation, _row(relation, old if old is not None else new, {}))
+        after = self._key(relation, _row(relation, new, _row(relation, old, {}) if old is not None else {}))
+        if self._held(relation, None, [before, after], force=force):
+            return False
+        at = self._find(relation, rows, before)
+        row = _row(relation, new, rows[at][1])
+        if self._held(relation, row, [before, after], force=force):
+            return False
+        if after == before:
+            rows[at] = (after, row)
+        else:
+            rows.pop(at)
+            rows.append((after, row))
+        return True
+
+    def _held(self, relation: Relation, row: Row | None, keys: list[Key], *, force: bool) -> bool:
+        """Whether a change is kept back: a key it touches waits, or its row fails. Its keys wait from then on."""
+        waiting = self.held_keys.setdefault(relation.table, set())
+        failing = row is not None and self.fails is not None and self.fails(relation.table, row)
+        if force or failing or not waiting.isdisjoint(keys):
+            waiting.update(keys)
+            return True
+        return False
 
     def _key(self, relation: Relation, row: Row) -> Key:
         names = self.keys.get(relation.table) or relation.primary_key
         return tuple(row[name] for name in names)
 
-    def _find(self, relation: Relation, rows: list[tuple[Key, Row]], values: Tuple) -> int:
-        wanted = self._key(relation, _row(relation, values, {}))
+    @staticmethod
+    def _find(relation: Relation, rows: list[tuple[Key, Row]], wanted: Key) -> int:
         for at, (key, _) in enumerate(rows):
             if key == wanted:
                 return at

@@ -1,0 +1,361 @@
+"""Advancing: from where the tables are to the top of bronze, in spans.
+
+A span ends at a transaction and at a bounded number of changes. Each touched table takes `(its own watermark, upto]`;
+all of them are prepared before any is merged, so a `stop` rule ends the span before its transaction for every table.
+Then held rows are recorded, tables merged, and one row goes to `cuts`.
+
+The watermark of a table is the later of its own marker and the last cut that lists it as in: a table without changes
+costs nothing, and its marker need not move.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader, CommitRow
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import ApplyFailed, CdcLakeError, MergeRefused, RuleStopped, SnapshotIncomplete
+from cdc_lake.lake.control import ControlTables, CutRow, RunRow, SnapshotRow
+from cdc_lake.lake.marker import read_marker
+from cdc_lake.lake.session import derive
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.holds import open_holds, record
+from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
+from cdc_lake.silver.complete import MISSING_BASE
+from cdc_lake.silver.merge import MISSING_ROW
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclass
+class Applied:
+    """What was done so far; `broken`: silver table → why it waits."""
+
+    stream: str | None = None
+    upto: int | None = None
+    spans: int = 0
+    transactions: int = 0
+    changes: int = 0
+    merges: int = 0
+    held: int = 0
+    rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
+    broken: dict[str, CdcLakeError] = field(default_factory=dict)
+
+    def count(self, prepared: Prepared) -> None:
+        """Add how the rules of a table fared."""
+        for one in prepared.counts:
+            total = self.rules.setdefault((one.table, one.rule, one.on_fail), [0, 0])
+            total[0] += one.evaluated
+            total[1] += one.failed
+
+    def rule_facts(self) -> list[dict[str, object]]:
+        """The rules as the control table `runs` has them."""
+        return [
+            {"table": table, "rule": rule, "on_fail": on_fail, "evaluated": judged, "failed": failed}
+            for (table, rule, on_fail), (judged, failed) in sorted(self.rules.items())
+        ]
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A table in a cut: where it is, which version holds it, how many keys wait, and `in` or `broken`."""
+
+    table: str
+    format: str
+    version: int | None
+    position: int
+    state: str
+    held: int
+
+    def facts(self) -> dict[str, object]:
+        """As the `tables` of a cut have it."""
+        return {
+            "table": self.table,
+            "format": self.format,
+            "version": self.version,
+            "position": self.position,
+            "state": self.state,
+            "held": self.held,
+        }
+
+
+class Advance:
+    """Walks silver to the top of bronze. One at a time in a process; another process is fenced by the tables."""
+
+    def __init__(self, project: Project, spark: SparkSession, tell: Tell) -> None:
+        self._project = project
+        self._spark = spark
+        self._tell = tell
+        self._bronze = BronzeReader(project.bronze)
+        self._control = ControlTables(project.control)
+        self._sessions: dict[str, SparkSession] = {}
+        self._pool = ThreadPoolExecutor(project.pipeline.apply.parallelism, "merge")
+        self._run = uuid.uuid4().hex[:12]
+        self._began = datetime.now(UTC)
+        self.done = Applied()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, goal: int | None, stop: threading.Event) -> None:
+        """Apply everything bronze holds now, at most to `goal`. Returns at a span's end when `stop` is set."""
+        state = self._bronze.state()
+        if state is None:
+            return
+        self.done.stream = state.stream
+        position, tables = self._last_cut(state) or self._load(state)
+        self.done.upto = position
+        top = state.upto if goal is None else min(goal, state.upto)
+        while position < top and not stop.is_set():
+            commits = self._next(Span(state.epoch, position, top))
+            if not commits:
+                break
+            position, tables = self._span(state, tables, position, commits)
+            self.done.upto = position
+
+    def record(self, seconds: float, outcome: str) -> None:
+        """Write the row of this run into `runs`."""
+        done = self.done
+        facts = {
+            "rules": done.rule_facts(),
+            "transactions": done.transactions,
+            "changes": done.changes,
+            "merges": done.merges,
+            "spans": done.spans,
+            "held": done.held,
+            "upto": done.upto,
+            "seconds": round(seconds, 3),
+            "broken": {label: error.code for label, error in done.broken.items()},
+        }
+        self._control.record(RunRow(self._run, "apply", self._began, datetime.now(UTC), outcome, json.dumps(facts)))
+
+    # ── spans ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _next(self, ahead: Span) -> list[CommitRow]:
+        """The transactions of the next span."""
+        bound = self._project.pipeline.apply.span_rows
+        taken: list[CommitRow] = []
+        rows = 0
+        for commit in self._bronze.commits(ahead):
+            if taken and rows + commit.changes > bound:
+                break
+            taken.append(commit)
+            rows += commit.changes
+        return taken
+
+    def _span(
+        self, state: BronzeState, tables: dict[str, TableState], after: int, commits: Sequence[CommitRow]
+    ) -> tuple[int, dict[str, TableState]]:
+        """Apply one span; the position reached and the tables there."""
+        upto = commits[-1].position
+        touched = {relation for commit in commits for relation in commit.counts}
+        touched |= {relation for relation, table in tables.items() if table.state == "broken"}
+        jobs = self._jobs(state, tables, touched, after, upto)
+        prepared = self._prepare(jobs, tables)
+        stops = sorted(p.stop for p in prepared if p.stop is not None)
+        if stops:
+            position, rule = stops[0]
+            before = [c for c in commits if c.position < position]
+            if before:
+                self._span(state, tables, after, before)
+            for one in prepared:
+                if not before:
+                    self.done.count(one)
+            raise RuleStopped(f"rule `{rule}` stops the run: a change of the transaction at {Lsn(position)} breaks it")
+        reached = dict(tables)
+        self._merge(prepared, reached, upto)
+        for relation, table in reached.items():
+            if table.state == "in" and table.position < upto:
+                reached[relation] = _moved(table, upto)
+        self._cut(state, upto, commits[-1].commit_ts, reached)
+        self.done.spans += 1
+        self.done.transactions += len(commits)
+        self.done.changes += sum(c.changes for c in commits)
+        return upto, reached
+
+    def _jobs(
+        self, state: BronzeState, tables: dict[str, TableState], touched: Iterable[str], after: int, upto: int
+    ) -> list[TableJob]:
+        files, held = self._bronze.files(), self._control.read("held")
+        jobs = []
+        for relation in sorted(touched):
+            target = self._project.target(TableName.parse(relation))
+            marker = read_marker(self._project, target, state.stream).position
+            known = tables[relation].position if relation in tables else after
+            watermark = max(known, marker if marker is not None else known)
+            if watermark >= upto:
+                continue
+            span = Span(state.epoch, watermark, upto)
+            keys = open_holds(held, relation, state.epoch, watermark).keys
+            layouts = self._bronze.layouts([target.source])
+            jobs.append(TableJob(self._project, target, state.stream, span, files, layouts, keys))
+        return jobs
+
+    def _prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
+        """Prepare tables side by side; those that cannot go on are noted as broken."""
+
+        def one(job: TableJob) -> Prepared | CdcLakeError | None:
+            return _guarded(lambda: prepare(self._session(job.target), job), job.target)
+
+        out = []
+        for job, result in zip(jobs, self._parallel(one, jobs), strict=True):
+            if isinstance(result, CdcLakeError):
+                self._break(job, result, tables)
+            elif result is not None:
+                self.done.broken.pop(job.target.label, None)
+                out.append(result)
+        return out
+
+    def _merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState], upto: int) -> None:
+        for one in prepared:
+            folded = one.folded
+            record(self._control, one.job.target, one.job.stream, one.job.span, folded.held, folded.closings)
+
+        def write(one: Prepared) -> int | CdcLakeError:
+            return _guarded(lambda: merge(self._session(one.job.target), one), one.job.target)
+
+        held = self._control.read("held")
+        for one, version in zip(prepared, self._parallel(write, prepared), strict=True):
+            target = one.job.target
+            if isinstance(version, CdcLakeError):
+                self._break(one.job, version, tables)
+                continue
+            keys = open_holds(held, str(target.source), one.job.span.epoch, upto).keys
+            tables[str(target.source)] = TableState(target.label, target.format, version, upto, "in", len(keys))
+            self.done.count(one)
+            self.done.merges += 1
+            self.done.held += 0 if one.folded.held is None else one.folded.held.num_rows
+            self._tell(Progress("merge", f"{target.label}: {one.seen.rows} changes", one.seen.rows, unit="changes"))
+
+    def _break(self, job: TableJob, error: CdcLakeError, tables: dict[str, TableState]) -> None:
+        target, relation = job.target, str(job.target.source)
+        before = tables.get(relation)
+        version = before.version if before else None
+        held = before.held if before else 0
+        tables[relation] = TableState(target.label, target.format, version, job.span.after, "broken", held)
+        if target.label not in self.done.broken:
+            self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts={"code": error.code}))
+        self.done.broken[target.label] = error
+
+    # ── the first content ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self, state: BronzeState) -> int:
+        rows = [row for row in self._control.streams() if row.stream == state.stream]
+        return rows[-1].start if rows else 0
+
+    def _load(self, state: BronzeState) -> tuple[int, dict[str, TableState]]:
+        """Give each table of the snapshot its first content, and write the first cut."""
+        if self._project.pipeline.snapshot.mode == "none":
+            return self._start(state), {}
+        done = [r for r in self._control.snapshots() if r.stream == state.stream and r.state == "complete"]
+        if not done:
+            raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
+        position = done[-1].position
+        tables: dict[str, TableState] = {}
+        jobs = []
+        for relation in self._copied(done[-1]):
+            target = self._project.target(TableName.parse(relation))
+            marker = read_marker(self._project, target, state.stream)
+            tables[relation] = TableState(target.label, target.format, marker.version, position, "in", 0)
+            if marker.position is None:
+                jobs.append(self._first(state, target, position))
+        prepared = self._prepare(jobs, tables)
+        for one in prepared:
+            if one.stop is not None:
+                self.done.count(one)
+                raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a row of the snapshot breaks it")
+        self._merge(prepared, tables, position)
+        self._cut(state, position, None, tables)
+        return position, tables
+
+    def _copied(self, snapshot: SnapshotRow) -> list[str]:
+        return [str(entry["relation"]) for entry in json.loads(snapshot.tables)]
+
+    def _first(self, state: BronzeState, target: Target, position: int) -> TableJob:
+        layouts = self._bronze.layouts([target.source])
+        span = Span(state.epoch, position - 1, position)
+        files = self._bronze.files()
+        return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), snapshot=True)
+
+    # ── cuts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _last_cut(self, state: BronzeState) -> tuple[int, dict[str, TableState]] | None:
+        cut = self._control.last_cut(state.stream)
+        if cut is None:
+            return None
+        return cut.position, {relation: TableState(**facts) for relation, facts in json.loads(cut.tables).items()}
+
+    def _cut(
+        self, state: BronzeState, position: int, commit_ts: datetime | None, tables: dict[str, TableState]
+    ) -> None:
+        last = self._control.last_cut(state.stream)
+        if last is not None and last.commit_ts is not None:
+            commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
+        facts = {relation: table.facts() for relation, table in sorted(tables.items())}
+        row = CutRow(state.epoch, state.stream, position, commit_ts, json.dumps(facts), datetime.now(UTC))
+        self._control.record(row)
+        lag = None if commit_ts is None else datetime.now(UTC) - commit_ts
+        self._tell(Progress("cut", _cut_text(tables, lag), facts={"position": position}))
+
+    # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _session(self, target: Target) -> SparkSession:
+        """A session a table: commit settings are session-wide and would leak between tables otherwise."""
+        if target.label not in self._sessions:
+            self._sessions[target.label] = derive(self._spark)
+        return self._sessions[target.label]
+
+    def _parallel(self, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+        return list(self._pool.map(work, items))
+
+
+def _guarded(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:
+    """The result, or the error in the terms of this package; a table's failure must not stop the others."""
+    try:
+        return work()
+    except CdcLakeError as failure:
+        return failure
+    except Exception as cause:  # noqa: BLE001 - whatever Spark raises is this table's failure and is kept as the cause
+        return _explained(cause, target)
+
+
+def _explained(cause: Exception, target: Target) -> CdcLakeError:
+    text = str(cause)
+    error: CdcLakeError
+    if MISSING_ROW in text or MISSING_BASE in text:
+        error = MergeRefused(f"a change refers to a row that {target.label} does not have")
+    else:
+        error = ApplyFailed(f"{target.label} could not be merged: {type(cause).__name__}")
+    error.__cause__ = cause
+    return error
+
+
+def _moved(table: TableState, upto: int) -> TableState:
+    return TableState(table.table, table.format, table.version, upto, table.state, table.held)
+
+
+def _cut_text(tables: dict[str, TableState], lag: timedelta | None) -> str:
+    age = "" if lag is None else f", {lag.total_seconds():.1f} s behind the source's last commit"
+    waiting = sum(1 for table in tables.values() if table.state != "in")
+    return f"{len(tables) - waiting} of {len(tables)} tables at one position{age}"

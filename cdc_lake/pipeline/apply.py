@@ -1,0 +1,173 @@
+"""Loop 2: apply. Bronze to silver, span by span, each table exactly once.
+
+The stream on bronze is only the clock: `advance` asks the tables where they are, walks to the top of bronze in spans
+that end at transactions, and is called before the query starts, by each `foreachBatch`, and when nothing has come for a
+while. So a lost checkpoint loses nothing and a replayed batch repeats nothing.
+
+A table that cannot go on (a destructive change of its layout, another writer) waits; the others go on, the cuts say so,
+and the run ends with the table's error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdc_lake.config.project import Project
+from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.advance import Advance, Applied
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ApplySummary:
+    """What a run of apply did. `upto`: position of the last cut, None where there is none yet."""
+
+    stream: str | None
+    upto: int | None
+    spans: int
+    transactions: int
+    changes: int
+    merges: int
+    held: int
+    rules: tuple[dict[str, object], ...]
+    broken: dict[str, str]
+    seconds: float
+
+
+def apply(
+    project: Project,
+    *,
+    once: bool,
+    goal: int | None = None,
+    stop: threading.Event,
+    tell: Tell,
+    spark: SparkSession | None = None,
+) -> ApplySummary:
+    """Apply until `goal` (None: what bronze holds) with `once`, otherwise until `stop`.
+
+    Raises the error of the first table that could not go on, RuleStopped, SparkNotStarted, JavaMissing.
+    """
+    from cdc_lake.lake.session import start  # noqa: PLC0415 - naming the function must not need Spark
+
+    began = time.monotonic()
+    if spark is None:
+        tell(Progress("apply", "starting Spark"))
+        spark = start(project)
+    with Advance(project, spark, tell) as advance:
+        outcome = "failed"
+        try:
+            advance.run(goal, stop)
+            if not stop.is_set():
+                _follow(project, spark, advance, once=once, stop=stop, tell=tell)
+            outcome = "failed" if advance.done.broken else "done"
+        except RuleStopped:
+            outcome = "stopped"
+            raise
+        finally:
+            advance.record(time.monotonic() - began, outcome)
+        for error in advance.done.broken.values():
+            raise error
+    return _summary(advance.done, time.monotonic() - began)
+
+
+def _follow(
+    project: Project, spark: SparkSession, advance: Advance, *, once: bool, stop: threading.Event, tell: Tell
+) -> None:
+    """Let the stream on bronze call `advance`; between its calls the idle timer does."""
+    if not (project.bronze / "_delta_log").exists():
+        return
+    clock = _Clock(advance, stop)
+    query = _start(project, spark, clock, once=once, tell=tell)
+    idle = project.pipeline.apply.idle / 1000
+    try:
+        while not query.awaitTermination(_POLL_SECONDS):
+            if stop.is_set() or clock.failure is not None:
+                break
+            if clock.quiet_for(idle):
+                clock.tick()
+    finally:
+        if query.isActive:
+            query.stop()
+    if clock.failure is not None:
+        raise clock.failure
+    if (problem := query.exception()) is not None:
+        raise ApplyFailed("the stream on bronze ended") from problem
+
+
+def _start(project: Project, spark: SparkSession, clock: _Clock, *, once: bool, tell: Tell) -> StreamingQuery:
+    """Start the query. A checkpoint that no longer fits bronze is only a hint: it is set aside, a new one begins."""
+    checkpoint = project.checkpoint
+    try:
+        return _query(project, spark, clock, checkpoint, once=once)
+    except Exception:
+        if not checkpoint.exists():
+            raise
+        aside = checkpoint.with_name(f"{checkpoint.name}.aside-{time.time_ns()}")
+        checkpoint.rename(aside)
+        tell(Progress("apply", f"the checkpoint does not fit bronze any more and was set aside as {aside.name}"))
+        return _query(project, spark, clock, checkpoint, once=once)
+
+
+def _query(project: Project, spark: SparkSession, clock: _Clock, checkpoint: Path, *, once: bool) -> StreamingQuery:
+    rows = spark.readStream.format("delta").option("skipChangeCommits", "true").load(str(project.bronze))
+    writer = (
+        rows.select("position").writeStream.foreachBatch(clock.on_batch).option("checkpointLocation", str(checkpoint))
+    )
+    return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
+
+
+class _Clock:
+    """Calls `advance`, one call at a time; keeps the first failure for the loop to raise as it is."""
+
+    def __init__(self, advance: Advance, stop: threading.Event) -> None:
+        self._advance = advance
+        self._stop = stop
+        self._turn = threading.Lock()
+        self._last = time.monotonic()
+        self.failure: CdcLakeError | None = None
+
+    def on_batch(self, batch: DataFrame, batch_id: int) -> None:
+        """What `foreachBatch` calls; rows and number of the batch mean nothing here."""
+        del batch, batch_id
+        self.tick()
+
+    def tick(self) -> None:
+        """Walk to the top of bronze."""
+        with self._turn:
+            if self._stop.is_set() or self.failure is not None:
+                return
+            try:
+                self._advance.run(None, self._stop)
+            except CdcLakeError as failure:
+                self.failure = failure
+            finally:
+                self._last = time.monotonic()
+
+    def quiet_for(self, seconds: float) -> bool:
+        """Whether nothing has called for so long."""
+        return time.monotonic() - self._last >= seconds
+
+
+def _summary(done: Applied, seconds: float) -> ApplySummary:
+    return ApplySummary(
+        stream=done.stream,
+        upto=done.upto,
+        spans=done.spans,
+        transactions=done.transactions,
+        changes=done.changes,
+        merges=done.merges,
+        held=done.held,
+        rules=tuple(done.rule_facts()),
+        broken={label: error.message for label, error in done.broken.items()},
+        seconds=seconds,
+    )

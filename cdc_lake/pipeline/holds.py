@@ -1,0 +1,92 @@
+"""Holds: which keys of a table wait, kept in the control table `held`.
+
+A row of it is one change that was kept back (`failed`: it breaks a rule; `waiting`: a change of the same key is held
+before it), or `closed`: a truncate that ended all holds of its table. Rows count only up to the table's watermark:
+those above it belong to a span that was not merged, and are written again with it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.config.project import Target
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.marker import GENERATION
+from cdc_lake.model.span import Span
+from cdc_lake.silver.lineage import Closing, Key
+
+FAILED, WAITING, CLOSED = "failed", "waiting", "closed"
+
+
+@dataclass(frozen=True)
+class OpenHolds:
+    """What is held of one table: its rows of the control table in order, and the keys they touch."""
+
+    rows: pa.Table
+    keys: frozenset[Key]
+
+
+def open_holds(held: pa.Table, relation: str, epoch: int, watermark: int) -> OpenHolds:
+    """The open holds of a table at its watermark. `held` is the control table."""
+    mine = held.filter(
+        (pc.field("relation") == relation) & (pc.field("epoch") == epoch) & (pc.field("position") <= watermark)
+    ).sort_by([("position", "ascending"), ("ordinal", "ascending")])
+    reasons = mine["reason"].to_pylist()
+    if CLOSED in reasons:
+        mine = mine.slice(len(reasons) - reasons[::-1].index(CLOSED))
+    keys = [*mine["key"].to_pylist(), *mine["from_key"].to_pylist()]
+    return OpenHolds(mine, frozenset(tuple(key) for key in keys if key is not None))
+
+
+def record(
+    control: ControlTables,
+    target: Target,
+    stream: str,
+    span: Span,
+    held: pa.Table | None,
+    closings: Sequence[Closing],
+) -> None:
+    """Replace what is recorded of a table above its watermark by what this span holds."""
+    relation = str(target.source)
+    recorded = control.read("held")
+    above = (pc.field("relation") == relation) & (pc.field("epoch") == span.epoch)
+    if recorded.filter(above & (pc.field("position") > span.after)).num_rows:
+        text = relation.replace("'", "''")
+        control.delete("held", f"relation = '{text}' AND epoch = {span.epoch} AND position > {span.after}")
+    rows = [_row(target, stream, span, closing.position, closing.ordinal) for closing in closings]
+    if held is not None:
+        for change in held.to_pylist():
+            row = _row(target, stream, span, change["position"], change["ordinal"])
+            row.update(change, reason=FAILED if change["rules"] else WAITING)
+            rows.append(row)
+    if rows:
+        control.append("held", rows)
+
+
+def _row(target: Target, stream: str, span: Span, position: int, ordinal: int) -> dict[str, object]:
+    return {
+        "stream": stream,
+        "epoch": span.epoch,
+        "position": position,
+        "ordinal": ordinal,
+        "generation": GENERATION,
+        "relation": str(target.source),
+        "table": target.label,
+        "op": "T",
+        "reason": CLOSED,
+        "rules": None,
+        "key": None,
+        "from_key": None,
+        "layout": None,
+        "new": None,
+        "old": None,
+        "old_kind": None,
+        "unchanged": None,
+        "span_upto": span.upto,
+        "recorded_at": dt.datetime.now(dt.UTC),
+    }

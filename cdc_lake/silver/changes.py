@@ -1,0 +1,103 @@
+"""Changes as Spark sees them: bronze rows of one table, typed, in order, each knowing its keys.
+
+Working columns start with `_cdc_`; the others are the silver columns.
+
+`_cdc_order` struct(position, ordinal); `_cdc_op` I U D; `_cdc_from` the key as texts before the change (NULL for an
+insert), `_cdc_to` after it (NULL for a delete); `_cdc_known_<n>` for each column that some change did not send:
+the value in this row is known; `_cdc_fits_<n>` for each column whose text may have no silver value: this one has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+from cdc_lake.silver.shape import Shape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ORDER = "_cdc_order"
+OP = "_cdc_op"
+FROM = "_cdc_from"
+TO = "_cdc_to"
+
+_BRONZE = (
+    "epoch INT, position BIGINT, ordinal BIGINT, op STRING, relation STRING, layout BIGINT, "
+    "new ARRAY<STRING>, old ARRAY<STRING>, old_kind STRING, unchanged ARRAY<INT>"
+)
+
+
+def known(at: int) -> str:
+    """The name of the column that says whether column `at` is known in a row."""
+    return f"_cdc_known_{at}"
+
+
+def fits(at: int) -> str:
+    """The name of the column that says whether the text of column `at` has a silver value."""
+    return f"_cdc_fits_{at}"
+
+
+def read_changes(
+    spark: SparkSession, files: Sequence[str], table: TableName, span: Span, *, snapshot: bool
+) -> DataFrame:
+    """The bronze rows of a table's changes in a span; with `snapshot` its snapshot rows at `span.upto`.
+
+    `files` are the data files that may hold them: bronze is append-only and knows neither deletion vectors nor renamed
+    columns, so its files are read as they are, without planning by the log (0.2 s a table saved, measured).
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
+
+    rows = spark.read.schema(_BRONZE).parquet(*files)
+    at = F.col("position")
+    where = (F.col("epoch") == span.epoch) & (F.col("relation") == str(table))
+    if snapshot:
+        return rows.where(where & (at == span.upto) & (F.col("op") == "S"))
+    return rows.where(where & (at > span.after) & (at <= span.upto) & F.col("op").isin("I", "U", "D"))
+
+
+def typed(rows: DataFrame, shape: Shape, unsent: Iterable[int] = ()) -> DataFrame:
+    """Bronze rows with the silver columns; `unsent` are the columns that some change did not send.
+
+    The value of a column is that of the new tuple, of the old one for a delete; where it was not sent, that of a full
+    old tuple. What neither has is not known.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    unsent = frozenset(unsent)
+    columns = [
+        F.expr("struct(position, ordinal)").alias(ORDER),
+        F.expr("CASE op WHEN 'S' THEN 'I' ELSE op END").alias(OP),
+        F.expr(_from_sql(shape)).alias(FROM),
+        F.expr(f"CASE WHEN op <> 'D' THEN {shape.key_texts('new')} END").alias(TO),
+    ]
+    for at, column in enumerate(shape.columns):
+        columns.append(F.expr(shape.typed(at, value_text(shape, at, unsent))).alias(column.name))
+        if at in unsent:
+            columns.append(F.expr(_known_sql(shape, at)).alias(known(at)))
+        if shape.may_misfit(at):
+            columns.append(F.expr(shape.fits(at, f"({value_text(shape, at, unsent)})")).alias(fits(at)))
+    return rows.select("position", "ordinal", *columns)
+
+
+def value_text(shape: Shape, at: int, unsent: frozenset[int]) -> str:
+    """The text of column `at` in a bronze row, from whichever tuple has it."""
+    new, old = shape.text(at, "new"), shape.text(at, "old")
+    if at not in unsent:
+        return f"CASE WHEN op = 'D' THEN {old} ELSE {new} END"
+    return f"CASE WHEN op = 'D' OR NOT {shape.sent(at)} THEN {old} ELSE {new} END"
+
+
+def _known_sql(shape: Shape, at: int) -> str:
+    """A key part that was not sent stands in the old tuple too: the server logs a long key with every update."""
+    whole = "coalesce(old_kind = 'full', false)" if at not in shape.keys else "old IS NOT NULL"
+    return f"({shape.sent(at)} OR {whole})"
+
+
+def _from_sql(shape: Shape) -> str:
+    return (
+        f"CASE WHEN op IN ('I', 'S') THEN NULL WHEN old IS NOT NULL THEN {shape.key_texts('old')} "
+        f"ELSE {shape.key_texts('new')} END"
+    )

@@ -1,0 +1,108 @@
+"""Completion: values that were not sent, taken from the row they stand in.
+
+Two callers need them before the MERGE can supply them: rules, which judge whole rows, and rows that move to another
+key, which are inserted there. Only the rows concerned are joined with the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from cdc_lake.lake.store import quoted
+from cdc_lake.silver.changes import FROM, ORDER, TO, known
+from cdc_lake.silver.net_change import ORIGIN, ROW, unknown
+from cdc_lake.silver.shape import Shape
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+MISSING_BASE = "cdc_lake: a change refers to a row that silver does not have"
+
+
+def judged(at: int) -> str:
+    """The name of the column that holds what a rule judges: the value of column `at` after the change."""
+    return f"_cdc_judged_{at}"
+
+
+def complete_for_rules(
+    changes: DataFrame, target: DataFrame | None, shape: Shape, needed: Collection[int]
+) -> DataFrame:
+    """Add `_cdc_judged_<n>` for the columns in `needed`: the last value sent before, else the target's.
+
+    `changes` carry `_cdc_row`, `_cdc_origin` (NULL where rows are followed by key) and `_cdc_segment`, the number of
+    truncates before them: behind a truncate the target has nothing to say.
+    """
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    here = F.coalesce(TO, FROM)
+    row = Window.partitionBy("_cdc_segment", ROW, F.when(F.col(ROW).isNull(), here)).orderBy(ORDER)
+    so_far = row.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    for at in sorted(needed):
+        value = F.when(F.col(known(at)), F.struct(F.col(quoted(shape.columns[at].name)).alias("v")))
+        changes = changes.withColumn(judged(at), F.last(value, ignorenulls=True).over(so_far))
+    if target is not None:
+        # The key silver has the row under; a row born in the span has none and every value of it is known.
+        key = F.when(F.col(ROW).isNull(), here).otherwise(F.col(ORIGIN))
+        lacking = [F.col(judged(at)).isNull() for at in sorted(needed)]
+        changes = changes.withColumn("_cdc_base", F.when((F.col("_cdc_segment") == 0) & _any(lacking), key))
+        found = base_rows(changes.select("_cdc_base").distinct(), target, shape, needed)
+        changes = changes.join(F.broadcast(found), "_cdc_base", "left").drop("_cdc_base")
+    for at in sorted(needed):
+        value = F.col(f"{judged(at)}.v")
+        if target is not None:
+            value = F.when(F.col(judged(at)).isNull(), F.col(f"_cdc_base_{at}")).otherwise(value)
+        changes = changes.withColumn(judged(at), value)
+    return changes.drop(*(f"_cdc_base_{at}" for at in needed))
+
+
+def complete_moved(folded: DataFrame, target: DataFrame, shape: Shape, unsent: frozenset[int]) -> DataFrame:
+    """Fill what is unknown in rows that moved to another key, from the row at the key they had.
+
+    A row that is not there fails the job: silver is not what the stream changes.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    lacking = _any([F.col(unknown(at)) for at in sorted(unsent)])
+    moved = F.col(ORIGIN).isNotNull() & (F.col(ORIGIN) != F.col(TO)) & lacking
+    folded = folded.withColumn("_cdc_base", F.when(moved, F.col(ORIGIN)))
+    found = base_rows(folded.select("_cdc_base").distinct(), target, shape, unsent)
+    out = folded.join(F.broadcast(found), "_cdc_base", "left")
+    fill = F.col("_cdc_base").isNotNull()
+    for at in sorted(unsent):
+        name = shape.columns[at].name
+        from_base = F.when(F.col("_cdc_found"), F.col(f"_cdc_base_{at}")).otherwise(F.raise_error(F.lit(MISSING_BASE)))
+        takes = fill & F.col(unknown(at))
+        out = out.withColumn(name, F.when(takes, from_base).otherwise(F.col(quoted(name))))
+        out = out.withColumn(unknown(at), F.col(unknown(at)) & ~fill)
+    return out.select(*(F.col(quoted(c)) for c in folded.columns if c != "_cdc_base"))
+
+
+def base_rows(bases: DataFrame, target: DataFrame, shape: Shape, columns: Collection[int]) -> DataFrame:
+    """For each key as texts in `_cdc_base`: `_cdc_found` and `_cdc_base_<n>`, the target's values of its row."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    keys = [
+        F.expr(shape.typed(at, f"_cdc_base[{index}]")).alias(f"_cdc_key_{index}") for index, at in enumerate(shape.keys)
+    ]
+    wanted = bases.where(F.col("_cdc_base").isNotNull()).select("_cdc_base", *keys)
+    rows = target.select(
+        *(F.col(quoted(c.name)).alias(f"_cdc_of_{n}") for n, c in enumerate(shape.key_columns)),
+        *(F.col(quoted(shape.columns[at].name)).alias(f"_cdc_base_{at}") for at in sorted(columns)),
+        F.lit(True).alias("_cdc_found"),
+    )
+    same = F.lit(True)
+    for index in range(len(shape.keys)):
+        same = same & (F.col(f"_cdc_of_{index}") == F.col(f"_cdc_key_{index}"))
+    joined = rows.join(F.broadcast(wanted), same)
+    return joined.select("_cdc_base", "_cdc_found", *(f"_cdc_base_{at}" for at in sorted(columns)))
+
+
+def _any(conditions: list[Column]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    out = F.lit(False)
+    for condition in conditions:
+        out = out | condition
+    return out

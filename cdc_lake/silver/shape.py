@@ -1,0 +1,156 @@
+"""Shape: how the text arrays of bronze become the typed columns of one silver table.
+
+A span may hold several layouts of a table (a column was added in between); the newest one gives the columns, and each
+column knows where it stands in every layout. All expressions here are Spark SQL text over bronze's columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cdc_lake.errors import DestructiveChange, NoKey
+from cdc_lake.lake.names import silver_names
+from cdc_lake.lake.store import SilverColumn
+from cdc_lake.lake.types import cast_sql, column_type, fits_sql
+from cdc_lake.model.relation import Relation, ReplicaIdentity
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One table's columns in a span: the newest layout, all that occur by number, and the positions of its key."""
+
+    relation: Relation
+    layouts: Mapping[int, Relation]
+    keys: tuple[int, ...]
+
+    @cached_property
+    def columns(self) -> tuple[SilverColumn, ...]:
+        """The silver columns, by position in the newest layout."""
+        names = silver_names(self.relation)
+        return tuple(
+            SilverColumn(name, column_type(column).sql)
+            for name, column in zip(names, self.relation.columns, strict=True)
+        )
+
+    @property
+    def key_columns(self) -> tuple[SilverColumn, ...]:
+        """The silver columns that identify a row."""
+        return tuple(self.columns[at] for at in self.keys)
+
+    def position(self, name: str) -> int | None:
+        """The position of a source column, None where there is none."""
+        names = self.relation.names
+        return names.index(name) if name in names else None
+
+    def text(self, at: int, array: str) -> str:
+        """The text of column `at` in the array column `array`; NULL in layouts without the column."""
+        return self._by_layout(at, lambda index: f"{array}[{index}]", "CAST(NULL AS STRING)")
+
+    def sent(self, at: int) -> str:
+        """A boolean, never NULL: column `at` was sent in `new`."""
+        return self._by_layout(at, lambda index: f"NOT coalesce(array_contains(unchanged, {index}), false)", "true")
+
+    def typed(self, at: int, text: str) -> str:
+        """The silver value of a text of column `at`."""
+        return cast_sql(text, self.relation.columns[at])
+
+    def fits(self, at: int, text: str) -> str:
+        """A boolean, never NULL: the text of column `at` has a silver value."""
+        return fits_sql(text, self.relation.columns[at])
+
+    def may_misfit(self, at: int) -> bool:
+        """Whether some text of column `at` may have no silver value."""
+        return self.fits(at, "x") != "true"
+
+    def key_texts(self, array: str) -> str:
+        """The key as an array of texts, from an array column; where a key part was not sent, from the old tuple."""
+        if array == "old":
+            parts = [self.text(at, "old") for at in self.keys]
+        else:
+            parts = [
+                f"CASE WHEN {self.sent(at)} THEN {self.text(at, 'new')} ELSE {self.text(at, 'old')} END"
+                for at in self.keys
+            ]
+        return f"array({', '.join(parts)})"
+
+    def _by_layout(self, at: int, expression: Callable[[int], str], missing: str) -> str:
+        name = self.relation.columns[at].name
+        places = {number: _index(layout, name) for number, layout in self.layouts.items()}
+        if len(set(places.values())) == 1:
+            return _or(next(iter(places.values())), expression, missing)
+        cases = " ".join(f"WHEN {number}L THEN {_or(index, expression, missing)}" for number, index in places.items())
+        return f"CASE layout {cases} END"
+
+
+def make_shape(numbers: Sequence[int], known: Mapping[int, Relation], keys: Sequence[str] | None) -> Shape:
+    """The shape of a table whose span uses the layouts `numbers`, oldest first. `keys`: None for the source's own.
+
+    Raises NoKey where nothing identifies a row, DestructiveChange where two layouts do not fit one silver table.
+    """
+    layouts = {number: known[number] for number in numbers}
+    relation = layouts[numbers[-1]]
+    wanted = tuple(keys) if keys else default_keys(relation)
+    missing = [name for name in wanted if name not in relation.names]
+    if missing:
+        raise NoKey(f"{relation.table} has no column `{missing[0]}` to use as key")
+    _logged(relation, wanted)
+    for other in layouts.values():
+        _same_types(relation, other)
+    return Shape(relation, layouts, tuple(relation.names.index(name) for name in wanted))
+
+
+def default_keys(relation: Relation) -> tuple[str, ...]:
+    """The columns that identify a row: the primary key where the server logs it, otherwise the replica identity."""
+    identity = tuple(c.name for c in relation.columns if c.key)
+    if relation.primary_key and (
+        relation.identity is ReplicaIdentity.FULL or set(relation.primary_key) <= set(identity)
+    ):
+        return relation.primary_key
+    if identity and relation.identity is ReplicaIdentity.INDEX:
+        return identity
+    raise NoKey(f"{relation.table} has no primary key that the server logs")
+
+
+def check_evolution(
+    have: Sequence[SilverColumn], columns: Sequence[SilverColumn], table: str
+) -> tuple[SilverColumn, ...]:
+    """The columns silver lacks. Raises DestructiveChange where it has more, or one of another type."""
+    wanted = {column.name: column.type for column in columns}
+    for column in have:
+        if column.name not in wanted:
+            raise DestructiveChange(f"column `{column.name}` of {table} is no longer in the source")
+        if wanted[column.name] != column.type:
+            raise DestructiveChange(f"column `{column.name}` of {table} changed to {wanted[column.name]}")
+    existing = {column.name for column in have}
+    return tuple(column for column in columns if column.name not in existing)
+
+
+def _same_types(newest: Relation, other: Relation) -> None:
+    mine = {c.name: column_type(c).sql for c in newest.columns}
+    for column in other.columns:
+        kind = column_type(column).sql
+        if column.name not in mine:
+            raise DestructiveChange(f"column `{column.name}` of {newest.table} was dropped at the source")
+        if mine[column.name] != kind:
+            raise DestructiveChange(
+                f"column `{column.name}` of {newest.table} changed from {kind} to {mine[column.name]}"
+            )
+
+
+def _logged(relation: Relation, keys: Sequence[str]) -> None:
+    if relation.identity is ReplicaIdentity.FULL:
+        return
+    logged = {c.name for c in relation.columns if c.key}
+    for name in keys:
+        if name not in logged:
+            raise NoKey(f"the server does not log column `{name}` of {relation.table} for deletes: it is no key")
+
+
+def _index(layout: Relation, name: str) -> int | None:
+    return layout.names.index(name) if name in layout.names else None
+
+
+def _or(index: int | None, expression: Callable[[int], str], missing: str) -> str:
+    return missing if index is None else expression(index)

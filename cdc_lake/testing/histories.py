@@ -1,0 +1,196 @@
+"""Histories: seeded random transactions that a server could have sent, with every kind of change.
+
+`History(seed, relations)` keeps the rows of each table and only makes changes they allow: inserts, updates that leave
+large values unsent, key changes, chains, swaps and rotations of keys (as a deferred constraint allows), delete and
+insert again, truncates. Values come from small sets, so that keys and values meet again and again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Tuple, Update, Value
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing.messages import boundaries
+
+_Row = dict[str, str | None]
+
+KINDS = {"insert": 5, "update": 6, "delete": 2, "move": 2, "chain": 1, "swap": 1, "rotate": 1, "again": 1}
+
+
+class History:
+    """Makes transactions for `relations`; the same seed makes the same ones.
+
+    `large`: columns whose unchanged values are not sent. `fixed`: key columns that always have one value, so that many
+    histories fit in one table. `truncates`: how often of a thousand transactions one table is emptied.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        relations: Sequence[Relation],
+        *,
+        large: frozenset[str] = frozenset({"body"}),
+        fixed: dict[str, str] | None = None,
+        keys: int = 6,
+        truncates: int = 0,
+    ) -> None:
+        self._random = random.Random(seed)
+        self._relations = list(relations)
+        self._large = large
+        self._fixed = fixed or {}
+        self._keys = keys
+        self._truncates = truncates
+        self._rows: dict[TableName, dict[tuple[str, ...], _Row]] = {r.table: {} for r in relations}
+
+    def add_column(self, relation: Relation) -> None:
+        """Go on with another layout of a table; rows have NULL in its new columns."""
+        self._relations = [relation if r.table == relation.table else r for r in self._relations]
+        for row in self._rows[relation.table].values():
+            for column in relation.columns:
+                row.setdefault(column.name, None)
+
+    def transaction(self, position: int) -> Transaction:
+        """One transaction that ends at `position`."""
+        changes: list[Change] = []
+        for _ in range(self._random.randint(1, 5)):
+            relation = self._random.choice(self._relations)
+            if self._truncates and self._random.randrange(1000) < self._truncates:
+                self._rows[relation.table].clear()
+                changes.append(Truncate(relation))
+            kind = self._random.choices(list(KINDS), list(KINDS.values()))[0]
+            changes += getattr(self, f"_{kind}")(relation)
+        return Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes))
+
+    # ── kinds of change ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _insert(self, relation: Relation) -> list[Change]:
+        key = self._free_key(relation)
+        if key is None:
+            return []
+        row = dict(zip(relation.primary_key, key, strict=True)) | self._values(relation)
+        self._rows[relation.table][key] = row
+        return [Insert(relation, _tuple(relation, row))]
+
+    def _update(self, relation: Relation) -> list[Change]:
+        key = self._some_key(relation)
+        return [] if key is None else [self._write(relation, key, key)]
+
+    def _delete(self, relation: Relation) -> list[Change]:
+        key = self._some_key(relation)
+        if key is None:
+            return []
+        row = self._rows[relation.table].pop(key)
+        return [Delete(relation, self._old(relation, row), _old_kind(relation))]
+
+    def _move(self, relation: Relation) -> list[Change]:
+        key, to = self._some_key(relation), self._free_key(relation)
+        return [] if key is None or to is None else [self._write(relation, key, to)]
+
+    def _chain(self, relation: Relation) -> list[Change]:
+        return [change for _ in range(3) for change in self._move(relation)]
+
+    def _swap(self, relation: Relation) -> list[Change]:
+        return self._cycle(relation, 2)
+
+    def _rotate(self, relation: Relation) -> list[Change]:
+        return self._cycle(relation, 3)
+
+    def _again(self, relation: Relation) -> list[Change]:
+        """Delete a row and insert another one with its key."""
+        gone = self._delete(relation)
+        if not gone:
+            return []
+        old = gone[0]
+        assert isinstance(old, Delete)
+        at = [relation.names.index(name) for name in relation.primary_key]
+        key = tuple(str(old.old[i]) for i in at)
+        row = dict(zip(relation.primary_key, key, strict=True)) | self._values(relation)
+        self._rows[relation.table][key] = row
+        return [*gone, Insert(relation, _tuple(relation, row))]
+
+    def _cycle(self, relation: Relation, length: int) -> list[Change]:
+        """Each of some rows takes the key of the next: two rows have one key for a moment."""
+        rows = self._rows[relation.table]
+        if len(rows) < length:
+            return []
+        keys = self._random.sample(sorted(rows), length)
+        taken = {key: rows.pop(key) for key in keys}
+        changes: list[Change] = []
+        for key, to in zip(keys, keys[1:] + keys[:1], strict=True):
+            rows[to], change = self._changed(relation, taken[key], to)
+            changes.append(change)
+        return changes
+
+    # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write(self, relation: Relation, key: tuple[str, ...], to: tuple[str, ...]) -> Change:
+        rows = self._rows[relation.table]
+        rows[to], change = self._changed(relation, rows.pop(key), to)
+        return change
+
+    def _changed(self, relation: Relation, before: _Row, to: tuple[str, ...]) -> tuple[_Row, Change]:
+        after = before | dict(zip(relation.primary_key, to, strict=True))
+        for name, value in self._values(relation).items():
+            if self._random.random() < 0.4:
+                after[name] = value
+        new: list[Value] = []
+        for column in relation.columns:
+            same = after[column.name] == before[column.name] and after[column.name] is not None
+            unsent = same and column.name in self._large and self._random.random() < 0.8
+            new.append(UNCHANGED if unsent else after[column.name])
+        moved = any(before[name] != after[name] for name in relation.primary_key)
+        full = relation.identity is ReplicaIdentity.FULL
+        old = self._old(relation, before) if moved or full else None
+        return after, Update(relation, tuple(new), old, _old_kind(relation) if old is not None else None)
+
+    def _old(self, relation: Relation, row: _Row) -> Tuple:
+        return tuple(row[c.name] if c.key else None for c in relation.columns)
+
+    def _values(self, relation: Relation) -> _Row:
+        return {c.name: self._value(c.name) for c in relation.columns if c.name not in relation.primary_key}
+
+    def _value(self, name: str) -> str | None:
+        pick = self._random.random()
+        if pick < 0.1:
+            return None
+        if name in self._large:
+            return f"large {self._random.randrange(1000)} " + "é" * self._random.randrange(30)
+        return str(self._random.randrange(100))
+
+    def _some_key(self, relation: Relation) -> tuple[str, ...] | None:
+        rows = self._rows[relation.table]
+        return self._random.choice(sorted(rows)) if rows else None
+
+    def _free_key(self, relation: Relation) -> tuple[str, ...] | None:
+        for _ in range(5):
+            key = tuple(self._fixed.get(n) or str(self._random.randrange(self._keys)) for n in relation.primary_key)
+            if key not in self._rows[relation.table]:
+                return key
+        return None
+
+
+def interleave(seed: int, histories: Sequence[History], transactions: int, first: int = 1000) -> list[Transaction]:
+    """Transactions of several histories, in random turn, at rising positions."""
+    turn = random.Random(seed)
+    return [turn.choice(histories).transaction(first + 10 * n) for n in range(transactions)]
+
+
+def with_column(relation: Relation, name: str, kind: str, oid: int) -> Relation:
+    """The layout after ALTER TABLE … ADD COLUMN."""
+    template = relation.columns[-1]
+    key = relation.identity is ReplicaIdentity.FULL
+    return replace(
+        relation, columns=(*relation.columns, replace(template, name=name, type_name=kind, type_oid=oid, key=key))
+    )
+
+
+def _tuple(relation: Relation, row: _Row) -> Tuple:
+    return tuple(row[c.name] for c in relation.columns)
+
+
+def _old_kind(relation: Relation) -> OldKind:
+    return OldKind.FULL if relation.identity is ReplicaIdentity.FULL else OldKind.KEY
