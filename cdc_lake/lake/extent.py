@@ -19,7 +19,7 @@ def silver_columns(project: Project, target: Target) -> tuple[str, ...] | None:
         table = _delta(project, target)
         return tuple(field.name for field in table.schema().fields) if table is not None else None
     iceberg = iceberg_table(project, target)
-    return tuple(iceberg.schema().column_names) if iceberg is not None else None
+    return tuple(field.name for field in iceberg.schema().fields) if iceberg is not None else None
 
 
 def silver_rows(project: Project, target: Target) -> int | None:
