@@ -81,17 +81,20 @@ class BronzeReader:
         rows = files.read(paths, columns, within(span) & (pc.field("op") == COMMIT))
         return [_commit_row(row) for row in _in_order(rows).to_pylist()]
 
-    def highest_commit(self, epoch: int) -> int | None:
-        """The position of the last transaction of an epoch, None where it has none."""
+    def highest_commit(self, epoch: int, upto: int | None = None) -> int | None:
+        """The position of the last transaction of an epoch, at or below `upto`; None where there is none."""
         files = self.files()
+        wanted = (pc.field("op") == COMMIT) & (pc.field("epoch") == epoch)
+        if upto is not None:
+            wanted &= pc.field("position") <= upto
         highest: int | None = None
-        for path in reversed(files.select(epoch=epoch, op=COMMIT)):
-            wanted = (pc.field("op") == COMMIT) & (pc.field("epoch") == epoch)
-            found = pc.max(files.read([path], ["position"], wanted)["position"]).as_py()
+        unread = files.select(epoch=epoch, upto=upto, op=COMMIT)
+        while unread:
+            found = pc.max(files.read([unread.pop()], ["position"], wanted)["position"]).as_py()
             if found is not None and (highest is None or found > highest):
                 highest = int(found)
-            if highest is not None and not set(files.select(epoch=epoch, after=highest, op=COMMIT)) - {path}:
-                break
+                higher = set(files.select(epoch=epoch, after=highest, upto=upto, op=COMMIT))
+                unread = [path for path in unread if path in higher]
         return highest
 
     def layouts(self, relations: Iterable[TableName] | None = None, span: Span | None = None) -> dict[int, Relation]:
@@ -110,6 +113,13 @@ class BronzeReader:
             self._layouts[row["layout"]] = _relation(row["info_min"])
         self._layouts_read.update(unread)
         return {n: r for n, r in self._layouts.items() if names is None or str(r.table) in names}
+
+    def layout_rows(self, span: Span) -> pa.Table:
+        """Position, layout, relation and info of every layout row of the files that a span touches."""
+        files = self.files()
+        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=RELATION)
+        columns = ["position", "layout", "relation", "info"]
+        return files.read(paths, columns, (pc.field("epoch") == span.epoch) & (pc.field("op") == RELATION))
 
     def changes(self, table: TableName, span: Span) -> pa.Table:
         """All columns of one table's changes (I U D T) in a span, in order."""
@@ -173,10 +183,11 @@ def within(span: Span) -> pc.Expression:
 
 def _in_order(rows: pa.Table) -> pa.Table:
     """Rows by epoch, position, ordinal; layout rows, which have no ordinal, before the others of their file."""
-    keys = [name for name in ("epoch", "position", "ordinal") if name in rows.column_names]
-    if rows.num_rows < 2 or _ascending([np.asarray(pc.fill_null(rows[name], -1)) for name in keys]):
+    names = [name for name in ("epoch", "position", "ordinal") if name in rows.column_names]
+    keys = pa.table({name: pc.fill_null(rows[name], -1) for name in names})
+    if rows.num_rows < 2 or _ascending([np.asarray(keys[name]) for name in names]):
         return rows
-    return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in keys], null_placement="at_start"))
+    return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in names]))
 
 
 def _ascending(keys: list[Any]) -> bool:

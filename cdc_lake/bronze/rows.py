@@ -233,8 +233,8 @@ def _commit_infos(
 def _counts(changes: ChangeColumns, transactions: int) -> list[str]:
     """For each transaction the inside of `counts`: `"public.a":{"I":2,"U":1}` and so on. Messages have no relation."""
     names = [json.dumps(str(r.table), ensure_ascii=False) for r in changes.relations]
-    # two layouts of one table are one table here
-    tables = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    # two layouts of one table are one table here; in the order of names, whatever came first in the batch
+    tables = {name: at for at, name in enumerate(sorted(set(names)))}
     labels = list(tables)
     table_of = np.array([tables[name] for name in names] or [0], np.int64)
     counted = changes.op != _MESSAGE

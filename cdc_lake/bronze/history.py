@@ -1,0 +1,150 @@
+"""The history of one row in bronze: every change of the row that had a key, also where the key was another one.
+
+A row is followed from key to key. Two rows may have had one key in turn, and inside a transaction with a deferred
+constraint at once: then the one that had it first leaves it first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.errors import BronzeDamaged, NotInBronze
+from cdc_lake.model.relation import Relation, TableName
+
+Key: TypeAlias = tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowEvent:
+    """One change of a row. Tuples are by column name; `unchanged` names columns of `new` that were not sent."""
+
+    epoch: int
+    position: int
+    ordinal: int
+    op: str
+    commit_ts: datetime | None
+    xid: int | None
+    key: dict[str, str | None] | None  # after the change; of a delete before it; None for a truncate
+    new: dict[str, str | None] | None
+    old: dict[str, str | None] | None
+    old_kind: str | None
+    unchanged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """How one bronze row moves keys."""
+
+    at: int
+    op: str
+    before: Key | None
+    after: Key | None
+
+
+def history(reader: BronzeReader, table: TableName, key: Mapping[str, str]) -> list[RowEvent]:
+    """All changes of the rows that ever had `key` (column name → text), in order. Raises NotInBronze."""
+    rows = reader.history_rows(table)
+    layouts = reader.layouts([table])
+    if rows.num_rows == 0:
+        raise NotInBronze(f"bronze has no changes of {table}")
+    steps = _steps(rows, layouts, tuple(key), table)
+    picked = _followed(_related(steps, tuple(key.values())), tuple(key.values()))
+    some = rows.take(pa.array([step.at for step in picked], pa.int64())).to_pylist()
+    return [_event(row, step, layouts, tuple(key)) for row, step in zip(some, picked, strict=True)]
+
+
+def _steps(rows: pa.Table, layouts: Mapping[int, Relation], columns: Sequence[str], table: TableName) -> list[_Step]:
+    keys: dict[int, tuple[Key | None, Key | None]] = {}
+    for number in rows["layout"].drop_null().unique().to_pylist():
+        if number not in layouts:
+            raise BronzeDamaged(f"bronze has no description of layout {number} of {table}")
+        names = layouts[number].names
+        if missing := [column for column in columns if column not in names]:
+            raise NotInBronze(f"{table} has no column {', '.join(missing)}")
+        at = [names.index(column) for column in columns]
+        keys.update(_keys(rows, number, at))
+    ops = rows["op"].to_pylist()
+    return [_Step(row, op, *keys.get(row, (None, None))) for row, op in enumerate(ops)]
+
+
+def _keys(rows: pa.Table, layout: int, at: Sequence[int]) -> dict[int, tuple[Key | None, Key | None]]:
+    """Row number → key before and after the change, for the rows of one layout."""
+    numbered = rows.select(["op", "new", "old"]).append_column("at", pa.array(range(rows.num_rows)))
+    mine = numbered.filter(pc.and_(pc.equal(rows["layout"], layout), pc.not_equal(rows["op"], TRUNCATE)))
+    new = _tuples(mine["new"], mine["old"], at)
+    old = _tuples(mine["old"], mine["new"], at)
+    out: dict[int, tuple[Key | None, Key | None]] = {}
+    for row, op, before, after in zip(mine["at"].to_pylist(), mine["op"].to_pylist(), old, new, strict=True):
+        out[row] = (None if op in {INSERT, SNAPSHOT} else before, None if op == DELETE else after)
+    return out
+
+
+def _tuples(first: pa.ChunkedArray, second: pa.ChunkedArray, at: Sequence[int]) -> list[Key]:
+    """Values at the key's places, from the second tuple where the first has none (not sent, or not of the identity)."""
+    parts = [pc.coalesce(pc.list_element(first, i), pc.list_element(second, i)).to_pylist() for i in at]
+    return list(zip(*parts, strict=True))
+
+
+def _related(steps: Sequence[_Step], asked: Key) -> list[_Step]:
+    """The steps that touch the key or one that a chain of key changes connects with it, and the truncates."""
+    moves = [step for step in steps if step.op == UPDATE and step.before != step.after]
+    keys: set[Key | None] = {asked}
+    size = 0
+    while size != len(keys):
+        size = len(keys)
+        for move in moves:
+            if move.before in keys or move.after in keys:
+                keys |= {move.before, move.after}
+    return [s for s in steps if s.op == TRUNCATE or s.before in keys - {None} or s.after in keys - {None}]
+
+
+def _followed(steps: Sequence[_Step], asked: Key) -> list[_Step]:
+    """The steps of the rows that had the key at some time."""
+    alive: dict[Key, deque[int]] = {}
+    of_row: list[tuple[_Step, set[int]]] = []
+    wanted: set[int] = set()
+    for number, step in enumerate(steps):
+        if step.op == TRUNCATE:
+            of_row.append((step, {row for queue in alive.values() for row in queue}))
+            alive.clear()
+            continue
+        queue = alive.get(step.before, deque()) if step.before is not None else deque()
+        row = queue.popleft() if queue else number
+        if step.after is not None:
+            alive.setdefault(step.after, deque()).append(row)
+        if asked in {step.before, step.after}:
+            wanted.add(row)
+        of_row.append((step, {row}))
+    return [step for step, rows in of_row if rows & wanted]
+
+
+def _event(row: dict[str, Any], step: _Step, layouts: Mapping[int, Relation], columns: Sequence[str]) -> RowEvent:
+    names = layouts[row["layout"]].names
+    key = step.after if step.after is not None else step.before
+    return RowEvent(
+        epoch=row["epoch"],
+        position=row["position"],
+        ordinal=row["ordinal"],
+        op=row["op"],
+        commit_ts=row["commit_ts"],
+        xid=row["xid"],
+        key=None if key is None else dict(zip(columns, key, strict=True)),
+        new=named(names, row["new"]),
+        old=named(names, row["old"]),
+        old_kind=row["old_kind"],
+        unchanged=tuple(names[at] for at in row["unchanged"] or ()),
+    )
+
+
+def named(names: Sequence[str], values: Sequence[str | None] | None) -> dict[str, str | None] | None:
+    """A tuple by column name, None where there is none."""
+    return None if values is None else dict(zip(names, values, strict=True))

@@ -1,0 +1,145 @@
+"""Looking into bronze: one transaction, the history of one row, the chain. Values for `cdc-lake inspect`.
+
+These show row values because that is what was asked for; nothing here is logged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cdc_lake.bronze.chain import ChainVerdict, verify
+from cdc_lake.bronze.contract import BEGIN, COMMIT, RELATION, SNAPSHOT
+from cdc_lake.bronze.history import RowEvent, history, named
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.errors import NotInBronze
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.span import Span
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeView:
+    """One change of a transaction; tuples by column name, `unchanged` names columns that were not sent."""
+
+    ordinal: int
+    op: str
+    lsn: int | None
+    relation: str | None
+    new: dict[str, str | None] | None
+    old: dict[str, str | None] | None
+    old_kind: str | None
+    unchanged: tuple[str, ...]
+    info: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionView:
+    """A landed transaction: boundaries as the source gave them, what its COMMIT row says, its changes in order."""
+
+    stream: str
+    epoch: int
+    position: int
+    commit_lsn: int | None
+    first_lsn: int | None
+    csn: int | None
+    xid: int | None
+    commit_ts: datetime | None
+    user: str | None
+    origin: str | None
+    counts: dict[str, dict[str, int]]
+    size: int
+    content: str
+    hash: str
+    changes: tuple[ChangeView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """The history of the rows that had a key."""
+
+    table: str
+    key: dict[str, str]
+    events: tuple[RowEvent, ...]
+
+
+def inspect_transaction(bronze: Path, position: int, epoch: int | None = None) -> TransactionView:
+    """The transaction at a commit position, of the newest stream unless `epoch` says otherwise. Raises NotInBronze."""
+    reader = BronzeReader(bronze)
+    table = reader.rows(position, epoch)
+    rows = [row for row in table.to_pylist() if row["op"] not in {RELATION, SNAPSHOT}]
+    commit = next((row for row in rows if row["op"] == COMMIT), None)
+    if commit is None:
+        raise NotInBronze(f"no transaction was committed at position {position}", where=str(bronze))
+    begin = json.loads(next((row["info"] for row in rows if row["op"] == BEGIN), None) or "{}")
+    said = json.loads(commit["info"])
+    layouts = reader.layouts(span=Span(commit["epoch"], position - 1, position))
+    return TransactionView(
+        stream=commit["stream"],
+        epoch=commit["epoch"],
+        position=position,
+        commit_lsn=commit["commit_lsn"],
+        first_lsn=commit["first_lsn"],
+        csn=commit["csn"],
+        xid=commit["xid"],
+        commit_ts=commit["commit_ts"],
+        user=begin.get("user"),
+        origin=begin.get("origin"),
+        counts=said["counts"],
+        size=said["bytes"],
+        content=said["content"],
+        hash=said["hash"],
+        changes=tuple(_change(row, layouts) for row in rows if row["op"] not in {BEGIN, COMMIT}),
+    )
+
+
+def inspect_row(bronze: Path, table: TableName, key: Mapping[str, str]) -> RowView:
+    """Every change of the rows that had `key` (column name → text as the server prints it). Raises NotInBronze."""
+    return RowView(str(table), dict(key), tuple(history(BronzeReader(bronze), table, key)))
+
+
+def primary_key(bronze: Path, table: TableName) -> tuple[str, ...]:
+    """Key columns of a table by its layouts in bronze, for a key given as bare values. Raises NotInBronze."""
+    layouts = BronzeReader(bronze).layouts([table])
+    keys = {layout.primary_key for layout in layouts.values() if layout.primary_key}
+    if len(keys) != 1:
+        raise NotInBronze(
+            f"bronze knows {len(keys)} primary keys of {table}", hint="name the key columns: `column=value`"
+        )
+    return keys.pop()
+
+
+def inspect_chain(bronze: Path, span: Span | None = None) -> ChainVerdict:
+    """Whether bronze holds what was landed, all of it, once and unedited."""
+    return verify(BronzeReader(bronze), span)
+
+
+def plain(view: TransactionView | RowView | ChainVerdict) -> dict[str, Any]:
+    """A view as JSON takes it; times are ISO 8601 with zone."""
+    out = dataclasses.asdict(view, dict_factory=_jsonable)
+    if isinstance(view, ChainVerdict):
+        out["holds"] = view.holds
+    return out
+
+
+def _jsonable(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in items}
+
+
+def _change(row: dict[str, Any], layouts: Mapping[int, Relation]) -> ChangeView:
+    names = layouts[row["layout"]].names if row["layout"] is not None else ()
+    return ChangeView(
+        ordinal=row["ordinal"],
+        op=row["op"],
+        lsn=row["lsn"],
+        relation=row["relation"],
+        new=named(names, row["new"]),
+        old=named(names, row["old"]),
+        old_kind=row["old_kind"],
+        unchanged=tuple(names[at] for at in row["unchanged"] or ()),
+        info=None if row["info"] is None else json.loads(row["info"]),
+    )

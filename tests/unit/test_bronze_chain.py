@@ -1,0 +1,188 @@
+"""The chain: whatever is taken out of bronze, put in, or edited, is found and named by its position."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.model.relation import ReplicaIdentity
+from cdc_lake.model.span import Span
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+ORDERS = table("public.orders", id="int8", note="text")
+FULL = table("public.full", identity=ReplicaIdentity.FULL, id="int8", note="text")
+ALL = Span(1, -1, 1 << 62)
+
+TRANSACTIONS = (
+    Transaction(boundaries(200), (Insert(ORDERS, ("1", "a")), Insert(ORDERS, ("2", None)), Insert(FULL, ("7", "")))),
+    Transaction(
+        boundaries(300), (Update(ORDERS, ("1", UNCHANGED)), Update(ORDERS, ("3", "x"), ("2", None), OldKind.KEY))
+    ),
+    Transaction(boundaries(400), ()),
+    Transaction(boundaries(500), (Delete(FULL, ("7", ""), OldKind.FULL), Message("app", b"\x00\xff"))),
+    Transaction(boundaries(600), (Truncate(ORDERS, cascade=True), Truncate(FULL, restart_identity=True))),
+)
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One commit of all transactions."""
+    writer = DeltaBronze(tmp_path / "b", durability="os")
+    writer.begin_stream("s", 100)
+    writer.append([raw_transaction(t) for t in TRANSACTIONS])
+    return tmp_path / "b"
+
+
+def tamper(folder: Path, edit: Callable[[Rows], Rows]) -> None:
+    """Rewrite the only data file; the log knows nothing of it."""
+    (path,) = folder.glob("*.parquet")
+    rows = edit(pq.read_table(path, schema=SCHEMA).to_pylist())
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+
+
+def broken(folder: Path, span: Span | None = None) -> tuple[int, int] | None:
+    verdict = verify(BronzeReader(folder), span)
+    assert verdict.holds == (verdict.broken_at is None)
+    return verdict.broken_at
+
+
+def at(rows: Rows, position: int, op: str) -> dict[str, Any]:
+    return next(row for row in rows if row["position"] == position and row["op"] == op)
+
+
+def test_what_was_landed_holds(folder: Path):
+    verdict = verify(BronzeReader(folder))
+    assert verdict.holds, verdict.reason
+    assert (verdict.transactions, verdict.changes, verdict.last) == (5, 9, (1, 600))
+
+
+def test_a_span_holds_by_itself(folder: Path):
+    verdict = verify(BronzeReader(folder), Span(1, 300, 500))
+    assert verdict.holds, verdict.reason
+    assert (verdict.transactions, verdict.last) == (2, (1, 500))
+
+
+def test_every_epoch_is_verified(folder: Path):
+    writer = DeltaBronze(folder, durability="os")
+    writer.begin_stream("s2", 50)
+    writer.append([raw_transaction(t) for t in TRANSACTIONS])
+    assert verify(BronzeReader(folder)).transactions == 10
+
+
+def test_markers_beyond_the_last_transaction_hold(folder: Path):
+    DeltaBronze(folder, durability="os").advance(9000)
+    assert broken(folder) is None
+
+
+def test_an_empty_stream_holds(tmp_path: Path):
+    assert verify(BronzeReader(tmp_path / "none")).holds
+    DeltaBronze(tmp_path / "b").begin_stream("s", 1)
+    assert verify(BronzeReader(tmp_path / "b")).transactions == 0
+
+
+def test_an_edited_value_is_found(folder: Path):
+    def edit(rows: Rows) -> Rows:
+        at(rows, 200, "I")["new"] = ["1", "b"]
+        return rows
+
+    tamper(folder, edit)
+    assert broken(folder) == (1, 200)
+
+
+EDITS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "NULL into empty text": (500, "D", {"old": ["7", None]}),
+    "an old tuple taken away": (500, "D", {"old": None, "old_kind": None}),
+    "another kind of old tuple": (500, "D", {"old_kind": "key"}),
+    "unchanged into NULL": (300, "U", {"unchanged": None}),
+    "an insert into an update": (200, "I", {"op": "U"}),
+    "another table": (200, "I", {"relation": "public.full", "layout": FULL.layout}),
+    "another layout of the table": (200, "I", {"layout": 1}),
+    "a truncate's flags": (600, "T", {"info": '{"cascade": false, "restart_identity": false}'}),
+    "a message's content": (500, "M", {"info": '{"prefix": "app", "content": ""}'}),
+    "an info that is no JSON": (500, "M", {"info": "{"}),
+    "an unknown operation": (500, "M", {"op": "Q"}),
+    "a COMMIT row without hash": (400, "C", {"info": "{}"}),
+    "a moved change": (200, "I", {"ordinal": 7}),
+    "a moved transaction's begin": (400, "B", {"position": 401}),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_any_edit_is_found_where_it_is(folder: Path, name: str):
+    position, op, change = EDITS[name]
+
+    def edit(rows: Rows) -> Rows:
+        at(rows, position, op).update(change)
+        return rows
+
+    tamper(folder, edit)
+    assert broken(folder) in {(1, position), (1, 401)}
+
+
+def test_a_removed_row_is_found(folder: Path):
+    tamper(folder, lambda rows: [row for row in rows if row is not at(rows, 300, "U")])
+    assert broken(folder) == (1, 300)
+
+
+def test_a_doubled_row_is_found(folder: Path):
+    tamper(folder, lambda rows: [twice for row in rows for twice in [row] * (1 + (row is at(rows, 200, "I")))])
+    assert broken(folder) == (1, 200)
+
+
+def test_a_row_taken_out_with_its_count_is_found(folder: Path):
+    def edit(rows: Rows) -> Rows:
+        commit = at(rows, 500, "C")
+        info = json.loads(commit["info"])
+        info["counts"] = {}
+        commit.update(info=json.dumps(info), ordinal=2)
+        at(rows, 500, "M")["ordinal"] = 1
+        return [row for row in rows if row is not at(rows, 500, "D")]
+
+    tamper(folder, edit)
+    assert broken(folder) == (1, 500)
+
+
+@pytest.mark.parametrize(("gone", "found"), [(200, 300), (400, 500), (600, 500)])
+def test_a_removed_transaction_is_found_at_the_next_or_at_the_end(folder: Path, gone: int, found: int):
+    tamper(folder, lambda rows: [row for row in rows if row["position"] != gone or row["op"] == "R"])
+    assert broken(folder) == (1, found)
+
+
+def test_a_doubled_transaction_is_found(folder: Path):
+    tamper(folder, lambda rows: [*rows, *(row for row in rows if row["position"] == 300)])
+    assert broken(folder) == (1, 300)
+
+
+def test_a_layout_row_that_lies_is_found(folder: Path):
+    def edit(rows: Rows) -> Rows:
+        layout = rows[0]
+        layout["info"] = layout["info"].replace('"note"', '"memo"')
+        return rows
+
+    tamper(folder, edit)
+    assert broken(folder) == (1, 200)
+
+
+def test_a_commit_taken_out_of_the_log_is_found(folder: Path):
+    writer = DeltaBronze(folder, durability="os")
+    writer.append([raw_transaction(Transaction(boundaries(700), (Insert(ORDERS, ("9", "z")),)))])
+    writer.append([raw_transaction(Transaction(boundaries(800), (Insert(ORDERS, ("8", "z")),)))])
+    middle = folder / "_delta_log" / f"{3:020d}.json"
+    middle.write_text("".join(line for line in middle.read_text().splitlines(keepends=True) if '"add"' not in line))
+    assert broken(folder) == (1, 800)
+    assert broken(folder, ALL) == (1, 800)
+    assert broken(folder, Span(1, 100, 600)) is None

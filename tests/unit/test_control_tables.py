@@ -1,0 +1,120 @@
+"""Control tables: what goes in comes out, once where it says so, from several processes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from cdc_lake.errors import LakeError
+from cdc_lake.lake.control import TABLES, ControlTables, CutRow, RunRow, SnapshotRow, StreamRow, now, schema_of
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> ControlTables:
+    return ControlTables(tmp_path / "control", durability="os")
+
+
+def cut(position: int, epoch: int = 1, stream: str = "s") -> CutRow:
+    return CutRow(epoch, stream, position, None, "{}", T0)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_is_not_there_reads_as_empty_with_its_schema(control: ControlTables, name: str):
+    assert control.read(name).schema == schema_of(name)
+    assert control.read(name).num_rows == 0
+    assert control.delete(name, "true") == 0
+
+
+def test_rows_come_back_as_they_went_in(control: ControlTables):
+    stream = StreamRow(1, "s", 100, "slot", "7", "db", "lsn", now())
+    snapshot = SnapshotRow("i", "s", 1, 100, '{"public.a": 3}', "complete", T0)
+    for row in (stream, snapshot, cut(200), RunRow("r", "run", T0, None, "running", "{}")):
+        control.record(row)
+    assert control.streams() == [stream]
+    assert control.snapshots() == [snapshot]
+    assert control.last_cut() == cut(200)
+    assert control.read("runs")["ended_at"].null_count == 1
+
+
+def test_the_newest_row_of_a_snapshot_counts(control: ControlTables):
+    for minute, state in enumerate(("started", "complete")):
+        control.record(SnapshotRow("i", "s", 1, 100, "{}", state, T0.replace(minute=minute)))
+    assert [row.state for row in control.snapshots()] == ["complete"]
+
+
+def test_the_last_cut_is_the_highest_position_of_the_highest_epoch(control: ControlTables):
+    for row in (cut(900), cut(100, 2, "s2"), cut(50, 2, "s2")):
+        control.record(row)
+    assert control.last_cut() == cut(100, 2, "s2")
+    assert control.last_cut("s") == cut(900)
+    assert control.last_cut("none") is None
+
+
+def held(position: int, reason: str = "failed") -> dict[str, object]:
+    row: dict[str, object] = dict.fromkeys(schema_of("held").names)
+    return row | {
+        "stream": "s",
+        "epoch": 1,
+        "position": position,
+        "relation": "public.a",
+        "reason": reason,
+        "rules": ["positive"],
+        "new": ["1", None],
+        "unchanged": [1],
+        "recorded_at": T0,
+    }
+
+
+def test_held_rows_keep_their_arrays_and_are_found_by_any_column(control: ControlTables):
+    control.append("held", [held(1), held(2, "waiting")])
+    control.append("held", [held(3)])
+    rows = control.read("held", pc.field("reason") == "failed").sort_by("position").to_pylist()
+    assert [row["position"] for row in rows] == [1, 3]
+    assert (rows[0]["new"], rows[0]["unchanged"], rows[0]["rules"]) == (["1", None], [1], ["positive"])
+
+
+def test_an_arrow_table_is_taken_as_it_is(control: ControlTables):
+    rows = pa.Table.from_pylist([held(1)], schema=schema_of("held"))
+    assert control.append("held", rows)
+    assert control.read("held").equals(rows)
+
+
+def test_a_step_repeated_under_its_application_id_leaves_its_rows_once(control: ControlTables, tmp_path: Path):
+    row = [held(1)]
+    assert control.append("held", row, app=("apply:public.a", 10))
+    assert not control.append("held", row, app=("apply:public.a", 10))
+    assert not ControlTables(tmp_path / "control", durability="os").append("held", row, app=("apply:public.a", 9))
+    assert control.append("held", row, app=("apply:public.b", 10))
+    assert control.read("held").num_rows == 2
+
+
+def test_deleting_takes_what_the_predicate_says_and_stays_deleted(control: ControlTables, tmp_path: Path):
+    control.append("held", [held(1), held(2), held(3)])
+    assert control.delete("held", "position >= 2 AND stream = 's'") == 2
+    assert control.delete("held", "position >= 2") == 0
+    control.append("held", [held(4)])
+    again = ControlTables(tmp_path / "control")
+    assert sorted(again.read("held")["position"].to_pylist()) == [1, 4]
+
+
+def test_two_instances_append_in_turn(control: ControlTables, tmp_path: Path):
+    other = ControlTables(tmp_path / "control", durability="fsync")
+    for position in range(10):
+        (control if position % 2 else other).record(cut(position))
+    assert control.read("cuts").num_rows == other.read("cuts").num_rows == 10
+
+
+def test_a_row_with_other_columns_is_refused(control: ControlTables):
+    with pytest.raises(LakeError, match="colour"):
+        control.append("cuts", [{"colour": 1}])
+
+
+def test_nothing_appended_makes_no_table(control: ControlTables, tmp_path: Path):
+    assert not control.append("cuts", [])
+    assert not (tmp_path / "control" / "cuts").exists()
