@@ -18,6 +18,7 @@ from cdc_lake.errors import (
     DatabaseUnknown,
     DriverMissing,
     NoFreeSlot,
+    PublicationMissing,
     QueryRefused,
     RoleLacksReplication,
     ServerBusy,
@@ -49,6 +50,7 @@ SETTINGS: dict[str, str] = {
     "lc_monetary": "C",
     "statement_timeout": "0",  # a role's own time limits would cut the copy and the stream
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
 }
 """How values are printed, in copy and stream alike, and no time limits."""
 
@@ -72,6 +74,7 @@ _REFUSALS: tuple[tuple[str, type[SourceError]], ...] = (
     ("is shutting down", ServerBusy),
     ("in recovery mode", ServerBusy),
     ("not yet accepting connections", ServerBusy),
+    ("unrecognized configuration parameter", ServerSettings),
     ("SSL", TlsRefused),
     ("certificate", TlsRefused),
     ("root.crt", TlsRefused),
@@ -159,8 +162,12 @@ def statement_error(sqlstate: str | None, said: str, doing: str) -> SourceError:
             kind = NoFreeSlot
         case "55006":
             kind = SlotActive
+        case "42710" if "replication slot" in said:  # another receiver is just making it, or its end goes unnoticed
+            kind = SlotActive
         case "42704" if "replication slot" in said:
             kind = SlotMissing
+        case "42704" if "publication" in said:
+            kind = PublicationMissing
         case "55000" if "wal_level" in said:
             kind = ServerSettings
         case _:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import psycopg
 from psycopg import pq
 
-from cdc_lake.errors import SourceError, StreamProtocol
+from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, command, identifier, literal, lost, result_error
 
@@ -48,7 +48,7 @@ class PostgresStream:
     ) -> None:
         """Start streaming after `start` (which must not lie before the slot's confirmed position: see `source.slot`).
 
-        `session` is a replication connection and belongs to the stream from here on.
+        `session` is a replication connection; where starting fails (SlotActive), it may be tried again on it.
         """
         self._session = session
         self._pgconn = session.pgconn
@@ -60,15 +60,11 @@ class PostgresStream:
         self._asked = False
         self._told_at = clock()
         options = f"proto_version '1', publication_names {literal(identifier(publication))}"
-        try:
-            command(
-                self._pgconn,
-                f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)} ({options})",
-                f"starting replication from slot `{slot}`",
-            )
-        except SourceError:
-            session.close()
-            raise
+        command(
+            self._pgconn,
+            f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)} ({options})",
+            f"starting replication from slot `{slot}`",
+        )
         self._pgconn.nonblocking = 1
         self._poller = select.poll()
         self._poller.register(self._pgconn.socket, select.POLLIN)

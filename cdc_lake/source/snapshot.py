@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from cdc_lake.errors import TableRewritten
 from cdc_lake.model.relation import Relation
 from cdc_lake.source.catalog import quoted
 from cdc_lake.source.connection import Session, identifier, literal, named
@@ -36,6 +37,7 @@ def read_chunks(
     session: Session, relation: Relation, *, row_filter: str | None, chunk_rows: int
 ) -> Iterator[pa.ListArray]:
     """The rows of one table, as arrays of text by position in the layout; nothing for an empty table."""
+    _hold_still(session, relation)
     columns = ", ".join(identifier(name) for name in relation.names)
     # A partitioned table copies only by a query; inheritance children are tables of their own in a publication.
     only = "ONLY " if _has_rows_itself(session, relation) else ""
@@ -88,6 +90,23 @@ def _lines(copy: object) -> Iterator[str]:
 def _array(values: list[str | None], width: int, rows: int) -> pa.ListArray:
     offsets = pa.array(range(0, rows * width + 1, width) if width else [0] * (rows + 1), pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.array(values, pa.string()))
+
+
+def _hold_still(session: Session, relation: Relation) -> None:
+    """Lock out rewrites, then see whether one came before the lock: a rewritten table looks empty to older snapshots.
+
+    The catalog as of the snapshot is compared with what the server's caches say now (`pg_relation_filenode`).
+    """
+    name = quoted(relation.table)
+    with named(f"locking {relation.table} against rewrites"):
+        session.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE".encode())
+        row = session.execute(
+            "SELECT bool_or(NULLIF(c.relfilenode, 0) IS DISTINCT FROM pg_relation_filenode(c.oid)) FROM pg_class AS c "
+            "WHERE c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass))",
+            [name, name],
+        ).fetchone()
+    if row is None or row[0]:
+        raise TableRewritten(f"table {relation.table} was rewritten or truncated while it was about to be copied")
 
 
 def _has_rows_itself(session: Session, relation: Relation) -> bool:

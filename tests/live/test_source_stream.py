@@ -86,7 +86,11 @@ def session(database: Database) -> Iterator[Session]:
 
 def open_stream(database: Database, name: str, start: int, **given: object) -> PostgresStream:
     replication = connect(settings(database), ROOT, replication=True)
-    return PostgresStream(replication, name, "pub", start, **{"status_interval": 10.0, **given})
+    try:
+        return PostgresStream(replication, name, "pub", start, **{"status_interval": 10.0, **given})
+    except SourceError:
+        replication.close()
+        raise
 
 
 def prepared(database: Database, session: Session, name: str) -> int:

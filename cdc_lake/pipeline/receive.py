@@ -1,0 +1,223 @@
+"""Loop 1: from the slot into bronze. Owns the replication slot; needs neither Spark nor a JVM.
+
+    frames → whole transactions → one commit, durable → only then is the server told it may forget
+
+One commit is under way at a time, in a thread of its own, while the next batch is read. When that one is full too,
+nothing more is read: the server waits, and is answered meanwhile. Frames of a transaction whose COMMIT has not come
+are held in memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+
+from cdc_lake.bronze.port import BronzeWriter, Landed
+from cdc_lake.config.project import Project
+from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.errors import Retry, SourceError
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.position import Lsn
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.batches import OpenBatch
+from cdc_lake.pipeline.connect import PATIENCE, OpenStream, open_stream
+from cdc_lake.pipeline.initial import Stopped
+from cdc_lake.pipeline.landing import Landing
+
+ADVANCE_EVERY = 10.0
+"""Seconds between empty commits that only move the position on (hard on the log of the table, so not often)."""
+ADVANCE_ASKED = 1.0
+"""The same when the server asks for a reply: one that shuts down waits for us to confirm the end of its log."""
+ONCE_PATIENCE = 60.0
+"""Seconds a run with a goal goes on trying to reconnect."""
+_BACK_OFF = (0.5, 10.0)  # seconds: first and longest pause between attempts
+_COMMIT = ord("C")
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveSummary:
+    """What a run of the loop did. `upto` and `confirm` are bronze's at its end, None where no stream was begun."""
+
+    transactions: int = 0
+    changes: int = 0
+    bytes: int = 0
+    snapshot_rows: int = 0
+    repeats: int = 0
+    upto: int | None = None
+    confirm: int | None = None
+    seconds: float = 0.0
+    reconnects: int = 0
+
+
+def receive(
+    project: Project,
+    bronze: BronzeWriter,
+    *,
+    once: bool,
+    stop: threading.Event,
+    tell: Tell,
+    control: ControlTables | None = None,
+    slot_patience: float = PATIENCE,
+) -> ReceiveSummary:
+    """Receive until `stop` is set or, with `once`, until bronze holds everything committed before the start.
+
+    Reconnects by itself once it was connected: without end, or with `once` for at most `ONCE_PATIENCE` seconds.
+    Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
+    """
+    control = control or ControlTables(project.control, project.pipeline.bronze.durability)
+    run = _Run(project, bronze, once=once, stop=stop, tell=tell)
+    give_up: float | None = None
+    delay = _BACK_OFF[0]
+    while not stop.is_set():
+        try:
+            with open_stream(project, bronze, control, stop, tell, patience=slot_patience) as stream:
+                give_up, delay = None, _BACK_OFF[0]
+                run.follow(stream)
+                break
+        except Stopped:
+            break
+        except SourceError as error:
+            now = time.monotonic()
+            give_up = give_up or now + ONCE_PATIENCE
+            if error.retry is Retry.NEVER or not run.connected or (once and now + delay > give_up):
+                raise
+            tell(Progress("retry", f"{error.message}; next attempt in {delay:g} s", facts={"code": error.code}))
+            run.count(reconnects=1)
+        stop.wait(delay)
+        delay = min(2 * delay, _BACK_OFF[1])
+    return run.summary()
+
+
+class _Run:
+    """One run of the loop over however many connections it takes."""
+
+    def __init__(
+        self, project: Project, bronze: BronzeWriter, *, once: bool, stop: threading.Event, tell: Tell
+    ) -> None:
+        self._limits = project.pipeline.bronze.batch
+        self._bronze = bronze
+        self._once = once
+        self._stop = stop
+        self._tell = tell
+        self._goal: int | None = None
+        self._started = time.monotonic()
+        self._summary = ReceiveSummary()
+
+    @property
+    def connected(self) -> bool:
+        """True once a stream was open."""
+        return self._goal is not None
+
+    def follow(self, stream: OpenStream) -> None:
+        """Read one connection's stream until told to stop or at the goal."""
+        if self._goal is None:
+            self._goal = stream.goal
+        self.count(snapshot_rows=stream.copied)
+        self._upto = stream.state.upto
+        self._note(stream.state.upto, stream.state.confirm)
+        self._batch = OpenBatch(self._limits, time.monotonic)
+        self._in_transaction = False
+        self._advanced_at = time.monotonic()
+        with Landing(self._bronze) as landing:
+            while not self._done(landing):
+                self._confirm(stream, landing.taken())
+                if landing.busy and self._batch.full:
+                    stream.frames.tick()
+                    self._confirm(stream, landing.taken(timeout=0.05))
+                    continue
+                self._read(stream, landing)
+                self._commit_what_is_due(stream, landing)
+            self._confirm(stream, landing.finish())
+
+    def _done(self, landing: Landing) -> bool:
+        if self._stop.is_set():
+            self._tell(Progress("receive", f"stopping: bronze is whole up to {Lsn(self._upto)}"))
+            return True
+        return self._once and self._goal is not None and self._upto >= self._goal and not landing.busy
+
+    def _read(self, stream: OpenStream, landing: Landing) -> None:
+        """Take what the server has sent, waiting as long as nothing else is due."""
+        frames = stream.frames.poll(self._wait(landing))
+        feed = stream.assembler.feed
+        for lsn, payload in frames:
+            transaction = feed(payload, lsn)
+            if transaction is not None:
+                self._take(transaction, landing)
+        if frames:
+            # pgoutput sends nothing between a COMMIT and the next BEGIN
+            self._in_transaction = frames[-1][1][0] != _COMMIT
+
+    def _wait(self, landing: Landing) -> float:
+        if landing.busy:
+            return 0.01
+        if len(self._batch):
+            return min(max(self._batch.due_in, 0.0), 0.2)
+        return 0.05 if self._once else 0.2
+
+    def _take(self, transaction: RawTransaction, landing: Landing) -> None:
+        if not transaction.frames:
+            return  # of tables that are not published: the next keepalive moves the position past it
+        self._batch.add(transaction)
+        if self._batch.full and not landing.busy:
+            self._append(landing)
+
+    def _commit_what_is_due(self, stream: OpenStream, landing: Landing) -> None:
+        if landing.busy:
+            return
+        if len(self._batch):
+            if self._batch.full or self._batch.due_in <= 0:
+                self._append(landing)
+        elif not self._in_transaction:
+            self._advance(stream, landing)
+
+    def _append(self, landing: Landing) -> None:
+        batch = self._batch.take()
+        self.count(bytes=sum(transaction.size for transaction in batch))
+        landing.append(batch)
+
+    def _advance(self, stream: OpenStream, landing: Landing) -> None:
+        """Nothing received is pending: what the keepalive announced may be recorded, and then confirmed."""
+        end = stream.frames.keepalive_end
+        now = time.monotonic()
+        asked = stream.frames.asked
+        if self._once and self._goal is not None and end < self._goal:
+            if now - self._advanced_at > 0.1:
+                self._advanced_at = now
+                stream.frames.tick(ping=True)
+            return
+        pause = 0.0 if self._once else ADVANCE_ASKED if asked else ADVANCE_EVERY
+        if end > self._upto and now - self._advanced_at >= pause:
+            self._advanced_at = now
+            landing.advance(end)
+
+    def _confirm(self, stream: OpenStream, landed: Landed | None) -> None:
+        """What a commit made durable, the server may forget."""
+        if landed is None:
+            return
+        self._upto = landed.upto
+        self._note(landed.upto, landed.confirm)
+        stream.frames.confirm(landed.confirm)
+        self.count(transactions=landed.transactions, changes=landed.changes, repeats=landed.repeats)
+        if landed.transactions:
+            facts = {
+                "upto": landed.upto,
+                "transactions": landed.transactions,
+                "changes": landed.changes,
+                "bytes": landed.bytes_written,
+                "version": landed.version,
+                "server_end": stream.frames.keepalive_end,
+            }
+            text = f"{landed.transactions} transactions up to {Lsn(landed.upto)}"
+            self._tell(Progress("landed", text, self._summary.changes, None, "changes", facts))
+
+    def _note(self, upto: int, confirm: int) -> None:
+        self._summary = replace(self._summary, upto=upto, confirm=confirm)
+
+    def count(self, **more: int) -> None:
+        """Add to the summary's numbers."""
+        self._summary = replace(self._summary, **{name: getattr(self._summary, name) + n for name, n in more.items()})
+
+    def summary(self) -> ReceiveSummary:
+        """What was done until now."""
+        return replace(self._summary, seconds=time.monotonic() - self._started)

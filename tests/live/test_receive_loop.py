@@ -1,0 +1,518 @@
+"""The receive loop against a real server and a real bronze table: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.errors import (
+    BronzeAhead,
+    CdcLakeError,
+    CopyUnknown,
+    OtherSource,
+    PublicationMissing,
+    SlotActive,
+    SlotAhead,
+    SlotForeign,
+    SlotMissing,
+)
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.transaction import Boundaries, Transaction
+from cdc_lake.observe.progress import Progress, silent
+from cdc_lake.pipeline.receive import ReceiveSummary, receive
+from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.testing.oracle import Oracle
+from cdc_lake.testing.workload import SHAPES, Workload
+from tests.conftest import Database, drop_database, make_database, make_role, start_server
+
+pytestmark = pytest.mark.live
+
+
+def project_of(database: Database, root: Path, **changes: Any) -> Project:
+    document = {
+        "version": 1,
+        "pipeline": database.name,
+        "source": {
+            "type": "postgres",
+            "host": database.host,
+            "port": database.port,
+            "database": database.name,
+            "user": database.user,
+            "password": database.password,
+            "tables": ["public.*"],
+        },
+        "snapshot": {"chunk_rows": 37},
+        "bronze": {"batch": {"max_transactions": 20, "max_delay": "20 ms"}, "durability": "os"},
+    }
+    for section, values in changes.items():
+        document[section] = {**document.get(section, {}), **values}  # type: ignore[dict-item]
+    return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
+
+
+def once(project: Project, tell: Callable[[Progress], None] = silent, **given: Any) -> ReceiveSummary:
+    return receive(
+        project,
+        DeltaBronze(project.bronze, "os"),
+        once=True,
+        stop=threading.Event(),
+        tell=tell,
+        slot_patience=2,
+        **given,
+    )
+
+
+# ── what bronze holds, folded by the oracle ──────────────────────────────────────────────────────────────────────
+
+
+def bronze_rows(project: Project) -> list[dict[str, Any]]:
+    rows = DeltaTable(str(project.bronze)).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda r: (r["epoch"], r["position"], r["ordinal"] if r["ordinal"] is not None else -1))
+
+
+def tables_from_bronze(project: Project) -> dict[TableName, dict[Any, Any]]:
+    """The newest epoch's copy and transactions, one by one through the oracle."""
+    rows = bronze_rows(project)
+    epoch = max(r["epoch"] for r in rows)
+    rows = [r for r in rows if r["epoch"] == epoch]
+    layouts = {r["layout"]: Relation.from_description(json.loads(r["info"])) for r in rows if r["op"] == "R"}
+    snapshot = [Insert(layouts[r["layout"]], tuple(r["new"])) for r in rows if r["op"] == "S"]
+    oracle = Oracle()
+    oracle.apply(_transaction(0, snapshot))
+    assert len([r["ordinal"] for r in rows if r["op"] == "S"]) == len({r["ordinal"] for r in rows if r["op"] == "S"})
+    changes: list[Change] = []
+    for row in rows:
+        if row["op"] == "C":
+            oracle.apply(_transaction(row["position"], changes))
+            changes = []
+        elif row["op"] in "IUDT":
+            changes.append(_change(row, layouts[row["layout"]]))
+    commits = [r["position"] for r in rows if r["op"] == "C"]
+    assert len(commits) == len(set(commits)), "a transaction is in bronze twice"
+    return {table: state for table, state in oracle.tables.items() if state}
+
+
+def _transaction(position: int, changes: list[Change]) -> Transaction:
+    return Transaction(Boundaries(position, position), tuple(changes))
+
+
+def _change(row: dict[str, Any], relation: Relation) -> Change:
+    new = None if row["new"] is None else list(row["new"])
+    for at in row["unchanged"] or ():
+        new[at] = UNCHANGED  # type: ignore[index,call-overload]
+    old = None if row["old"] is None else tuple(row["old"])
+    kind = None if row["old_kind"] is None else OldKind(row["old_kind"])
+    match row["op"]:
+        case "I":
+            return Insert(relation, tuple(new or ()))
+        case "U":
+            return Update(relation, tuple(new or ()), old, kind)
+        case "D":
+            assert old is not None
+            assert kind is not None
+            return Delete(relation, old, kind)
+    return Truncate(relation)
+
+
+def tables_at_source(database: Database) -> dict[TableName, dict[Any, Any]]:
+    out: dict[TableName, dict[Any, Any]] = {}
+    with database.connect() as conn:
+        conn.execute("SET extra_float_digits = 3; SET TimeZone = 'UTC'; SET bytea_output = 'hex'")
+        names = conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+        for (name,) in names:
+            keys = [
+                k
+                for (k,) in conn.execute(
+                    "SELECT a.attname FROM pg_index i CROSS JOIN unnest(i.indkey) WITH ORDINALITY k(n, at) "
+                    "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.n "
+                    "WHERE i.indrelid = %s::regclass AND indisprimary ORDER BY k.at",
+                    ['"' + name.replace('"', '""') + '"'],
+                ).fetchall()
+            ]
+            columns = [
+                c
+                for (c,) in conn.execute(
+                    "SELECT column_name FROM information_schema.columns WHERE table_name = %s ORDER BY ordinal_position",
+                    [name],
+                ).fetchall()
+            ]
+            listed = psycopg.sql.SQL(", ").join(
+                psycopg.sql.SQL("{}::text").format(psycopg.sql.Identifier(c)) for c in columns
+            )
+            rows = conn.execute(
+                psycopg.sql.SQL("SELECT {} FROM {}").format(listed, psycopg.sql.Identifier("public", name))
+            ).fetchall()
+            found = [dict(zip(columns, row, strict=True)) for row in rows]
+            if found:
+                out[TableName("public", name)] = {tuple(r[k] for k in keys): _bool(r) for r in found}
+    return out
+
+
+def _bool(row: dict[str, Any]) -> dict[str, Any]:
+    # a cast of boolean to text says true, the type's own output t
+    return {k: {"true": "t", "false": "f"}[v] if k == "flag" and v else v for k, v in row.items()}
+
+
+def assert_equal_to_source(project: Project, database: Database) -> None:
+    ours, theirs = tables_from_bronze(project), tables_at_source(database)
+    assert ours.keys() == theirs.keys()
+    for table in theirs:
+        assert ours[table] == theirs[table], f"{table} differs"
+
+
+# ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_kind_of_change_arrives_and_a_second_run_goes_on(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        workload = Workload(conn, seed=7)
+        workload.create_tables()
+        workload.run(60)
+        first = once(project)
+        assert first.snapshot_rows > 37
+        assert first.transactions == 0
+        assert_equal_to_source(project, database)
+        workload.run(400)
+        assert len(workload.done) == 12, workload.done
+        second = once(project)
+        assert second.snapshot_rows == 0
+        assert second.transactions > 100
+        assert_equal_to_source(project, database)
+        third = once(project)
+        assert (third.transactions, third.repeats) == (0, 0)
+        assert third.upto is not None
+        assert second.upto is not None
+        assert third.upto >= second.upto
+    assert set(tables_from_bronze(project)) <= {TableName("public", s.name) for s in SHAPES}
+
+
+def test_an_empty_table_makes_its_layout_known_and_the_copy_is_recorded(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE nothing (id int PRIMARY KEY, x text)")
+    once(project)
+    (layout,) = [r for r in bronze_rows(project) if r["op"] == "R"]
+    assert layout["relation"] == "public.nothing"
+    (row,) = ControlTables(project.control).snapshots()
+    assert row.state == "complete"
+    assert json.loads(row.tables) == [
+        {"relation": "public.nothing", "layout": layout["layout"], "rows": 0, "chunks": 1}
+    ]
+    (stream,) = ControlTables(project.control).streams()
+    assert stream.start == row.position == StreamIdentity.parse(stream.stream).start.value
+
+
+def test_a_busy_neighbour_database_does_not_hold_the_slot_back(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        before = once(project)
+        with psycopg.connect(database.server.dsn(), autocommit=True) as neighbour:
+            neighbour.execute("CREATE TABLE elsewhere AS SELECT generate_series(1, 20000)")
+            neighbour.execute("DROP TABLE elsewhere")
+        after = once(project)
+        assert before.upto is not None
+        assert after.upto is not None
+        assert after.upto - before.upto > 500_000
+        assert after.transactions == 0
+        row = conn.execute(
+            "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = %s", [project.slot]
+        )
+        assert int(row.fetchone()[0]) == after.confirm  # type: ignore[index]
+
+
+class Background:
+    """The loop in a thread, as a long-running receiver."""
+
+    def __init__(self, project: Project) -> None:
+        self.stop = threading.Event()
+        self.told: list[Progress] = []
+        self.result: ReceiveSummary | BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(project,))
+
+    def _run(self, project: Project) -> None:
+        try:
+            self.result = receive(
+                project, DeltaBronze(project.bronze, "os"), once=False, stop=self.stop, tell=self.told.append
+            )
+        except BaseException as error:  # noqa: BLE001
+            self.result = error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self._thread.join(30)
+        assert isinstance(self.result, ReceiveSummary), self.result
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_server_that_restarts_and_one_that_dies_under_load_are_met_again(tmp_path: Path) -> None:
+    server = start_server()
+    try:
+        make_role(server)
+        database = make_database(server)
+        project = project_of(database, tmp_path)
+        with database.connect() as conn:
+            Workload(conn, seed=1).create_tables()
+        with Background(project) as running:
+            until(lambda: any(p.stage == "connect" and "streams" in p.text for p in running.told))
+            for round_, end in enumerate((lambda: server.stop("fast"), server.kill)):
+                with database.connect() as conn:
+                    conn.execute("CREATE TABLE IF NOT EXISTS public.seen (n int PRIMARY KEY)")
+                    for n in range(200):
+                        conn.execute("INSERT INTO w_pairs VALUES (%s, 'x', 'y', true)", [round_ * 1000 + n])
+                end()
+                server.start()
+            with database.connect() as conn:
+                conn.execute("INSERT INTO w_pairs VALUES (-1, 'last', NULL, NULL)")
+            until(
+                lambda: (
+                    (TableName("public", "w_pairs") in (t := tables_from_bronze(project)))
+                    and ("-1", "last") in t[TableName("public", "w_pairs")]
+                )
+            )
+        assert isinstance(running.result, ReceiveSummary)
+        assert running.result.reconnects >= 2
+        with database.connect() as conn:
+            conn.execute("DROP TABLE seen")
+        assert_equal_to_source(project, database)
+    finally:
+        server.remove()
+
+
+CHILD = """
+import sys, threading
+from pathlib import Path
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.pipeline.receive import receive
+root = Path(sys.argv[1])
+project = Project(Pipeline.model_validate_json((root / "pipeline.json").read_text()), root / "p.yaml", root)
+def tell(p):
+    print(p.stage, flush=True)
+receive(project, DeltaBronze(project.bronze, "os"), once=False, stop=threading.Event(), tell=tell)
+"""
+
+
+def test_a_receiver_killed_at_random_points_loses_nothing_and_repeats_nothing(
+    database: Database, tmp_path: Path
+) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    project = project_of(database, tmp_path)
+    document = project.pipeline.model_dump(mode="json", by_alias=True)
+    document["source"]["password"] = database.password
+    (tmp_path / "pipeline.json").write_text(json.dumps(document))
+    with database.connect() as conn:
+        workload = Workload(conn, seed)
+        workload.create_tables()
+        workload.run(40)
+        # twice inside the copy, then at any moment of streaming
+        for wanted in ("snapshot", "snapshot", "connect", "connect", "connect", "connect"):
+            child = subprocess.Popen([sys.executable, "-c", CHILD, tmp_path], stdout=subprocess.PIPE, text=True)
+            try:
+                assert child.stdout is not None
+                for line in child.stdout:
+                    if line.strip() == wanted:
+                        break
+                if wanted == "connect":
+                    workload.run(dice.randint(0, 60))
+                time.sleep(dice.uniform(0, 0.1))
+            finally:
+                os.kill(child.pid, signal.SIGKILL)
+                child.communicate()
+        workload.run(10)
+    receive(project, DeltaBronze(project.bronze, "os"), once=True, stop=threading.Event(), tell=silent)
+    assert_equal_to_source(project, database)
+
+
+def test_stopping_confirms_what_landed_and_nothing_more(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        with Background(project) as running:
+            until(lambda: any("streams" in p.text for p in running.told))
+            for n in range(50):
+                conn.execute("INSERT INTO t VALUES (%s)", [n])
+            until(lambda: any(p.stage == "landed" for p in running.told))
+        state = DeltaBronze(project.bronze).state()
+        assert state is not None
+        assert isinstance(running.result, ReceiveSummary)
+        assert running.result.confirm == state.confirm
+        until(lambda: _slot(conn, project)[1] is None)
+        assert _slot(conn, project)[0] == state.confirm
+
+
+def _slot(conn: psycopg.Connection, project: Project) -> tuple[int, int | None]:
+    row = conn.execute(
+        "SELECT (confirmed_flush_lsn - '0/0')::bigint, active_pid FROM pg_replication_slots WHERE slot_name = %s",
+        [project.slot],
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+# ── what can be wrong ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def landed(database: Database, tmp_path: Path) -> tuple[Database, Project]:
+    """A pipeline that ran once."""
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
+    once(project)
+    return database, project
+
+
+def test_a_slot_of_unknown_origin_is_not_taken_over(database: Database, tmp_path: Path) -> None:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [database.name])
+        with pytest.raises(SlotForeign, match="bronze holds nothing"):
+            once(project_of(database, tmp_path))
+
+
+def test_a_slot_that_went_is_named_and_not_made_again(landed: tuple[Database, Project]) -> None:
+    database, project = landed
+    with database.connect() as conn:
+        conn.execute("SELECT pg_drop_replication_slot(%s)", [project.slot])
+        with pytest.raises(SlotMissing):
+            once(project)
+        assert conn.execute(
+            "SELECT count(*) FROM pg_replication_slots WHERE database = %s", [database.name]
+        ).fetchone() == (0,)
+
+
+def test_a_slot_that_others_advanced_or_recreated_says_how_much_is_missing(landed: tuple[Database, Project]) -> None:
+    database, project = landed
+    with database.connect() as conn:
+        conn.execute("INSERT INTO t VALUES (2)")
+        conn.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [project.slot])
+        with pytest.raises(SlotAhead, match="bytes are missing"):
+            once(project)
+
+
+def test_a_slot_that_somebody_reads_is_waited_for_and_then_named(landed: tuple[Database, Project]) -> None:
+    _, project = landed
+    told: list[Progress] = []
+    with Background(project) as running:
+        until(lambda: any("streams" in p.text for p in running.told))
+        with pytest.raises(SlotActive) as caught:
+            once(project, told.append)
+    assert caught.value.exit_status == 4
+    assert any(p.stage == "retry" for p in told)
+
+
+def test_a_publication_that_went_is_named(landed: tuple[Database, Project]) -> None:
+    database, project = landed
+    with database.connect() as conn:
+        conn.execute(f"DROP PUBLICATION {project.publication}")
+    with pytest.raises(PublicationMissing):
+        once(project)
+
+
+def test_another_server_or_database_is_refused(landed: tuple[Database, Project], tmp_path: Path) -> None:
+    database, project = landed
+    other = make_database(database.server)
+    try:
+        source = project.pipeline.source.model_copy(update={"database": other.name})
+        moved = Project(project.pipeline.model_copy(update={"source": source}), project.file, project.root)
+        with pytest.raises(OtherSource, match="database"):
+            once(moved)
+    finally:
+        drop_database(other)
+
+
+def test_a_server_restored_to_an_older_point_is_refused(landed: tuple[Database, Project]) -> None:
+    _, project = landed
+    bronze = DeltaBronze(project.bronze, "os")
+    state = bronze.state()
+    assert state is not None
+    bronze.advance(state.upto + (1 << 40))  # what a server that lost its end looks like from here
+    with pytest.raises(BronzeAhead, match="bytes were lost"):
+        once(project)
+
+
+def test_an_unfinished_copy_starts_a_new_stream_and_leaves_no_slot_behind(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 100)")
+        stop = threading.Event()
+
+        def stop_in_the_copy(progress: Progress) -> None:
+            if progress.text.startswith("copying"):
+                stop.set()
+
+        done = receive(project, DeltaBronze(project.bronze, "os"), once=True, stop=stop, tell=stop_in_the_copy)
+        assert done.snapshot_rows == 0
+        until(
+            lambda: (
+                conn.execute(
+                    "SELECT count(*) FROM pg_replication_slots WHERE database = %s", [database.name]
+                ).fetchone()
+                == (0,)
+            )
+        )
+        conn.execute("DELETE FROM t WHERE id > 50")
+        assert once(project).snapshot_rows == 50
+        state = DeltaBronze(project.bronze).state()
+        assert state is not None
+        assert state.epoch == 2
+        assert_equal_to_source(project, database)
+
+
+def test_a_table_rewritten_before_its_copy_is_not_copied_as_empty(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, x int); INSERT INTO t SELECT n, n FROM generate_series(1, 9) n"
+        )
+
+        def rewrite(progress: Progress) -> None:
+            if progress.text.startswith("initial copy"):
+                conn.execute("ALTER TABLE t ALTER COLUMN x TYPE bigint")
+
+        with pytest.raises(CdcLakeError) as caught:
+            once(project, rewrite)
+        assert caught.value.code == "SRC231"
+        assert once(project).snapshot_rows == 9
+
+
+def test_lost_control_tables_are_not_taken_for_an_unfinished_copy(landed: tuple[Database, Project]) -> None:
+    database, project = landed
+    with database.connect() as conn:
+        conn.execute("INSERT INTO t VALUES (2)")
+    once(project)
+    project.control.rename(project.control.with_name("gone"))
+    with pytest.raises(CopyUnknown):
+        once(project)
