@@ -1,0 +1,164 @@
+"""Running a pipeline: both loops, together or one of them.
+
+With `once`, receiving goes to the goal it fixed at its start while Spark comes up in the background, then apply goes to
+the same position. Without, the receiver is a process of its own (`pipeline.receiver_process`): a heavy merge cannot
+delay its answers to the server, and either of the two may die without taking the other one's state along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.lake.control import ControlTables, RunRow
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.apply import ApplySummary, apply
+from cdc_lake.pipeline.initial import is_complete
+from cdc_lake.pipeline.receiver_process import ReceiverProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc_lake.pipeline.receive import ReceiveSummary
+
+_LOOK_EVERY = 0.3
+_SPARK_PATIENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a run did. `outcome`: `done`, or `stopped` where it was asked to stop before its goal."""
+
+    pipeline: str
+    outcome: str
+    seconds: float
+    receive: ReceiveSummary | None = None
+    apply: ApplySummary | None = None
+
+
+def run(project: Project, *, once: bool, only: str | None, stop: threading.Event, tell: Tell) -> RunSummary:
+    """Run until `stop` or, with `once`, until silver is where the source was at the start.
+
+    `only`: `receive` or `apply` for one of the two loops. A row goes to the control table `runs` at the end. Raises
+    CdcLakeError; bronze and silver are then whole up to their last commits.
+    """
+    if only != "receive":
+        from cdc_lake.lake.session import require_java  # noqa: PLC0415  # a receiver needs no Spark
+
+        require_java()  # before anything is made: a missing Java is told at once
+    began, at = time.monotonic(), datetime.now(UTC)
+    try:
+        received, applied = _loops(project, once=once, only=only, stop=stop, tell=tell)
+    except CdcLakeError as error:
+        if project.control.exists():
+            _record(project, at, only, "failed", {"error": error.code})
+        raise
+    outcome = "stopped" if once and stop.is_set() else "done"
+    summary = RunSummary(project.name, outcome, round(time.monotonic() - began, 3), received, applied)
+    facts: dict[str, object] = {
+        "receive": dataclasses.asdict(received) if received else None,
+        "apply": {"upto": applied.upto, "spans": applied.spans, "changes": applied.changes} if applied else None,
+        "seconds": summary.seconds,
+    }
+    _record(project, at, only, outcome, facts)
+    return summary
+
+
+def _loops(
+    project: Project, *, once: bool, only: str | None, stop: threading.Event, tell: Tell
+) -> tuple[ReceiveSummary | None, ApplySummary | None]:
+    match only:
+        case "receive":
+            return _receive(project, once=once, stop=stop, tell=tell), None
+        case "apply":
+            return None, apply(project, once=once, goal=None, stop=stop, tell=tell)
+        case _ if once:
+            return _once(project, stop, tell)
+        case _:
+            return None, _continuous(project, stop, tell)
+
+
+def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell) -> ReceiveSummary:
+    from cdc_lake.pipeline.receive import receive  # noqa: PLC0415  # applying alone needs no database driver
+
+    bronze = DeltaBronze(project.bronze, project.pipeline.bronze.durability)
+    return receive(project, bronze, once=once, stop=stop, tell=tell)
+
+
+def _once(project: Project, stop: threading.Event, tell: Tell) -> tuple[ReceiveSummary | None, ApplySummary | None]:
+    spark = _Starting(project)
+    received = _receive(project, once=True, stop=stop, tell=tell)
+    if stop.is_set():
+        return received, None
+    if not spark.ready:
+        tell(Progress("apply", "starting Spark"))
+    session = spark.wait()
+    return received, apply(project, once=True, goal=received.upto, stop=stop, tell=tell, spark=session)
+
+
+def _continuous(project: Project, stop: threading.Event, tell: Tell) -> ApplySummary | None:
+    spark = _Starting(project)
+    with ReceiverProcess(project, stop, tell) as receiver:
+        if not _wait_for_stream(project, receiver.over):
+            return None
+        session = spark.wait()
+        return apply(project, once=False, goal=None, stop=receiver.over, tell=tell, spark=session)
+
+
+def _wait_for_stream(project: Project, over: threading.Event) -> bool:
+    """Wait until the initial copy is in bronze: before that there is nothing to apply."""
+    reader, control = BronzeReader(project.bronze), ControlTables(project.control)
+    while not over.is_set():
+        state = reader.state()
+        if state is not None and is_complete(control, state.stream, state.epoch):
+            return True
+        over.wait(_LOOK_EVERY)
+    return False
+
+
+class _Starting:
+    """Spark coming up in the background."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._session: SparkSession | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._start, name="spark", daemon=True)
+        self._thread.start()
+
+    @property
+    def ready(self) -> bool:
+        """True once nothing needs to be waited for."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> SparkSession:
+        """The session. Raises what its start raised."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        assert self._session is not None
+        return self._session
+
+    def _start(self) -> None:
+        from cdc_lake.lake.session import start  # noqa: PLC0415  # a receiver needs no Spark
+
+        try:
+            self._session = start(self._project)
+        except BaseException as failure:  # noqa: BLE001  # raised again by who waits
+            self._failure = failure
+
+
+def _record(project: Project, began: datetime, only: str | None, outcome: str, facts: dict[str, object]) -> None:
+    verb = f"run --only {only}" if only else "run"
+    row = RunRow(uuid.uuid4().hex[:12], verb, began, datetime.now(UTC), outcome, json.dumps(facts))
+    ControlTables(project.control).record(row)

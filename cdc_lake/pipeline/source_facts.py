@@ -1,0 +1,142 @@
+"""What the source says of itself without being touched: for `check`, `plan` and `status`.
+
+Everything is read in one short SQL session; nothing is created, locked or advanced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cdc_lake.config.project import Project
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import TableName
+from cdc_lake.source import publication
+from cdc_lake.source.catalog import quoted
+from cdc_lake.source.connection import Session, connect, named
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Settings that logical replication needs, and how much of them is in use."""
+
+    version: int
+    wal_level: str
+    in_recovery: bool
+    slots_max: int
+    slots_used: int
+    senders_max: int
+    senders_used: int
+    keep_size: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoleFacts:
+    """What the role may do."""
+
+    name: str
+    replication: bool
+    superuser: bool
+    create_in_database: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """A captured table: rows as the planner estimates them (None: never analysed), size, and what the role may."""
+
+    table: TableName
+    rows: int | None
+    size: int
+    readable: bool
+    owned: bool
+
+
+@contextmanager
+def session_of(project: Project) -> Iterator[Session]:
+    """A read-only SQL session on the source. Raises SourceError."""
+    session = connect(project.pipeline.source, project.root)
+    try:
+        session.execute("SET default_transaction_read_only = on")
+        yield session
+    finally:
+        session.close()
+
+
+def wal_position(session: Session) -> Lsn:
+    """The end of the server's log; everything committed by now lies at or below it."""
+    with named("reading the WAL position"):
+        row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return Lsn.parse(str(row[0]))
+
+
+def sent_position(session: Session, slot: str) -> Lsn | None:
+    """The position up to which an active slot's receiver has read; None where nobody reads it, or it cannot be seen."""
+    with named("reading the state of the receiver"):
+        row = session.execute(
+            "SELECT r.write_lsn::text FROM pg_replication_slots AS s "
+            "JOIN pg_stat_replication AS r ON r.pid = s.active_pid WHERE s.slot_name = %s",
+            [slot],
+        ).fetchone()
+    return Lsn.parse(str(row[0])) if row is not None and row[0] is not None else None
+
+
+def limits(session: Session) -> ServerLimits:
+    """The server's settings for replication."""
+    with named("reading the server's settings"):
+        row = session.execute(
+            "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
+            "current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots), "
+            "current_setting('max_wal_senders')::int, (SELECT count(*) FROM pg_stat_replication), "
+            "current_setting('max_slot_wal_keep_size', true)"
+        ).fetchone()
+    assert row is not None
+    level, recovery, slots, slots_used, senders, senders_used, keep = row
+    return ServerLimits(
+        session.info.server_version,
+        str(level),
+        bool(recovery),
+        int(str(slots)),
+        int(str(slots_used)),
+        int(str(senders)),
+        int(str(senders_used)),
+        str(keep),
+    )
+
+
+def role(session: Session) -> RoleFacts:
+    """The role of the session."""
+    with named("reading the role's rights"):
+        row = session.execute(
+            "SELECT rolname::text, rolreplication, rolsuper, has_database_privilege(current_database(), 'CREATE') "
+            "FROM pg_roles WHERE rolname = current_user"
+        ).fetchone()
+    assert row is not None
+    return RoleFacts(str(row[0]), bool(row[1]), bool(row[2]), bool(row[3]))
+
+
+def captured(project: Project, session: Session) -> list[TableName]:
+    """The tables the stream carries, or will carry where the publication is not made yet. Raises SourceError."""
+    if publication.publication_exists(session, project.publication):
+        return [p.table for p in publication.published(session, project.publication)]
+    return publication.select_tables(project.pipeline.source.tables, publication.tables_in_database(session))
+
+
+def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:
+    """Facts of these tables, in their order."""
+    found: dict[TableName, TableFacts] = {}
+    for name in names:
+        with named(f"looking at {name}"):
+            row = session.execute(
+                "SELECT c.reltuples::bigint, pg_total_relation_size(c.oid), has_table_privilege(c.oid, 'SELECT'), "
+                "pg_has_role(c.relowner, 'USAGE') FROM pg_class AS c WHERE c.oid = to_regclass(%s)",
+                [quoted(name)],
+            ).fetchone()
+        if row is not None:
+            rows, size, readable, owned = row
+            estimate = int(str(rows))
+            found[name] = TableFacts(
+                name, estimate if estimate >= 0 else None, int(str(size)), bool(readable), bool(owned)
+            )
+    return [found[name] for name in names if name in found]

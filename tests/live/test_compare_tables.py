@@ -1,0 +1,267 @@
+"""Compare against a real server and real Delta and Iceberg tables that were written without Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import threading
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
+
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.errors import NoTableMatches
+from cdc_lake.lake.control import ControlTables, schema_of
+from cdc_lake.lake.marker import APP_PROPERTY, POSITION_PROPERTY, app_id, iceberg_catalog
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.receive import receive
+from tests.conftest import Database
+
+pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore:The 'without_files' parameter:DeprecationWarning")]
+
+UTC = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("part", pa.string()),
+        ("small", pa.int16()),
+        ("price", pa.decimal128(12, 9)),
+        ("weight", pa.float64()),
+        ("ratio", pa.float32()),
+        ("paid", pa.bool_()),
+        ("photo", pa.binary()),
+        ("note", pa.string()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us")),
+        ("instant", UTC),
+        ("anything", pa.string()),
+    ]
+)
+DDL = (
+    "id int8, part text, small int2, price numeric(12,9), weight float8, ratio float4, paid bool, photo bytea, "
+    "note text, day date, at timestamp, instant timestamptz, anything numeric, PRIMARY KEY (id, part)"
+)
+ROWS = [
+    (1, "a", 1, "0.000000001", "-0", "0.1", True, "\\x00ff", "", "2024-02-29", "2024-01-01 00:00:00.5", "0001-01-01 00:00:00+00", "1.10"),
+    (1, "b", None, None, None, None, None, None, None, None, None, None, None),
+    (2, "", -32768, "-999.999999999", "NaN", "Infinity", False, "\\x", 'q"q,\\N\\.\r\n\t', "0001-01-01", "9999-12-31 23:59:59.999999", "9999-12-31 23:59:59.999999+00", "NaN"),
+    (3, "größe 漢", 0, "0", "1e300", "1e-45", True, "\\x5c78", "\\.", "9999-12-31", "1969-12-31 23:59:59.999999", "1969-12-31 23:59:59.1+00", "1e30"),
+    (4, "\n", 0, "1", "0.1", "16777216", True, "\\x61", "\n", "1900-01-01", "1900-01-01 00:00:00", "2024-10-27 01:30:00+00", "0"),
+]  # fmt: skip
+FORMATS = {"orders": "delta", "notes": "iceberg"}
+
+
+class Lake:
+    """A project with two tables whose silver is written from typed values that the driver made."""
+
+    def __init__(self, database: Database, root: Path) -> None:
+        self.database = database
+        document = {
+            "version": 1,
+            "pipeline": database.name,
+            "source": {
+                "type": "postgres",
+                "host": database.host,
+                "port": database.port,
+                "database": database.name,
+                "user": database.user,
+                "password": database.password,
+                "tables": ["public.*"],
+            },
+            "bronze": {"durability": "os"},
+            "silver": {"tables": [{"from": f"public.{n}", "format": f} for n, f in FORMATS.items()]},
+        }
+        self.project = Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
+        self.sql = database.connect()
+
+    def close(self) -> None:
+        self.sql.close()
+
+    def fill(self) -> None:
+        self.sql.execute("SET TimeZone = 'UTC'")
+        for name in FORMATS:
+            self.sql.execute(f"CREATE TABLE {name} ({DDL})")
+            for row in ROWS:
+                self.sql.execute(f"INSERT INTO {name} VALUES ({', '.join(['%s'] * len(row))})", row)
+
+    def receive(self) -> None:
+        bronze = DeltaBronze(self.project.bronze, "os")
+        receive(self.project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=2)
+
+    @property
+    def state(self) -> Any:
+        return BronzeReader(self.project.bronze).state()
+
+    def rows(self, name: str) -> pa.Table:
+        """The source's rows by the driver's own conversions, not by text."""
+        columns = ", ".join("anything::text" if f.name == "anything" else f'"{f.name}"' for f in SCHEMA)
+        rows = self.sql.execute(f"SELECT {columns} FROM {name} ORDER BY id, part").fetchall()
+        return pa.table([pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), SCHEMA, strict=True)], SCHEMA)
+
+    def silver(self, name: str, rows: pa.Table | None = None) -> None:
+        rows = self.rows(name) if rows is None else rows
+        target, state = self.project.target(TableName("public", name)), self.state
+        app = app_id(state.stream, target)
+        if target.format == "delta":
+            properties = CommitProperties(app_transactions=[Transaction(app, state.upto)])
+            write_deltalake(str(self.project.silver_path(target)), rows, mode="overwrite", commit_properties=properties)
+            return
+        catalog = iceberg_catalog(self.project)
+        catalog.create_namespace_if_not_exists(target.namespace)
+        table = catalog.create_table_if_not_exists((target.namespace, target.name), rows.schema)
+        write = table.overwrite if table.current_snapshot() else table.append
+        write(rows, snapshot_properties={APP_PROPERTY: app, POSITION_PROPERTY: str(state.upto)})
+
+    def compare(self, *names: str) -> dict[str, Any]:
+        return {t.table.removeprefix("public."): t for t in compare(self.project, names, silent).tables}
+
+
+@pytest.fixture
+def lake(database, tmp_path):
+    with closing(Lake(database, tmp_path)) as made:
+        made.fill()
+        made.receive()
+        for name in FORMATS:
+            made.silver(name)
+        yield made
+
+
+def test_equal_tables_are_equal_whatever_their_values_and_format(lake):
+    comparison = compare(lake.project, (), silent)
+    assert {t.table: (t.verdict, t.source_rows, t.silver_rows) for t in comparison.tables} == {
+        "public.notes": (Verdict.EQUAL, len(ROWS), len(ROWS)),
+        "public.orders": (Verdict.EQUAL, len(ROWS), len(ROWS)),
+    }
+    assert comparison.text == "equal"
+    document = json.loads((lake.project.reports / "compare.json").read_text())
+    assert (document["verdict"], len(document["tables"])) == ("equal", 2)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_one_wrong_value_is_found_in_every_type(lake, name):
+    wrong = {
+        "small": 2, "price": Decimal("0.000000002"), "weight": 0.0, "ratio": 0.2, "paid": False, "photo": b"\x00",
+        "note": None, "day": dt.date(2024, 2, 28), "at": dt.datetime.fromisoformat("2024-01-01T00:00:00.500001"),
+        "instant": dt.datetime.fromisoformat("0001-01-01T00:00:01+00:00"), "anything": "1.1",
+    }  # fmt: skip
+    assert set(wrong) == set(SCHEMA.names) - {"id", "part"}
+    for column, value in wrong.items():
+        first, *rest = lake.rows(name).to_pylist()
+        lake.silver(name, pa.Table.from_pylist([{**first, column: value}, *rest], SCHEMA))
+        found = lake.compare(name)[name]
+        assert (found.verdict, found.changed, found.missing, found.extra) == (Verdict.DIFFERENT, 1, 0, 0), column
+        assert found.columns == ((column, 1),)
+        assert dict(found.samples) == {"changed": (("1", "a"),)}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_missing_extra_repeated_and_changed_rows_are_told_apart(lake, name):
+    rows = lake.rows(name).to_pylist()
+    one, two, three, *rest = rows
+    two["note"] = ""
+    extra = {**three, "id": 99}
+    lake.silver(name, pa.Table.from_pylist([one, one, two, extra, *rest], SCHEMA))
+    found = lake.compare(name)[name]
+    assert found.verdict is Verdict.DIFFERENT
+    assert dict(found.samples) == {
+        "missing": (("2", ""),),
+        "extra": (("99", ""),),
+        "changed": (("1", "b"),),
+        "repeated": (("1", "a"),),
+    }
+    assert (lake.project.reports / "compare.json").read_text().count("größe") == 0
+
+
+def test_what_the_source_committed_and_silver_lacks_is_inconclusive_for_that_table_only(lake):
+    lake.sql.execute("UPDATE orders SET small = 7 WHERE id = 3")
+    found = lake.compare()
+    assert (found["orders"].verdict, found["notes"].verdict) == (Verdict.INCONCLUSIVE, Verdict.EQUAL)
+    assert "bronze does not" in found["orders"].reason
+    lake.receive()
+    found = lake.compare()
+    assert (found["orders"].verdict, found["notes"].verdict) == (Verdict.INCONCLUSIVE, Verdict.EQUAL)
+    assert "not applied" in found["orders"].reason
+    lake.silver("orders")
+    assert lake.compare()["orders"].verdict is Verdict.EQUAL
+
+
+def test_an_open_transaction_is_on_neither_side(lake):
+    with lake.database.connect(autocommit=False) as other:
+        other.execute("DELETE FROM orders")
+        lake.sql.execute("UPDATE notes SET note = 'x'")  # a later transaction that ends earlier
+        lake.receive()
+        lake.silver("notes")
+        assert {t.verdict for t in lake.compare().values()} == {Verdict.EQUAL}
+    assert lake.compare()["orders"].verdict is Verdict.INCONCLUSIVE
+
+
+def test_log_that_touches_no_table_does_not_stand_in_the_way(lake):
+    with lake.database.admin() as admin:
+        admin.execute("CREATE TABLE elsewhere AS SELECT 1")
+        admin.execute("CHECKPOINT")
+    assert {t.verdict for t in lake.compare("orders", "public.notes").values()} == {Verdict.EQUAL}
+
+
+def test_a_table_that_is_not_published_is_named(lake):
+    with pytest.raises(NoTableMatches, match="nowhere"):
+        lake.compare("nowhere")
+
+
+def test_a_column_added_at_the_source_is_not_called_equal(lake):
+    lake.sql.execute("ALTER TABLE orders ADD COLUMN colour text DEFAULT 'red'")
+    found = lake.compare("orders")["orders"]
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "colour" in found.reason
+
+
+def hold(lake: Lake, name: str, *, reason: str = "failed", changes: slice = slice(None)) -> None:
+    """Record all bronze changes of a table above its silver as held, as apply does."""
+    bronze, state = BronzeReader(lake.project.bronze), lake.state
+    table = TableName("public", name)
+    rows = [r for r in bronze.history_rows(table).to_pylist() if r["op"] != "S"][changes]
+    control = ControlTables(lake.project.control, "os")
+    given = {"generation": 1, "relation": str(table), "table": f"silver.{name}", "reason": reason, "rules": ["r"],
+             "span_upto": state.upto, "recorded_at": dt.datetime.now(dt.UTC)}  # fmt: skip
+    blank = dict.fromkeys(schema_of("held").names)
+    control.append("held", [blank | {k: v for k, v in (r | given).items() if k in blank} for r in rows])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_held_keys_are_accounted_for_by_folding_their_changes(lake, name):
+    before = lake.rows(name)
+    lake.sql.execute(f"UPDATE {name} SET day = 'infinity', weight = 2.5 WHERE id = 3")
+    lake.sql.execute(f"UPDATE {name} SET small = 5 WHERE id = 3")
+    lake.sql.execute(f"INSERT INTO {name} (id, part, price) VALUES (7, 'x', 'NaN')")
+    lake.sql.execute(f"DELETE FROM {name} WHERE part = 'b'")
+    lake.sql.execute(f"UPDATE {name} SET id = 8 WHERE id = 4")
+    lake.receive()
+    hold(lake, name)
+    lake.silver(name, before)
+    found = lake.compare(name)[name]
+    assert (found.text, found.held_keys) == ("equal but for 5 held keys", 5)
+    assert (found.changed, found.missing, found.extra) == (0, 0, 0)
+
+
+def test_a_difference_beside_a_held_key_and_one_that_the_hold_does_not_explain_are_found(lake):
+    before = lake.rows("orders").to_pylist()
+    lake.sql.execute("UPDATE orders SET small = 5 WHERE id = 3")
+    lake.sql.execute("UPDATE orders SET small = 6 WHERE id = 2")
+    lake.receive()
+    hold(lake, "orders")
+    before[0]["small"] = 77  # not held
+    del before[2]  # held, and there is no row that its update could have changed
+    lake.silver("orders", pa.Table.from_pylist(before, SCHEMA))
+    found = lake.compare("orders")["orders"]
+    assert (found.verdict, found.held_keys, found.unaccounted, found.changed) == (Verdict.DIFFERENT, 1, 1, 1)
+    assert dict(found.samples) == {"changed": (("1", "a"),), "unaccounted": (("2", ""),)}

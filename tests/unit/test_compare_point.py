@@ -1,0 +1,132 @@
+"""What a snapshot shows, and what that makes of silver; folding of held changes; matching; without a server."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pyarrow as pa
+import pytest
+
+from cdc_lake.errors import StreamProtocol
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.accounting import HeldChange, folded
+from cdc_lake.pipeline.match import match
+from cdc_lake.pipeline.point import Point, Touch
+from cdc_lake.source.unlanded import transactions
+from cdc_lake.source.visible import Visible
+
+A, B = TableName("public", "a"), TableName("public", "b")
+
+
+def touch(position: int, xid: int, *tables: TableName, landed: bool = True) -> Touch:
+    return Touch(position, xid, frozenset(tables), landed)
+
+
+def test_what_was_running_is_not_shown():
+    seen = Visible.parse("10:20:12,15", 0)
+    assert [xid for xid in range(5, 25) if seen.shows(xid)] == [*range(5, 12), 13, 14, *range(16, 20)]
+    assert Visible.parse("10:10:", 0).in_progress == frozenset()
+
+
+def test_ids_are_read_around_the_turn_of_32_bits():
+    turn = 7 << 32
+    seen = Visible.parse(f"{turn - 2}:{turn + 3}:{turn + 1}", 0)
+    assert seen.whole(2**32 - 1) == turn - 1
+    assert [seen.shows(x) for x in (2**32 - 1, 0, 1, 2, 3)] == [True, True, False, True, False]
+
+
+def test_a_table_is_compared_only_where_silver_holds_what_is_shown():
+    seen = Visible.parse("10:20:12", 500)
+    point = Point(seen, (touch(100, 11, A), touch(200, 12, A), touch(150, 13, B)), complete=True)
+    assert "1 landed" in point.gap(A, 99).reason  # 11 is shown, not applied
+    assert point.gap(A, 100) is None  # 12 still runs for the snapshot and is not applied
+    assert "ahead" in point.gap(A, 200).reason
+    assert point.gap(B, 150) is None
+
+
+def test_commit_order_that_differs_from_snapshot_order_is_seen():
+    seen = Visible.parse("12:20:12", 500)
+    point = Point(seen, (touch(100, 12, A), touch(200, 13, A)), complete=True)
+    assert point.gap(A, 50) is not None
+    assert point.gap(A, 100) is not None
+    assert point.gap(A, 200) is not None
+
+
+def test_unlanded_transactions_count_where_they_are_shown():
+    seen = Visible.parse("12:20:12", 500)
+    assert Point(seen, (touch(300, 12, A, landed=False),), complete=True).gap(A, 200) is None
+    gap = Point(seen, (touch(300, 13, A, landed=False),), complete=True).gap(A, 200)
+    assert "bronze does not" in gap.reason
+    assert "run --once" in gap.hint
+    assert Point(seen, (), complete=False).gap(A, 200) is not None
+
+
+def test_peeked_messages_become_transactions_above_a_position():
+    def relation(oid, name):
+        return b"R" + struct.pack(">I", oid) + b"public\0" + name + b"\0d\0\0"
+
+    def commit(end):
+        return b"C" + struct.pack(">BQQq", 0, end - 8, end, 0)
+
+    both = b"T" + struct.pack(">IBII", 2, 0, 1, 2)
+    messages = [
+        (7, relation(1, b"a")), (7, b"I" + struct.pack(">I", 1)), (7, commit(100)),
+        (8, commit(150)),
+        (9, relation(2, b"b")), (9, both), (9, commit(200)),
+        (10, b"U" + struct.pack(">I", 2)), (10, commit(300)),
+    ]  # fmt: skip
+    found = transactions(messages, 100)
+    assert [(t.position, t.xid, t.tables) for t in found] == [(200, 9, {A, B}), (300, 10, {B})]
+    with pytest.raises(StreamProtocol):
+        transactions([(1, b"D" + struct.pack(">I", 9))], 0)
+
+
+def change(ordinal, op, new=None, old=None, unchanged=()):
+    return HeldChange((1, 1, ordinal), op, new, old, frozenset(unchanged))
+
+
+def test_held_changes_fold_with_moves_deletes_and_unsent_values():
+    silver = {("1",): {"k": "1", "v": "a", "w": "big"}, ("2",): {"k": "2", "v": "b", "w": "x"}}
+    changes = [
+        change(1, "U", {"k": "1", "v": "a2", "w": None}, unchanged=["w"]),
+        change(2, "U", {"k": "9", "v": "a3", "w": None}, {"k": "1", "v": None, "w": None}, ["w"]),
+        change(3, "D", old={"k": "2", "v": None, "w": None}),
+        change(4, "I", {"k": "1", "v": "new", "w": ""}),
+    ]
+    rows, odd = folded(changes, ["k"], ["k", "v", "w"], silver)
+    assert not odd
+    assert rows == {
+        ("9",): {"k": "9", "v": "a3", "w": "big"},
+        ("1",): {"k": "1", "v": "new", "w": ""},
+        ("2",): None,
+    }
+
+
+def test_held_changes_that_apply_to_nothing_are_odd():
+    _, odd = folded([change(1, "U", {"k": "1"}), change(2, "I", {"k": "2"})], ["k"], ["k"], {("2",): {"k": "2"}})
+    assert odd == {("1",), ("2",)}
+
+
+def test_matching_agrees_with_dictionaries():
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(60):
+        sides = []
+        for _ in range(2):
+            keys = {(rng.choice(["", "a", "b", None]), rng.choice("xyz")) for _ in range(rng.randrange(8))}
+            sides.append({key: (rng.choice(["", None, "1"]), rng.choice(["2", "3"])) for key in keys})
+        schema = pa.schema([(n, pa.large_string()) for n in "abcd"])
+        source, silver = (
+            pa.Table.from_pylist(
+                rng.sample([dict(zip("abcd", (*k, *v), strict=True)) for k, v in side.items()], len(side)), schema
+            )
+            for side in sides
+        )
+        found = match(source, silver, ["a", "b"])
+        left, right = sides
+        assert set(found.missing) == left.keys() - right.keys()
+        assert set(found.extra) == right.keys() - left.keys()
+        assert set(found.changed) == {k for k in left.keys() & right.keys() if left[k] != right[k]}
+        assert not found.repeated
