@@ -31,7 +31,7 @@ from cdc_lake.testing.messages import (
 )
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-EXAMPLES = settings(max_examples=150 * BUDGET, derandomize=True, deadline=None)
+EXAMPLES = settings(max_examples=100 * BUDGET, derandomize=True, deadline=None)
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1, max_size=6)
 TEXTS = st.one_of(st.just(""), st.text(st.characters(exclude_categories=("Cs",)), max_size=12), st.just("x" * 300))
