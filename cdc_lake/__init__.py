@@ -1,1 +1,34 @@
-"""cdc_lake: changes of the PostgreSQL family in Delta Lake and Iceberg, whole transactions, exactly once."""
+"""cdc_lake: changes of the PostgreSQL family in Delta Lake and Iceberg, whole transactions, exactly once.
+
+The public names, loaded when they are first used, so that importing the package costs nothing::
+
+    from cdc_lake import load_pipeline, plan, run_once, status, compare, report
+
+    project = load_pipeline("pipelines/shop.yaml", environment="prod")
+    print(plan(project).actions)
+    run_once(project)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cdc_lake.api import check, compare, load_pipeline, plan, report, run, run_once, status, validate
+
+__all__ = ["check", "compare", "load_pipeline", "plan", "report", "run", "run_once", "status", "validate"]
+
+
+def __getattr__(name: str) -> Any:
+    """PEP 562: a public name is imported at its first use."""
+    if name in __all__:
+        from cdc_lake import api  # noqa: PLC0415  # the reason for this function
+
+        return getattr(api, name)
+    msg = f"module 'cdc_lake' has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    """The public names, also those not loaded yet."""
+    return sorted({*globals(), *__all__})

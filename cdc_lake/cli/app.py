@@ -196,12 +196,13 @@ def compare(
     call: Call, tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="All by default.")] = None
 ) -> None:
     """Prove that silver equals the source, row by row."""
-    from cdc_lake.cli.render_compare import comparison_text, differs
+    from cdc_lake.cli.render_compare import comparison_text
     from cdc_lake.pipeline.compare import compare as prove
+    from cdc_lake.pipeline.comparison import Verdict
 
     comparison = prove(call.project(), tables or (), call.view.tell)
-    call.view.result(comparison, comparison_text(comparison, call.view.width))
-    if differs(comparison):
+    call.view.result(comparison.document(), comparison_text(comparison, call.view.width))
+    if comparison.verdict not in {Verdict.EQUAL, Verdict.EQUAL_BUT_HELD}:
         raise typer.Exit(1)
 
 

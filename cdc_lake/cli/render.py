@@ -5,17 +5,18 @@ Numbers carry units, positions can be pasted back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cdc_lake.cli.document import plain
 from cdc_lake.model.diagnostic import Diagnostic, Severity
+from cdc_lake.model.position import Lsn
 
 if TYPE_CHECKING:
     from cdc_lake.cli.scaffold import NewProject
     from cdc_lake.config.effective import Setting
     from cdc_lake.pipeline.check import CheckLine
     from cdc_lake.pipeline.plan import Plan
+    from cdc_lake.pipeline.run import RunSummary
 
 GREEN, RED, YELLOW, DIM, RESET = "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 
@@ -118,56 +119,29 @@ def plan_text(planned: Plan) -> str:
         lines.append(f"  {mark} {action.text}")
     destructive = sum(a.destructive for a in planned.actions)
     ends = [f"! {counted(destructive, 'destructive action')}: not done unless allowed"] if destructive else []
-    return "\n".join([*lines, "", *(ends or ["nothing destructive; `cdc-lake run` does it"])])
+    calm = "nothing destructive; `cdc-lake run` does it" if planned.changes else "nothing to make or alter"
+    return "\n".join([*lines, "", *(ends or [calm])])
 
 
-def run_text(summary: object) -> str:
-    """What a run did."""
-    return value_text(summary, 100)
+def run_text(summary: RunSummary) -> str:
+    """What a run did: where bronze and silver are, how much moved, what was held."""
+    lines = [f"{summary.outcome}  {summary.pipeline} in {seconds(summary.seconds)}"]
+    if (got := summary.receive) is not None:
+        copied = f", {counted(got.snapshot_rows, 'snapshot row')}" if got.snapshot_rows else ""
+        moved = f"{counted(got.transactions, 'transaction')}, {counted(got.changes, 'change')}{copied}"
+        lines.append(f"received  {moved}; bronze is at {_position(got.upto)}")
+    if (done := summary.apply) is not None:
+        moved = f"{counted(done.transactions, 'transaction')}, {counted(done.changes, 'change')}"
+        lines.append(f"applied   {moved} in {counted(done.merges, 'merge')}; silver is at {_position(done.upto)}")
+        if done.held:
+            lines.append(f"held      {counted(done.held, 'change')}: `cdc-lake status` says by which rule")
+    return "\n".join(lines)
+
+
+def _position(value: int | None) -> str:
+    return "no position yet" if value is None else str(Lsn(value))
 
 
 def report_text(files: Any) -> str:
     """Where the report is."""
     return f"report  {files.html}\ndata    {files.json}"
-
-
-def value_text(value: object, width: int) -> str:
-    """Any result: its fields, lists of records as tables."""
-    return "\n".join(_lines(plain(value), "", width))
-
-
-def _lines(value: Any, indent: str, width: int) -> list[str]:
-    if isinstance(value, Mapping):
-        out: list[str] = []
-        simple = [(k, v) for k, v in value.items() if not isinstance(v, dict | list)]
-        label = max((len(k) for k, _ in simple), default=0)
-        out += [f"{indent}{k.replace('_', ' ').ljust(label)}  {_cell(v)}" for k, v in simple]
-        for k, v in value.items():
-            if isinstance(v, dict | list) and v:
-                out += [f"{indent}{k.replace('_', ' ')}", *_lines(v, indent + "  ", width)]
-        return out
-    if isinstance(value, list):
-        if value and all(isinstance(v, dict) and v.keys() == value[0].keys() for v in value):
-            heads = [k for k in value[0] if any(v[k] not in (None, [], {}, "") for v in value)]
-            rows = [[k.replace("_", " ") for k in heads], *([_cell(v[k]) for k in heads] for v in value)]
-            return table(rows, indent=indent)
-        return [f"{indent}{_cell(v)}" for v in value]
-    return [f"{indent}{_cell(value)}"]
-
-
-def _cell(value: Any) -> str:  # noqa: PLR0911  # one return a kind of value
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case int():
-            return f"{value:,}"
-        case float():
-            return f"{value:,.3f}"
-        case dict():
-            return ", ".join(f"{k}={_cell(v)}" for k, v in value.items())
-        case list():
-            return ", ".join(_cell(v) for v in value)
-        case _:
-            return str(value)

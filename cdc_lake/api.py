@@ -1,0 +1,86 @@
+"""What notebooks, jobs and programs call: the command line's verbs as functions that return values.
+
+They return or raise; none prints, exits or installs a signal handler. What a verb needs (Spark, a driver, Great
+Expectations) is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cdc_lake.config.load import load_project, validate
+from cdc_lake.config.project import Project
+from cdc_lake.observe.progress import Tell, silent
+
+if TYPE_CHECKING:
+    from cdc_lake.config.references import Secrets
+    from cdc_lake.pipeline.check_line import CheckLine
+    from cdc_lake.pipeline.comparison import Comparison
+    from cdc_lake.pipeline.plan import Plan
+    from cdc_lake.pipeline.report import ReportFiles
+    from cdc_lake.pipeline.run import RunSummary
+    from cdc_lake.pipeline.status import Status
+
+__all__ = ["check", "compare", "load_pipeline", "plan", "report", "run", "run_once", "status", "validate"]
+
+
+def load_pipeline(file: str | Path, *, environment: str | None = None, secrets: Secrets | None = None) -> Project:
+    """Load a pipeline file. `secrets(scope, key)` answers `${secret:scope/key}`. Raises ConfigInvalid."""
+    return load_project(Path(file), environment=environment, secrets=secrets)
+
+
+def check(project: Project) -> list[CheckLine]:
+    """Everything a run needs, each with its fix. See `cdc_lake.pipeline.check`."""
+    from cdc_lake.pipeline.check import check as look
+
+    return look(project)
+
+
+def plan(project: Project) -> Plan:
+    """What a run would do. See `cdc_lake.pipeline.plan`."""
+    from cdc_lake.pipeline.plan import plan as work_out
+
+    return work_out(project)
+
+
+def run(
+    project: Project,
+    *,
+    once: bool = False,
+    only: str | None = None,
+    stop: threading.Event | None = None,
+    tell: Tell = silent,
+) -> RunSummary:
+    """Run both loops, or `only` one, until `stop` is set or, with `once`, until the goal fixed at the start."""
+    from cdc_lake.pipeline.run import run as execute
+
+    return execute(project, once=once, only=only, stop=stop or threading.Event(), tell=tell)
+
+
+def run_once(project: Project, *, only: str | None = None, tell: Tell = silent) -> RunSummary:
+    """Bring bronze and silver to where the source is now, and return."""
+    return run(project, once=True, only=only, tell=tell)
+
+
+def status(project: Project) -> Status:
+    """Where the pipeline stands. See `cdc_lake.pipeline.status`."""
+    from cdc_lake.pipeline.status import status as look_up
+
+    return look_up(project)
+
+
+def compare(project: Project, tables: Sequence[str] = (), *, tell: Tell = silent) -> Comparison:
+    """Prove silver equal to the source. See `cdc_lake.pipeline.compare`."""
+    from cdc_lake.pipeline.compare import compare as prove
+
+    return prove(project, tables, tell)
+
+
+def report(project: Project) -> ReportFiles:
+    """Write the report. See `cdc_lake.pipeline.report`."""
+    from cdc_lake.pipeline.report import report as write
+
+    return write(project)

@@ -1,0 +1,71 @@
+"""A status as text: what it is about, the flow with its lags, the slot, the tables, what is held."""
+
+from __future__ import annotations
+
+from cdc_lake.cli.render import GREEN, RED, YELLOW, counted, seconds, size, table, tint
+from cdc_lake.pipeline.status import Lag, Status
+
+_COLOURS = {"live": GREEN, "held": YELLOW, "broken": RED, "active": GREEN, "lost": RED, "missing": RED}
+
+
+def status_text(status: Status, width: int, *, colour: bool = False) -> str:
+    """The whole status. On a narrow terminal the reasons go below their tables."""
+    lines = [f"pipeline  {status.pipeline}  at {status.at.isoformat(timespec='seconds')}"]
+    where = status.source if status.reachable else f"{status.source}  not reachable: {status.unreachable_because}"
+    lines.append(f"source    {where}")
+    lines.append(f"slot      {_slot(status, colour=colour)}")
+    last = status.last_commit.isoformat(timespec="milliseconds") if status.last_commit else "none yet"
+    lines.append(f"last      commit landed {last}")
+    lines += ["", *_flow(status), "", *_tables(status, width, colour=colour)]
+    if status.held:
+        lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]
+    return "\n".join(lines)
+
+
+def _slot(status: Status, *, colour: bool) -> str:
+    slot = status.slot
+    state = tint(slot.state, _COLOURS.get(slot.state, ""), on=colour and slot.state in _COLOURS)
+    kept = f", {size(slot.retained_bytes)} of WAL kept" if slot.retained_bytes is not None else ""
+    return f"{slot.name}  {state}{kept}: {slot.reason}"
+
+
+def _flow(status: Status) -> list[str]:
+    def row(name: str, position: str | None, lag: Lag) -> tuple[str, ...]:
+        return name, position or "-", size(lag.bytes), seconds(lag.seconds), _transactions(lag.transactions)
+
+    rows = [
+        ("lag", "position", "bytes", "time", "transactions"),
+        row("received", None, status.received),
+        row("landed", status.bronze_position, status.landed),
+        row("applied", status.silver_position, status.applied),
+    ]
+    return table(rows, right=frozenset({2, 3, 4}), indent="")
+
+
+def _transactions(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _tables(status: Status, width: int, *, colour: bool) -> list[str]:
+    if not status.tables:
+        return ["no tables yet: `cdc-lake run --once` takes the first copy"]
+    rows = [("table", "format", "state", "position")]
+    rows += [(t.table, t.format, t.state, t.position or "-") for t in status.tables]
+    lines = table(rows, indent="")
+    reasons = ["", *(t.reason for t in status.tables)]
+    longest = max(map(len, lines)) + 2
+    out = []
+    for line, reason, state in zip(lines, reasons, ["", *(t.state for t in status.tables)], strict=True):
+        shown = (
+            line.replace(f"  {state}  ", f"  {tint(state, _COLOURS[state], on=colour)}  ", 1)
+            if state in _COLOURS
+            else line
+        )
+        if not reason:
+            out.append(shown)
+        elif longest + len(reason) <= width:
+            out.append(shown + " " * (longest - len(line)) + reason)
+        else:
+            out += [shown, f"  {reason}"]
+    by_state = counted(len(status.tables), "table")
+    return [*out, f"{by_state}, {sum(t.state == 'live' for t in status.tables)} live"]
