@@ -13,12 +13,12 @@ from pathlib import Path
 from cdc_lake.lake.types import LEDGER, SPARK_MAX_PRECISION, ColumnType, Loss, column_type
 from cdc_lake.model.relation import Column
 
-_HEAD = """<!-- made by `python -m cdc_lake.lake.types_page docs/reference/types.md`; a test says when it is not current -->
+_HEAD = """<!-- made by `python -m cdc_lake.lake.types_page docs/reference/types.md` -->
 # Types
 
 Which type a PostgreSQL column has in silver. `lossless`: every value is the same value there, but for the ones named in
-the last column, which are **held**: the change goes to quarantine with its text under the rule `type_<column>`, and later
-changes of its key wait behind it. A value is never clipped, rounded or replaced by NULL. `converted`: silver has the
+the last column, which are **held**: the change goes to quarantine with its text under the rule `type_<column>`, and
+later changes of its key wait behind it. A value is never clipped, rounded or replaced by NULL. `converted`: silver has the
 text that the server prints, so nothing is lost, but it is text.
 
 | PostgreSQL | also called | silver | | note | held |
@@ -43,8 +43,8 @@ between 0 and the precision is a `decimal`; others stay text with all their digi
 ## Names
 
 A column keeps its name unless Delta, Iceberg or Spark cannot have it: one with a blank or one of `,;{{}}()=.` or a
-backtick, one that differs from an earlier column only by case, and the names that the formats keep for their own metadata
-columns (`_file`, `_pos`, `_deleted`, …). Such a name has these characters replaced by `_` and six hexadecimal digits
+backtick, one that differs from an earlier column only by case, and the names that the formats keep for their own
+metadata columns (`_file`, `_pos`, `_deleted`, …). Such a name has these characters replaced by `_` and six hexadecimal digits
 appended that depend only on the name. Adding a column at the source renames none that were there.
 """
 
