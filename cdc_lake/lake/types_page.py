@@ -18,8 +18,8 @@ _HEAD = """<!-- made by `python -m cdc_lake.lake.types_page docs/reference/types
 
 Which type a PostgreSQL column has in silver. `lossless`: every value is the same value there, but for the ones named in
 the last column, which are **held**: the change goes to quarantine with its text under the rule `type_<column>`, and
-later changes of its key wait behind it. A value is never clipped, rounded or replaced by NULL. `converted`: silver has the
-text that the server prints, so nothing is lost, but it is text.
+later changes of its key wait behind it. A value is never clipped, rounded or replaced by NULL. `converted`: silver has
+the text that the server prints, so nothing is lost, but it is text.
 
 | PostgreSQL | also called | silver | | note | held |
 |---|---|---|---|---|---|
@@ -44,8 +44,8 @@ between 0 and the precision is a `decimal`; others stay text with all their digi
 
 A column keeps its name unless Delta, Iceberg or Spark cannot have it: one with a blank or one of `,;{{}}()=.` or a
 backtick, one that differs from an earlier column only by case, and the names that the formats keep for their own
-metadata columns (`_file`, `_pos`, `_deleted`, …). Such a name has these characters replaced by `_` and six hexadecimal digits
-appended that depend only on the name. Adding a column at the source renames none that were there.
+metadata columns (`_file`, `_pos`, `_deleted`, …). Such a name has these characters replaced by `_` and six hexadecimal
+digits appended that depend only on the name. Adding a column at the source renames none that were there.
 """
 
 _BOUNDED = Column("n", "numeric", 1700, ((10 << 16) | 2) + 4)  # numeric(10,2)
