@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc_lake.errors import LakeError
+from cdc_lake.lake import delta_log
 from cdc_lake.lake.control import TABLES, ControlTables, CutRow, RunRow, SnapshotRow, StreamRow, now, schema_of
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -108,6 +111,47 @@ def test_two_instances_append_in_turn(control: ControlTables, tmp_path: Path):
     for position in range(10):
         (control if position % 2 else other).record(cut(position))
     assert control.read("cuts").num_rows == other.read("cuts").num_rows == 10
+
+
+APPEND = """
+from pathlib import Path
+from cdc_lake.lake.control import ControlTables, RunRow, now
+
+control = ControlTables(Path(folder))
+for n in range(8):
+    control.record(RunRow(f"{name}{n}", "run", now(), None, "running", "{}"))
+"""
+
+
+def test_processes_that_append_at_the_same_time_lose_nothing(control: ControlTables, tmp_path: Path):
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["cdc_lake.lake.control"])
+    writers = [
+        processes.Process(target=exec, args=(APPEND, {"folder": str(tmp_path / "control"), "name": name}))
+        for name in "ab"
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert sorted(control.read("runs")["run"].to_pylist()) == [f"{name}{n}" for name in "ab" for n in range(8)]
+
+
+def test_a_deletion_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    control = ControlTables(tmp_path / "control")
+    control.append("held", [held(1), held(2)])
+    synced: set[str] = set()
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{handle}").resolve().name)
+        real(handle)
+
+    monkeypatch.setattr(delta_log.os, "fsync", fsync)
+    assert control.delete("held", "position = 2") == 1
+    assert f"{2:020d}.json" in synced
+    assert any(name.endswith(".parquet") for name in synced)
 
 
 def test_a_row_with_other_columns_is_refused(control: ControlTables):
