@@ -95,7 +95,7 @@ class SlotInvalidated(SourceError):
     """The server dropped WAL that the slot still needed."""
 
     code = "SRC204"
-    hint = "run `cdc-lake resync --all`, then raise max_slot_wal_keep_size on the server"
+    hint = "raise max_slot_wal_keep_size on the server; then drop the slot, move the lake folder away and run again"
 
 
 class RoleLacksReplication(SourceError):
@@ -145,7 +145,7 @@ class SlotMissing(SourceError):
     """Bronze was fed from a slot that is no longer there: what came after bronze's last position is not kept."""
 
     code = "SRC212"
-    hint = "a new slot cannot bring back what was between: run `cdc-lake resync --all`"
+    hint = "a new slot cannot bring back what was between: move the lake folder away and run again"
 
 
 class SlotActive(SourceError):
@@ -167,28 +167,28 @@ class SlotAhead(SourceError):
     """The slot's confirmed position lies beyond what bronze holds: the changes between are missing."""
 
     code = "SRC215"
-    hint = "the slot was recreated, or something else read or advanced it: run `cdc-lake resync --all`"
+    hint = "it was recreated, or something else read or advanced it: drop it, move the lake folder away, run again"
 
 
 class OtherSource(SourceError):
     """The server or the database is not the one bronze was fed from."""
 
     code = "SRC216"
-    hint = "check `source`; if the server was replaced on purpose, start a new stream by `cdc-lake resync --all`"
+    hint = "check `source`; if it was replaced on purpose, move the lake folder away and run again"
 
 
 class BronzeAhead(SourceError):
     """Bronze holds transactions the server does not have: it was restored from a backup, or failed over too early."""
 
     code = "SRC217"
-    hint = "find out what the server lost before anything else: `cdc-lake inspect span` shows what bronze holds"
+    hint = "find out first what the server lost: `cdc-lake inspect tx POSITION` shows what bronze holds"
 
 
 class PublicationMissing(SourceError):
     """The publication that the slot reads is not there."""
 
     code = "SRC220"
-    hint = "make it again with the tables it had: CREATE PUBLICATION … FOR TABLE …, then `cdc-lake resync` those tables"
+    hint = "changes since it went cannot be decoded: make it again, drop the slot, move the lake folder away, run again"
 
 
 class PublicationUnfit(SourceError):
@@ -245,11 +245,11 @@ class CopyUnknown(SourceError):
     """Bronze holds changes of a stream, but nothing says that its initial copy was finished."""
 
     code = "SRC230"
-    hint = "were the control tables deleted? put them back; otherwise start a new stream by `cdc-lake resync --all`"
+    hint = "were the control tables deleted? put them back; else drop the slot, move the lake folder away, run again"
 
 
 class TableRewritten(SourceError):
-    """A table was rewritten or dropped between the slot's snapshot and its copy: the snapshot no longer sees its rows."""
+    """A table was rewritten between the slot's snapshot and its copy: the snapshot no longer sees its rows."""
 
     code = "SRC231"
     retry = Retry.LATER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -46,7 +47,8 @@ class Database:
 
 
 def start_server(**given: object) -> EmbeddedServer:
-    """A server of its own, in a folder another user may enter; the caller removes it."""
+    """A server of its own, in a folder another user may enter; the caller removes it. CDC_LAKE_TEST_POSTGRES=16 or 18."""
+    given.setdefault("version", int(os.environ.get("CDC_LAKE_TEST_POSTGRES", "18")))
     folder = Path(tempfile.mkdtemp(prefix="cdc_test_"))
     return EmbeddedServer(folder, **given).start()  # type: ignore[arg-type]
 
@@ -82,7 +84,7 @@ def drop_database(database: Database) -> None:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedServer]:
-    """One PostgreSQL 18 for the whole session."""
+    """One PostgreSQL for the whole session."""
     embedded = start_server()
     make_role(embedded)
     yield embedded

@@ -36,7 +36,10 @@ def exported(session: Session, snapshot: str) -> Iterator[Session]:
 def read_chunks(
     session: Session, relation: Relation, *, row_filter: str | None, chunk_rows: int
 ) -> Iterator[pa.ListArray]:
-    """The rows of one table, as arrays of text by position in the layout; nothing for an empty table."""
+    """The rows of one table, as arrays of text by position in the layout; nothing for an empty table.
+
+    `session` is inside a transaction (`exported`); raises SourceError, TableRewritten where the snapshot is too old.
+    """
     _hold_still(session, relation)
     columns = ", ".join(identifier(name) for name in relation.names)
     # A partitioned table copies only by a query; inheritance children are tables of their own in a publication.

@@ -195,7 +195,9 @@ def test_copied_text_is_what_the_server_prints(database: Database, session: Sess
         [nasty, [nasty, None]],
     )
     relation = relation_of(session, TableName("public", "t"), ["id", "a", "b", "c", "d", "e"])
-    rows = [r for c in snapshot.read_chunks(session, relation, row_filter=None, chunk_rows=10) for r in c.to_pylist()]
+    with session.transaction():
+        chunks = list(snapshot.read_chunks(session, relation, row_filter=None, chunk_rows=10))
+    rows = [r for c in chunks for r in c.to_pylist()]
     printed = session.execute("SELECT id::text, a, b::text, c::text, d::text, e::text FROM t ORDER BY id").fetchall()
     assert [tuple(r) for r in rows] == printed
     assert rows[0][1] == nasty
@@ -211,7 +213,8 @@ def test_a_row_filter_of_the_publication_counts_for_the_copy_too(database: Datab
     (p,) = publication.published(session, "pub")
     assert p.columns == ("id",)
     relation = relation_of(session, p.table, p.columns)
-    chunks = list(snapshot.read_chunks(session, relation, row_filter=p.row_filter, chunk_rows=10))
+    with session.transaction():
+        chunks = list(snapshot.read_chunks(session, relation, row_filter=p.row_filter, chunk_rows=10))
     assert [r for c in chunks for r in c.to_pylist()] == [["8"], ["9"]]
 
 
