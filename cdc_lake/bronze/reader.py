@@ -24,7 +24,7 @@ from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.state import check_contract, read_state
 from cdc_lake.errors import BronzeDamaged
-from cdc_lake.lake.delta_log import open_table
+from cdc_lake.lake.delta_log import open_table, refresh
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 
@@ -171,7 +171,7 @@ class BronzeReader:
             if self._table is not None:
                 check_contract(self._table, self._folder)
         else:
-            self._table.update_incremental()
+            refresh(self._table, self._folder)
         return self._table
 
 

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc_lake.errors import ControlNotWritten, LakeError
-from cdc_lake.lake.delta_log import NotLanded, commit, create_table, open_table, sync_version, write_file
+from cdc_lake.lake.delta_log import NotLanded, commit, create_table, open_table, refresh, sync_version, write_file
 
 _TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
 _TIME = pa.timestamp("us", tz="UTC")
@@ -240,7 +240,7 @@ class ControlTables:
     def _table(self, name: ControlName) -> DeltaTable | None:
         table = self._open.get(name)
         if table is not None:
-            table.update_incremental()
+            refresh(table, self.path(name))
             return table
         table = open_table(self.path(name))
         if table is not None:

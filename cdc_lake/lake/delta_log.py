@@ -157,6 +157,17 @@ def note_at(folder: Path, version: int) -> dict[str, Any] | None:
     return None
 
 
+def refresh(table: DeltaTable, folder: Path) -> None:
+    """Move an open table to the newest version; next to nothing where it stands there already.
+
+    `update_incremental` costs 5 to 20 ms even then (measured). A newer version has a log entry, or it was cleaned up,
+    which only a later checkpoint allows.
+    """
+    version = table.version()
+    if _log_entry(folder, version + 1).exists() or _last_checkpoint(folder) > version:
+        table.update_incremental()
+
+
 def sync_version(folder: Path, version: int) -> None:
     """Put a version on disk that a library call made: its log entry and the data files it added."""
     for line in _log_entry(folder, version).read_text().splitlines():
@@ -176,6 +187,13 @@ def _find(folder: Path, base: int, mark: str) -> tuple[int | None, bool]:
             return version, version > base + 1
         version += 1
     return None, version > base + 1
+
+
+def _last_checkpoint(folder: Path) -> int:
+    try:
+        return int(json.loads((folder / "_delta_log" / "_last_checkpoint").read_text())["version"])
+    except FileNotFoundError:
+        return -1
 
 
 def _log_entry(folder: Path, version: int) -> Path:

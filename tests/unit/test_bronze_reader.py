@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from cdc_lake.bronze.history import history
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.errors import NotInBronze
+from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -205,3 +207,18 @@ def test_a_row_and_the_chain_are_values_for_json(bronze: DeltaBronze, tmp_path: 
     assert [event["op"] for event in row["events"]] == ["S", "U", "T"]
     assert plain(inspect_chain(tmp_path / "b"))["holds"] is True
     assert primary_key(tmp_path / "b", ORDERS.table) == ("id",)
+
+
+def test_an_open_reader_follows_a_log_that_was_cleaned_up_behind_it(
+    bronze: DeltaBronze, reader: BronzeReader, tmp_path: Path
+):
+    land(bronze, 200)
+    assert reader.highest_commit(1) == 200
+    for position in range(300, 300 + 2 * CHECKPOINT_INTERVAL):
+        land(bronze, position)
+    checkpoint = DeltaTable(str(tmp_path / "b"))
+    checkpoint.create_checkpoint()
+    for entry in (tmp_path / "b" / "_delta_log").glob("*.json"):
+        if int(entry.stem) < checkpoint.version():
+            entry.unlink()
+    assert reader.highest_commit(1) == 300 + 2 * CHECKPOINT_INTERVAL - 1
