@@ -39,10 +39,9 @@ def _run(app: typer.Typer, arguments: list[str], name: str) -> int:
     try:
         return int(app(args=arguments, prog_name="cdc-lake", standalone_mode=False) or 0)
     except typer.Exit as done:
-        return done.exit_code
+        return _interrupted(name) if isinstance(done.__cause__, KeyboardInterrupt) else done.exit_code
     except (typer.Abort, KeyboardInterrupt):
-        View(look(), name).note("interrupted: state is as the last commit left it, run the same command to go on")
-        return EXIT_INTERRUPTED
+        return _interrupted(name)
     except CdcLakeError as error:
         View(look(), name).error(error)
         return error.exit_status
@@ -53,6 +52,11 @@ def _run(app: typer.Typer, arguments: list[str], name: str) -> int:
             return _usage(error)
         View(look(), name).bug(error)
         return EXIT_BUG
+
+
+def _interrupted(name: str) -> int:
+    View(look(), name).note("interrupted: state is as the last commit left it, run the same command to go on")
+    return EXIT_INTERRUPTED
 
 
 def _usage(error: Any) -> int:

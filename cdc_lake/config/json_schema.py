@@ -11,7 +11,7 @@ _REFERENCE = {"type": "string", "pattern": r"^\$\{(env|file|secret):[^{}]+\}$", 
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema. Where a number is wanted a reference is allowed too; secrets are plain text."""
+    """The schema. Where a number, a choice or a form is wanted a reference is allowed too."""
     schema = Pipeline.model_json_schema(by_alias=True, mode="validation")
     return {"$schema": SCHEMA_DIALECT, **_open_to_references(schema)}
 
@@ -22,7 +22,9 @@ def _open_to_references(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     inner = {key: _open_to_references(value) for key, value in node.items()}
-    if inner.get("type") in {"integer", "number"} and "enum" not in inner and "const" not in inner:
+    kind = inner.get("type")
+    numeric = kind in ("integer", "number")  # a property may be called `type`: a dictionary
+    if "const" not in inner and (numeric or (kind == "string" and not inner.keys().isdisjoint({"enum", "pattern"}))):
         kept = {k: inner.pop(k) for k in ("title", "description", "default", "examples") if k in inner}
         return {**kept, "anyOf": [inner, _REFERENCE]}
     if inner.get("format") == "password":

@@ -1,0 +1,350 @@
+"""The command line as people and programs meet it: real processes, no terminal, no colour, 60 columns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.cli.scaffold import pipeline_name, scaffold, templates
+
+HEAVY = (
+    "pyspark",
+    "pandas",
+    "great_expectations",
+    "pyarrow",
+    "deltalake",
+    "pyiceberg",
+    "psycopg",
+    "numpy",
+    "structlog",
+)
+GOOD = """\
+version: 1
+pipeline: shop
+source: {type: postgres, host: 127.0.0.1, port: 1, database: d, user: u, tables: ["public.*"]}
+"""
+
+
+def environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "CDC_LAKE", "FORCE_COLOR"))}
+    return {**kept, "COLUMNS": "60"}
+
+
+def cdc_lake(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cdc_lake.cli.app", *arguments],
+        cwd=folder, env={**environment(), **more}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "shop.yaml").write_text(GOOD)
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["schema"], ["explain", "CFG104"]])
+def test_light_commands_import_nothing_heavy(arguments):
+    code = f"""
+import sys
+from cdc_lake.cli.app import app
+from cdc_lake.cli.process import run_command
+assert run_command(app, {arguments!r}) == 0
+loaded = [m for m in {HEAVY!r} if m in sys.modules]
+assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_imports_nothing():
+    code = (
+        "import sys, cdc_lake; assert not [m for m in sys.modules if m.startswith('cdc_lake.')]; print(dir(cdc_lake))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "run_once" in done.stdout
+
+
+# ── validate ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_validate_says_what_is_valid(project):
+    done = cdc_lake(project, "validate")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "valid: pipelines/shop.yaml\n", "")
+
+
+def test_validate_tells_every_problem_with_its_place(project):
+    (project / "pipelines" / "shop.yaml").write_text(
+        GOOD.replace("user: u", "usr: u") + "silver:\n  tables:\n    - {from: public.a, catalgo: x}\n"
+    )
+    done = cdc_lake(project, "validate")
+    assert done.returncode == 3
+    assert done.stdout == "3 problems in pipelines/shop.yaml\n"
+    assert (
+        done.stderr
+        == """\
+error[CFG106]: `user` is missing in `source`
+  in pipelines/shop.yaml:3:9  (source.user)
+
+hint: add `user: …`: Role with the REPLICATION attribute and SELECT on the tables
+
+error[CFG104]: unknown key `usr` in `source`
+  in pipelines/shop.yaml:3:65  (source.usr)
+
+hint: did you mean `user`?
+
+error[CFG104]: unknown key `catalgo` in `silver.tables[0]`
+  in pipelines/shop.yaml:6:24  (silver.tables[0].catalgo)
+
+hint: known here: from, to, format, keys, rules
+"""
+    )
+
+
+def test_validate_as_json(project):
+    (project / "pipelines" / "shop.yaml").write_text(GOOD + "lake: {pth: x}\n")
+    done = cdc_lake(project, "--json", "validate")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert json.loads(done.stdout) == {
+        "schema": "cdc-lake/validate/1",
+        "valid": False,
+        "files": ["pipelines/shop.yaml"],
+        "diagnostics": [
+            {
+                "severity": "error",
+                "code": "CFG104",
+                "summary": "unknown key `pth` in `lake`",
+                "location": {"file": "pipelines/shop.yaml", "line": 4, "column": 8, "path": "lake.pth"},
+                "hint": "did you mean `path`?",
+            }
+        ],
+    }
+
+
+# ── errors and exit codes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_broken_file_ends_a_command_with_3(project):
+    (project / "pipelines" / "shop.yaml").write_text("")
+    done = cdc_lake(project, "status")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert (
+        done.stderr
+        == """\
+error[CFG109]: the file is empty
+  in pipelines/shop.yaml:1:1
+
+hint: `cdc-lake init postgres DIR` writes a pipeline file to start from
+"""
+    )
+
+
+def test_an_error_as_json_is_a_document_on_stdout(project):
+    done = cdc_lake(project, "status", "--json", "-p", "nowhere.yaml")
+    body = json.loads(done.stdout)
+    assert (done.returncode, body["schema"], body["code"], body["exit_code"]) == (3, "cdc-lake/error/1", "CFG101", 3)
+    assert [d["code"] for d in body["diagnostics"]] == ["CFG102"]
+
+
+def test_a_server_that_is_down_ends_with_4(project):
+    done = cdc_lake(project, "plan")
+    assert done.returncode == 4
+    assert done.stderr.startswith("error[SRC201]: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_status_works_while_the_source_is_down(project):
+    done = cdc_lake(project, "status")
+    assert done.returncode == 0
+    assert "not reachable" in done.stdout
+    assert json.loads(cdc_lake(project, "status", "--json").stdout)["reachable"] is False
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["rnu"], ["run", "--onec"], ["run", "--only", "both"], ["explain"], ["init"], ["status", "--every", "x"]],
+)
+def test_a_wrong_command_line_ends_with_2(arguments, project):
+    done = cdc_lake(project, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert "--help` shows what is possible" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_arguments_show_the_help(tmp_path):
+    done = cdc_lake(tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: cdc-lake")
+
+
+def test_no_pipeline_says_what_to_do(tmp_path):
+    done = cdc_lake(tmp_path, "status")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error[CFG140]: no pipeline file in ")
+
+
+def test_several_pipelines_are_listed(project):
+    (project / "pipelines" / "two.yaml").write_text(GOOD)
+    done = cdc_lake(project, "status")
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == """\
+error[CFG140]: this project has 2 pipelines:
+  pipelines/shop.yaml
+  pipelines/two.yaml
+
+hint: name one: `--pipeline pipelines/shop.yaml`
+"""
+    )
+
+
+def test_a_file_beside_others_is_found_by_its_key(tmp_path):
+    (tmp_path / "flow.yaml").write_text(GOOD)
+    (tmp_path / "other.yaml").write_text("a: 1\n")
+    assert cdc_lake(tmp_path, "validate").stdout == "valid: flow.yaml\n"
+
+
+BUG = "import cdc_lake.cli.pages as p\ndef page(code): raise ZeroDivisionError(code)\np.page = page\n"
+
+
+def test_a_bug_ends_with_70_and_shows_no_traceback_without_debug(tmp_path):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = f"{BUG}import sys\nsys.argv = ['cdc-lake', *{arguments!r}]\nfrom cdc_lake.cli.app import main\nmain()"
+        return subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        )
+
+    done = run("explain", "CFG104")
+    assert (done.returncode, done.stdout) == (70, "")
+    assert "a bug in cdc-lake (ZeroDivisionError)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in run("--debug", "explain", "CFG104").stderr
+    assert json.loads(run("explain", "CFG104", "--json").stdout)["exit_code"] == 70
+
+
+def test_a_reader_that_goes_away_is_not_a_bug(tmp_path):
+    command = f"{sys.executable} -m cdc_lake.cli.app schema | true"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+
+
+def test_ctrl_c_ends_with_130(project):
+    child = subprocess.Popen(
+        [sys.executable, "-u", "-m", "cdc_lake.cli.app", "status", "--watch", "--every", "60"],
+        cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline().startswith("pipeline  shop")
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert "interrupted: state is as the last commit left it" in said
+    assert "Traceback" not in said
+
+
+# ── explain, schema, show-config ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_explain_prints_the_page(tmp_path):
+    done = cdc_lake(tmp_path, "explain", "cfg104")
+    assert done.returncode == 0
+    assert done.stdout.startswith("# CFG104: unknown key\n\n## What happened\n")
+    body = json.loads(cdc_lake(tmp_path, "explain", "CFG104", "--json").stdout)
+    assert (body["schema"], body["code"], body["page"]) == ("cdc-lake/explain/1", "CFG104", done.stdout)
+
+
+def test_explain_of_an_unknown_code_suggests_one(tmp_path):
+    done = cdc_lake(tmp_path, "explain", "CFG1O4")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error[CFG143]: there is no code `CFG1O4`\n\nhint: did you mean CFG1")
+
+
+def test_schema_is_the_reference_page(tmp_path):
+    reference = Path(__file__).parents[2] / "docs" / "reference" / "pipeline.schema.json"
+    assert cdc_lake(tmp_path, "schema").stdout == reference.read_text()
+
+
+def test_show_config_needs_no_connection_and_masks_secrets(project):
+    (project / "pipelines" / "shop.yaml").write_text(GOOD.replace("user: u", 'user: u, password: "${env:SHOP_PW}"'))
+    done = cdc_lake(project, "plan", "--show-config", SHOP_PW="hunter2")
+    assert done.returncode == 0
+    assert "hunter2" not in done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["source.password", "••••••", "pipelines/shop.yaml:3", "through", "env:SHOP_PW"] in rows
+    assert ["bronze.batch.max_bytes", "32", "MiB", "default"] in rows
+
+
+# ── init ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_init_says_what_it_wrote_and_what_comes_next(tmp_path):
+    done = cdc_lake(tmp_path, "init", "postgres", "my-shop")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        done.stdout
+        == """\
+made a postgres project in my-shop
+
+  README.md
+  conf/dev.yaml
+  .gitignore
+  pipelines/my_shop.yaml
+
+next:
+  cd my-shop
+  cdc-lake validate
+  cdc-lake check
+  cdc-lake run --once
+"""
+    )
+
+
+def test_init_as_json(tmp_path):
+    body = json.loads(cdc_lake(tmp_path, "init", "empty", "a", "--json").stdout)
+    assert (body["schema"], body["template"], body["folder"]) == ("cdc-lake/init/1", "empty", "a")
+    assert "pipelines/a.yaml" in body["files"]
+
+
+@pytest.mark.parametrize("template", templates())
+def test_every_fresh_template_is_valid(template, tmp_path):
+    scaffold(template, tmp_path / "shop")
+    for arguments in ([], ["--env", "dev"]):
+        if arguments and not (tmp_path / "shop" / "conf" / "dev.yaml").exists():
+            continue
+        done = cdc_lake(tmp_path / "shop", "validate", *arguments)
+        assert done.returncode == 0, done.stderr
+
+
+def test_init_refuses_a_folder_that_holds_something(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x")
+    done = cdc_lake(tmp_path, "init", "empty", "full")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error[CFG141]: the folder `full` is not empty\n\nhint: ")
+    assert cdc_lake(tmp_path, "init", "empty", "full", "--force").returncode == 0
+    assert (tmp_path / "full" / "mine.txt").read_text() == "x"
+
+
+def test_init_of_an_unknown_template_names_those_there_are(tmp_path):
+    done = cdc_lake(tmp_path, "init", "postgre", "a")
+    assert done.returncode == 2
+    assert "did you mean `postgres`?" in done.stderr
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("My Shop", "my_shop"), ("2024", "p_2024"), ("ä", "p"), ("a" * 80, "a" * 63), ("x--y", "x_y")]
+)
+def test_a_folder_gives_a_pipeline_its_name(folder, name):
+    assert pipeline_name(Path(folder)) == name

@@ -1,0 +1,29 @@
+"""The generated reference pages are current."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cdc_lake.cli.reference import REFERENCE, pages
+from cdc_lake.config.model import Pipeline
+
+
+@pytest.mark.parametrize("name", ["pipeline.schema.json", "pipeline.md", "cli.md", "exit-codes.md"])
+def test_a_generated_page_is_current(name):
+    current = pages()[name]
+    assert (REFERENCE / name).read_text() == current, "run `python -m cdc_lake.cli.reference`"
+
+
+def test_every_key_has_a_description():
+    schema = json.loads(pages()["pipeline.schema.json"])
+    for name, node in [("Pipeline", schema), *schema["$defs"].items()]:
+        for key, value in node.get("properties", {}).items():
+            assert value.get("description") or "$ref" in value, f"{name}.{key}"
+
+
+def test_the_schema_knows_every_top_level_key():
+    schema = json.loads(pages()["pipeline.schema.json"])
+    assert set(schema["properties"]) == {i.alias or n for n, i in Pipeline.model_fields.items()}
+    assert schema["additionalProperties"] is False
