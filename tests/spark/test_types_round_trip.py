@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.errors import SilverMissing
 from cdc_lake.lake.canonical import from_silver, from_source
 from cdc_lake.lake.read import read_silver, silver_exists, silver_version
-from cdc_lake.lake.session import start
 from cdc_lake.lake.types import cast_sql, column_type, fits_sql
 from cdc_lake.model.relation import Column, TableName
 from cdc_lake.source.connection import SETTINGS
+from tests.spark.conftest import make_project
 
 pytestmark = [
     pytest.mark.spark,
@@ -143,23 +141,8 @@ CASES = (
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    root = tmp_path_factory.mktemp("types")
-    document = {
-        "version": 1,
-        "pipeline": "types",
-        "source": {"type": "postgres", "host": "localhost", "database": "d", "user": "u", "tables": ["public.*"]},
-        "silver": {"tables": [{"from": "public.d", "format": "delta"}, {"from": "public.i", "format": "iceberg"}]},
-        "apply": {"driver_memory": "1 GiB"},
-    }
-    return Project(Pipeline.model_validate(document), root / "types.yaml", root)
-
-
-@pytest.fixture(scope="module")
-def spark(project):
-    session = start(project)
-    yield session
-    session.stop()
+def project(lake_root):
+    return make_project(lake_root, "types", silver={"tables": [{"from": "public.typed_i", "format": "iceberg"}]})
 
 
 def rendered(connection, case: Case) -> tuple[Column, list[str]]:
@@ -203,11 +186,11 @@ def test_every_type_reads_back_as_the_server_printed_it_or_is_held(database, spa
         for i, c in enumerate(columns)
         if (t := typed.schema[f"v{i}"].dataType.simpleString()) != column_type(c).sql
     ]
-    targets = [project.target(TableName("public", name)) for name in ("d", "i")]
+    targets = [project.target(TableName("public", name)) for name in ("typed_d", "typed_i")]
     typed.write.format("delta").save(str(project.silver_path(targets[0])))
     catalog = project.pipeline.lake.iceberg.catalog
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.silver")
-    typed.writeTo(f"{catalog}.silver.i").using("iceberg").create()
+    typed.writeTo(f"{catalog}.silver.typed_i").using("iceberg").create()
     for target in targets:
         assert silver_exists(project, target)
         read = read_silver(project, target, silver_version(project, target)).sort_by("at")
@@ -245,7 +228,7 @@ def test_casts_of_text_that_does_not_fit_do_not_raise(spark):
 
 
 def test_rows_behind_a_deletion_vector_are_not_read_and_older_versions_are(spark, project):
-    target = project.target(TableName("public", "dv"))
+    target = project.target(TableName("public", "typed_dv"))
     table = f"delta.`{project.silver_path(target)}`"
     spark.sql(
         f"CREATE TABLE {table} (id int, `a b` string) USING delta "
