@@ -265,3 +265,19 @@ def test_a_difference_beside_a_held_key_and_one_that_the_hold_does_not_explain_a
     found = lake.compare("orders")["orders"]
     assert (found.verdict, found.held_keys, found.unaccounted, found.changed) == (Verdict.DIFFERENT, 1, 1, 1)
     assert dict(found.samples) == {"changed": (("1", "a"),), "unaccounted": (("2", ""),)}
+
+
+@pytest.mark.slow
+def test_a_receiver_that_reads_the_slot_is_waited_for(lake):
+    stop = threading.Event()
+    bronze = DeltaBronze(lake.project.bronze, "os")
+    running = threading.Thread(
+        target=receive, args=(lake.project, bronze), kwargs={"once": False, "stop": stop, "tell": silent}
+    )
+    running.start()
+    try:
+        lake.sql.execute("CREATE TABLE elsewhere AS SELECT 1")  # log behind which no transaction of ours comes
+        assert {t.verdict for t in lake.compare("orders", "notes").values()} == {Verdict.EQUAL}
+    finally:
+        stop.set()
+        running.join(30)
