@@ -394,7 +394,7 @@ class TableChangedMeanwhile(LakeError):
 class SilverMissing(LakeError):
     """A silver table, or a version of it, is not there to be read."""
 
-    code = "LAK420"
+    code = "LAK424"
     hint = "run `cdc-lake run --once` to make the table; versions that VACUUM or expiry removed cannot be read again"
 
     def __init__(self, table: str, version: int | None = None) -> None:

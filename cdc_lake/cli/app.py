@@ -6,6 +6,7 @@ Whatever a verb needs is imported inside it, so `--help` starts no Spark, opens 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ import typer
 from cdc_lake.cli.inspect_verbs import inspect_app
 from cdc_lake.cli.process import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_PENDING, run_command
 from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_look, verb
-from cdc_lake.cli.view import Look, View, separate_narration
+from cdc_lake.cli.view import Look, View, separate_narration, stderr
 
 app = typer.Typer(
     name="cdc-lake",
@@ -263,7 +264,13 @@ def main() -> None:
     """The entry point of `cdc-lake`: runs the command line and exits with a code of `docs/reference/exit-codes.md`."""
     with contextlib.suppress(OSError, ValueError):  # no standard error at all: narration goes nowhere
         separate_narration()
-    sys.exit(run_command(app, sys.argv[1:]))
+    code = run_command(app, sys.argv[1:])
+    if code == EXIT_INTERRUPTED:
+        # Now means now: threads that still merge or decode are not waited for, what they did not commit is not there.
+        sys.stdout.flush()
+        stderr().flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

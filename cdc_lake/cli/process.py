@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from cdc_lake.cli.verb import look, set_look
+from cdc_lake.cli.verb import Interrupted, look, set_look
 from cdc_lake.cli.view import Look, View, stderr
 from cdc_lake.errors import CdcLakeError
 
@@ -39,8 +39,8 @@ def _run(app: typer.Typer, arguments: list[str], name: str) -> int:
     try:
         return int(app(args=arguments, prog_name="cdc-lake", standalone_mode=False) or 0)
     except typer.Exit as done:
-        return _interrupted(name) if isinstance(done.__cause__, KeyboardInterrupt) else done.exit_code
-    except (typer.Abort, KeyboardInterrupt):
+        return done.exit_code
+    except (typer.Abort, Interrupted, KeyboardInterrupt):
         return _interrupted(name)
     except CdcLakeError as error:
         View(look(), name).error(error)

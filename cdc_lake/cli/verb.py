@@ -66,6 +66,10 @@ class Call:
         return load_project(self.file(), environment=self.environment)
 
 
+class Interrupted(BaseException):
+    """Ctrl-C while a verb worked. Not KeyboardInterrupt, which typer answers itself, without a word."""
+
+
 _look: Look = Look()
 
 
@@ -101,8 +105,11 @@ def verb(app: typer.Typer, name: str, *, pipeline: bool = True) -> Callable[[Cal
         def command(**given: Any) -> None:
             chosen = {key: given.pop(key) for key in shared}
             set_look(look().plus(**{key: chosen[key] for key in _SHARED}))
-            with View(look(), name) as view:
-                function(Call(name, view, chosen.get("pipeline"), chosen.get("env")), **given)
+            try:
+                with View(look(), name) as view:
+                    function(Call(name, view, chosen.get("pipeline"), chosen.get("env")), **given)
+            except KeyboardInterrupt as stop:
+                raise Interrupted from stop
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
