@@ -357,6 +357,31 @@ def test_a_receiver_killed_at_random_points_loses_nothing_and_repeats_nothing(
     assert_equal_to_source(project, database)
 
 
+def test_changes_of_a_table_altered_and_dropped_before_they_are_read_still_land(
+    database: Database, tmp_path: Path
+) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TYPE mood AS ENUM ('sad', 'happy')")
+        conn.execute("CREATE TABLE stays (id int PRIMARY KEY); CREATE TABLE goes (id int PRIMARY KEY, m mood)")
+        once(project)
+        conn.execute("INSERT INTO stays VALUES (1)")
+        conn.execute("ALTER TABLE stays ADD COLUMN more numeric(6, 2) DEFAULT 0.5")
+        conn.execute("INSERT INTO stays VALUES (2, 1.25)")
+        conn.execute("INSERT INTO goes VALUES (1, 'happy')")
+        conn.execute("DROP TABLE goes; DROP TYPE mood")
+        once(project)
+    inserts = [r for r in bronze_rows(project) if r["op"] == "I"]
+    assert [r["new"] for r in inserts] == [["1"], ["2", "1.25"], ["1", "happy"]]
+    layouts = {r["layout"]: json.loads(r["info"]) for r in bronze_rows(project) if r["op"] == "R"}
+    described = [[(c["name"], c["type"]) for c in layouts[r["layout"]]["columns"]] for r in inserts]
+    assert described == [
+        [("id", "int4")],
+        [("id", "int4"), ("more", "numeric")],
+        [("id", "int4"), ("m", "public.mood")],
+    ]
+
+
 class Slow(DeltaBronze):
     """A bronze table on a very slow disk."""
 
