@@ -95,7 +95,7 @@ def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
         chosen = _chosen(published(reading, project.publication), tables)
         pinned = [_pin(project, state, one) for one in chosen]
         tell(Progress("compare", "taking a snapshot of the source"))
-        with visible(reading) as seen:
+        with visible(reading, [one.table for one in chosen]) as seen:
             lowest = min((p.watermark for p in pinned), default=state.upto)
             where = point(project, bronze, seen, lowest, session)
             found = [_told(_table(_Job(project, bronze, control, state, reading, one), where), tell) for one in pinned]

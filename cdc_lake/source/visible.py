@@ -7,11 +7,13 @@ Snapshot Information"): visible is what is below xmin, or below xmax and not in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import TableName
+from cdc_lake.source.catalog import quoted
 from cdc_lake.source.connection import Session, named
 
 _HALF, _WHOLE = 1 << 31, 1 << 32
@@ -43,14 +45,19 @@ class Visible:
 
 
 @contextmanager
-def visible(session: Session) -> Iterator[Visible]:
-    """A read-only transaction that sees one snapshot throughout, and that snapshot as a predicate.
+def visible(session: Session, tables: Sequence[TableName] = ()) -> Iterator[Visible]:
+    """A read-only transaction that sees one snapshot of `tables` throughout, and that snapshot as a predicate.
 
-    The position is taken after the snapshot and at the end of what is inserted, not flushed: a transaction may be seen
-    before its commit record is on disk.
+    The tables are locked against TRUNCATE and rewriting ALTER TABLE before the snapshot is taken: these are not
+    MVCC-safe, and the snapshot would see an empty table (PostgreSQL docs, "Caveats" of concurrency control). Rows can
+    be changed meanwhile. The position is taken after the snapshot and at the end of what is inserted, not flushed: a
+    transaction may be seen before its commit record is on disk.
     """
     with named("taking a snapshot of the source"):
         session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        if tables:
+            listed = ", ".join(quoted(table) for table in tables)
+            session.execute(f"LOCK TABLE {listed} IN ACCESS SHARE MODE".encode())
         row = session.execute("SELECT pg_current_snapshot()::text").fetchone()
         end = session.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None

@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
@@ -26,6 +27,7 @@ from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.compare import compare
 from cdc_lake.pipeline.comparison import Verdict
 from cdc_lake.pipeline.receive import receive
+from cdc_lake.source.visible import visible
 from tests.conftest import Database
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore:The 'without_files' parameter:DeprecationWarning")]
@@ -265,6 +267,16 @@ def test_a_difference_beside_a_held_key_and_one_that_the_hold_does_not_explain_a
     found = lake.compare("orders")["orders"]
     assert (found.verdict, found.held_keys, found.unaccounted, found.changed) == (Verdict.DIFFERENT, 1, 1, 1)
     assert dict(found.samples) == {"changed": (("1", "a"),), "unaccounted": (("2", ""),)}
+
+
+def test_a_table_cannot_be_emptied_under_the_snapshot_but_rows_can_change(lake):
+    with lake.database.connect() as reading, visible(reading, [TableName("public", "orders")]) as seen:
+        lake.sql.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            lake.sql.execute("TRUNCATE orders")
+        lake.sql.execute("DELETE FROM orders")
+        assert reading.execute("SELECT count(*) FROM orders").fetchone() == (len(ROWS),)
+        assert not seen.shows(int(lake.sql.execute("SELECT pg_current_xact_id()::text").fetchone()[0]))
 
 
 @pytest.mark.slow
