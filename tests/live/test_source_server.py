@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -59,3 +60,4 @@ def test_the_command_starts_a_server_that_outlives_it() -> None:
         assert subprocess.run([*command, "status", folder], check=False).returncode == 3
     finally:
         EmbeddedServer(folder).remove()
+        shutil.rmtree(folder.parents[1])
