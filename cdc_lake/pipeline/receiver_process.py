@@ -117,6 +117,10 @@ class _Listener(threading.Thread):
 
     def run(self) -> None:
         """Read to the end of the stream."""
+        with self._stream:
+            self._listen()
+
+    def _listen(self) -> None:
         for line in self._stream:
             try:
                 event = json.loads(line)

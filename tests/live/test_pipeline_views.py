@@ -1,0 +1,167 @@
+"""Check, plan, status and the receiver's process against a real server, without Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc_lake.config.load import load_project
+from cdc_lake.config.project import Project
+from cdc_lake.errors import AuthenticationRefused, NoReplicaIdentity, SlotMissing
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.check import check, dba_sql
+from cdc_lake.pipeline.plan import ActionKind, plan
+from cdc_lake.pipeline.receiver_process import ReceiverProcess
+from cdc_lake.pipeline.run import run
+from cdc_lake.pipeline.status import status
+from tests.conftest import Database
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def project(database: Database, tmp_path: Path) -> Project:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE orders (id int PRIMARY KEY, amount numeric(10,2))")
+        conn.execute("INSERT INTO orders SELECT g, g FROM generate_series(1, 100) AS g")
+    return project_of(database, tmp_path, database.password)
+
+
+def project_of(database: Database, folder: Path, password: str) -> Project:
+    (folder / "password.txt").write_text(password)
+    slot = database.name[:63].lower()
+    file = folder / "shop.yaml"
+    file.write_text(f"""\
+version: 1
+pipeline: shop
+source:
+  type: postgres
+  host: {database.host}
+  port: {database.port}
+  database: {database.name}
+  user: {database.user}
+  password: ${{file:password.txt}}
+  slot: {{name: {slot}}}
+  tables: ["public.*"]
+""")
+    return load_project(file)
+
+
+def receive(project: Project) -> None:
+    run(project, once=True, only="receive", stop=threading.Event(), tell=lambda _: None)
+
+
+def drop_slot(database: Database, project: Project) -> None:
+    with database.admin() as admin:
+        admin.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", [project.slot]
+        )
+
+
+def test_from_nothing_to_received_as_plan_and_status_tell_it(database: Database, project: Project) -> None:
+    kinds = [a.kind for a in plan(project).actions]
+    assert kinds == [
+        ActionKind.CREATE_PUBLICATION,
+        ActionKind.CREATE_SLOT,
+        ActionKind.SNAPSHOT,
+        ActionKind.CREATE_TABLE,
+    ]
+    before = status(project)
+    assert before.reachable
+    assert before.slot.state == "missing"
+    assert [(t.source, t.state) for t in before.tables] == [("public.orders", "pending")]
+
+    receive(project)
+    try:
+        with database.connect() as conn:
+            conn.execute("UPDATE orders SET amount = 0 WHERE id = 1")
+        receive(project)
+        after = status(project)
+        assert (after.slot.state, after.epoch) == ("idle", 1)
+        assert [(t.source, t.state) for t in after.tables] == [("public.orders", "catching-up")]
+        assert after.applied.transactions == 1
+        assert after.last_commit is not None
+        assert after.source_position is not None
+        planned = plan(project)
+        assert [a.kind for a in planned.actions] == [ActionKind.RESUME, ActionKind.CREATE_TABLE]
+        assert planned.changes
+        assert not planned.destructive
+        assert all(line.ok is not False or line.subject == "java" for line in check(project))
+    finally:
+        drop_slot(database, project)
+    assert status(project).slot.state == "missing"
+    with pytest.raises(SlotMissing):
+        plan(project)
+    assert [line.code for line in check(project) if line.subject == "slot"] == ["SRC212"]
+
+
+def test_check_names_each_thing_to_fix(database: Database, project: Project) -> None:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE bare (a int)")
+    wrong = {(line.subject, line.code) for line in check(project) if line.ok is False}
+    assert wrong - {("java", "LAK401")} == {("identity", "SRC223")}
+    with pytest.raises(NoReplicaIdentity):
+        plan(project)
+    assert 'GRANT SELECT ON "public"."bare"' in dba_sql(project)
+
+
+def test_check_of_a_wrong_password_stops_at_the_connection(
+    database: Database, project: Project, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = project_of(database, tmp_path / "other", "not the password")
+    lines = [line for line in check(other) if line.ok is False and line.subject == "server"]
+    assert [line.code for line in lines] == [AuthenticationRefused.code]
+    assert "not the password" not in repr(lines)
+    found = status(other)
+    assert not found.reachable
+    assert found.slot.state == "unknown"
+
+
+def test_the_receiver_comes_back_when_it_is_killed_and_goes_when_asked(database: Database, project: Project) -> None:
+    stop, told = threading.Event(), []
+    with ReceiverProcess(project, stop, told.append):
+        first = wait_for(lambda: reader_of(database, project))
+        with database.connect() as conn:
+            conn.execute("UPDATE orders SET amount = 1 WHERE id = 1")
+        children = [p for p in Path("/proc").iterdir() if p.name.isdigit() and is_receiver(p, project)]
+        assert len(children) == 1
+        os.kill(int(children[0].name), signal.SIGKILL)
+        wait_for(lambda: (now := reader_of(database, project)) is not None and now != first)
+        stop.set()
+    assert not [p for p in Path("/proc").iterdir() if p.name.isdigit() and is_receiver(p, project)]
+    assert any(isinstance(p, Progress) and p.stage == "retry" for p in told)
+    drop_slot(database, project)
+
+
+def is_receiver(process: Path, project: Project) -> bool:
+    try:
+        return (
+            str(project.file).encode() in (process / "cmdline").read_bytes()
+            and b"--only" in (process / "cmdline").read_bytes()
+        )
+    except OSError:
+        return False
+
+
+def reader_of(database: Database, project: Project) -> int | None:
+    with psycopg.connect(database.server.dsn(database.name)) as conn:
+        row = conn.execute(
+            "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND NOT temporary", [project.slot]
+        ).fetchone()
+    return row[0] if row else None
+
+
+def wait_for(condition, seconds: float = 60.0):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not happen")
