@@ -67,7 +67,7 @@ def _catalog(name: str, uri: str, warehouse: str) -> SqlCatalog:
 
 def _delta_marker(path: str, app: str) -> Marker:
     try:
-        table = DeltaTable(path, without_files=True)
+        table = DeltaTable(path)
     except TableNotFoundError:
         return Marker(None, None)
     return Marker(table.transaction_version(app), table.version())

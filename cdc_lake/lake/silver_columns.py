@@ -13,7 +13,7 @@ def silver_columns(project: Project, target: Target) -> tuple[str, ...] | None:
     """Column names in table order, None where the table does not exist."""
     if target.format == "delta":
         try:
-            table = DeltaTable(str(project.silver_path(target)), without_files=True)
+            table = DeltaTable(str(project.silver_path(target)))
         except TableNotFoundError:
             return None
         return tuple(field.name for field in table.schema().fields)

@@ -30,7 +30,7 @@ _INTEGERS = {"smallint", "int", "bigint"}
 class Survey:
     """What a span holds. `moved`: updates that change the key; `failing`: changes to be held; `lacking`: changes with a
     judged value that was not sent; `stop`: position and name of the first failing `stop` rule; `bounds`: smallest and
-    largest value of an integer first key column.
+    largest value of an integer first key column, None where keys move.
     """
 
     counts: tuple[RuleCount, ...]
@@ -118,7 +118,8 @@ def survey(changes: DataFrame, target: Target, shape: Shape, judge: Sequence[Con
         failing=row["failing"],
         lacking=row["lacking"],
         stop=min(stops) if stops else None,
-        bounds=None if row["low"] is None else (row["low"], row["high"]),
+        # A row that moves is deleted at a key that no change of the span may have as its own.
+        bounds=None if row["low"] is None or row["moved"] else (row["low"], row["high"]),
     )
 
 

@@ -36,7 +36,9 @@ T = TableName("public", "many")
 
 
 def relation(identity: ReplicaIdentity) -> Relation:
-    return table("public.many", key=["seed", "id"], identity=identity, seed="int4", id="int4", amount="int4", body="text")
+    return table(
+        "public.many", key=["seed", "id"], identity=identity, seed="int4", id="int4", amount="int4", body="text"
+    )
 
 
 class Silver:

@@ -1,0 +1,187 @@
+"""Single cases of apply that random histories meet too rarely, each on Delta and on Iceberg."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.project import Project
+from cdc_lake.errors import DestructiveChange, RuleStopped
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.marker import read_marker
+from cdc_lake.lake.read import read_silver
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.apply import apply
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+from .conftest import make_project
+
+pytestmark = pytest.mark.spark
+FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
+T = table("public.t", id="int4", amount="int4", body="text")
+
+
+class Lake:
+    """A pipeline of one table, fed transaction by transaction."""
+
+    def __init__(self, root: Path, spark: Any, name: str, fmt: str, rules: list[dict[str, Any]] | None = None) -> None:
+        self.spark = spark
+        self.project: Project = make_project(
+            root,
+            f"{name}_{fmt}",
+            silver={
+                "defaults": {"format": fmt, "namespace": f"{name}_{fmt}"},
+                "tables": [{"from": "public.t", "rules": rules or []}],
+            },
+            snapshot={"mode": "none"},
+        )
+        self.bronze = DeltaBronze(self.project.bronze, durability="os")
+        self.bronze.begin_stream("test", 10)
+        self.position = 100
+
+    def land(self, *changes: Change) -> int:
+        self.position += 10
+        self.bronze.append([raw_transaction(Transaction(boundaries(self.position), changes))])
+        return self.position
+
+    def apply(self) -> Any:
+        return apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
+
+    def rows(self, relation: Relation = T) -> list[dict[str, Any]]:
+        return sorted(read_silver(self.project, self.target(relation)).to_pylist(), key=lambda row: row["id"])
+
+    def target(self, relation: Relation = T) -> Any:
+        return self.project.target(relation.table)
+
+    def marker(self) -> Any:
+        return read_marker(self.project, self.target(), "test")
+
+    def held(self) -> list[tuple[str, list[str]]]:
+        rows = (
+            ControlTables(self.project.control)
+            .read("held")
+            .sort_by([("position", "ascending"), ("ordinal", "ascending")])
+        )
+        return [(row["reason"], row["rules"]) for row in rows.to_pylist()]
+
+
+def insert(id_: str, amount: str | None, body: str | None = "b") -> Insert:
+    return Insert(T, (id_, amount, body))
+
+
+def row(id_: int, amount: int | None, body: str | None = "b") -> dict[str, Any]:
+    return {"id": id_, "amount": amount, "body": body}
+
+
+@FORMATS
+def test_a_key_that_moves_leaves_nothing_behind_and_takes_its_large_value_along(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "moves", fmt)
+    lake.land(insert("1", "1", "large"), insert("9", "9"))
+    lake.apply()
+    lake.land(Update(T, ("500", "2", UNCHANGED), ("1", None, None), OldKind.KEY))
+    lake.apply()
+    assert lake.rows() == [row(9, 9), row(500, 2, "large")]
+
+
+@FORMATS
+def test_keys_swapped_in_a_later_span_keep_their_own_large_values(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "swaps", fmt)
+    lake.land(insert("1", "1", "one"), insert("2", "2", "two"))
+    lake.apply()
+    lake.land(
+        Update(T, ("2", "1", UNCHANGED), ("1", None, None), OldKind.KEY),
+        Update(T, ("1", "2", UNCHANGED), ("2", None, None), OldKind.KEY),
+    )
+    lake.apply()
+    assert lake.rows() == [row(1, 2, "two"), row(2, 1, "one")]
+
+
+@FORMATS
+def test_truncate_between_changes_is_a_barrier_and_ends_holds(spark: Any, lake_root: Path, fmt: str) -> None:
+    rule = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
+    lake = Lake(lake_root, spark, "truncates", fmt, [rule])
+    lake.land(insert("1", "1"), insert("2", "99"))
+    lake.apply()
+    assert lake.rows() == [row(1, 1)]
+    lake.land(Update(T, ("2", "3", "b")), Truncate(T), insert("2", "5"))
+    lake.apply()
+    assert lake.rows() == [row(2, 5)]
+    assert lake.held() == [("failed", ["between_amount"]), ("waiting", []), ("closed", None)]
+
+
+@FORMATS
+def test_what_follows_a_held_change_of_its_key_waits_and_other_keys_flow(spark: Any, lake_root: Path, fmt: str) -> None:
+    rule = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
+    lake = Lake(lake_root, spark, "holds", fmt, [rule])
+    lake.land(insert("1", "1"), insert("2", "2"))
+    lake.apply()
+    lake.land(Update(T, ("1", "99", UNCHANGED)))
+    lake.apply()
+    lake.land(
+        Update(T, ("1", "5", UNCHANGED)), Update(T, ("2", "7", UNCHANGED)), Delete(T, ("1", None, None), OldKind.KEY)
+    )
+    lake.apply()
+    assert lake.rows() == [row(1, 1), row(2, 7)]
+    assert [reason for reason, _ in lake.held()] == ["failed", "waiting", "waiting"]
+
+
+@FORMATS
+def test_a_stop_rule_ends_before_its_transaction_and_everything_before_is_applied(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "stops", fmt, [{"rule": "not_null", "column": "amount", "on_fail": "stop"}])
+    lake.land(insert("1", "1"))
+    before = lake.land(insert("2", "2"))
+    lake.land(insert("3", "3"), insert("4", None))
+    lake.land(insert("5", "5"))
+    with pytest.raises(RuleStopped):
+        lake.apply()
+    assert lake.rows() == [row(1, 1), row(2, 2)]
+    assert lake.marker().position == before
+    with pytest.raises(RuleStopped):
+        lake.apply()
+    assert lake.rows() == [row(1, 1), row(2, 2)]
+
+
+@FORMATS
+def test_a_replayed_span_changes_nothing(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "replays", fmt)
+    lake.land(insert("1", "1"), insert("2", "2"))
+    lake.apply()
+    before = lake.marker()
+    ControlTables(lake.project.control).delete("cuts", "position > 0")
+    lake.apply()
+    assert lake.marker() == before
+    assert lake.rows() == [row(1, 1), row(2, 2)]
+
+
+@FORMATS
+def test_a_column_that_changes_its_type_makes_the_table_wait(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "types", fmt)
+    lake.land(insert("1", "1"))
+    lake.apply()
+    other = table("public.t", id="int4", amount="text", body="text")
+    lake.land(Insert(other, ("2", "two", "b")))
+    with pytest.raises(DestructiveChange):
+        lake.apply()
+    assert lake.rows() == [row(1, 1)]
+    assert TableName.parse("public.t") == lake.target().source
+
+
+@FORMATS
+def test_a_value_without_a_silver_value_is_held_with_its_text(spark: Any, lake_root: Path, fmt: str) -> None:
+    dated = table("public.t", id="int4", day="date")
+    lake = Lake(lake_root, spark, "misfits", fmt)
+    lake.land(Insert(dated, ("1", "2026-01-01")), Insert(dated, ("2", "infinity")))
+    lake.apply()
+    assert [r["id"] for r in lake.rows(dated)] == [1]
+    assert lake.held() == [("failed", ["type_day"])]
