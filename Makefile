@@ -1,0 +1,66 @@
+# cdc_lake: `make` prints what there is to do.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# uv installs three times faster than pip; a mirror that pip is told of is passed on to it.
+INDEX   = $(or $(UV_DEFAULT_INDEX),$(shell $(BIN)/python -m pip config get global.index-url 2>/dev/null))
+INSTALL = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-long lint type format bench bench-quick docs lock clean
+
+help: ## print this
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+demo: $(VENV)/.run ## set everything up, run the shop into a lake, prove it equal, report
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh pipelines/demo.sh
+
+test: $(VENV)/.dev ## all tests, with a small budget for the random ones
+	@$(BIN)/pytest
+
+test-fast: $(VENV)/.dev ## tests without Spark
+	@$(BIN)/pytest -m "not spark and not slow"
+
+test-long: $(VENV)/.dev ## all tests at full budget
+	@CDC_LAKE_BUDGET=10 $(BIN)/pytest --timeout 3600
+
+lint: $(VENV)/.dev ## ruff, mypy, import contracts
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
+type: $(VENV)/.dev ## mypy alone
+	@$(BIN)/mypy
+
+format: $(VENV)/.dev ## format the code
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: $(VENV)/.dev ## the benchmarks of docs/performance.md
+	@$(BIN)/python benchmarks/run.py
+
+bench-quick: $(VENV)/.dev ## the same, small
+	@$(BIN)/python benchmarks/run.py --quick
+
+docs: $(VENV)/.dev ## regenerate the reference pages
+	@$(BIN)/python -m cdc_lake.cli.reference
+
+lock: $(VENV)/.uv ## solve the versions of constraints.txt again
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-header --no-annotate --no-emit-index-url \
+	  --constraint constraints.in --output-file constraints.txt pyproject.toml
+
+clean: ## remove the environment, the demo's lake and its server
+	@if [ -d .demo ] && [ -x $(BIN)/python ]; then $(BIN)/python pipelines/shop_workload.py remove; fi
+	@rm -rf $(VENV) .demo lake reports
+
+$(VENV)/.uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cdc_lake needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	@echo "making the environment in $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.uv pyproject.toml constraints.txt
+	@$(INSTALL) --editable '.[all]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.uv pyproject.toml constraints.txt
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.run

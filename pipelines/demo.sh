@@ -1,0 +1,32 @@
+#!/bin/sh
+# The demo: nothing but a pipeline file, the public commands, and a workload. A second run goes on from the slot.
+set -e
+cd "$(dirname "$0")/.."
+
+say() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
+[ -t 2 ] || say() { printf '\n%s\n' "$*" >&2; }
+cdc() { printf '$ cdc-lake %s\n' "$*" >&2; cdc-lake "$@"; }
+
+say "1  a PostgreSQL with a small shop"
+python pipelines/shop_workload.py start
+
+say "2  the initial copy, at the slot's consistent point (a second run: what came since)"
+cdc run --once --only receive
+
+say "3  life goes on: one round of changes of every kind"
+python pipelines/shop_workload.py live
+
+say "4  receive into bronze, apply to silver (Delta and Iceberg)"
+cdc run --once
+
+say "5  is silver equal to the source, row by row?"
+cdc compare
+
+say "6  what was held, how far behind, and the report"
+cdc status
+cdc report
+
+say "next"
+echo "  cdc-lake inspect row public.customers 1901     # every change of one row, from bronze"
+echo "  cdc-lake run                                   # both loops until Ctrl-C; make changes meanwhile with"
+echo "                                                 #   python pipelines/shop_workload.py live"
