@@ -30,6 +30,7 @@ from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, NoStream, NotInOrder
 from cdc_lake.lake.delta_log import NotLanded, commit, create_table, open_table, write_file
 from cdc_lake.model.relation import Relation
+from cdc_lake.observe.failpoint import FILE_WRITTEN, failpoint
 
 FILE_BYTES = 1 << 30
 """Size in memory above which a commit has more than one file: only a transaction larger than any batch gets there."""
@@ -176,6 +177,7 @@ class DeltaBronze:
             ]
         except OSError as cause:
             raise BronzeNotWritten("a data file could not be written", where=str(self._folder)) from cause
+        failpoint(FILE_WRITTEN)
         version = self._commit(opened, state, actions, apps, markers=markers)
         return version, sum(action.size for action in actions)
 

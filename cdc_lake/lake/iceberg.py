@@ -14,6 +14,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.lake.marker import APP_PROPERTY, POSITION_PROPERTY, Marker, app_id, read_marker
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
+from cdc_lake.observe.failpoint import BRANCH_WRITTEN, failpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,6 +75,7 @@ class IcebergSilver:
         finally:
             conf.unset(_PROPERTY + POSITION_PROPERTY)
             conf.unset(_PROPERTY + APP_PROPERTY)
+        failpoint(BRANCH_WRITTEN)
         self._publish()
         marker = self.marker(stream)
         if marker.position != position or marker.version is None:

@@ -30,6 +30,14 @@ from cdc_lake.lake.session import derive
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
+from cdc_lake.observe.failpoint import (
+    ALL_MERGED,
+    CUT_WRITTEN,
+    HELD_RECORDED,
+    PREPARED,
+    TABLE_MERGED,
+    failpoint,
+)
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.holds import open_holds, record
 from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
@@ -228,12 +236,16 @@ class Advance:
         return out
 
     def _merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState], upto: int) -> None:
+        failpoint(PREPARED)
         for one in prepared:
             folded = one.folded
             record(self._control, one.job.target, one.job.stream, one.job.span, folded.held, folded.closings)
+        failpoint(HELD_RECORDED)
 
         def write(one: Prepared) -> int | CdcLakeError:
-            return _guarded(lambda: merge(self._session(one.job.target), one), one.job.target)
+            version = _guarded(lambda: merge(self._session(one.job.target), one), one.job.target)
+            failpoint(TABLE_MERGED)
+            return version
 
         held = self._control.read("held")
         for one, version in zip(prepared, self._parallel(write, prepared), strict=True):
@@ -314,7 +326,9 @@ class Advance:
             commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
         facts = {relation: table.facts() for relation, table in sorted(tables.items())}
         row = CutRow(state.epoch, state.stream, position, commit_ts, json.dumps(facts), datetime.now(UTC))
+        failpoint(ALL_MERGED)
         self._control.record(row)
+        failpoint(CUT_WRITTEN)
         lag = None if commit_ts is None else datetime.now(UTC) - commit_ts
         self._tell(Progress("cut", _cut_text(tables, lag), facts={"position": position}))
 

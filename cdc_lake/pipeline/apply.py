@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped
+from cdc_lake.observe.failpoint import BATCH_ENTERED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.advance import Advance, Applied
 
@@ -139,6 +140,7 @@ class _Clock:
     def on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """What `foreachBatch` calls; rows and number of the batch mean nothing here."""
         del batch, batch_id
+        failpoint(BATCH_ENTERED)
         self.tick()
 
     def tick(self) -> None:

@@ -23,6 +23,7 @@ from cdc_lake.lake.control import ControlTables, SnapshotRow, StreamRow
 from cdc_lake.lake.control import now as control_now
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observe.failpoint import SNAPSHOT_CHUNK, SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.source import publication, slot, snapshot
 from cdc_lake.source.catalog import check_identities, relation_of
@@ -81,6 +82,7 @@ def begin(
         slot.keep_slot(session, made, project.slot)
     except SlotMissing as gone:
         raise ServerUnreachable("the connection that held the slot broke off during the copy") from gone
+    failpoint(SNAPSHOT_DONE)
     _record(control, state, "complete", copied)
     rows = sum(t.rows for t in copied)
     tell(Progress("snapshot", f"copied {len(copied)} tables, {rows} rows", rows, rows, "rows"))
@@ -174,6 +176,7 @@ def _copy(
                 if stop.is_set():
                     raise Stopped
                 bronze.append_snapshot(snapshot_id(epoch), chunk, relation, part, ordinal, made.consistent.value)
+                failpoint(SNAPSHOT_CHUNK)
                 ordinal, chunk = ordinal + len(part), chunk + 1
                 rows, chunks = rows + len(part), chunks + 1
                 tell(Progress("snapshot", f"copying {table.table}", ordinal, None, "rows"))

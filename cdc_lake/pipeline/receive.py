@@ -19,6 +19,7 @@ from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import Retry, SourceError
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
+from cdc_lake.observe.failpoint import BRONZE_COMMITTED, COMMIT_RECEIVED, CONFIRMED, CONNECTED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.batches import OpenBatch
 from cdc_lake.pipeline.connect import PATIENCE, OpenStream, open_stream
@@ -73,6 +74,7 @@ def receive(
         try:
             with open_stream(project, bronze, control, stop, tell, patience=slot_patience) as stream:
                 give_up, delay = None, _BACK_OFF[0]
+                failpoint(CONNECTED)
                 run.follow(stream)
                 break
         except Stopped:
@@ -158,6 +160,7 @@ class _Run:
     def _take(self, transaction: RawTransaction, landing: Landing) -> None:
         if not transaction.frames:
             return  # of tables that are not published: the next keepalive moves the position past it
+        failpoint(COMMIT_RECEIVED)
         self._batch.add(transaction)
         if self._batch.full and not landing.busy:
             self._append(landing)
@@ -195,9 +198,13 @@ class _Run:
         """What a commit made durable, the server may forget."""
         if landed is None:
             return
+        if landed.transactions:
+            failpoint(BRONZE_COMMITTED)
         self._upto = landed.upto
         self._note(landed.upto, landed.confirm)
         stream.frames.confirm(landed.confirm)
+        if landed.transactions:
+            failpoint(CONFIRMED)
         self.count(transactions=landed.transactions, changes=landed.changes, repeats=landed.repeats)
         if landed.transactions:
             facts = {

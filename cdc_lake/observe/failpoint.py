@@ -1,0 +1,68 @@
+"""Failpoints: places where a test may kill the process, named once here.
+
+`CDC_LAKE_FAILPOINT=name` or `name:n` kills the process (SIGKILL, nothing is cleaned up) at the n-th passage of that
+place. Without the variable a failpoint is one comparison. They stand between two durable steps: wherever the process
+dies, the next start must end at the same state.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+CONNECTED = "receive.connected"
+COMMIT_RECEIVED = "receive.commit-received"
+FILE_WRITTEN = "bronze.file-written"
+BRONZE_COMMITTED = "bronze.committed"
+CONFIRMED = "receive.confirmed"
+SNAPSHOT_CHUNK = "snapshot.chunk"
+SNAPSHOT_DONE = "snapshot.done"
+PREPARED = "apply.prepared"
+HELD_RECORDED = "apply.held-recorded"
+BRANCH_WRITTEN = "apply.branch-written"
+TABLE_MERGED = "apply.table-merged"
+ALL_MERGED = "apply.all-merged"
+CUT_WRITTEN = "apply.cut-written"
+BATCH_ENTERED = "apply.batch-entered"
+
+FAILPOINTS = {
+    CONNECTED: "the stream is open, nothing was read",
+    COMMIT_RECEIVED: "a transaction is complete in memory",
+    FILE_WRITTEN: "a data file of bronze is on disk, no commit names it",
+    BRONZE_COMMITTED: "bronze holds a batch, the server was not told",
+    CONFIRMED: "the server was told",
+    SNAPSHOT_CHUNK: "a chunk of the initial copy is in bronze",
+    SNAPSHOT_DONE: "the copy is whole and the slot is kept, no row says so",
+    PREPARED: "all tables of a span are read and judged",
+    HELD_RECORDED: "held changes of a span are recorded, nothing is merged",
+    BRANCH_WRITTEN: "an Iceberg table's branch is written, not published",
+    TABLE_MERGED: "one table of a span is merged",
+    ALL_MERGED: "all tables of a span are merged, no cut says so",
+    CUT_WRITTEN: "the cut of a span is written",
+    BATCH_ENTERED: "the stream on bronze has called, its offsets are not committed",
+}
+"""Every failpoint, and what is true there."""
+
+
+def _armed(setting: str) -> tuple[str, int]:
+    name, _, passage = setting.partition(":")
+    if setting and (name not in FAILPOINTS or (passage and not passage.isdecimal())):
+        msg = f"CDC_LAKE_FAILPOINT={setting}: expected name or name:n, one of {', '.join(FAILPOINTS)}"
+        raise ValueError(msg)
+    return name, int(passage or 1)
+
+
+_NAME, _left = _armed(os.environ.get("CDC_LAKE_FAILPOINT", ""))
+_counting = threading.Lock()
+
+
+def failpoint(name: str) -> None:
+    """Die here where the environment says so."""
+    if name != _NAME:
+        return
+    global _left  # noqa: PLW0603 - passages are counted over the process
+    with _counting:
+        _left -= 1
+        if _left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
