@@ -19,7 +19,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import initial
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import SourceCatalog
-from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.connection import Session, connect, place_of
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.server import ServerFacts, check_same, check_server, goal, identify
 from cdc_lake.source.stream import FrameSource, StreamIdentity
@@ -63,7 +63,7 @@ def open_stream(
 
         replication = dial("stream", replication=True)
         facts = identify(replication)
-        check_server(facts)
+        check_server(facts, place_of(source))
         session = dial("catalog")
         target = goal(session)
         state, copied = bronze.state(), 0

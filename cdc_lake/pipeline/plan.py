@@ -15,10 +15,11 @@ from cdc_lake.lake.read import silver_exists
 from cdc_lake.lake.silver_columns import silver_columns
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.pipeline.source_facts import TableFacts, captured, session_of, tables, wal_position
+from cdc_lake.pipeline.source_facts import TableFacts, captured, limits, session_of, tables, wal_position
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities, relation_of
-from cdc_lake.source.connection import Session
+from cdc_lake.source.connection import Session, place_of
+from cdc_lake.source.server import check_server
 from cdc_lake.source.stream import StreamIdentity
 
 
@@ -74,6 +75,7 @@ def plan(project: Project) -> Plan:
     reader = BronzeReader(project.bronze)
     state = reader.state()
     with session_of(project) as session:
+        check_server(limits(session), place_of(project.pipeline.source))
         names = captured(project, session)
         facts = {f.table: f for f in tables(session, names)}
         actions = [

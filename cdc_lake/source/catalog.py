@@ -131,8 +131,11 @@ def check_identities(session: Session, tables: Sequence[TableName]) -> None:
     if bare:
         statements = "; ".join(f"ALTER TABLE {quoted(t)} REPLICA IDENTITY FULL" for t in bare)
         listed = ", ".join(map(str, bare))
+        info = session.info
         raise NoReplicaIdentity(
-            f"no primary key and no replica identity: {listed}", hint=f"add primary keys, or run: {statements}"
+            f"no primary key and no replica identity: {listed}",
+            where=f"{info.host}:{info.port}/{info.dbname}",
+            hint=f"add primary keys, or run: {statements}; or leave them out: `!{bare[0]}` in `source.tables`",
         )
 
 

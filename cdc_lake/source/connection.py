@@ -112,12 +112,17 @@ def parameters(source: Source, root: Path, application: str) -> dict[str, str]:
     return given
 
 
+def place_of(source: Source) -> str:
+    """Where the source is, as errors name it."""
+    return f"{source.host}:{source.port}/{source.database}"
+
+
 def connect(source: Source, root: Path, *, application: str = "cdc_lake", replication: bool = False) -> Session:
     """Open a connection in autocommit; raises the SourceError that fits. The caller closes it."""
     given = parameters(source, root, application)
     if replication:
         given["replication"] = "database"
-    place = f"{source.host}:{source.port}/{source.database}"
+    place = place_of(source)
     try:
         return psycopg.connect(conninfo.make_conninfo("", **given), autocommit=True)
     except psycopg.Error as refused:
@@ -130,7 +135,8 @@ def refusal(said: str, source: Source, place: str) -> SourceError:
     kinds = ((exists, DatabaseUnknown), *_REFUSALS)
     kind: type[SourceError] = next((error for words, error in kinds if words in said), ServerUnreachable)
     hint = f'a superuser runs: ALTER ROLE "{source.user}" REPLICATION' if kind is RoleLacksReplication else None
-    return kind(f"no connection as `{source.user}`: {_first(said)}", where=place, hint=hint)
+    words = _first(said).removeprefix("connection failed: ")
+    return kind(f"no connection as `{source.user}`: {words}", where=place, hint=hint)
 
 
 def lost(pgconn: pq.abc.PGconn, doing: str) -> SourceError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import psycopg
 
@@ -55,17 +56,39 @@ def identify(replication: Session) -> ServerFacts:
     )
 
 
-def check_server(facts: ServerFacts) -> None:
+class Decodable(Protocol):
+    """What a server must say of itself before it is decoded from."""
+
+    @property
+    def version(self) -> int:
+        """As `server_version_num`."""
+        ...
+
+    @property
+    def wal_level(self) -> str:
+        """The setting of this name."""
+        ...
+
+    @property
+    def in_recovery(self) -> bool:
+        """True on a standby."""
+        ...
+
+
+def check_server(facts: Decodable, place: str = "") -> None:
     """Raise ServerSettings where the server cannot be decoded from."""
-    if facts.major < OLDEST:
+    major = facts.version // 10000
+    if major < OLDEST:
         raise ServerSettings(
-            f"the server is PostgreSQL {facts.major}; {OLDEST} is the oldest that is supported",
+            f"the server is PostgreSQL {major}; {OLDEST} is the oldest that is supported",
+            where=place,
             hint="upgrade the server",
         )
     if facts.in_recovery:
-        raise ServerSettings("the server is a standby", hint="point `source.host` at the primary")
+        raise ServerSettings("the server is a standby", where=place, hint="point `source.host` at the primary")
     if facts.wal_level != "logical":
-        raise ServerSettings(f"the server runs with wal_level = {facts.wal_level}; logical decoding needs logical")
+        words = f"the server runs with wal_level = {facts.wal_level}; logical decoding needs logical"
+        raise ServerSettings(words, where=place)
 
 
 def check_same(facts: ServerFacts, stream: StreamIdentity, slot: str, held: int) -> None:
