@@ -355,6 +355,16 @@ class SparkMissing(LakeError):
         super().__init__("applying needs Spark, and pyspark is not installed here")
 
 
+class IcebergMissing(LakeError):
+    """The Python package is not installed."""
+
+    code = "LAK404"
+    hint = "pip install 'cdc_lake[iceberg]'"
+
+    def __init__(self) -> None:
+        super().__init__("the pipeline has Iceberg tables, and pyiceberg is not installed here")
+
+
 class SparkNotStarted(LakeError):
     """Java is there, Spark did not come up."""
 
@@ -366,7 +376,7 @@ class DestructiveChange(LakeError):
     """The source's table changed in a way that would lose or reinterpret data in silver."""
 
     code = "LAK410"
-    hint = "the table waits and the others go on; move its silver table away to take a new copy, or undo the change"
+    hint = "the table waits, the others go on; undo the change at the source, or start over with a new copy"
 
 
 class MergeRefused(LakeError):
@@ -494,6 +504,13 @@ class StateError(CdcLakeError):
     """Positions, watermarks or streams do not fit together."""
 
     code = "STA600"
+
+
+class SilverLost(StateError):
+    """The last cut lists a silver table that is not there any more."""
+
+    code = "STA612"
+    hint = "put the table back as it was, or start over with a new copy (docs/guides/operations.md)"
 
 
 class SnapshotIncomplete(StateError):

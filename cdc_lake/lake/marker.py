@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
-from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import Table
 
 from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import IcebergMissing
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.table import Table
 
 GENERATION = 1
 """Number of a silver table's content; rebuild and resync will start new ones."""
@@ -54,14 +58,24 @@ def iceberg_catalog(project: Project) -> SqlCatalog:
 
 def iceberg_table(project: Project, target: Target) -> Table | None:
     """An Iceberg silver table as it is now, None where it does not exist."""
+    local = project.iceberg_uri.removeprefix("sqlite:///")
+    if local != project.iceberg_uri and not Path(local).exists():
+        return None  # looking must not make a catalog, and cannot where its folder is not there yet (seen)
+    catalog = iceberg_catalog(project)
+    from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
+
     try:
-        return iceberg_catalog(project).load_table((target.namespace, target.name))
+        return catalog.load_table((target.namespace, target.name))
     except NoSuchTableError:
         return None
 
 
 @lru_cache(maxsize=8)
 def _catalog(name: str, uri: str, warehouse: str) -> SqlCatalog:
+    try:
+        from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
+    except ImportError as cause:
+        raise IcebergMissing from cause
     return SqlCatalog(name, uri=uri, warehouse=warehouse)
 
 

@@ -8,16 +8,14 @@ is told to take microseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from pyiceberg.exceptions import NoSuchTableError
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SilverMissing
-from cdc_lake.lake.marker import iceberg_catalog
+from cdc_lake.lake.marker import iceberg_table
 
 _ENGINE = {"datafusion.execution.parquet.coerce_int96": "us"}
 
@@ -29,7 +27,7 @@ def silver_version(project: Project, target: Target) -> int | None:
             return int(DeltaTable(str(project.silver_path(target))).version())
         except TableNotFoundError:
             return None
-    table = _iceberg(project, target)
+    table = iceberg_table(project, target)
     head = table.current_snapshot() if table is not None else None
     return head.snapshot_id if head is not None else None
 
@@ -38,7 +36,7 @@ def silver_exists(project: Project, target: Target) -> bool:
     """Whether the silver table is there."""
     if target.format == "delta":
         return bool(DeltaTable.is_deltatable(str(project.silver_path(target))))
-    return _iceberg(project, target) is not None
+    return iceberg_table(project, target) is not None
 
 
 def read_silver(
@@ -51,7 +49,7 @@ def read_silver(
     """
     if target.format == "delta":
         return _read_delta(project, target, version, columns)
-    table = _iceberg(project, target)
+    table = iceberg_table(project, target)
     if table is None or (version is not None and table.snapshot_by_id(version) is None):
         raise SilverMissing(target.label, version)
     return table.scan(snapshot_id=version, selected_fields=tuple(columns) if columns is not None else ("*",)).to_arrow()
@@ -73,10 +71,3 @@ def _plain(table: pa.Table) -> pa.Table:
     plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
     fields = [f.with_type(plain.get(f.type, f.type)) for f in table.schema]
     return table.cast(pa.schema(fields))
-
-
-def _iceberg(project: Project, target: Target) -> Any:
-    try:
-        return iceberg_catalog(project).load_table((target.namespace, target.name))
-    except NoSuchTableError:
-        return None

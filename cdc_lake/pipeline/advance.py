@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import ApplyFailed, CdcLakeError, MergeRefused, RuleStopped, SnapshotIncomplete
+from cdc_lake.errors import ApplyFailed, CdcLakeError, MergeRefused, RuleStopped, SilverLost, SnapshotIncomplete
 from cdc_lake.lake.control import ControlTables, CutRow, RunRow, SnapshotRow
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.session import derive
@@ -135,6 +135,9 @@ class Advance:
         position, tables = self._last_cut(state) or self._load(state)
         self.done.upto = position
         top = state.upto if goal is None else min(goal, state.upto)
+        waiting = [relation for relation, table in tables.items() if table.state == "broken"]
+        if waiting:
+            tables = self._catch_up(state, tables, position, waiting)
         while position < top and not stop.is_set():
             commits = self._next(Span(state.epoch, position, top))
             if not commits:
@@ -202,6 +205,21 @@ class Advance:
         self.done.changes += sum(c.changes for c in commits)
         return upto, reached
 
+    def _catch_up(
+        self, state: BronzeState, tables: dict[str, TableState], position: int, waiting: Sequence[str]
+    ) -> dict[str, TableState]:
+        """Try again the tables that could not go on: what kept them may be mended, and the others need not move."""
+        prepared = self._prepare(self._jobs(state, tables, waiting, position, position), tables)
+        for one in prepared:
+            if one.stop is not None:
+                raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {Lsn(one.stop[0])} breaks it")
+        if prepared:
+            tables = dict(tables)
+            self._merge(prepared, tables, position)
+            last = self._control.last_cut(state.stream)
+            self._cut(state, position, last.commit_ts if last else None, tables)
+        return tables
+
     def _jobs(
         self, state: BronzeState, tables: dict[str, TableState], touched: Iterable[str], after: int, upto: int
     ) -> list[TableJob]:
@@ -209,16 +227,26 @@ class Advance:
         jobs = []
         for relation in sorted(touched):
             target = self._project.target(TableName.parse(relation))
-            marker = read_marker(self._project, target, state.stream).position
-            known = tables[relation].position if relation in tables else after
+            listed = tables.get(relation)
+            version, marker = self._marker(state, target)
+            known = after if listed is None else listed.position
             watermark = max(known, marker if marker is not None else known)
             if watermark >= upto:
                 continue
             span = Span(state.epoch, watermark, upto)
+            if listed is not None and listed.version is not None and version is None:
+                lost = SilverLost(f"the last cut lists {target.label}, and the table is gone")
+                self._break(target, watermark, lost, tables)
+                continue
             keys = open_holds(held, relation, state.epoch, watermark).keys
-            layouts = self._bronze.layouts([target.source])
+            layouts = self._bronze.layouts([target.source], span)
             jobs.append(TableJob(self._project, target, state.stream, span, files, layouts, keys))
         return jobs
+
+    def _marker(self, state: BronzeState, target: Target) -> tuple[int | None, int | None]:
+        """Version and watermark of a silver table, as the table says."""
+        marker = read_marker(self._project, target, state.stream)
+        return marker.version, marker.position
 
     def _prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
         """Prepare tables side by side; those that cannot go on are noted as broken."""
@@ -229,7 +257,7 @@ class Advance:
         out = []
         for job, result in zip(jobs, self._parallel(one, jobs), strict=True):
             if isinstance(result, CdcLakeError):
-                self._break(job, result, tables)
+                self._break(job.target, job.span.after, result, tables)
             elif result is not None:
                 self.done.broken.pop(job.target.label, None)
                 out.append(result)
@@ -251,21 +279,21 @@ class Advance:
         for one, version in zip(prepared, self._parallel(write, prepared), strict=True):
             target = one.job.target
             if isinstance(version, CdcLakeError):
-                self._break(one.job, version, tables)
+                self._break(target, one.job.span.after, version, tables)
                 continue
             keys = open_holds(held, str(target.source), one.job.span.epoch, upto).keys
             tables[str(target.source)] = TableState(target.label, target.format, version, upto, "in", len(keys))
             self.done.count(one)
             self.done.merges += 1
             self.done.held += 0 if one.folded.held is None else one.folded.held.num_rows
-            self._tell(Progress("merge", f"{target.label}: {one.seen.rows} changes", one.seen.rows, unit="changes"))
+            self._tell(Progress("merge", target.label, one.seen.rows, unit="changes"))
 
-    def _break(self, job: TableJob, error: CdcLakeError, tables: dict[str, TableState]) -> None:
-        target, relation = job.target, str(job.target.source)
+    def _break(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:
+        relation = str(target.source)
         before = tables.get(relation)
         version = before.version if before else None
         held = before.held if before else 0
-        tables[relation] = TableState(target.label, target.format, version, job.span.after, "broken", held)
+        tables[relation] = TableState(target.label, target.format, version, position, "broken", held)
         if target.label not in self.done.broken:
             self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts={"code": error.code}))
         self.done.broken[target.label] = error
@@ -305,8 +333,8 @@ class Advance:
         return [str(entry["relation"]) for entry in json.loads(snapshot.tables)]
 
     def _first(self, state: BronzeState, target: Target, position: int) -> TableJob:
-        layouts = self._bronze.layouts([target.source])
         span = Span(state.epoch, position - 1, position)
+        layouts = self._bronze.layouts([target.source], span)
         files = self._bronze.files()
         return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), snapshot=True)
 
@@ -370,6 +398,6 @@ def _moved(table: TableState, upto: int) -> TableState:
 
 
 def _cut_text(tables: dict[str, TableState], lag: timedelta | None) -> str:
-    age = "" if lag is None else f", {lag.total_seconds():.1f} s behind the source's last commit"
+    age = "" if lag is None else f"; its last transaction was committed {lag.total_seconds():.1f} s ago"
     waiting = sum(1 for table in tables.values() if table.state != "in")
     return f"{len(tables) - waiting} of {len(tables)} tables at one position{age}"

@@ -10,7 +10,7 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.errors import DestructiveChange, RuleStopped
+from cdc_lake.errors import DestructiveChange, RuleStopped, SilverLost
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver
@@ -185,3 +185,18 @@ def test_a_value_without_a_silver_value_is_held_with_its_text(spark: Any, lake_r
     lake.apply()
     assert [r["id"] for r in lake.rows(dated)] == [1]
     assert lake.held() == [("failed", ["type_day"])]
+
+
+def test_a_silver_table_that_is_gone_is_not_begun_again_empty(spark: Any, lake_root: Path) -> None:
+    lake = Lake(lake_root, spark, "lost", "delta")
+    lake.land(insert("1", "1"), insert("2", "2"))
+    lake.apply()
+    folder = lake.project.silver_path(lake.target())
+    folder.rename(folder.with_name("away"))
+    lake.land(insert("3", "3"))
+    with pytest.raises(SilverLost):
+        lake.apply()
+    assert not folder.exists()
+    folder.with_name("away").rename(folder)
+    lake.apply()
+    assert [r["id"] for r in lake.rows()] == [1, 2, 3]

