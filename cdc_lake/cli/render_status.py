@@ -31,7 +31,9 @@ def _slot(status: Status, *, colour: bool) -> str:
 
 def _flow(status: Status) -> list[str]:
     def row(name: str, position: str | None, lag: Lag) -> tuple[str, ...]:
-        return name, position or "-", size(lag.bytes), seconds(lag.seconds), _transactions(lag.transactions)
+        # What is not in bronze has no known commit time: it is no older than the last transaction that is.
+        time = f"≤ {seconds(lag.seconds)}" if lag.seconds and name != "applied" else seconds(lag.seconds)
+        return name, position or "-", size(lag.bytes), time, _transactions(lag.transactions)
 
     rows = [
         ("lag", "position", "bytes", "time", "transactions"),

@@ -25,16 +25,12 @@ from cdc_lake.model.span import Span
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.initial import is_complete
 
-MANY = 10_000
-"""Transactions above which waiting ones are no longer counted one by one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Lag:
     """How far one stage is behind the source's newest position; None where it cannot be known.
 
-    `bytes` of WAL; `seconds` since the oldest transaction that waits was committed, 0 where none does; `transactions`
-    that wait, as far as they are in bronze.
+    `bytes` of WAL; `seconds` since the oldest transaction that waits was committed, 0 where none does, for what is not
+    in bronze at most since the last one that is; `transactions` that wait, as far as they are in bronze.
     """
 
     bytes: int | None = None
@@ -279,7 +275,7 @@ def _state(lake: _Lake, name: TableName, at: int | None, in_cut: Mapping[str, An
     if at is None:
         return "catching-up", "received, not applied yet"
     if held:
-        return "held", f"{held} changes wait in quarantine"
+        return "held", "1 change waits in quarantine" if held == 1 else f"{held} changes wait in quarantine"
     if behind:
         return "catching-up", f"{len(behind)} transactions to apply"
     return "live", "everything received is applied"
