@@ -1,0 +1,386 @@
+"""A stranger's path: only what README.md and docs/guides/postgres.md say, on a PostgreSQL 16 that the demo did not start.
+
+SQL and pipeline file are taken from the README's own code blocks. The server's programs come from Maven Central; where
+they cannot be had, the wheel's build of 16 is used, and the output says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc_lake.cli.pages import page
+from cdc_lake.testing.server import HOST, EmbeddedServer, wheel_binaries
+
+ROOT = Path(__file__).parents[2]
+CDC_LAKE = str(Path(sys.executable).with_name("cdc-lake"))
+VERSION = "16.10.0"
+PASSWORD = "change me"
+TABLES = """
+CREATE TABLE books (id int PRIMARY KEY, title text NOT NULL, price numeric(8,2), added timestamptz, blurb text);
+ALTER TABLE books ALTER blurb SET STORAGE EXTERNAL;
+CREATE TABLE members (name text, branch int, joined date, tags text[], PRIMARY KEY (name, branch));
+CREATE TABLE loans (id bigint PRIMARY KEY, book_id int, due date, fee double precision);
+INSERT INTO books SELECT g, 'Book ' || g, g * 1.5, now(), repeat(md5(g::text), 150) FROM generate_series(1, 400) g;
+INSERT INTO members SELECT 'M' || g, g % 3, '2026-01-01', ARRAY['a', NULL] FROM generate_series(1, 50) g;
+INSERT INTO loans SELECT g, g, '2026-02-01', g / 7.0 FROM generate_series(1, 200) g;
+"""
+
+
+# ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def artifact() -> str:
+    cpu = {"x86_64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}.get(platform.machine(), platform.machine())
+    system = {"Linux": "linux", "Darwin": "darwin"}.get(platform.system(), platform.system().lower())
+    return f"embedded-postgres-binaries-{system}-{cpu}"
+
+
+def jar() -> Path | None:
+    """The programs of PostgreSQL 16 from the local Maven repository, fetched into it where they are not there."""
+    folder = Path.home() / ".m2" / "repository" / "io" / "zonky" / "test" / "postgres" / artifact() / VERSION
+    file = folder / f"{artifact()}-{VERSION}.jar"
+    if not file.exists() and (maven := shutil.which("mvn")):
+        wanted = f"io.zonky.test.postgres:{artifact()}:{VERSION}:jar"
+        command = [maven, "-q", "-B", "dependency:get", f"-Dartifact={wanted}", "-Dtransitive=false"]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, timeout=120, check=False)
+    return file if file.exists() else None
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
+    folder = Path(tempfile.mkdtemp(prefix="cdc_test_"))
+    found = jar()
+    if found is None:
+        words = f"{artifact()} {VERSION} could not be had from Maven: the wheel's PostgreSQL 16 stands in for it"
+        request.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{words}", yellow=True)
+        binaries = wheel_binaries(16)
+    else:
+        with zipfile.ZipFile(found) as outer:
+            name = next(n for n in outer.namelist() if n.endswith(".txz"))
+            with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as inner:
+                inner.extractall(folder / "postgresql-16", filter="data")
+        binaries = folder / "postgresql-16" / "bin"
+    embedded = EmbeddedServer(folder / "server", binaries=binaries, settings={"wal_level": "replica"}).start()
+    yield embedded
+    embedded.remove()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def as_superuser(server: EmbeddedServer, sql: str, database: str = "postgres") -> None:
+    """What a DBA types into psql: one statement at a time."""
+    with psycopg.connect(server.dsn(database), autocommit=True) as db:
+        for statement in re.sub(r"--.*", "", sql).split(";"):
+            if statement.strip():
+                db.execute(statement.encode())
+
+
+def logical(server: EmbeddedServer) -> None:
+    with psycopg.connect(server.dsn()) as db:
+        level = db.execute("SHOW wal_level").fetchone()
+    if level != ("logical",):
+        as_superuser(server, "ALTER SYSTEM SET wal_level = logical")
+        server.restart()
+
+
+# ── the stranger ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A shell in a folder: nothing but commands, their output and their exit codes."""
+
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "CDC_LAKE"))}
+        return {**plain, "NO_COLOR": "1", "COLUMNS": "160", **self.env}
+
+    def __call__(self, *words: str) -> Said:
+        done = subprocess.run(
+            [CDC_LAKE, *words],
+            cwd=self.folder,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert "Traceback" not in done.stdout + done.stderr, done.stderr
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def fine(self, *words: str) -> str:
+        said = self(*words)
+        assert said.code == 0, f"cdc-lake {' '.join(words)}: {said.code}\n{said.out}\n{said.err}"
+        return said.out
+
+    def status(self) -> dict[str, object]:
+        return json.loads(self.fine("status", "--json"))
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
+
+
+def readme_file(server: EmbeddedServer) -> str:
+    """The pipeline file of the README, with the address of this server in it."""
+    text = next(block for block in blocks("README.md", "yaml") if block.startswith("version: 1"))
+    assert "  host: db1.example\n" in text
+    return text.replace("  host: db1.example\n", f"  host: {HOST}\n  port: {server.port}\n")
+
+
+@pytest.mark.live
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    # a database of one's own, on a server as it comes
+    as_superuser(server, "ALTER SYSTEM SET wal_level = replica")
+    server.restart()
+    as_superuser(server, "CREATE DATABASE library")
+    as_superuser(server, TABLES, "library")
+
+    # the README: SQL, project, file
+    as_superuser(server, blocks("README.md", "sql")[0])
+    Shell(tmp_path).fine("init", "postgres", "library")
+    cdc = Shell(tmp_path / "library", {"LIBRARY_PASSWORD": PASSWORD})
+    (cdc.folder / "pipelines" / "library.yaml").write_text(readme_file(server))
+    cdc.fine("validate")
+
+    # the restart was forgotten, the rights are not given yet: check says both, and prints what to run
+    found = cdc("check")
+    assert found.code == 1
+    assert "[SRC208]" in found.out
+    assert "[SRC224]" in found.out
+    server.restart()
+    as_superuser(server, cdc.fine("check", "--sql"), "library")
+    cdc.fine("check")
+    assert "create slot `library`" in cdc.fine("plan")
+    assert not (cdc.folder / "lake").exists(), "neither check nor plan makes anything"
+
+    # copy, live changes, a receiver that is killed in the middle, more changes
+    cdc.fine("run", "--once", "--only", "receive")
+    with live_changes(server):
+        landed = cdc.status()["bronze_position"]
+        receiver = subprocess.Popen(
+            [CDC_LAKE, "run", "--only", "receive"],
+            cwd=cdc.folder,
+            env=cdc.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + 60
+        while cdc.status()["bronze_position"] == landed and time.monotonic() < until:
+            time.sleep(0.05)
+        assert receiver.poll() is None
+        receiver.kill()
+        receiver.wait()
+        assert cdc.status()["bronze_position"] != landed
+    changes(server, 1000)
+
+    # go on, and prove it
+    cdc.fine("run", "--once")
+    verdict = json.loads(cdc.fine("compare", "--json"))
+    assert verdict["verdict"] == "equal"
+    assert [(t["table"], t["verdict"]) for t in verdict["tables"]] == [
+        (f"public.{name}", "equal") for name in ("books", "loans", "members")
+    ]
+    assert all(t["source_rows"] > 40 for t in verdict["tables"])
+    assert "the chain holds" in cdc.fine("inspect", "chain")
+    assert {t["state"] for t in cdc.status()["tables"]} == {"live"}
+    assert {t["table"]: t["format"] for t in cdc.status()["tables"]} == {
+        "silver.books": "delta",
+        "silver.loans": "iceberg",
+        "silver.members": "delta",
+    }
+    assert Path(json.loads(cdc.fine("report", "--json"))["html"]).is_file()
+    drop_slots(server)
+
+
+@contextlib.contextmanager
+def live_changes(server: EmbeddedServer) -> Iterator[None]:
+    """Transactions without pause, in a thread of its own."""
+    over = threading.Event()
+
+    def work() -> None:
+        turn = 0
+        while not over.is_set():
+            changes(server, turn := turn + 1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def changes(server: EmbeddedServer, turn: int) -> None:
+    """A few transactions: every kind of change, a key that moves, a large value left alone, one that is aborted."""
+    with psycopg.connect(server.dsn("library")) as db:
+        db.execute("UPDATE books SET price = price + 1 WHERE id %% 10 = %s", (turn % 10,))
+        db.execute("INSERT INTO loans VALUES (%s, %s, '2026-03-01', 0.1)", (10_000 + turn, turn))
+        db.commit()
+        db.execute("UPDATE books SET id = -id WHERE abs(id) = %s", (turn % 400,))
+        db.execute("UPDATE members SET tags = '{x}', branch = branch + 1 WHERE name = %s", (f"M{turn % 50}",))
+        db.execute("DELETE FROM loans WHERE id = %s", (turn,))
+        db.commit()
+        db.execute("DELETE FROM loans")
+        db.rollback()
+
+
+def drop_slots(server: EmbeddedServer) -> None:
+    as_superuser(server, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+
+
+# ── the mistakes ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def project(server: EmbeddedServer, tmp_path: Path) -> Iterator[Shell]:
+    """A project that is right, read by the superuser, on a database with one table."""
+    logical(server)
+    as_superuser(server, "CREATE DATABASE mistakes")
+    as_superuser(server, "CREATE TABLE fine (id int PRIMARY KEY)", "mistakes")
+    Shell(tmp_path).fine("init", "postgres", "mistakes")
+    shell = Shell(
+        tmp_path / "mistakes",
+        {"PGHOST": HOST, "PGPORT": str(server.port), "PGDATABASE": "mistakes", "PGPASSWORD": server.password},
+    )
+    yield shell
+    server.start()
+    drop_slots(server)
+    as_superuser(server, "DROP DATABASE mistakes WITH (FORCE)")
+
+
+PROMISED = {
+    int(code) for code in re.findall(r"^\| (\d+) \|", (ROOT / "docs/reference/exit-codes.md").read_text(), re.MULTILINE)
+}
+
+
+def refused(shell: Shell, *words: str, code: str, place: str, remedy: str, exit_code: int) -> None:
+    """The command fails as promised: code, place, remedy, exit code; and the code has a page."""
+    said = shell(*words)
+    assert re.search(rf"^error\[{code}\]: .", said.err, re.MULTILINE), said.err
+    where = re.findall(r"^  in (.+)$", said.err, re.MULTILINE)
+    assert any(place in one for one in where), said.err
+    hint = said.err.partition("\nhint: ")[2]
+    assert remedy in hint, said.err
+    assert said.code == exit_code
+    assert exit_code in PROMISED
+    for secret in shell.env.get("PGPASSWORD"), PASSWORD:
+        assert not secret or secret not in said.out + said.err
+    assert page(code).startswith(f"# {code}")
+
+
+RUN = ("run", "--once", "--only", "receive")
+
+
+@pytest.mark.live
+def test_a_wrong_file_is_refused_with_every_place(project: Shell) -> None:
+    file = project.folder / "pipelines" / "mistakes.yaml"
+    text = file.read_text().replace("  tables:", "  tabels:", 1)
+    file.write_text(text)
+    line = text[: text.index("tabels")].count("\n") + 1
+    for words in (("validate",), ("plan",), RUN):
+        refused(
+            project,
+            *words,
+            code="CFG104",
+            place=f"pipelines/mistakes.yaml:{line}:3",
+            remedy="did you mean `tables`?",
+            exit_code=3,
+        )
+
+
+@pytest.mark.live
+def test_a_missing_file_is_named(project: Shell) -> None:
+    refused(project, *RUN, "--pipeline", "pipelines/other.yaml", code="CFG102", place="pipelines/other.yaml",
+            remedy="that folder has mistakes.yaml", exit_code=3)  # fmt: skip
+
+
+@pytest.mark.live
+def test_a_wrong_password_is_refused_without_saying_it(project: Shell, server: EmbeddedServer) -> None:
+    shell = Shell(project.folder, {**project.env, "PGPASSWORD": "wrong horse"})
+    for words in (("plan",), RUN):
+        refused(shell, *words, code="SRC202", place=f"{HOST}:{server.port}/mistakes", remedy="`source.password`",
+                exit_code=1)  # fmt: skip
+    assert "[SRC202]" in shell("check").out
+
+
+@pytest.mark.live
+def test_a_server_that_is_down_may_be_tried_again(project: Shell, server: EmbeddedServer) -> None:
+    server.stop()
+    for words in (("plan",), RUN):
+        refused(project, *words, code="SRC201", place=f"{HOST}:{server.port}/mistakes", remedy="is the server running",
+                exit_code=4)  # fmt: skip
+    assert "not reachable" in project.fine("status"), "status answers without the source"
+
+
+@pytest.mark.live
+def test_a_server_without_logical_wal_is_refused_with_the_statement_to_run(
+    project: Shell, server: EmbeddedServer
+) -> None:
+    as_superuser(server, "ALTER SYSTEM SET wal_level = replica")
+    server.restart()
+    for words in (("plan",), RUN):
+        refused(project, *words, code="SRC208", place=f"{HOST}:{server.port}/mistakes",
+                remedy="ALTER SYSTEM SET wal_level = logical", exit_code=1)  # fmt: skip
+    as_superuser(server, "ALTER SYSTEM SET wal_level = logical")
+    server.restart()
+    project.fine("plan")
+
+
+@pytest.mark.live
+def test_a_table_without_a_key_is_named_before_anything_is_made(project: Shell, server: EmbeddedServer) -> None:
+    as_superuser(server, "CREATE TABLE visits (member int, at date)", "mistakes")
+    for words in (("plan",), RUN):
+        refused(project, *words, code="SRC223", place=f"{HOST}:{server.port}/mistakes",
+                remedy='ALTER TABLE "public"."visits" REPLICA IDENTITY FULL', exit_code=1)  # fmt: skip
+    with psycopg.connect(server.dsn("mistakes")) as db:
+        assert db.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("broken", ["JAVA_HOME", "PATH"])
+def test_a_missing_java_is_told_before_anything_is_made(project: Shell, broken: str) -> None:
+    environment = {"JAVA_HOME": "/no/java"} if broken == "JAVA_HOME" else {"JAVA_HOME": "", "PATH": "/no/programs"}
+    shell = Shell(project.folder, {**project.env, **environment})
+    place = "JAVA_HOME=/no/java" if broken == "JAVA_HOME" else "PATH"
+    refused(shell, "run", "--once", code="LAK401", place=place, remedy="Java 17 or 21", exit_code=1)
+    assert not (project.folder / "lake" / "bronze").exists()
+    assert "[LAK401]" in shell("check").out
+    shell.fine(*RUN)  # receiving needs no Java
