@@ -81,6 +81,6 @@ def _next(template: str, folder: Path) -> tuple[str, ...]:
     go = () if folder.resolve() == Path.cwd() else (f"cd {display(folder)}",)
     match template:
         case "demo":
-            return (*go, "cdc-lake run --once", "cdc-lake status")
+            return (*go, "python pipelines/shop_workload.py start", "cdc-lake run --once", "cdc-lake compare")
         case _:
             return (*go, "cdc-lake validate", "cdc-lake check", "cdc-lake run --once")

@@ -7,6 +7,7 @@ main has moved meanwhile.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _BRANCH = "cdc_lake"
+_MAKING = threading.Lock()  # two tables that make their namespace at once: the catalog refuses the second
 
 
 class IcebergSilver:
@@ -49,8 +51,9 @@ class IcebergSilver:
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
 
     def create(self, columns: Sequence[SilverColumn]) -> None:
-        """By DDL, with an empty first version, so that a branch always has something to start from."""
-        self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._catalog}.{quoted(self._target.namespace)}")
+        """By DDL; the table has no version until its first commit."""
+        with _MAKING:
+            self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._catalog}.{quoted(self._target.namespace)}")
         ddl = ", ".join(c.ddl for c in columns)
         comment = literal(f"current rows of {self._target.source}, by cdc_lake")
         self._spark.sql(

@@ -15,8 +15,8 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -24,7 +24,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import ApplyFailed, CdcLakeError, MergeRefused, RuleStopped, SilverLost, SnapshotIncomplete
-from cdc_lake.lake.control import ControlTables, CutRow, RunRow, SnapshotRow
+from cdc_lake.lake.control import ControlTables, RunRow, SnapshotRow
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.session import derive
 from cdc_lake.model.position import Lsn
@@ -39,6 +39,7 @@ from cdc_lake.observe.failpoint import (
     failpoint,
 )
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
 from cdc_lake.pipeline.holds import open_holds, record
 from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
 from cdc_lake.silver.complete import MISSING_BASE
@@ -80,29 +81,6 @@ class Applied:
         ]
 
 
-@dataclass(frozen=True)
-class TableState:
-    """A table in a cut: where it is, which version holds it, how many keys wait, and `in` or `broken`."""
-
-    table: str
-    format: str
-    version: int | None
-    position: int
-    state: str
-    held: int
-
-    def facts(self) -> dict[str, object]:
-        """As the `tables` of a cut have it."""
-        return {
-            "table": self.table,
-            "format": self.format,
-            "version": self.version,
-            "position": self.position,
-            "state": self.state,
-            "held": self.held,
-        }
-
-
 class Advance:
     """Walks silver to the top of bronze. One at a time in a process; another process is fenced by the tables."""
 
@@ -132,10 +110,11 @@ class Advance:
         if state is None:
             return
         self.done.stream = state.stream
-        position, tables = self._last_cut(state) or self._load(state)
+        cut = last_cut(self._control, state.stream) or self._load(state)
+        position, tables = cut.position, cut.tables
         self.done.upto = position
         top = state.upto if goal is None else min(goal, state.upto)
-        waiting = [relation for relation, table in tables.items() if table.state == "broken"]
+        waiting = [relation for relation, table in tables.items() if table.state == BROKEN]
         if waiting:
             tables = self._catch_up(state, tables, position, waiting)
         while position < top and not stop.is_set():
@@ -181,7 +160,7 @@ class Advance:
         """Apply one span; the position reached and the tables there."""
         upto = commits[-1].position
         touched = {relation for commit in commits for relation in commit.counts}
-        touched |= {relation for relation, table in tables.items() if table.state == "broken"}
+        touched |= {relation for relation, table in tables.items() if table.state == BROKEN}
         jobs = self._jobs(state, tables, touched, after, upto)
         prepared = self._prepare(jobs, tables)
         stops = sorted(p.stop for p in prepared if p.stop is not None)
@@ -197,8 +176,8 @@ class Advance:
         reached = dict(tables)
         self._merge(prepared, reached, upto)
         for relation, table in reached.items():
-            if table.state == "in" and table.position < upto:
-                reached[relation] = _moved(table, upto)
+            if table.state == IN and table.position < upto:
+                reached[relation] = replace(table, position=upto)
         self._cut(state, upto, commits[-1].commit_ts, reached)
         self.done.spans += 1
         self.done.transactions += len(commits)
@@ -216,8 +195,7 @@ class Advance:
         if prepared:
             tables = dict(tables)
             self._merge(prepared, tables, position)
-            last = self._control.last_cut(state.stream)
-            self._cut(state, position, last.commit_ts if last else None, tables)
+            self._cut(state, position, None, tables)
         return tables
 
     def _jobs(
@@ -282,7 +260,7 @@ class Advance:
                 self._break(target, one.job.span.after, version, tables)
                 continue
             keys = open_holds(held, str(target.source), one.job.span.epoch, upto).keys
-            tables[str(target.source)] = TableState(target.label, target.format, version, upto, "in", len(keys))
+            tables[str(target.source)] = TableState(target.label, target.format, version, upto, IN, len(keys))
             self.done.count(one)
             self.done.merges += 1
             self.done.held += 0 if one.folded.held is None else one.folded.held.num_rows
@@ -293,7 +271,7 @@ class Advance:
         before = tables.get(relation)
         version = before.version if before else None
         held = before.held if before else 0
-        tables[relation] = TableState(target.label, target.format, version, position, "broken", held)
+        tables[relation] = TableState(target.label, target.format, version, position, BROKEN, held)
         if target.label not in self.done.broken:
             self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts={"code": error.code}))
         self.done.broken[target.label] = error
@@ -304,61 +282,49 @@ class Advance:
         rows = [row for row in self._control.streams() if row.stream == state.stream]
         return rows[-1].start if rows else 0
 
-    def _load(self, state: BronzeState) -> tuple[int, dict[str, TableState]]:
+    def _load(self, state: BronzeState) -> Cut:
         """Give each table of the snapshot its first content, and write the first cut."""
         if self._project.pipeline.snapshot.mode == "none":
-            return self._start(state), {}
+            return Cut(self._start(state), {})
         done = [r for r in self._control.snapshots() if r.stream == state.stream and r.state == "complete"]
         if not done:
             raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
         position = done[-1].position
         tables: dict[str, TableState] = {}
         jobs = []
-        for relation in self._copied(done[-1]):
+        for relation, layout in self._copied(done[-1]):
             target = self._project.target(TableName.parse(relation))
             marker = read_marker(self._project, target, state.stream)
-            tables[relation] = TableState(target.label, target.format, marker.version, position, "in", 0)
+            tables[relation] = TableState(target.label, target.format, marker.version, position, IN, 0)
             if marker.position is None:
-                jobs.append(self._first(state, target, position))
+                jobs.append(self._first(state, target, position, layout))
         prepared = self._prepare(jobs, tables)
         for one in prepared:
             if one.stop is not None:
                 self.done.count(one)
                 raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a row of the snapshot breaks it")
         self._merge(prepared, tables, position)
+        for relation, table in tables.items():
+            if table.version is None:
+                version = self._marker(state, self._project.target(TableName.parse(relation)))[0]
+                tables[relation] = replace(table, version=version)
         self._cut(state, position, None, tables)
-        return position, tables
+        return Cut(position, tables)
 
-    def _copied(self, snapshot: SnapshotRow) -> list[str]:
-        return [str(entry["relation"]) for entry in json.loads(snapshot.tables)]
+    def _copied(self, snapshot: SnapshotRow) -> list[tuple[str, int]]:
+        return [(str(entry["relation"]), int(entry["layout"])) for entry in json.loads(snapshot.tables)]
 
-    def _first(self, state: BronzeState, target: Target, position: int) -> TableJob:
+    def _first(self, state: BronzeState, target: Target, position: int, layout: int) -> TableJob:
         span = Span(state.epoch, position - 1, position)
-        layouts = self._bronze.layouts([target.source], span)
-        files = self._bronze.files()
-        return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), snapshot=True)
-
-    # ── cuts ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _last_cut(self, state: BronzeState) -> tuple[int, dict[str, TableState]] | None:
-        cut = self._control.last_cut(state.stream)
-        if cut is None:
-            return None
-        return cut.position, {relation: TableState(**facts) for relation, facts in json.loads(cut.tables).items()}
+        files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
+        return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), layout)
 
     def _cut(
         self, state: BronzeState, position: int, commit_ts: datetime | None, tables: dict[str, TableState]
     ) -> None:
-        last = self._control.last_cut(state.stream)
-        if last is not None and last.commit_ts is not None:
-            commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
-        facts = {relation: table.facts() for relation, table in sorted(tables.items())}
-        row = CutRow(state.epoch, state.stream, position, commit_ts, json.dumps(facts), datetime.now(UTC))
         failpoint(ALL_MERGED)
-        self._control.record(row)
+        write_cut(self._control, state, Cut(position, tables), commit_ts, self._tell)
         failpoint(CUT_WRITTEN)
-        lag = None if commit_ts is None else datetime.now(UTC) - commit_ts
-        self._tell(Progress("cut", _cut_text(tables, lag), facts={"position": position}))
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -391,13 +357,3 @@ def _explained(cause: Exception, target: Target) -> CdcLakeError:
         error = ApplyFailed(f"{target.label} could not be merged: {type(cause).__name__}")
     error.__cause__ = cause
     return error
-
-
-def _moved(table: TableState, upto: int) -> TableState:
-    return TableState(table.table, table.format, table.version, upto, table.state, table.held)
-
-
-def _cut_text(tables: dict[str, TableState], lag: timedelta | None) -> str:
-    age = "" if lag is None else f"; its last transaction was committed {lag.total_seconds():.1f} s ago"
-    waiting = sum(1 for table in tables.values() if table.state != "in")
-    return f"{len(tables) - waiting} of {len(tables)} tables at one position{age}"

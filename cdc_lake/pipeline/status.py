@@ -25,6 +25,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.initial import is_complete
 
+
 @dataclass(frozen=True, slots=True)
 class Lag:
     """How far one stage is behind the source's newest position; None where it cannot be known.

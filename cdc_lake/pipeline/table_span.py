@@ -43,7 +43,9 @@ BROADCAST_CHANGES = 500_000
 
 @dataclass(frozen=True)
 class TableJob:
-    """What to prepare: a table's changes in `span`, or its snapshot rows at its end. `held`: keys with open holds."""
+    """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
+    they follow. `held`: keys with open holds.
+    """
 
     project: Project
     target: Target
@@ -52,7 +54,12 @@ class TableJob:
     files: Files
     layouts: Mapping[int, Relation]
     held: frozenset[Key]
-    snapshot: bool = False
+    layout: int | None = None
+
+    @property
+    def snapshot(self) -> bool:
+        """Whether this is the table's first content."""
+        return self.layout is not None
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,13 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     table, span, snapshot = job.target.source, job.span, job.snapshot
     seen = outline(job.files, table, span, snapshot=snapshot)
     if seen.rows == 0:
+        if job.layout is not None:
+            # The source's table was empty: so is silver, but it is there.
+            evolve(
+                store(spark, job.project, job.target),
+                make_shape((job.layout,), job.layouts, job.target.keys).columns,
+                job.target,
+            )
         return None
     shape = make_shape(seen.layouts, job.layouts, job.target.keys)
     silver = store(spark, job.project, job.target)

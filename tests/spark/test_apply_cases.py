@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.errors import DestructiveChange, RuleStopped, SilverLost
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.errors import DestructiveChange, RuleStopped, SilverLost, SnapshotIncomplete
+from cdc_lake.lake.control import ControlTables, SnapshotRow, now
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
@@ -200,3 +202,24 @@ def test_a_silver_table_that_is_gone_is_not_begun_again_empty(spark: Any, lake_r
     folder.with_name("away").rename(folder)
     lake.apply()
     assert [r["id"] for r in lake.rows()] == [1, 2, 3]
+
+
+@FORMATS
+def test_tables_of_the_snapshot_get_their_rows_and_empty_ones_are_there(spark: Any, lake_root: Path, fmt: str) -> None:
+    name = f"copies_{fmt}"
+    project = make_project(lake_root, name, silver={"defaults": {"format": fmt, "namespace": name}})
+    bronze, control = DeltaBronze(project.bronze, durability="os"), ControlTables(project.control)
+    empty = table("public.empty", id="int4", day="date")
+    state = bronze.begin_stream("test", 100)
+    rows = pa.array([["1", "10", None], ["2", None, "x"]], pa.list_(pa.string()))
+    bronze.append_snapshot("initial-1", 0, T, rows, 0, 100)
+    bronze.append_snapshot("initial-1", 1, empty, pa.array([], pa.list_(pa.string())), 2, 100)
+    with pytest.raises(SnapshotIncomplete):
+        apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+    copied = [{"relation": str(r.table), "layout": r.layout, "rows": n, "chunks": 1} for r, n in ((T, 2), (empty, 0))]
+    control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", now()))
+    apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+    found = sorted(read_silver(project, project.target(T.table)).to_pylist(), key=lambda r: r["id"])
+    assert found == [row(1, 10, None), row(2, None, "x")]
+    assert read_silver(project, project.target(empty.table)).num_rows == 0
+    assert read_marker(project, project.target(T.table), "test").position == 100

@@ -1,0 +1,63 @@
+"""Cuts: one position across all silver tables, as rows of the control table `cuts`.
+
+A cut says of each table which version holds it, how many keys of it wait, and whether it is `in` or `broken`: a table
+that cannot go on stays behind at its own position and does not stop the cuts of the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.lake.control import ControlTables, CutRow
+from cdc_lake.observe.progress import Progress, Tell
+
+IN, BROKEN = "in", "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A table in a cut. `version`: of the silver table, None where it holds nothing yet; `held`: keys that wait."""
+
+    table: str
+    format: str
+    version: int | None
+    position: int
+    state: str
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A position and the tables at it, by source table as bronze writes it."""
+
+    position: int
+    tables: dict[str, TableState]
+
+
+def last_cut(control: ControlTables, stream: str) -> Cut | None:
+    """The newest cut of a stream."""
+    row = control.last_cut(stream)
+    if row is None:
+        return None
+    return Cut(row.position, {relation: TableState(**facts) for relation, facts in json.loads(row.tables).items()})
+
+
+def write_cut(control: ControlTables, state: BronzeState, cut: Cut, commit_ts: datetime | None, tell: Tell) -> None:
+    """Append a cut. Its time never goes back, whatever the source's clock did."""
+    last = control.last_cut(state.stream)
+    if last is not None and last.commit_ts is not None:
+        commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
+    facts = {relation: asdict(table) for relation, table in sorted(cut.tables.items())}
+    control.record(CutRow(state.epoch, state.stream, cut.position, commit_ts, json.dumps(facts), datetime.now(UTC)))
+    age = None if commit_ts is None else datetime.now(UTC) - commit_ts
+    tell(Progress("cut", _text(cut.tables, age), facts={"position": cut.position}))
+
+
+def _text(tables: Mapping[str, TableState], age: timedelta | None) -> str:
+    ago = "" if age is None else f"; its last transaction was committed {age.total_seconds():.1f} s ago"
+    waiting = sum(1 for table in tables.values() if table.state != IN)
+    return f"{len(tables) - waiting} of {len(tables)} tables at one position{ago}"
