@@ -1,0 +1,80 @@
+"""What a benchmark measured: printed as a table, kept as JSON in `benchmarks/results/`, read by `page.py`.
+
+A result is `{"name", "command", "machine", "parameters", "runs": [...], "tables": [...]}`. Runs are the raw numbers;
+tables are what is printed, so the page shows what the terminal showed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """The machine without its name: what somebody else needs to judge the numbers."""
+    model = ""
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "cores": os.cpu_count(),
+        "processor": model,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "load_before": [round(x, 1) for x in os.getloadavg()],
+    }
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> dict[str, Any]:
+    """A table of a result; numbers are formatted by the caller."""
+    return {"title": title, "head": list(head), "rows": [[str(cell) for cell in row] for row in rows]}
+
+
+def show(tables: Iterable[dict[str, Any]]) -> None:
+    """Print tables, the first column left, the others right."""
+    for one in tables:
+        cells = [one["head"], *one["rows"]]
+        widths = [max(len(row[n]) for row in cells) for n in range(len(one["head"]))]
+        print(f"\n{one['title']}")
+        for row in cells:
+            line = [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+            print("  " + "  ".join(line).rstrip())
+    sys.stdout.flush()
+
+
+def save(
+    name: str, *, parameters: dict[str, Any], runs: Sequence[dict[str, Any]], tables: list[dict[str, Any]]
+) -> Path:
+    """Print the tables and write the result."""
+    show(tables)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    document = {
+        "name": name,
+        "machine": machine(),
+        "parameters": parameters,
+        "runs": list(runs),
+        "tables": tables,
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path
+
+
+def median(values: Iterable[float]) -> float:
+    """The median; NaN where there is nothing."""
+    some = list(values)
+    return statistics.median(some) if some else float("nan")

@@ -1,0 +1,240 @@
+"""A retained backlog drained into Delta bronze, beside `pg_recvlogical -f /dev/null` on a copy of the same slot.
+
+    python benchmarks/pgoutput_backlog.py [--changes 1000000] [--rounds 3]
+
+Ten columns, about 270 bytes a change, 1,000 changes a transaction: 80 % inserts, 15 % updates, 5 % deletes. Ours is
+`receive()` in a process of its own: protocol, decoding, hash chain, Parquet, Delta commit, fsync, confirmation. The two
+alternate; the server is on the same machine and competes for the same cores. Seconds of ours run from before the
+connection is made until bronze is complete; starting Python is not in it (`process` has it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from measured import median, save, show, table
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+
+BLOCK = 1_000
+TARGET_RATE, TARGET_RATIO, TARGET_MIB = 100_000, 0.70, 512
+
+TABLE = """
+CREATE TABLE orders (
+  id bigint PRIMARY KEY, customer bigint NOT NULL, state text NOT NULL, amount numeric(12,2), quantity int,
+  note text, email text, created timestamptz, changed timestamp, paid boolean)
+"""
+# One transaction: 800 inserts, 150 updates and 50 deletes of rows of the transaction before it.
+WORKLOAD = """
+CREATE PROCEDURE backlog(first int, last int) LANGUAGE plpgsql AS $$
+BEGIN
+  FOR block IN first .. last LOOP
+    INSERT INTO orders SELECT
+      n, n::bigint * 7919 % 100003, (ARRAY['new', 'packed', 'sent', 'returned'])[1 + n % 4], (n % 99999) / 100.0,
+      n % 17, md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 'customer' || n % 100003 || '@example.org',
+      timestamptz '2026-01-01 00:00+00' + n * interval '1 second', timestamp '2026-01-01' + n * interval '1 ms',
+      n % 3 = 0
+      FROM generate_series(block * 800 + 1, block * 800 + 800) AS n;
+    UPDATE orders SET state = 'changed', quantity = quantity + 1
+      WHERE id > (block - 1) * 800 AND id <= (block - 1) * 800 + 150;
+    DELETE FROM orders WHERE id > (block - 1) * 800 + 750 AND id <= block * 800;
+    COMMIT;
+  END LOOP;
+END $$
+"""
+
+
+def project_of(server: EmbeddedServer, root: Path, name: str) -> Project:
+    source = {
+        "type": "postgres",
+        "host": HOST,
+        "port": server.port,
+        "database": "postgres",
+        "user": SUPERUSER,
+        "password": server.password,
+        "publication": "bench",
+        "tables": ["public.orders"],
+    }
+    document = {"version": 1, "pipeline": name, "source": source, "snapshot": {"mode": "none"}}
+    (root / name).mkdir(exist_ok=True)
+    return Project(Pipeline.model_validate(document), root / name / "pipeline.yaml", root / name)
+
+
+def receive_here(arguments: argparse.Namespace) -> None:
+    """The child: receive until the goal, say what it cost."""
+    server = EmbeddedServer(Path(arguments.server))
+    project = project_of(server, Path(arguments.root), arguments.receive)
+    begun = time.perf_counter()
+    bronze = DeltaBronze(project.bronze, project.pipeline.bronze.durability)
+    if arguments.profile:
+        profile = cProfile.Profile()
+        done = profile.runcall(receive, project, bronze, once=True, stop=threading.Event(), tell=silent)
+        profile.dump_stats(arguments.profile)
+    else:
+        done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
+    seconds = time.perf_counter() - begun
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    facts = {
+        "seconds": seconds,
+        "changes": done.changes,
+        "bytes": done.bytes,
+        "cpu": used.ru_utime + used.ru_stime,
+        "rss_mib": int(peak.split()[1]) / 1024,
+        "files": sum(1 for _ in project.bronze.glob("*.parquet")),
+        "bronze_bytes": sum(path.stat().st_size for path in project.bronze.glob("*.parquet")),
+    }
+    print(json.dumps(facts))
+
+
+def ours(server: EmbeddedServer, root: Path, name: str, profile: str | None) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--receive", name, "--server", str(server.folder), "--root", str(root)]
+    if profile:
+        command += ["--profile", profile]
+    begun = time.perf_counter()
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {"peer": "cdc_lake", "process": time.perf_counter() - begun, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def peer(server: EmbeddedServer, slot: str, end: str, changes: int) -> dict[str, Any]:
+    command = [
+        str(server.binaries / "pg_recvlogical"), "--start", "--slot", slot, "-f", os.devnull, "--endpos", end,
+        "--no-loop", "-o", "proto_version=1", "-o", "publication_names=bench",
+        "-h", HOST, "-p", str(server.port), "-U", SUPERUSER, "-d", "postgres",
+    ]  # fmt: skip
+    begun = time.perf_counter()
+    child = subprocess.Popen(command, env={**os.environ, "PGPASSWORD": server.password})
+    _, status, used = os.wait4(child.pid, 0)
+    seconds = time.perf_counter() - begun
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"pg_recvlogical ended with {child.returncode}")
+    return {"peer": "pg_recvlogical", "seconds": seconds, "changes": changes, "cpu": used.ru_utime + used.ru_stime}
+
+
+def measure(changes: int, rounds: int, folder: Path, profile: str | None) -> list[dict[str, Any]]:
+    blocks = changes // BLOCK
+    server = EmbeddedServer(folder / "server", settings={"max_wal_size": "8GB"}).start()
+    try:
+        with psycopg.connect(server.dsn(), autocommit=True) as admin:
+            admin.execute(TABLE)
+            admin.execute(WORKLOAD)
+            admin.execute("CALL backlog(0, 0)")
+            admin.execute("CREATE PUBLICATION bench FOR TABLE orders")
+            names = [f"round_{n}" for n in range(rounds + 1)]
+            for name in names:  # a first run on a quiet server makes the slot and begins the stream
+                ours(server, folder, name, None)
+            print(f"writing {blocks * BLOCK:,} changes", flush=True)
+            admin.execute("CALL backlog(1, %s)", [blocks])
+            (end,) = admin.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
+            for name in names:
+                admin.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", [name, f"peer_{name}"])
+            runs = []
+            for n, name in enumerate(names):
+                sides = [
+                    partial(ours, server, folder, name, profile),
+                    partial(peer, server, f"peer_{name}", end, changes),
+                ]
+                for side in sides if n % 2 else reversed(sides):
+                    run = {"round": n, **side()}
+                    run["rate"] = run["changes"] / run["seconds"]
+                    print(f"  round {n} {run['peer']:15} {run['rate']:10,.0f} changes/s", flush=True)
+                    runs.append(run)
+                admin.execute(
+                    "SELECT pg_drop_replication_slot(%s), pg_drop_replication_slot(%s)", [name, f"peer_{name}"]
+                )
+            expected = blocks * BLOCK
+            if any(run["changes"] != expected for run in runs):
+                raise SystemExit(f"expected {expected} changes: {[run['changes'] for run in runs]}")
+            return runs
+    finally:
+        server.remove()
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    counted = [run for run in runs if run["round"] > 0]  # round 0 warms the page cache for both
+    rows = []
+    for name in ("pg_recvlogical", "cdc_lake"):
+        mine = [run for run in counted if run["peer"] == name]
+        rates = [run["rate"] for run in mine]
+        rows.append(
+            (
+                name,
+                f"{max(rates):,.0f}",
+                f"{median(rates):,.0f}",
+                f"{median(run['cpu'] for run in mine):.1f}",
+                f"{max(run['rss_mib'] for run in mine):.0f}" if "rss_mib" in mine[0] else "",
+            )
+        )
+    ratios = []
+    for number in {run["round"] for run in counted}:
+        rates = {run["peer"]: run["rate"] for run in counted if run["round"] == number}
+        ratios.append(rates["cdc_lake"] / rates["pg_recvlogical"])
+    mine = [run for run in counted if run["peer"] == "cdc_lake"]
+    rate, ratio = median(run["rate"] for run in mine), median(ratios)
+    memory = max(run["rss_mib"] for run in mine)
+    reached = "reached" if rate >= TARGET_RATE or ratio >= TARGET_RATIO else "missed"
+    return [
+        table("pgoutput backlog into bronze", ("", "best changes/s", "median changes/s", "CPU s", "peak MiB"), rows),
+        table(
+            "Targets",
+            ("", "measured", "target", ""),
+            [
+                (
+                    "changes/s, or ratio to pg_recvlogical (medians)",
+                    f"{rate:,.0f}, {ratio:.2f}",
+                    "100,000 or 0.70",
+                    reached,
+                ),
+                ("peak memory, MiB", f"{memory:.0f}", "512", "reached" if memory <= TARGET_MIB else "missed"),
+            ],
+        ),
+    ]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--changes", type=int, default=1_000_000)
+    options.add_argument("--rounds", type=int, default=3, help="counted rounds; one more warms up")
+    options.add_argument("--folder", type=Path, help="where server and lake are made; a temporary folder if left out")
+    options.add_argument("--profile", help="write a cProfile of the last round of ours to this file")
+    options.add_argument("--no-save", action="store_true", help="print only")
+    options.add_argument("--receive", help=argparse.SUPPRESS)
+    options.add_argument("--server", help=argparse.SUPPRESS)
+    options.add_argument("--root", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.receive:
+        receive_here(given)
+        return
+    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
+        Path(temporary).chmod(0o755)
+        runs = measure(given.changes, given.rounds, Path(temporary), given.profile)
+    tables = summary(runs)
+    if given.no_save:
+        show(tables)
+    else:
+        save(
+            "pgoutput_backlog", parameters={"changes": given.changes, "rounds": given.rounds}, runs=runs, tables=tables
+        )
+
+
+if __name__ == "__main__":
+    main()

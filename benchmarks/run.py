@@ -1,0 +1,42 @@
+"""All benchmarks of docs/performance.md, one after the other; the page is written anew at the end.
+
+    python benchmarks/run.py [--quick]
+
+`--quick` is smaller and shorter, writes nothing, and shows that they run. Needs Java for the spans, 4 GiB of memory,
+and a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+FULL: tuple[tuple[str, ...], ...] = (
+    ("pgoutput_backlog.py",),
+    ("small_spans.py",),
+    ("apply_span.py",),
+)
+QUICK: tuple[tuple[str, ...], ...] = (
+    ("pgoutput_backlog.py", "--changes", "100000", "--rounds", "2", "--no-save"),
+    ("small_spans.py", "--rounds", "2", "--no-save"),
+    ("apply_span.py", "--rows", "500000", "--changes", "10000", "--rounds", "1", "--no-save"),
+)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--quick", action="store_true")
+    quick = options.parse_args().quick
+    for script, *arguments in QUICK if quick else FULL:
+        print(f"\n── {' '.join((script, *arguments))}", flush=True)
+        subprocess.run([sys.executable, str(HERE / script), *arguments], check=True)
+    if not quick:
+        subprocess.run([sys.executable, str(HERE / "page.py")], check=True)
+
+
+if __name__ == "__main__":
+    main()
