@@ -2,7 +2,8 @@
 
 The marker is Delta's application transaction: `txnAppId` and `txnVersion` are settings of the session, apply to every
 Delta write of it, and are therefore set for one statement and taken back in `finally`. Delta itself skips a statement
-whose version is not above the table's, and refuses one whose transaction read an older version of the marker.
+whose version is not above the table's, and refuses one whose transaction read an older version of the marker; a plan
+made before another writer's commit is refused here, because Delta would run it on a state it was not made for.
 """
 
 from __future__ import annotations
@@ -62,8 +63,10 @@ class DeltaSilver:
 
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
         """Run one statement that carries the marker."""
-        del base  # Delta checks the marker it read itself: the transaction action is a read dependency
         conf = self._spark.conf
+        # From here on Delta itself fences: the transaction action is a read dependency of the statement.
+        if self.marker(stream).position != base.position:
+            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
         conf.set(_APP, app_id(stream, self._target))
         conf.set(_VERSION, str(position))
         try:
@@ -75,6 +78,7 @@ class DeltaSilver:
         finally:
             conf.unset(_APP)
             conf.unset(_VERSION)
-        version = self.marker(stream).version
-        assert version is not None  # the statement above committed to it
-        return version
+        marker = self.marker(stream)
+        if marker.position != position or marker.version is None:  # Delta skipped the statement: its position is older
+            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+        return marker.version

@@ -2,7 +2,7 @@
 
 The marker is a property of the version's summary. Iceberg would let a stale plan take data and marker back (tried), so
 a statement runs on a branch made at the version whose marker was read, and `fast_forward` publishes it: refused when
-main has moved meanwhile.
+main has moved meanwhile. The branch is the session's own: on a shared one a rival's statement would build on ours.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TableChangedMeanwhile
-from cdc_lake.lake.marker import APP_PROPERTY, POSITION_PROPERTY, Marker, app_id, read_marker
+from cdc_lake.lake.marker import APP_PROPERTY, POSITION_PROPERTY, Marker, app_id, iceberg_table, read_marker
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 from cdc_lake.observe.failpoint import BRANCH_WRITTEN, failpoint
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
-_BRANCH = "cdc_lake"
+_PREFIX = "cdc_lake"  # of the branches' names
+_BRANCH = "cdc_lake.branch"  # session setting that names the session's
 _MAKING = threading.Lock()  # two tables that make their namespace at once: the catalog refuses the second
 
 
@@ -69,27 +71,45 @@ class IcebergSilver:
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
         """Run one statement on a branch at `base`, then publish the branch."""
         conf = self._spark.conf
-        at = f"AS OF VERSION {base.version}" if base.version is not None else ""
-        self._spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH {_BRANCH} {at}")
+        branch = self._branch(base)
         conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
         conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target))
         try:
-            work(f"{self.name}.branch_{_BRANCH}")
+            work(f"{self.name}.branch_{branch}")
+        except Exception as cause:
+            if f"(does not exist): {branch}" in str(cause):  # another session took ours for left behind
+                raise TableChangedMeanwhile(f"another writer works on {self._target.label}") from cause
+            raise
         finally:
             conf.unset(_PROPERTY + POSITION_PROPERTY)
             conf.unset(_PROPERTY + APP_PROPERTY)
         failpoint(BRANCH_WRITTEN)
-        self._publish()
+        self._publish(branch)
         marker = self.marker(stream)
         if marker.position != position or marker.version is None:
             raise TableChangedMeanwhile(f"{self._target.label} does not show the version that was just published")
         return marker.version
 
-    def _publish(self) -> None:
+    def _branch(self, base: Marker) -> str:
+        """The session's branch, made at `base`; branches that other sessions left behind go."""
+        branch: str | None = self._spark.conf.get(_BRANCH, None)
+        if branch is None:
+            branch = f"{_PREFIX}_{uuid4().hex}"
+            self._spark.conf.set(_BRANCH, branch)
+            table = iceberg_table(self._project, self._target)
+            for left in [] if table is None else [r for r in table.refs() if r.startswith(_PREFIX)]:
+                self._spark.sql(f"ALTER TABLE {self.name} DROP BRANCH IF EXISTS {quoted(left)}")
+        at = f"AS OF VERSION {base.version}" if base.version is not None else ""
+        self._spark.sql(f"ALTER TABLE {self.name} CREATE OR REPLACE BRANCH {branch} {at}")
+        if base.version is None and (table := iceberg_table(self._project, self._target)) and table.current_snapshot():
+            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+        return branch
+
+    def _publish(self, branch: str) -> None:
         table = literal(f"{self._target.namespace}.{self._target.name}")
         try:
-            self._spark.sql(f"CALL {self._catalog}.system.fast_forward({table}, 'main', '{_BRANCH}')")
+            self._spark.sql(f"CALL {self._catalog}.system.fast_forward({table}, 'main', '{branch}')")
         except Exception as cause:
-            if "not an ancestor" in str(cause):
+            if "not an ancestor" in str(cause) or f"does not exist: {branch}" in str(cause):
                 raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
             raise
