@@ -372,6 +372,14 @@ class SparkNotStarted(LakeError):
     hint = "the first start fetches Delta's and Iceberg's jars: check the way to Maven Central or your mirror of it"
 
 
+class SparkDied(LakeError):
+    """The JVM that Spark runs in ended while it was needed."""
+
+    code = "LAK405"
+    retry = Retry.LATER
+    hint = "state is safe, run again; if it dies each time, raise `apply.driver_memory` or lower `apply.span_rows`"
+
+
 class DestructiveChange(LakeError):
     """The source's table changed in a way that would lose or reinterpret data in silver."""
 
@@ -556,6 +564,14 @@ class NoStream(StateError):
 
     code = "STA622"
     hint = "`cdc-lake run` starts a stream with its slot; do not reuse a stream's name for another slot"
+
+
+class AnotherApply(StateError):
+    """Another process applies this pipeline on this machine."""
+
+    code = "STA624"
+    retry = Retry.LATER
+    hint = "let it end or stop it, then run again; bronze was not held up"
 
 
 class NotInBronze(StateError):

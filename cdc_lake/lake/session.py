@@ -12,8 +12,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,13 +91,27 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
     builder = SparkSession.builder.appName(f"cdc_lake {project.name}")
     for key, value in static_settings(project).items():
         builder = builder.config(key, value)
-    with _jvm_output_to(log):
+    with _jvm_output_to(log), _own_interrupt():
         try:
             spark = builder.getOrCreate()
         except Exception as cause:
             raise SparkNotStarted(f"Spark did not start; its own words are in {log}") from cause
     spark.sparkContext.setLogLevel("ERROR")
     return configured(spark)
+
+
+def alive(spark: SparkSession) -> bool:
+    """Whether Spark is still there: false once its JVM ended or is on its way out."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - comes with pyspark
+
+    context = spark.sparkContext
+    process = getattr(context._gateway, "proc", None)  # noqa: SLF001 - pyspark has no other word for it
+    if process is not None and process.poll() is not None:
+        return False
+    try:
+        return not context._jsc.sc().isStopped()  # noqa: SLF001
+    except (Py4JError, OSError):
+        return False
 
 
 def derive(spark: SparkSession) -> SparkSession:
@@ -163,7 +179,21 @@ def require_java() -> None:
     found = java_version()
     if found not in JAVA_MAJORS:
         have = "no Java was found" if found is None else f"Java {found} was found"
-        raise JavaMissing(f"Spark needs Java 17 or 21, {have}")
+        home = os.environ.get("JAVA_HOME")
+        raise JavaMissing(f"Spark needs Java 17 or 21, {have}", where=f"JAVA_HOME={home}" if home else "PATH")
+
+
+@contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Keep our handler of Ctrl-C: pyspark puts its own in place, which cancels all jobs at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

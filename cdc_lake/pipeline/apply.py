@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc_lake.config.project import Project
-from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped
+from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
+from cdc_lake.lake.lease import lease
+from cdc_lake.lake.session import alive, start
 from cdc_lake.observe.failpoint import BATCH_ENTERED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.advance import Advance, Applied
@@ -56,14 +58,22 @@ def apply(
 ) -> ApplySummary:
     """Apply until `goal` (None: what bronze holds) with `once`, otherwise until `stop`.
 
-    Raises the error of the first table that could not go on, RuleStopped, SparkNotStarted, JavaMissing.
+    Raises the error of the first table that could not go on, RuleStopped, AnotherApply, JavaMissing,
+    SparkNotStarted, SparkDied.
     """
-    from cdc_lake.lake.session import start  # noqa: PLC0415 - naming the function must not need Spark
-
     began = time.monotonic()
-    if spark is None:
-        tell(Progress("apply", "starting Spark"))
-        spark = start(project)
+    with lease(project.control):
+        if spark is None:
+            tell(Progress("apply", "starting Spark"))
+            spark = start(project)
+        done = _apply(project, spark, once=once, goal=goal, stop=stop, tell=tell)
+    return _summary(done, time.monotonic() - began)
+
+
+def _apply(
+    project: Project, spark: SparkSession, *, once: bool, goal: int | None, stop: threading.Event, tell: Tell
+) -> Applied:
+    began = time.monotonic()
     with Advance(project, spark, tell) as advance:
         outcome = "failed"
         try:
@@ -74,49 +84,57 @@ def apply(
         except RuleStopped:
             outcome = "stopped"
             raise
+        except Exception as cause:
+            if alive(spark):
+                raise
+            if not stop.is_set():
+                raise SparkDied("the Java process that Spark runs in has ended") from cause
+            outcome = "stopped"  # who asked us to stop asked the JVM too
         finally:
             advance.record(time.monotonic() - began, outcome)
         for error in advance.done.broken.values():
             raise error
-    return _summary(advance.done, time.monotonic() - began)
+        return advance.done
 
 
 def _follow(
     project: Project, spark: SparkSession, advance: Advance, *, once: bool, stop: threading.Event, tell: Tell
 ) -> None:
-    """Let the stream on bronze call `advance`; between its calls the idle timer does."""
+    """Let the stream on bronze call `advance`; between its calls the idle timer does.
+
+    A checkpoint that no longer fits bronze is only a hint: it is set aside, and a new one begins.
+    """
     if not (project.bronze / "_delta_log").exists():
         return
     clock = _Clock(advance, stop)
-    query = _start(project, spark, clock, once=once, tell=tell)
+    try:
+        _listen(project, spark, clock, once=once, stop=stop)
+    except Exception as cause:
+        if not alive(spark):
+            raise
+        if clock.called or not project.checkpoint.exists():
+            raise ApplyFailed("the stream on bronze ended") from cause
+        aside = project.checkpoint.with_name(f"{project.checkpoint.name}.aside-{time.time_ns()}")
+        project.checkpoint.rename(aside)
+        tell(Progress("apply", f"the checkpoint does not fit bronze any more and was set aside as {aside.name}"))
+        _listen(project, spark, clock, once=once, stop=stop)
+    if clock.failure is not None:
+        raise clock.failure
+
+
+def _listen(project: Project, spark: SparkSession, clock: _Clock, *, once: bool, stop: threading.Event) -> None:
+    """Run the query until it ends or we are to; raises what ended it."""
+    query = _query(project, spark, clock, project.checkpoint, once=once)
     idle = project.pipeline.apply.idle / 1000
     try:
         while not query.awaitTermination(_POLL_SECONDS):
             if stop.is_set() or clock.failure is not None:
-                break
+                return
             if clock.quiet_for(idle):
                 clock.tick()
     finally:
-        if query.isActive:
+        if alive(spark) and query.isActive:
             query.stop()
-    if clock.failure is not None:
-        raise clock.failure
-    if (problem := query.exception()) is not None:
-        raise ApplyFailed("the stream on bronze ended") from problem
-
-
-def _start(project: Project, spark: SparkSession, clock: _Clock, *, once: bool, tell: Tell) -> StreamingQuery:
-    """Start the query. A checkpoint that no longer fits bronze is only a hint: it is set aside, a new one begins."""
-    checkpoint = project.checkpoint
-    try:
-        return _query(project, spark, clock, checkpoint, once=once)
-    except Exception:
-        if not checkpoint.exists():
-            raise
-        aside = checkpoint.with_name(f"{checkpoint.name}.aside-{time.time_ns()}")
-        checkpoint.rename(aside)
-        tell(Progress("apply", f"the checkpoint does not fit bronze any more and was set aside as {aside.name}"))
-        return _query(project, spark, clock, checkpoint, once=once)
 
 
 def _query(project: Project, spark: SparkSession, clock: _Clock, checkpoint: Path, *, once: bool) -> StreamingQuery:
@@ -136,11 +154,13 @@ class _Clock:
         self._turn = threading.Lock()
         self._last = time.monotonic()
         self.failure: CdcLakeError | None = None
+        self.called = False
 
     def on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """What `foreachBatch` calls; rows and number of the batch mean nothing here."""
         del batch, batch_id
         failpoint(BATCH_ENTERED)
+        self.called = True
         self.tick()
 
     def tick(self) -> None:

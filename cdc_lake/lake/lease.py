@@ -1,0 +1,36 @@
+"""The lease on a pipeline's silver: one apply at a time on this machine.
+
+A file lock that goes with its process, however that ends. It is not what keeps silver right, the markers in the tables
+are: it keeps two runs from preparing the same span, and keeps the rows of `held`, which no marker fences, to one
+writer. Two machines on one lake are refused by the markers only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cdc_lake.errors import AnotherApply
+
+_FILE = "apply.lock"
+
+
+@contextmanager
+def lease(folder: Path) -> Iterator[None]:
+    """Hold the lease of the pipeline whose control tables are in `folder`. Raises AnotherApply where it is taken."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as taken:
+            holder = os.pread(file, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            raise AnotherApply(f"process {holder} applies this pipeline already", where=str(folder)) from taken
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(file)
