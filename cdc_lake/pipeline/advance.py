@@ -5,7 +5,8 @@ all of them are prepared before any is merged, so a `stop` rule ends the span be
 Then held rows are recorded, tables merged, and one row goes to `cuts`.
 
 The watermark of a table is the later of its own marker and the last cut that lists it as in: a table without changes
-costs nothing, and its marker need not move.
+costs nothing, and its marker need not move. Where cuts were lost, tables may be beyond the end of a span; the next cut
+is written where all of them are again.
 """
 
 from __future__ import annotations
@@ -23,10 +24,18 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import ApplyFailed, CdcLakeError, MergeRefused, RuleStopped, SilverLost, SnapshotIncomplete
+from cdc_lake.errors import (
+    ApplyFailed,
+    CdcLakeError,
+    MergeRefused,
+    RuleStopped,
+    SilverLost,
+    SnapshotIncomplete,
+    SparkDied,
+)
 from cdc_lake.lake.control import ControlTables, RunRow, SnapshotRow
 from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.session import derive
+from cdc_lake.lake.session import alive, derive
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -39,7 +48,7 @@ from cdc_lake.observe.failpoint import (
     failpoint,
 )
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
+from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, found, last_cut, write_cut
 from cdc_lake.pipeline.holds import open_holds, record
 from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
 from cdc_lake.silver.complete import MISSING_BASE
@@ -102,7 +111,8 @@ class Advance:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        now = kind is not None and not issubclass(kind, Exception)  # asked twice to stop
+        self._pool.shutdown(wait=not now, cancel_futures=True)
 
     def run(self, goal: int | None, stop: threading.Event) -> None:
         """Apply everything bronze holds now, at most to `goal`. Returns at a span's end when `stop` is set."""
@@ -206,13 +216,15 @@ class Advance:
         for relation in sorted(touched):
             target = self._project.target(TableName.parse(relation))
             listed = tables.get(relation)
-            version, marker = self._marker(state, target)
+            marker = read_marker(self._project, target, state.stream)
             known = after if listed is None else listed.position
-            watermark = max(known, marker if marker is not None else known)
+            watermark = max(known, marker.position if marker.position is not None else known)
+            if watermark > known:
+                tables[relation] = found(target, state, marker, watermark, held)
             if watermark >= upto:
                 continue
             span = Span(state.epoch, watermark, upto)
-            if listed is not None and listed.version is not None and version is None:
+            if listed is not None and listed.version is not None and marker.version is None:
                 lost = SilverLost(f"the last cut lists {target.label}, and the table is gone")
                 self._break(target, watermark, lost, tables)
                 continue
@@ -220,11 +232,6 @@ class Advance:
             layouts = self._bronze.layouts([target.source], span)
             jobs.append(TableJob(self._project, target, state.stream, span, files, layouts, keys))
         return jobs
-
-    def _marker(self, state: BronzeState, target: Target) -> tuple[int | None, int | None]:
-        """Version and watermark of a silver table, as the table says."""
-        marker = read_marker(self._project, target, state.stream)
-        return marker.version, marker.position
 
     def _prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
         """Prepare tables side by side; those that cannot go on are noted as broken."""
@@ -291,11 +298,11 @@ class Advance:
             raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
         position = done[-1].position
         tables: dict[str, TableState] = {}
-        jobs = []
+        jobs, held = [], self._control.read("held")
         for relation, layout in self._copied(done[-1]):
             target = self._project.target(TableName.parse(relation))
             marker = read_marker(self._project, target, state.stream)
-            tables[relation] = TableState(target.label, target.format, marker.version, position, IN, 0)
+            tables[relation] = found(target, state, marker, marker.position or position, held)
             if marker.position is None:
                 jobs.append(self._first(state, target, position, layout))
         prepared = self._prepare(jobs, tables)
@@ -306,7 +313,9 @@ class Advance:
         self._merge(prepared, tables, position)
         for relation, table in tables.items():
             if table.version is None:
-                version = self._marker(state, self._project.target(TableName.parse(relation)))[0]
+                version = read_marker(
+                    self._project, self._project.target(TableName.parse(relation)), state.stream
+                ).version
                 tables[relation] = replace(table, version=version)
         self._cut(state, position, None, tables)
         return Cut(position, tables)
@@ -322,6 +331,8 @@ class Advance:
     def _cut(
         self, state: BronzeState, position: int, commit_ts: datetime | None, tables: dict[str, TableState]
     ) -> None:
+        if any(table.position > position for table in tables.values()):
+            return  # cuts were lost: the next one is where all tables are again
         failpoint(ALL_MERGED)
         write_cut(self._control, state, Cut(position, tables), commit_ts, self._tell)
         failpoint(CUT_WRITTEN)
@@ -335,7 +346,10 @@ class Advance:
         return self._sessions[target.label]
 
     def _parallel(self, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-        return list(self._pool.map(work, items))
+        results = list(self._pool.map(work, items))
+        if not alive(self._spark):
+            raise SparkDied("the Java process that Spark runs in has ended")
+        return results
 
 
 def _guarded(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:

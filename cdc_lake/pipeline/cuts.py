@@ -11,9 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
+
 from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Target
 from cdc_lake.lake.control import ControlTables, CutRow
+from cdc_lake.lake.marker import Marker
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.holds import open_holds
 
 IN, BROKEN = "in", "broken"
 
@@ -36,6 +41,14 @@ class Cut:
 
     position: int
     tables: dict[str, TableState]
+
+
+def found(target: Target, state: BronzeState, marker: Marker, position: int, held: pa.Table) -> TableState:
+    """A table at `position` as its marker has it, which is further than the last cut says: who merged it did not live
+    to write the next one. `held` is the control table.
+    """
+    keys = open_holds(held, str(target.source), state.epoch, position).keys
+    return TableState(target.label, target.format, marker.version, position, IN, len(keys))
 
 
 def last_cut(control: ControlTables, stream: str) -> Cut | None:
