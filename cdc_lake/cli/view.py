@@ -118,8 +118,8 @@ class View:
                     _write(stderr(), text)
 
     def tell(self, progress: Progress) -> None:
-        """Progress of a loop: an event, a bar or a line."""
-        if self.look.json:
+        """Progress of a loop: an event, a bar or a line. Only `run --json` has events: elsewhere it is one document."""
+        if self.look.json and self.verb == "run":
             self.event({"schema": f"cdc-lake/{self.verb}/1", "at": _now(), **plain(progress)})
         elif self.look.quiet:
             return
