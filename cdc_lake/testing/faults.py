@@ -1,0 +1,203 @@
+"""A pipeline under faults: its commands as processes of their own, killed where a test says, and the proof at the end.
+
+Only the public command line is used, and what it leaves on disk is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.load import load_project
+from cdc_lake.config.project import Project
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.marker import APP_PROPERTY, POSITION_PROPERTY, app_id, iceberg_table
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+
+KILLED = -signal.SIGKILL
+
+
+class Pipeline:
+    """The pipeline file `file`; `environment` holds its secrets."""
+
+    def __init__(self, file: Path, environment: Mapping[str, str]) -> None:
+        self.file = file
+        self._environment = {**os.environ, **environment}
+
+    def command(self, *arguments: str, failpoint: str = "") -> Command:
+        """Start `cdc-lake` with these arguments, to be killed at `failpoint`."""
+        words = [sys.executable, "-m", "cdc_lake.cli.app", *arguments, "--json", "--pipeline", str(self.file)]
+        return Command(words, {**self._environment, "CDC_LAKE_FAILPOINT": failpoint})
+
+    def do(self, *arguments: str, failpoint: str = "", expect: int = 0) -> Command:
+        """Run a command to its end, which must be the exit code `expect`, or the kill where a failpoint is given."""
+        with self.command(*arguments, failpoint=failpoint) as command:
+            code = command.wait(300)
+        expect = KILLED if failpoint else expect
+        assert code == expect, f"`{' '.join(arguments)}` {failpoint} ended with {code}, not {expect}:\n{command.said}"
+        return command
+
+    def prove(self) -> str:
+        """Silver equal to the source but for held keys, the chain whole, cuts true; the verdict in words."""
+        compared = json.loads(self.do("compare").output)
+        assert compared["verdict"] in {"equal", "equal but for held keys"}, json.dumps(compared, indent=1)
+        assert json.loads(self.do("inspect", "chain").output)["holds"]
+        assert_cuts_are_true(load_project(self.file))
+        assert_nothing_is_held_twice(load_project(self.file))
+        return str(compared["text"])
+
+
+class Command:
+    """A running command, leader of a process group of its own; leaving kills what is left of the group."""
+
+    def __init__(self, words: list[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            words,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: list[str] = []
+        self._errors: list[str] = []
+        self._news = threading.Condition()
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, lines), daemon=True)
+            for stream, lines in ((self._process.stdout, self._lines), (self._process.stderr, self._errors))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        for reader in self._readers:
+            reader.join(30)
+
+    @property
+    def output(self) -> str:
+        """What it wrote to standard output."""
+        return "".join(self._lines)
+
+    @property
+    def said(self) -> str:
+        """The last of what it wrote anywhere."""
+        return "".join([*self._lines[-8:], *self._errors[-20:]])
+
+    def events(self, stage: str) -> list[dict[str, Any]]:
+        """Events of a stage until now."""
+        with self._news:
+            return [e for e in map(_event, self._lines) if e.get("stage") == stage]
+
+    def until(self, stage: str, count: int = 1, seconds: float = 120) -> None:
+        """Wait for that many events of a stage."""
+        end = time.monotonic() + seconds
+        while len(self.events(stage)) < count:
+            assert self._process.poll() is None, f"it ended before `{stage}`:\n{self.said}"
+            with self._news:
+                assert self._news.wait(end - time.monotonic()), f"no `{stage}` in time:\n{self.said}"
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process, not to its group."""
+        self._process.send_signal(number)
+
+    def send_group(self, number: signal.Signals) -> None:
+        """Send a signal to the process and to its JVM."""
+        os.killpg(self._process.pid, number)
+
+    def kill_java(self) -> None:
+        """Kill the JVM alone."""
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            if child.name() == "java":
+                child.kill()
+
+    def kill(self) -> None:
+        """Kill the whole group, with its JVM."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        finally:
+            self._process.wait()
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code."""
+        return self._process.wait(seconds)
+
+    def _read(self, stream: Any, lines: list[str]) -> None:
+        with stream:
+            for line in stream:
+                with self._news:
+                    lines.append(line)
+                    self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+
+def assert_cuts_are_true(project: Project) -> None:
+    """The version that a cut names of a table holds what bronze has up to the cut, and nothing above it."""
+    cuts = ControlTables(project.control).read("cuts").sort_by("recorded_at").to_pylist()
+    assert [c["position"] for c in cuts] == sorted(c["position"] for c in cuts), "a cut went back"
+    for cut in cuts:
+        commits = BronzeReader(project.bronze).commits(Span(cut["epoch"], -1, cut["position"]))
+        for relation, table in json.loads(cut["tables"]).items():
+            if table["state"] != "in" or table["version"] is None:
+                continue
+            at = _marker_at(project, relation, cut["stream"], table["version"])
+            last = max((c.position for c in commits if relation in c.counts), default=-1)
+            assert at is not None
+            assert last <= at <= cut["position"], f"{relation} is at {at}, not {last}, in the cut {cut['position']}"
+
+
+def assert_nothing_is_held_twice(project: Project) -> None:
+    """Each change is in `held` at most once."""
+    held = ControlTables(project.control).read("held")
+    held = held.filter(pc.field("reason") != "closed")
+    places = list(zip(*(held[c].to_pylist() for c in ("relation", "epoch", "position", "ordinal")), strict=True))
+    assert len(places) == len(set(places)), "a change is held twice"
+
+
+def _marker_at(project: Project, relation: str, stream: str, version: int) -> int | None:
+    target = project.target(TableName.parse(relation))
+    app = app_id(stream, target)
+    if target.format == "delta":
+        position: int | None = DeltaTable(str(project.silver_path(target)), version=version).transaction_version(app)
+        return position
+    table = iceberg_table(project, target)
+    assert table is not None
+    snapshot = table.snapshot_by_id(version)
+    while snapshot is not None:
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        if summary.get(APP_PROPERTY) == app:
+            return int(summary[POSITION_PROPERTY])
+        snapshot = table.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id else None
+    return None
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}

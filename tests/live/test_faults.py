@@ -1,0 +1,175 @@
+"""The whole path under faults: a real server, the public commands, kill -9 at every failpoint; then proof.
+
+`CDC_LAKE_BUDGET` above 1 adds rounds of random failpoints; a failing seed goes into `CDC_LAKE_SEED`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.observe import failpoint as at
+from cdc_lake.testing.faults import Pipeline
+from cdc_lake.testing.workload import Workload
+from tests.conftest import Database
+
+pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.timeout(1200)]
+
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+
+FILE = """\
+version: 1
+pipeline: {name}
+source:
+  type: postgres
+  host: {host}
+  port: {port}
+  database: {name}
+  user: {user}
+  password: ${{env:FAULTS_PASSWORD}}
+  tables: [public.w_items, public.w_pairs, public.w_texts, public.w_full]
+snapshot: {{chunk_rows: 25}}
+bronze:
+  batch: {{max_transactions: 15, max_delay: 20 ms}}
+silver:
+  tables:
+    - from: public.w_items
+      rules: [{{rule: not_null, column: price, on_fail: quarantine}}]
+    - {{from: public.w_pairs, format: iceberg}}
+    - from: public.w_texts
+      format: iceberg
+      rules: [{{rule: not_null, column: n, on_fail: quarantine}}]
+apply: {{parallelism: 1, driver_memory: 1 GiB}}
+"""
+
+RECEIVING = [
+    (at.SNAPSHOT_CHUNK, 2),
+    (at.SNAPSHOT_DONE, 1),
+    (at.CONNECTED, 1),
+    (at.COMMIT_RECEIVED, 7),
+    (at.FILE_WRITTEN, 2),
+    (at.BRONZE_COMMITTED, 1),
+    (at.BRONZE_COMMITTED, 1),
+    (at.CONFIRMED, 2),
+]
+"""Where the receiver dies, in turn, and at which passage."""
+
+APPLYING = [
+    (at.TABLE_MERGED, 2),  # within the first load: some tables have their content, others have not
+    (at.PREPARED, 2),
+    (at.HELD_RECORDED, 1),
+    (at.BRANCH_WRITTEN, 1),
+    (at.TABLE_MERGED, 1),
+    (at.ALL_MERGED, 1),
+    (at.CUT_WRITTEN, 1),
+    (at.BATCH_ENTERED, 1),
+]
+
+
+@pytest.fixture
+def pipeline(database: Database, tmp_path: Path) -> Pipeline:
+    file = tmp_path / "pipelines" / "faults.yaml"
+    file.parent.mkdir()
+    where = {"name": database.name, "host": database.host, "port": database.port, "user": database.user}
+    file.write_text(FILE.format(**where))
+    os.environ["FAULTS_PASSWORD"] = database.password  # also read here, when the lake is looked into
+    return Pipeline(file, {})
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+@contextmanager
+def under_load(workload: Workload) -> Iterator[None]:
+    """Transactions go on in the background."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.wait(0.02):
+            workload.run(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_kill_9_at_every_failpoint_ends_equal_to_the_source(
+    database: Database, pipeline: Pipeline, dice: random.Random
+) -> None:
+    with database.connect() as sql:
+        workload = Workload(sql, dice.randrange(1 << 30))
+        workload.create_tables()
+        workload.run(60)
+        for name, passage in RECEIVING:
+            pipeline.do("run", "--once", "--only", "receive", failpoint=f"{name}:{passage}")
+            workload.run(60)
+        pipeline.do("run", "--once", "--only", "receive")
+        for name, passage in APPLYING:
+            pipeline.do("run", "--once", "--only", "apply", failpoint=f"{name}:{passage}")
+            workload.run(30)
+            pipeline.do("run", "--once", "--only", "receive")
+        for _ in range(BUDGET - 1):
+            workload.run(40)
+            name = dice.choice([*at.FAILPOINTS])
+            with pipeline.command("run", "--once", failpoint=f"{name}:{dice.randint(1, 3)}") as run:
+                print(name, run.wait(300))
+        workload.run(20)
+        pipeline.do("run", "--once")
+        print(pipeline.prove(), dict(workload.done))
+
+
+def test_signals_and_a_kill_of_both_loops_leave_a_state_to_go_on_from(
+    database: Database, pipeline: Pipeline, dice: random.Random
+) -> None:
+    with database.connect() as sql:
+        workload = Workload(sql, dice.randrange(1 << 30))
+        workload.create_tables()
+        workload.run(60)
+        with under_load(workload):
+            with pipeline.command("run") as run:
+                run.until("cut", 2)
+                run.send(signal.SIGTERM)
+                assert run.wait(60) == 0, f"a service that is asked to stop has done its work:\n{run.said}"
+            for _ in range(BUDGET):
+                with pipeline.command("run") as run:
+                    run.until("cut")
+                    time.sleep(dice.uniform(0, 5))
+                    run.kill()
+            with pipeline.command("run") as run:
+                run.until("merge")
+                run.kill_java()
+                assert run.wait(60) == 4, run.said
+                assert "LAK405" in run.said
+            with pipeline.command("run") as run:
+                run.until("merge")
+                run.send_group(signal.SIGTERM)
+                assert run.wait(60) == 0, f"also where the JVM is asked to stop:\n{run.said}"
+            with pipeline.command("run", "--only", "apply") as run:
+                run.until("cut")
+                run.send(signal.SIGINT)
+                assert run.wait(60) == 130, run.said
+                assert run.events("summary"), f"asked once, it ends by itself:\n{run.said}"
+            with pipeline.command("run") as run:
+                run.until("merge")
+                run.send(signal.SIGINT)
+                time.sleep(dice.uniform(0, 0.5))
+                run.send(signal.SIGINT)
+                assert run.wait(20) == 130, run.said
+        pipeline.do("run", "--once")
+        print(pipeline.prove(), dict(workload.done))

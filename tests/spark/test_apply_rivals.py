@@ -1,0 +1,169 @@
+"""Two appliers on one lake: what was prepared on an older state is refused, whole, on both formats."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.errors import AnotherApply, TableChangedMeanwhile
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.lease import lease
+from cdc_lake.lake.session import derive
+from cdc_lake.lake.store import store
+from cdc_lake.model.change import UNCHANGED, OldKind, Update
+from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
+from cdc_lake.testing.faults import assert_cuts_are_true
+
+from .test_apply_cases import FORMATS, Lake, T, insert, row
+
+pytestmark = pytest.mark.spark
+
+
+def plan(lake: Lake, after: int, upto: int) -> tuple[Any, Prepared]:
+    """A span as another process would have prepared it, and its session."""
+    reader, session = BronzeReader(lake.project.bronze), derive(lake.spark)
+    layouts = reader.layouts([T.table])
+    job = TableJob(lake.project, lake.target(), "test", Span(1, after, upto), reader.files(), layouts, frozenset())
+    prepared = prepare(session, job)
+    assert prepared is not None
+    return session, prepared
+
+
+def swap(one: str, other: str) -> tuple[Update, Update]:
+    """Two rows exchange keys; their large values are not sent."""
+    return (
+        Update(T, (other, "1", UNCHANGED), (one, None, None), OldKind.KEY),
+        Update(T, (one, "2", UNCHANGED), (other, None, None), OldKind.KEY),
+    )
+
+
+@FORMATS
+def test_a_plan_made_before_anothers_commit_is_refused_wherever_it_ends(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "stale", fmt)
+    first = lake.land(insert("1", "1", "one"), insert("2", "2", "two"))
+    early = plan(lake, 10, first)
+    lake.apply()
+    behind = lake.land(*swap("1", "2"))
+    shorter = plan(lake, first, behind)
+    lake.land(insert("3", "3"))
+    longer = plan(lake, first, lake.position)
+    lake.land(insert("4", "4"))
+    further = plan(lake, first, lake.position)
+    bronze_top = lake.position
+    # the other applier had seen bronze only up to the third transaction
+    merge(*longer)
+    before = lake.marker()
+    for stale in (early, shorter, longer, further):
+        with pytest.raises(TableChangedMeanwhile):
+            merge(*stale)
+        assert lake.marker() == before
+    lake.apply()
+    assert lake.rows() == [row(1, 2, "two"), row(2, 1, "one"), row(3, 3), row(4, 4)]
+    assert lake.marker().position == bronze_top
+
+
+@FORMATS
+def test_of_two_commits_that_overlap_one_is_refused_and_leaves_nothing(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "overlap", fmt)
+    lake.land(insert("1", "1"))
+    lake.apply()
+    target, sessions = lake.target(), (derive(spark), derive(spark))
+    ours, rivals = (store(session, lake.project, target) for session in sessions)
+    base = ours.marker("test")
+
+    def put(session: Any, value: int, meanwhile: Callable[[], None] = lambda: None) -> Callable[[str], None]:
+        def work(table: str) -> None:
+            meanwhile()
+            session.sql(f"UPDATE {table} SET amount = {value} WHERE id = 1")
+
+        return work
+
+    def rival() -> None:
+        rivals.commit("test", base, 500, put(sessions[1], 50))
+
+    with pytest.raises(TableChangedMeanwhile):
+        ours.commit("test", base, 400, put(sessions[0], 40, rival))
+    assert lake.rows() == [row(1, 50)]
+    assert lake.marker().position == 500
+
+
+def test_a_second_apply_on_one_machine_is_refused_before_it_does_anything(spark: Any, lake_root: Path) -> None:
+    lake = Lake(lake_root, spark, "leased", "delta")
+    lake.land(insert("1", "1"))
+    with lease(lake.project.control), pytest.raises(AnotherApply) as refused:
+        lake.apply()
+    assert refused.value.exit_status == 4
+    lake.apply()
+    assert lake.rows() == [row(1, 1)]
+
+
+@FORMATS
+def test_cuts_that_were_lost_come_back_true(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "cuts", fmt)
+    positions = []
+    for n in range(1, 5):
+        positions.append(lake.land(insert(str(n), str(n))))
+        lake.apply()
+    cuts = ControlTables(lake.project.control)
+    cuts.delete("cuts", f"position > {positions[0]}")
+    short = lake.project.pipeline.apply.model_copy(update={"span_rows": 1})  # spans end between the cut and the table
+    lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"apply": short}))
+    lake.apply()
+    assert_cuts_are_true(lake.project)
+    last = cuts.last_cut("test")
+    assert last is not None
+    assert last.position == positions[-1]
+    cuts.delete("cuts", "position > 0")
+    apply(lake.project, once=True, goal=positions[1], stop=threading.Event(), tell=silent, spark=spark)
+    assert_cuts_are_true(lake.project)
+    lake.apply()
+    assert_cuts_are_true(lake.project)
+    assert lake.rows() == [row(n, n) for n in range(1, 5)]
+
+
+@pytest.mark.parametrize("state", ["older", "foreign", "torn", "behind a cleaned log"])
+def test_a_checkpoint_is_only_a_hint(spark: Any, lake_root: Path, tmp_path: Path, state: str) -> None:
+    lake = Lake(lake_root, spark, f"hint_{state[:4]}", "delta")
+    checkpoint, log = lake.project.checkpoint, lake.project.bronze / "_delta_log"
+    lake.land(insert("1", "1"))
+    lake.apply()
+    shutil.copytree(checkpoint, tmp_path / "older")
+    lake.land(insert("2", "2"))
+    lake.apply()
+    if state == "torn":
+        newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda f: int(f.name))
+        newest.write_text("v1\n{")
+    else:
+        shutil.rmtree(checkpoint)
+        shutil.copytree(tmp_path / "older", checkpoint)
+    if state == "foreign":
+        for file in (checkpoint / "offsets").glob("[0-9]*"):
+            header, metadata, offset = file.read_text().split("\n")
+            moved = json.loads(offset) | {"reservoirId": "00000000-0000-0000-0000-000000000000"}
+            file.write_text("\n".join([header, metadata, json.dumps(moved)]))
+        for crc in (checkpoint / "offsets").glob(".*.crc"):
+            crc.unlink()
+    if state == "behind a cleaned log":
+        table = DeltaTable(str(lake.project.bronze))
+        table.create_checkpoint()
+        for file in log.glob("*.json"):
+            if int(file.stem) < table.version():
+                file.unlink()
+    for n in (3, 4):
+        lake.land(insert(str(n), str(n)))
+        lake.apply()
+    assert lake.rows() == [row(n, n) for n in range(1, 5)]
+    aside = list(checkpoint.parent.glob(f"{checkpoint.name}.aside-*"))
+    assert len(aside) == (state != "older")
