@@ -263,7 +263,7 @@ class DecodeError(CdcLakeError):
     """Bytes that are not what the protocol allows. `offset` counts from the start of the message."""
 
     code = "DEC300"
-    hint = "keep the stream with `cdc-lake record` and report it: nothing was landed beyond the last commit"
+    hint = "leave the slot as it is, it keeps the bytes; report what `cdc-lake run --only receive --debug` says"
 
     def __init__(self, message: str, *, offset: int = 0, where: str = "", hint: str | None = None) -> None:
         super().__init__(f"{message} (at byte {offset})", where=where, hint=hint)
@@ -283,7 +283,7 @@ class UnexpectedMessage(DecodeError):
     """A message, tuple or value of a kind that was not asked for, or that nobody knows."""
 
     code = "DEC302"
-    hint = "stream pgoutput with proto_version 1, in text and without streaming; if it is, report it with a `record`ing"
+    hint = "stream pgoutput with proto_version 1, in text and without streaming; if it is, report it"
 
 
 class MalformedMessage(DecodeError):
@@ -312,7 +312,7 @@ class UnknownRelation(DecodeError):
     """A change of a table whose layout was never announced on this connection."""
 
     code = "DEC306"
-    hint = "run `cdc-lake run` again: a new connection announces every table anew; if it repeats, `cdc-lake record` it"
+    hint = "run `cdc-lake run` again: a new connection announces every table anew; if it repeats, report it"
 
 
 class UnknownType(DecodeError):
@@ -556,7 +556,7 @@ class NotInOrder(StateError):
     """Transactions given to bronze do not ascend by position."""
 
     code = "STA621"
-    hint = "this is a bug in the receiver: keep the stream with `cdc-lake record` and report it; nothing was landed"
+    hint = "this is a bug in the receiver: leave the slot as it is, it keeps the bytes, and report it"
 
 
 class NoStream(StateError):

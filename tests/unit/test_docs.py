@@ -1,0 +1,238 @@
+"""The documentation says only what is there: links, commands, pipeline files, Python, generated pages, the notebook."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import io
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from typer.main import get_command
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.cli.app import app
+from cdc_lake.config.load import validate
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.change import Insert, Update
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    p
+    for p in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "cdc_lake/cli/templates").rglob("*.md"))
+    if p.is_file()
+)
+NOTEBOOK = ROOT / "notebooks" / "01_first_result.ipynb"
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [m[3] for m in BLOCK.finditer(page.read_text(encoding="utf-8")) if m[2] in languages]
+
+
+def prose(page: Path) -> str:
+    return BLOCK.sub("", page.read_text(encoding="utf-8"))
+
+
+# ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings as GitHub names them."""
+    heads = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_between_pages_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        to = (page.parent / path).resolve() if path else page
+        assert to.exists(), f"{name(page)}: {target}"
+        assert to.is_relative_to(ROOT), f"{name(page)}: {target}"
+        if anchor:
+            assert anchor in anchors(to), f"{name(page)}: {target}"
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def commands(text: str) -> list[str]:
+    """`cdc-lake …` in code: whole lines of blocks, and spans of prose."""
+    lines = re.findall(r"^\s*(?:\$ )?(cdc-lake(?: [^\n]*)?)$", text, re.MULTILINE)
+    return [line.split("  #")[0].partition(" # ")[0].strip() for line in lines]
+
+
+def spans(text: str) -> list[str]:
+    return [s for s in re.findall(r"`([^`\n]+)`", text) if s.startswith("cdc-lake ")]
+
+
+def problem(command: str) -> str | None:
+    """Why a command line cannot be, None where it can."""
+    words = shlex.split(command.partition(" | ")[0].replace("…", ""))[1:]
+    node: Any = get_command(app)
+    known = {o for p in node.params for o in p.opts}
+    if wrong := [w for w in itertools.takewhile(lambda w: w.startswith("-"), words) if w not in known]:
+        return f"no option `{wrong[0]}`"
+    words = list(itertools.dropwhile(lambda w: w.startswith("-"), words))
+    while words and hasattr(node, "commands") and not words[0].startswith("-"):
+        if words[0] not in node.commands:
+            return None if words[0].isupper() else f"no verb `{words[0]}`"
+        node = node.commands[words.pop(0)]
+    known = {o for p in node.params for o in (*p.opts, *p.secondary_opts)} | {"-h", "--help"}
+    for word in words:
+        if word.startswith("-") and word.partition("=")[0] not in known:
+            return f"no option `{word}`"
+    return None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_exist_with_their_options(page: Path) -> None:
+    found = [c for block in blocks(page, "", "sh", "bash", "console") for c in commands(block)]
+    found += spans(prose(page))
+    wrong = {c: why for c in found if (why := problem(c))}
+    assert not wrong, name(page)
+
+
+def test_commands_in_the_hints_of_errors_exist() -> None:
+    def classes(kind: type[CdcLakeError]) -> list[type[CdcLakeError]]:
+        return [kind, *(c for sub in kind.__subclasses__() for c in classes(sub))]
+
+    importlib.import_module("cdc_lake.config.problems")
+    wrong = {(k.code, c): why for k in classes(CdcLakeError) for c in spans(k.hint) if (why := problem(c))}
+    assert not wrong
+
+
+def test_the_check_of_commands_finds_wrong_ones() -> None:
+    assert problem("cdc-lake run --once --only receive") is None
+    assert problem("cdc-lake inspect tx 0/16B3748") is None
+    assert problem("cdc-lake rum") == "no verb `rum`"
+    assert problem("cdc-lake run --twice") == "no option `--twice`"
+    assert commands("$ cdc-lake check   # is it?\n  cdc-lake plan\n") == ["cdc-lake check", "cdc-lake plan"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = "\n".join([*blocks(page, ""), *re.findall(r"`([^`\n]+)`", prose(page))])
+    assert set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+# ── pipeline files ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_pipeline_files_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in blocks(page, "yaml"):
+        if not block.startswith("version:") or page.parent.name == "errors":
+            continue  # a part of a file; an example of what is wrong
+        for variable in re.findall(r"\$\{env:(\w+)", block):
+            monkeypatch.setenv(variable, "x")
+        file = tmp_path / "shown.yaml"
+        file.write_text(block, encoding="utf-8")
+        assert validate([file]) == [], name(page)
+
+
+def test_the_readme_shows_a_pipeline_file() -> None:
+    assert any(block.startswith("version: 1") for block in blocks(ROOT / "README.md", "yaml"))
+
+
+# ── Python ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_compiles_and_imports_what_is_there(page: Path) -> None:
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cdc_lake"):
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), f"{name(page)}: {node.module}"
+
+
+# ── generated pages ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "reference" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["bronze.md", "control.md"])
+def test_a_page_of_tables_is_current(page: str) -> None:
+    current = generator().pages()[page]
+    assert (ROOT / "docs/reference" / page).read_text(encoding="utf-8") == current, "run docs/reference/generate.py"
+
+
+def test_the_example_of_bronze_has_every_kind_of_row_that_is_written() -> None:
+    copied, landed = generator().example()
+    assert set(copied["op"].to_pylist()) | set(landed["op"].to_pylist()) == set("RSBIUDTMC")
+
+
+def test_pinned_versions_are_those_of_the_page() -> None:
+    page = (ROOT / "docs/reference/versions.md").read_text(encoding="utf-8")
+    pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    for package in ("pyspark", "delta-spark", "deltalake", "pyiceberg", "psycopg", "great-expectations", "pandas"):
+        assert f"| {package} | {pins[package]}" in page
+    for coordinates in importlib.import_module("cdc_lake.lake.session").PACKAGES:
+        assert coordinates.rpartition(":")[2] in page, coordinates
+
+
+# ── the notebook ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_notebook_is_stored_without_outputs() -> None:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    assert all(not c["outputs"] and c["execution_count"] is None for c in cells if c["cell_type"] == "code")
+
+
+def test_the_notebook_runs_on_a_small_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code, cell by cell, in plain Python: no Spark, no source."""
+    finished_lake(tmp_path)
+    monkeypatch.chdir(tmp_path / "notebooks")
+    cells = [c for c in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if c["cell_type"] == "code"]
+    said, names = io.StringIO(), {"__name__": "__main__"}
+    with contextlib.redirect_stdout(said):
+        for cell in cells:
+            exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), names)
+    assert "public.orders" in said.getvalue()
+    assert "0/BB8" in said.getvalue(), "the newest position in bronze"
+    assert len(cells) >= 4
+
+
+def finished_lake(folder: Path) -> None:
+    """What a finished demo leaves, in small: bronze with a copy and two transactions, one silver table."""
+    orders = table("public.orders", id="int4", status="text")
+    (folder / "notebooks").mkdir()
+    (folder / "pipelines").mkdir()
+    (folder / "pipelines" / "shop.yaml").write_text(
+        "version: 1\npipeline: shop\nsource: {type: postgres, host: 127.0.0.1, port: 1, database: shop, user: cdc, "
+        'connect_timeout: 1 s, tables: ["public.*"]}\n'
+    )
+    bronze = DeltaBronze(folder / "lake" / "bronze" / "shop")
+    bronze.begin_stream("pg:1:shop:shop:0/3E8", 1000)
+    bronze.append_snapshot("initial-1", 0, orders, pa.array([["1", "new"]]), 0, 1000)
+    for position, change in ((2000, Insert(orders, ("2", "new"))), (3000, Update(orders, ("1", "paid")))):
+        bronze.append([raw_transaction(Transaction(boundaries(position), (change,)))])
+    silver = pa.table({"id": pa.array([1, 2], pa.int32()), "status": ["paid", "new"]})
+    write_deltalake(str(folder / "lake" / "silver" / "orders"), silver)
