@@ -71,7 +71,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     found = jar()
     if found is None:
         words = f"{artifact()} {VERSION} could not be had from Maven: the wheel's PostgreSQL 16 stands in for it"
-        request.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{words}", yellow=True)
+        plugins = request.config.pluginmanager
+        with plugins.get_plugin("capturemanager").global_and_fixture_disabled():
+            plugins.get_plugin("terminalreporter").write_line(f"\n{words}", yellow=True)
         binaries = wheel_binaries(16)
     else:
         with zipfile.ZipFile(found) as outer:
