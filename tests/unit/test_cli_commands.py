@@ -319,6 +319,10 @@ def test_init_as_json(tmp_path):
 @pytest.mark.parametrize("template", templates())
 def test_every_fresh_template_is_valid(template, tmp_path):
     scaffold(template, tmp_path / "shop")
+    if template == "demo":  # the demo's server, once started, says where it is
+        (tmp_path / "shop" / ".demo").mkdir()
+        (tmp_path / "shop" / ".demo" / "port").write_text("5432")
+        (tmp_path / "shop" / ".demo" / "password").write_text("secret")
     for arguments in ([], ["--env", "dev"]):
         if arguments and not (tmp_path / "shop" / "conf" / "dev.yaml").exists():
             continue
