@@ -22,7 +22,7 @@ class Unchanged(enum.Enum):
 
 UNCHANGED: Final = Unchanged.UNCHANGED
 
-Value: TypeAlias = str | None | Unchanged
+Value: TypeAlias = str | Unchanged | None
 Tuple: TypeAlias = tuple[Value, ...]
 
 

@@ -55,7 +55,7 @@ class TableName:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name, type as the server names it, type OID and modifier (-1: none), and if it is of the identity."""
+    """One column: name, type as the server names it, type OID and modifier (-1: none), and if it is of the identity."""
 
     name: str
     type_name: str
