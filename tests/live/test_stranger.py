@@ -209,7 +209,7 @@ def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
         receiver.kill()
         receiver.wait()
         assert cdc.status()["bronze_position"] != landed
-    changes(server, 1000)
+    changes(server, 1_000_000)
 
     # go on, and prove it
     cdc.fine("run", "--once")
@@ -232,13 +232,14 @@ def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
 
 @contextlib.contextmanager
 def live_changes(server: EmbeddedServer) -> Iterator[None]:
-    """Transactions without pause, in a thread of its own."""
+    """Transactions one after another, in a thread of its own."""
     over = threading.Event()
 
     def work() -> None:
         turn = 0
         while not over.is_set():
             changes(server, turn := turn + 1)
+            over.wait(0.02)
 
     thread = threading.Thread(target=work)
     thread.start()
