@@ -1,0 +1,12 @@
+"""A pipeline file, an environment, a reference: CFG1xx."""
+
+from __future__ import annotations
+
+from cdc_lake.errors.root import CdcLakeError
+
+
+class ConfigError(CdcLakeError):
+    """A pipeline file cannot be used as it is."""
+
+    code = "CFG100"
+    exit_code = 3

@@ -1,0 +1,75 @@
+"""Bytes of the stream: DEC3xx."""
+
+from __future__ import annotations
+
+from cdc_lake.errors.root import CdcLakeError
+
+
+class DecodeError(CdcLakeError):
+    """Bytes that are not what the protocol allows. `offset` counts from the start of the message."""
+
+    code = "DEC300"
+    hint = "leave the slot as it is, it keeps the bytes; report what `cdc-lake run --only receive --debug` says"
+
+    def __init__(self, message: str, *, offset: int = 0, where: str = "", hint: str | None = None) -> None:
+        super().__init__(f"{message} (at byte {offset})", where=where, hint=hint)
+        self.offset = offset
+
+
+class TruncatedMessage(DecodeError):
+    """A message ends before the value it announces."""
+
+    code = "DEC301"
+
+    def __init__(self, *, need: int, left: int, at: int) -> None:
+        super().__init__(f"the message ends early: {need} bytes announced, {left} left", offset=at)
+
+
+class UnexpectedMessage(DecodeError):
+    """A message, tuple or value of a kind that was not asked for, or that nobody knows."""
+
+    code = "DEC302"
+    hint = "stream pgoutput with proto_version 1, in text and without streaming; if it is, report it"
+
+
+class MalformedMessage(DecodeError):
+    """A message whose parts contradict each other or the protocol."""
+
+    code = "DEC303"
+
+
+class InvalidText(DecodeError):
+    """Text that is not valid UTF-8."""
+
+    code = "DEC304"
+    hint = "`SHOW server_encoding`: SQL_ASCII checks nothing. Repair the row at the source, then take a new copy"
+
+    def __init__(self, *, at: int) -> None:
+        super().__init__("the text is not valid UTF-8", offset=at)
+
+
+class OutOfSequence(DecodeError):
+    """A message where the protocol does not allow it: a change outside a transaction, a BEGIN inside one."""
+
+    code = "DEC305"
+
+
+class UnknownRelation(DecodeError):
+    """A change of a table whose layout was never announced on this connection."""
+
+    code = "DEC306"
+    hint = "run `cdc-lake run` again: a new connection announces every table anew; if it repeats, report it"
+
+
+class UnknownType(DecodeError):
+    """A column of a type whose name neither the stream nor the catalog gives."""
+
+    code = "DEC307"
+    hint = "was the type dropped since? `SELECT typname FROM pg_type WHERE oid = …` tells; if so: new slot, new copy"
+
+
+class BatchTooLarge(DecodeError):
+    """More bytes in one batch of transactions than an Arrow array can address."""
+
+    code = "DEC308"
+    hint = "split the transaction at the source; a batch holds less than 2 GiB of values"

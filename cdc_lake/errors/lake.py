@@ -1,0 +1,123 @@
+"""Tables: bronze, silver, control; Spark; catalogs: LAK4xx."""
+
+from __future__ import annotations
+
+from cdc_lake.errors.root import CdcLakeError, Retry
+
+
+class LakeError(CdcLakeError):
+    """A table could not be read or written."""
+
+    code = "LAK400"
+
+
+class JavaMissing(LakeError):
+    """Spark's Java is not there."""
+
+    code = "LAK401"
+    hint = "install a Java 17 or 21 runtime, or point JAVA_HOME at one; `cdc-lake check` shows what is found"
+
+
+class SparkMissing(LakeError):
+    """The Python package is not installed."""
+
+    code = "LAK402"
+    hint = "pip install 'cdc_lake[spark]'"
+
+    def __init__(self) -> None:
+        super().__init__("applying needs Spark, and pyspark is not installed here")
+
+
+class IcebergMissing(LakeError):
+    """The Python package is not installed."""
+
+    code = "LAK404"
+    hint = "pip install 'cdc_lake[iceberg]'"
+
+    def __init__(self) -> None:
+        super().__init__("the pipeline has Iceberg tables, and pyiceberg is not installed here")
+
+
+class SparkNotStarted(LakeError):
+    """Java is there, Spark did not come up."""
+
+    code = "LAK403"
+    hint = "the first start fetches Delta's and Iceberg's jars: check the way to Maven Central or your mirror of it"
+
+
+class SparkDied(LakeError):
+    """The JVM that Spark runs in ended while it was needed."""
+
+    code = "LAK405"
+    retry = Retry.LATER
+    hint = "state is safe, run again; if it dies each time, raise `apply.driver_memory` or lower `apply.span_rows`"
+
+
+class DestructiveChange(LakeError):
+    """The source's table changed in a way that would lose or reinterpret data in silver."""
+
+    code = "LAK410"
+    hint = "the table waits, the others go on; undo the change at the source, or start over with a new copy"
+
+
+class MergeRefused(LakeError):
+    """Silver does not hold what the change refers to."""
+
+    code = "LAK411"
+    hint = "run `cdc-lake compare` for the table: something else wrote to it, or rows were missing from the start"
+
+
+class ApplyFailed(LakeError):
+    """A table could not be merged, for a reason Spark gave."""
+
+    code = "LAK413"
+    hint = "silver is unchanged; run again with --debug to see what Spark said, or read the log in `<lake>/logs`"
+
+
+class TableChangedMeanwhile(LakeError):
+    """Another writer committed to the silver table while a span was merged."""
+
+    code = "LAK412"
+    retry = Retry.LATER
+    hint = "nothing was published; run again. Only one `run` may apply a pipeline, and nothing else may write to silver"
+
+
+class SilverMissing(LakeError):
+    """A silver table, or a version of it, is not there to be read."""
+
+    code = "LAK424"
+    hint = "run `cdc-lake run --once` to make the table; versions that VACUUM or expiry removed cannot be read again"
+
+    def __init__(self, table: str, version: int | None = None) -> None:
+        at = "" if version is None else f" at version {version}"
+        super().__init__(f"the silver table {table} is not there{at}", where=table)
+
+
+class BronzeNotWritten(LakeError):
+    """A commit to bronze failed, and is known not to have landed."""
+
+    code = "LAK420"
+    retry = Retry.LATER
+    hint = "nothing was confirmed, so nothing is lost: check disk space and permissions of the folder, then run again"
+
+
+class BronzeUnknown(LakeError):
+    """The folder holds a table that is not a bronze table this version can use."""
+
+    code = "LAK421"
+    hint = "point `bronze.path` at the pipeline's own table; a newer contract needs a newer cdc_lake"
+
+
+class BronzeDamaged(LakeError):
+    """Bronze does not hold what its own rows or markers announce."""
+
+    code = "LAK422"
+    hint = "run `cdc-lake inspect chain` to see where; rows were removed or edited by something else"
+
+
+class ControlNotWritten(LakeError):
+    """A commit to a control table failed, and is known not to have landed."""
+
+    code = "LAK423"
+    retry = Retry.LATER
+    hint = "check disk space and permissions of the control folder, then run again"

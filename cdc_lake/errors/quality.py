@@ -1,0 +1,57 @@
+"""Rules and reports: QUA5xx."""
+
+from __future__ import annotations
+
+from cdc_lake.errors.root import CdcLakeError
+
+
+class QualityError(CdcLakeError):
+    """A rule or a report."""
+
+    code = "QUA500"
+
+
+class RuleStopped(QualityError):
+    """A change breaks a rule with `on_fail: stop`; everything before its transaction is applied."""
+
+    code = "QUA501"
+    exit_code = 5
+    hint = "correct the row at the source, or set the rule to `quarantine` or `warn`, and run again"
+
+
+class RuleDoesNotFit(QualityError):
+    """A rule cannot judge a column of that type, or its constants are no values of it."""
+
+    code = "QUA502"
+    exit_code = 3
+    hint = "change the rule in the pipeline file, then run `cdc-lake validate`"
+
+
+class RuleColumnMissing(QualityError):
+    """A rule names a column the table does not have."""
+
+    code = "QUA503"
+    exit_code = 3
+    hint = "name a column of the source table, or take the rule out, then run `cdc-lake validate`"
+
+
+class DuplicateRule(QualityError):
+    """Two rules of a table have one name."""
+
+    code = "QUA504"
+    exit_code = 3
+    hint = "give one of them another `name:`"
+
+
+class QualityEngineMissing(QualityError):
+    """Great Expectations is not installed here."""
+
+    code = "QUA505"
+    hint = "install the extra: `pip install 'cdc_lake[quality]'`"
+
+
+class ReportNotWritten(QualityError):
+    """The files of a report could not be written."""
+
+    code = "QUA506"
+    hint = "make the folder writable and free space on its disk; the data is not affected"

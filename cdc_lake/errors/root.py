@@ -1,0 +1,35 @@
+"""The root of the error tree: what every error knows."""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+
+class Retry(enum.Enum):
+    """Whether trying again without changing anything can help."""
+
+    NEVER = "never"
+    LATER = "later"
+
+
+class CdcLakeError(Exception):
+    """The root: a code, a message in the user's words, a place, a hint, and whether waiting helps."""
+
+    code: ClassVar[str] = "CDC000"
+    hint: ClassVar[str] = ""
+    retry: ClassVar[Retry] = Retry.NEVER
+    exit_code: ClassVar[int | None] = None
+
+    def __init__(self, message: str, *, where: str = "", hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.remedy = type(self).hint if hint is None else hint
+
+    @property
+    def exit_status(self) -> int:
+        """The process exit code this error stands for (`docs/reference/exit-codes.md`)."""
+        if self.exit_code is not None:
+            return self.exit_code
+        return 4 if self.retry is Retry.LATER else 1

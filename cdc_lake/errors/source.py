@@ -1,0 +1,198 @@
+"""The database: connection, slot, publication, snapshot: SRC2xx."""
+
+from __future__ import annotations
+
+from cdc_lake.errors.root import CdcLakeError, Retry
+
+
+class SourceError(CdcLakeError):
+    """The source database refused, is not reachable, or is not what bronze was fed from."""
+
+    code = "SRC200"
+
+
+class ServerUnreachable(SourceError):
+    """Nobody answers at the address, or the connection broke off."""
+
+    code = "SRC201"
+    retry = Retry.LATER
+    hint = "is the server running there? check `source.host` and `source.port`; nothing is lost, the slot keeps the WAL"
+
+
+class AuthenticationRefused(SourceError):
+    """The server does not accept the role and its password from here."""
+
+    code = "SRC202"
+    hint = "check `source.user` and `source.password`, and that pg_hba.conf lets this role in from this machine"
+
+
+class DatabaseUnknown(SourceError):
+    """The server has no such database."""
+
+    code = "SRC203"
+    hint = "check `source.database`"
+
+
+class SlotInvalidated(SourceError):
+    """The server dropped WAL that the slot still needed."""
+
+    code = "SRC204"
+    hint = "raise max_slot_wal_keep_size on the server; then drop the slot, move the lake folder away and run again"
+
+
+class RoleLacksReplication(SourceError):
+    """The role may not read the write-ahead log."""
+
+    code = "SRC205"
+    hint = "a superuser runs: ALTER ROLE <user> REPLICATION"
+
+
+class TlsRefused(SourceError):
+    """The encrypted connection that was asked for cannot be had."""
+
+    code = "SRC206"
+    hint = "check `source.tls`: mode, and root_cert for verify-ca and verify-full; is `ssl` on at the server?"
+
+
+class ServerBusy(SourceError):
+    """The server has no connection or WAL sender left, or is starting up or shutting down."""
+
+    code = "SRC207"
+    retry = Retry.LATER
+    hint = "try again; if it stays so, raise max_connections or max_wal_senders on the server"
+
+
+class ServerSettings(SourceError):
+    """The server is not set up for logical decoding, or is not one we can read from."""
+
+    code = "SRC208"
+    hint = "a superuser runs: ALTER SYSTEM SET wal_level = logical; then the server is restarted"
+
+
+class DriverMissing(SourceError):
+    """The database driver is not installed."""
+
+    code = "SRC209"
+    hint = "install it: pip install 'cdc_lake[receive]'"
+
+
+class NoFreeSlot(SourceError):
+    """Every replication slot the server was given is in use."""
+
+    code = "SRC211"
+    hint = "raise max_replication_slots (needs a restart), or drop a slot nobody needs: see pg_replication_slots"
+
+
+class SlotMissing(SourceError):
+    """Bronze was fed from a slot that is no longer there: what came after bronze's last position is not kept."""
+
+    code = "SRC212"
+    hint = "a new slot cannot bring back what was between: move the lake folder away and run again"
+
+
+class SlotActive(SourceError):
+    """Another process reads the slot."""
+
+    code = "SRC213"
+    retry = Retry.LATER
+    hint = "stop the other receiver; after a crash the server frees the slot within wal_sender_timeout"
+
+
+class SlotForeign(SourceError):
+    """A slot of this name exists, but it is not one this pipeline can have made or may take over."""
+
+    code = "SRC214"
+    hint = "name another in `source.slot.name`, or drop this one if unused: SELECT pg_drop_replication_slot('…')"
+
+
+class SlotAhead(SourceError):
+    """The slot's confirmed position lies beyond what bronze holds: the changes between are missing."""
+
+    code = "SRC215"
+    hint = "it was recreated, or something else read or advanced it: drop it, move the lake folder away, run again"
+
+
+class OtherSource(SourceError):
+    """The server or the database is not the one bronze was fed from."""
+
+    code = "SRC216"
+    hint = "check `source`; if it was replaced on purpose, move the lake folder away and run again"
+
+
+class BronzeAhead(SourceError):
+    """Bronze holds transactions the server does not have: it was restored from a backup, or failed over too early."""
+
+    code = "SRC217"
+    hint = "find out first what the server lost: `cdc-lake inspect tx POSITION` shows what bronze holds"
+
+
+class PublicationMissing(SourceError):
+    """The publication that the slot reads is not there."""
+
+    code = "SRC220"
+    hint = "changes since it went cannot be decoded: make it again, drop the slot, move the lake folder away, run again"
+
+
+class PublicationUnfit(SourceError):
+    """The publication exists, but does not publish what the pipeline asks for."""
+
+    code = "SRC221"
+    hint = "change it by ALTER PUBLICATION, or name another in `source.publication` and it will be made"
+
+
+class NoTableMatches(SourceError):
+    """A pattern of `tables` matches nothing in the database."""
+
+    code = "SRC222"
+    hint = "write `schema.table`, unquoted and in the catalog's case; `*` and `?` match within a part"
+
+
+class NoReplicaIdentity(SourceError):
+    """The server would refuse updates and deletes of a table once published: it has no key to log."""
+
+    code = "SRC223"
+    hint = "add a primary key, or: ALTER TABLE … REPLICA IDENTITY FULL"
+
+
+class SourcePermission(SourceError):
+    """The role may connect, but not do this."""
+
+    code = "SRC224"
+    hint = "the role needs SELECT on the tables; it must own them to make the publication, or their owner makes it"
+
+
+class QueryRefused(SourceError):
+    """The server answered a statement of ours with an error."""
+
+    code = "SRC225"
+    hint = "the server's log says more; with --debug the cause is shown"
+
+
+class ReceiverDied(SourceError):
+    """The receiver's process ended without saying why."""
+
+    code = "SRC227"
+    retry = Retry.LATER
+    hint = "its log says more; killed by signal 9 it ran out of memory most likely: bronze is whole, run it again"
+
+
+class StreamProtocol(SourceError):
+    """The server sent a message that the streaming replication protocol does not have."""
+
+    code = "SRC226"
+    hint = "is there a proxy between? report it with the server's version"
+
+
+class CopyUnknown(SourceError):
+    """Bronze holds changes of a stream, but nothing says that its initial copy was finished."""
+
+    code = "SRC230"
+    hint = "were the control tables deleted? put them back; else drop the slot, move the lake folder away, run again"
+
+
+class TableRewritten(SourceError):
+    """A table was rewritten between the slot's snapshot and its copy: the snapshot no longer sees its rows."""
+
+    code = "SRC231"
+    retry = Retry.LATER
+    hint = "run again when the ALTER TABLE is over: the copy starts anew"

@@ -1,0 +1,78 @@
+"""Watermarks, fences, order: STA6xx."""
+
+from __future__ import annotations
+
+from cdc_lake.errors.root import CdcLakeError, Retry
+
+
+class StateError(CdcLakeError):
+    """Positions, watermarks or streams do not fit together."""
+
+    code = "STA600"
+
+
+class SilverLost(StateError):
+    """The last cut lists a silver table that is not there any more."""
+
+    code = "STA612"
+    hint = "put the table back as it was, or start over with a new copy (docs/guides/operations.md)"
+
+
+class SnapshotIncomplete(StateError):
+    """Bronze has a stream whose initial copy never finished."""
+
+    code = "STA611"
+    hint = "let `cdc-lake run --only receive` finish the copy first"
+
+
+class NoKey(StateError):
+    """A table has nothing that identifies a row in what the server logs."""
+
+    code = "STA610"
+    hint = "give it a primary key, or ALTER TABLE … REPLICA IDENTITY USING INDEX …, or name `keys` with identity FULL"
+
+
+class MalformedPosition(StateError):
+    """A text that is not a position."""
+
+    code = "STA601"
+    hint = "an LSN looks like 0/16B3748, a CSN like 951909"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"`{text}` is not a position")
+
+
+class AnotherReceiver(StateError):
+    """Another writer committed to the bronze table since this one read its markers."""
+
+    code = "STA620"
+    hint = "one receiver a pipeline: find the other one (`cdc-lake status`) and stop it, then start again"
+
+
+class NotInOrder(StateError):
+    """Transactions given to bronze do not ascend by position."""
+
+    code = "STA621"
+    hint = "this is a bug in the receiver: leave the slot as it is, it keeps the bytes, and report it"
+
+
+class NoStream(StateError):
+    """Bronze was given transactions before a stream was started, or a stream that stands already."""
+
+    code = "STA622"
+    hint = "`cdc-lake run` starts a stream with its slot; do not reuse a stream's name for another slot"
+
+
+class AnotherApply(StateError):
+    """Another process applies this pipeline on this machine."""
+
+    code = "STA624"
+    retry = Retry.LATER
+    hint = "let it end or stop it, then run again; bronze was not held up"
+
+
+class NotInBronze(StateError):
+    """What was asked for is not in bronze."""
+
+    code = "STA623"
+    hint = "`cdc-lake status` shows the positions that bronze holds; table and key are written as in the source"
