@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "system": platform.system(),
         "python": platform.python_version(),
-        "load_before": [round(x, 1) for x in os.getloadavg()],
+        "load": [round(x, 1) for x in os.getloadavg()],
     }
 
 

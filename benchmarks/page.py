@@ -26,7 +26,7 @@ def markdown(table: dict[str, Any]) -> list[str]:
 def section(result: dict[str, Any]) -> str:
     values = ", ".join(f"{name} {value:,}" for name, value in result["parameters"].items())
     on = result["machine"]
-    load = on["load_before"][0]
+    load = on["load"][0] if on["load"] else "not recorded"
     lines = [f"Parameters: {values}. Load average of the machine when it ended: {load}.", ""]
     for table in result["tables"]:
         lines += markdown(table)
