@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -201,7 +203,13 @@ class ControlTables:
         if table is None:
             return schema.empty_table()
         try:
-            return table.to_pyarrow_dataset(schema=schema).to_table(filter=wanted).cast(schema)
+            # Not by `to_pyarrow_dataset`: its file system is written in Python, and a read-ahead thread that enters it
+            # while the interpreter ends aborts the process (deltalake 1.6.6, one run in six).
+            actions = pa.table(table.get_add_actions(flatten=True))
+            files = [str(self.path(name) / unquote(path)) for path in actions["path"].to_pylist()]
+            if not files:
+                return schema.empty_table()
+            return ds.dataset(files, schema=schema, format="parquet").to_table(filter=wanted).cast(schema)
         except (DeltaError, OSError, pa.ArrowException) as cause:
             raise LakeError(f"the control table `{name}` could not be read", where=str(self.path(name))) from cause
 
