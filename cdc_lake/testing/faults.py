@@ -110,7 +110,7 @@ class Command:
         with self._news:
             return [e for e in map(_event, self._lines) if e.get("stage") == stage]
 
-    def until(self, stage: str, count: int = 1, seconds: float = 120) -> None:
+    def until(self, stage: str, count: int = 1, seconds: float = 240) -> None:
         """Wait for that many events of a stage."""
         end = time.monotonic() + seconds
         while len(self.events(stage)) < count:

@@ -97,7 +97,7 @@ def under_load(workload: Workload) -> Iterator[None]:
     over = threading.Event()
 
     def work() -> None:
-        while not over.wait(0.02):
+        while not over.wait(0.2):
             workload.run(1)
 
     thread = threading.Thread(target=work)
