@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.errors import CdcLakeError
+from cdc_lake.errors import CdcLakeError, SparkDied
 from cdc_lake.lake.control import ControlTables, RunRow
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.apply import ApplySummary, apply
@@ -112,7 +112,12 @@ def _continuous(project: Project, stop: threading.Event, tell: Tell) -> ApplySum
         if not _wait_for_stream(project, receiver.over):
             return None
         session = spark.wait()
-        return apply(project, once=False, goal=None, stop=receiver.over, tell=tell, spark=session)
+        try:
+            return apply(project, once=False, goal=None, stop=receiver.over, tell=tell, spark=session)
+        except SparkDied:
+            if not stop.is_set():
+                raise
+            return None  # who asked us to stop asked the JVM too, and it was quicker than the receiver
 
 
 def _wait_for_stream(project: Project, over: threading.Event) -> bool:
