@@ -51,7 +51,7 @@ def lake(root: Path, spark_root: Path, fmt: str, seed: int) -> Project:
         name,
         silver={"defaults": {"format": fmt, "namespace": name}, "tables": tables},
         snapshot={"mode": "none"},
-        apply={"span_rows": 15 + seed % 60, "parallelism": 2},
+        apply={"span_rows": 30 + seed % 60, "parallelism": 2},
     )
 
 
