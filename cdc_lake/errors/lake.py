@@ -52,6 +52,9 @@ class SparkDied(LakeError):
     retry = Retry.LATER
     hint = "state is safe, run again; if it dies each time, raise `apply.driver_memory` or lower `apply.span_rows`"
 
+    def __init__(self, how: str) -> None:
+        super().__init__(f"the Java process that Spark runs in has ended ({how})")
+
 
 class DestructiveChange(LakeError):
     """The source's table changed in a way that would lose or reinterpret data in silver."""

@@ -100,18 +100,19 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
     return configured(spark)
 
 
-def alive(spark: SparkSession) -> bool:
-    """Whether Spark is still there: false once its JVM ended or is on its way out."""
+def death(spark: SparkSession) -> str | None:
+    """How Spark's JVM ended, None while it is there."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - comes with pyspark
 
     context = spark.sparkContext
     process = getattr(context._gateway, "proc", None)  # noqa: SLF001 - pyspark has no other word for it
-    if process is not None and process.poll() is not None:
-        return False
+    if process is not None and (code := process.poll()) is not None:
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     try:
-        return not context._jsc.sc().isStopped()  # noqa: SLF001
-    except (Py4JError, OSError):
-        return False
+        stopped = context._jsc.sc().isStopped()  # noqa: SLF001
+    except (Py4JError, OSError) as silence:
+        return f"it does not answer: {type(silence).__name__}"
+    return "it is shutting down" if stopped else None
 
 
 def derive(spark: SparkSession) -> SparkSession:

@@ -35,7 +35,7 @@ from cdc_lake.errors import (
 )
 from cdc_lake.lake.control import ControlTables, RunRow, SnapshotRow
 from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.session import alive, derive
+from cdc_lake.lake.session import death, derive
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -347,8 +347,8 @@ class Advance:
 
     def _parallel(self, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
         results = list(self._pool.map(work, items))
-        if not alive(self._spark):
-            raise SparkDied("the Java process that Spark runs in has ended")
+        if how := death(self._spark):
+            raise SparkDied(how)
         return results
 
 

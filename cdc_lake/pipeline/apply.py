@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cdc_lake.config.project import Project
 from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
 from cdc_lake.lake.lease import lease
-from cdc_lake.lake.session import alive, start
+from cdc_lake.lake.session import death, start
 from cdc_lake.observe.failpoint import BATCH_ENTERED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.advance import Advance, Applied
@@ -85,10 +85,10 @@ def _apply(
             outcome = "stopped"
             raise
         except Exception as cause:
-            if alive(spark):
+            if (how := death(spark)) is None:
                 raise
             if not stop.is_set():
-                raise SparkDied("the Java process that Spark runs in has ended") from cause
+                raise SparkDied(how) from cause
             outcome = "stopped"  # who asked us to stop asked the JVM too
         finally:
             advance.record(time.monotonic() - began, outcome)
@@ -110,7 +110,7 @@ def _follow(
     try:
         _listen(project, spark, clock, once=once, stop=stop)
     except Exception as cause:
-        if not alive(spark):
+        if death(spark):
             raise
         if clock.called or not project.checkpoint.exists():
             raise ApplyFailed("the stream on bronze ended") from cause
@@ -133,7 +133,7 @@ def _listen(project: Project, spark: SparkSession, clock: _Clock, *, once: bool,
             if clock.quiet_for(idle):
                 clock.tick()
     finally:
-        if alive(spark) and query.isActive:
+        if not death(spark) and query.isActive:
             query.stop()
 
 
