@@ -5,6 +5,7 @@ Both are safe: bronze and silver move by whole commits, and nothing is confirmed
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -48,9 +49,8 @@ def stop_when_input_ends(event: threading.Event) -> None:
     """Set `event` when standard input ends: the parent process that held its other end is gone."""
 
     def watch() -> None:
-        import sys
-
-        while sys.stdin.buffer.read(4096):
+        # Not sys.stdin: a thread that waits inside it aborts the interpreter's end.
+        while os.read(0, 4096):
             pass
         event.set()
 
