@@ -54,7 +54,10 @@ class Lake:
         self.bronze.append([raw_transaction(Transaction(boundaries(self.position), changes))])
         return self.position
 
-    def apply(self) -> None:
+    def apply(self) -> Any:
+        return apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
+
+    def advance(self) -> None:
         """What `apply` does between two beats of its clock; the clock itself has tests of its own."""
         with Advance(self.project, self.spark, silent) as advance:
             advance.run(None, threading.Event())
@@ -93,9 +96,9 @@ def test_a_key_that_moves_leaves_nothing_behind_and_takes_its_large_value_along(
 ) -> None:
     lake = Lake(lake_root, spark, "moves", fmt)
     lake.land(insert("1", "1", "large"), insert("9", "9"))
-    lake.apply()
+    lake.advance()
     lake.land(Update(T, ("500", "2", UNCHANGED), ("1", None, None), OldKind.KEY))
-    lake.apply()
+    lake.advance()
     assert lake.rows() == [row(9, 9), row(500, 2, "large")]
 
 
@@ -103,12 +106,12 @@ def test_a_key_that_moves_leaves_nothing_behind_and_takes_its_large_value_along(
 def test_keys_swapped_in_a_later_span_keep_their_own_large_values(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Lake(lake_root, spark, "swaps", fmt)
     lake.land(insert("1", "1", "one"), insert("2", "2", "two"))
-    lake.apply()
+    lake.advance()
     lake.land(
         Update(T, ("2", "1", UNCHANGED), ("1", None, None), OldKind.KEY),
         Update(T, ("1", "2", UNCHANGED), ("2", None, None), OldKind.KEY),
     )
-    lake.apply()
+    lake.advance()
     assert lake.rows() == [row(1, 2, "two"), row(2, 1, "one")]
 
 
@@ -117,10 +120,10 @@ def test_truncate_between_changes_is_a_barrier_and_ends_holds(spark: Any, lake_r
     rule = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
     lake = Lake(lake_root, spark, "truncates", fmt, [rule])
     lake.land(insert("1", "1"), insert("2", "99"))
-    lake.apply()
+    lake.advance()
     assert lake.rows() == [row(1, 1)]
     lake.land(Update(T, ("2", "3", "b")), Truncate(T), insert("2", "5"))
-    lake.apply()
+    lake.advance()
     assert lake.rows() == [row(2, 5)]
     assert lake.held() == [("failed", ["between_amount"]), ("waiting", []), ("closed", None)]
 
@@ -130,13 +133,13 @@ def test_what_follows_a_held_change_of_its_key_waits_and_other_keys_flow(spark: 
     rule = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
     lake = Lake(lake_root, spark, "holds", fmt, [rule])
     lake.land(insert("1", "1"), insert("2", "2"))
-    lake.apply()
+    lake.advance()
     lake.land(Update(T, ("1", "99", UNCHANGED)))
-    lake.apply()
+    lake.advance()
     lake.land(
         Update(T, ("1", "5", UNCHANGED)), Update(T, ("2", "7", UNCHANGED)), Delete(T, ("1", None, None), OldKind.KEY)
     )
-    lake.apply()
+    lake.advance()
     assert lake.rows() == [row(1, 1), row(2, 7)]
     assert [reason for reason, _ in lake.held()] == ["failed", "waiting", "waiting"]
 
@@ -151,11 +154,11 @@ def test_a_stop_rule_ends_before_its_transaction_and_everything_before_is_applie
     lake.land(insert("3", "3"), insert("4", None))
     lake.land(insert("5", "5"))
     with pytest.raises(RuleStopped):
-        lake.apply()
+        lake.advance()
     assert lake.rows() == [row(1, 1), row(2, 2)]
     assert lake.marker().position == before
     with pytest.raises(RuleStopped):
-        lake.apply()
+        lake.advance()
     assert lake.rows() == [row(1, 1), row(2, 2)]
 
 
@@ -163,10 +166,10 @@ def test_a_stop_rule_ends_before_its_transaction_and_everything_before_is_applie
 def test_a_replayed_span_changes_nothing(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Lake(lake_root, spark, "replays", fmt)
     lake.land(insert("1", "1"), insert("2", "2"))
-    lake.apply()
+    lake.advance()
     before = lake.marker()
     ControlTables(lake.project.control).delete("cuts", "position > 0")
-    lake.apply()
+    lake.advance()
     assert lake.marker() == before
     assert lake.rows() == [row(1, 1), row(2, 2)]
 
@@ -175,11 +178,11 @@ def test_a_replayed_span_changes_nothing(spark: Any, lake_root: Path, fmt: str) 
 def test_a_column_that_changes_its_type_makes_the_table_wait(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Lake(lake_root, spark, "types", fmt)
     lake.land(insert("1", "1"))
-    lake.apply()
+    lake.advance()
     other = table("public.t", id="int4", amount="text", body="text")
     lake.land(Insert(other, ("2", "two", "b")))
     with pytest.raises(DestructiveChange):
-        lake.apply()
+        lake.advance()
     assert lake.rows() == [row(1, 1)]
     assert TableName.parse("public.t") == lake.target().source
 
@@ -189,7 +192,7 @@ def test_a_value_without_a_silver_value_is_held_with_its_text(spark: Any, lake_r
     dated = table("public.t", id="int4", day="date")
     lake = Lake(lake_root, spark, "misfits", fmt)
     lake.land(Insert(dated, ("1", "2026-01-01")), Insert(dated, ("2", "infinity")))
-    lake.apply()
+    lake.advance()
     assert [r["id"] for r in lake.rows(dated)] == [1]
     assert lake.held() == [("failed", ["type_day"])]
 
@@ -197,15 +200,15 @@ def test_a_value_without_a_silver_value_is_held_with_its_text(spark: Any, lake_r
 def test_a_silver_table_that_is_gone_is_not_begun_again_empty(spark: Any, lake_root: Path) -> None:
     lake = Lake(lake_root, spark, "lost", "delta")
     lake.land(insert("1", "1"), insert("2", "2"))
-    lake.apply()
+    lake.advance()
     folder = lake.project.silver_path(lake.target())
     folder.rename(folder.with_name("away"))
     lake.land(insert("3", "3"))
     with pytest.raises(SilverLost):
-        lake.apply()
+        lake.advance()
     assert not folder.exists()
     folder.with_name("away").rename(folder)
-    lake.apply()
+    lake.advance()
     assert [r["id"] for r in lake.rows()] == [1, 2, 3]
 
 

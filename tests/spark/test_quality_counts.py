@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from decimal import Decimal
 
 import pyarrow as pa
@@ -84,20 +83,12 @@ EXPECTED = {f"r{at}": failed for at, (_, failed) in enumerate(CASES)}
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """A plain session in an awkward time zone: what a timestamp means must not depend on it."""
-    session = (
-        SparkSession.builder.master("local[1]")
-        .appName("quality")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.sql.session.timeZone", "America/St_Johns")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.ansi.enabled", "true")
-        .getOrCreate()
-    )
-    yield session
-    session.stop()
+def spark(spark: SparkSession) -> SparkSession:
+    """A session of its own in an odd zone: a rule's timestamps are UTC whatever the session's zone is."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/St_Johns")
+    session.conf.set("spark.sql.ansi.enabled", "true")
+    return session
 
 
 @pytest.fixture(scope="module")
