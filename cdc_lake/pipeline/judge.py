@@ -17,7 +17,7 @@ from cdc_lake.lake.store import quoted
 from cdc_lake.quality.gate import Condition, RuleCount
 from cdc_lake.quality.rules import fails, rule_name
 from cdc_lake.silver.changes import FROM, OP, TO, fits, known
-from cdc_lake.silver.complete import judged
+from cdc_lake.silver.complete import any_of, judged
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def survey(changes: DataFrame, target: Target, shape: Shape, judge: Sequence[Con
     unsent = {
         at for c in judge for at in c.columns if known(at) in changes.columns and judged(at) not in changes.columns
     }
-    lacking = _any([(F.col(OP) != "D") & ~F.col(known(at)) for at in sorted(unsent)])
-    held = _any([c.fails for c in judge if c.on_fail == "quarantine"])
+    lacking = any_of([(F.col(OP) != "D") & ~F.col(known(at)) for at in sorted(unsent)])
+    held = any_of([c.fails for c in judge if c.on_fail == "quarantine"])
     wanted = {
         "moved": F.count_if((F.col(OP) == "U") & (F.col(FROM) != F.col(TO))),
         "judged": F.count_if(F.col(OP) != "D"),
@@ -121,15 +121,6 @@ def survey(changes: DataFrame, target: Target, shape: Shape, judge: Sequence[Con
         # A row that moves is deleted at a key that no change of the span may have as its own.
         bounds=None if row["low"] is None or row["moved"] else (row["low"], row["high"]),
     )
-
-
-def _any(all_of: Sequence[Column]) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    out = F.lit(False)
-    for one in all_of:
-        out = out | one
-    return out
 
 
 def _of_rows(fails_: Column) -> Column:

@@ -10,9 +10,9 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.evolution import AddColumn, ChangeType, DropColumn, SchemaChange, compare_layouts
+from cdc_lake.lake.extent import silver_columns
 from cdc_lake.lake.names import silver_names
 from cdc_lake.lake.read import silver_exists
-from cdc_lake.lake.silver_columns import silver_columns
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.source_facts import TableFacts, captured, limits, session_of, tables, wal_position

@@ -25,7 +25,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.pipeline.follow import follow
 from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.quality.gate import RuleCount
-from cdc_lake.silver.changes import read_changes, typed
+from cdc_lake.silver.changes import behind, read_changes, typed
 from cdc_lake.silver.complete import complete_moved
 from cdc_lake.silver.lineage import Closing, Key
 from cdc_lake.silver.merge import merge_sql, overwrite_sql
@@ -176,10 +176,4 @@ def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:
 
 def after_truncates(changes: DataFrame, seen: Outline) -> DataFrame:
     """The changes behind the last truncate: what was before it is gone."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    if not seen.truncates:
-        return changes
-    position, ordinal = seen.truncates[-1]
-    at, inside = F.col("position"), F.col("ordinal")
-    return changes.where((at > position) | ((at == position) & (inside > ordinal)))
+    return changes.where(behind(*seen.truncates[-1])) if seen.truncates else changes

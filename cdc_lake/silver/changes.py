@@ -17,7 +17,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 ORDER = "_cdc_order"
 OP = "_cdc_op"
@@ -38,6 +38,14 @@ def known(at: int) -> str:
 def fits(at: int) -> str:
     """The name of the column that says whether the text of column `at` has a silver value."""
     return f"_cdc_fits_{at}"
+
+
+def behind(position: int, ordinal: int) -> Column:
+    """Whether a change comes after the place `(position, ordinal)`."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
+
+    at = F.col("position")
+    return (at > position) | ((at == position) & (F.col("ordinal") > ordinal))
 
 
 def read_changes(

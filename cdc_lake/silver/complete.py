@@ -6,7 +6,7 @@ key, which are inserted there. Only the rows concerned are joined with the targe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from cdc_lake.lake.store import quoted
@@ -46,7 +46,7 @@ def complete_for_rules(
         # The key silver has the row under; a row born in the span has none and every value of it is known.
         key = F.when(F.col(ROW).isNull(), here).otherwise(F.col(ORIGIN))
         lacking = [F.col(judged(at)).isNull() for at in sorted(needed)]
-        changes = changes.withColumn("_cdc_base", F.when((F.col("_cdc_segment") == 0) & _any(lacking), key))
+        changes = changes.withColumn("_cdc_base", F.when((F.col("_cdc_segment") == 0) & any_of(lacking), key))
         found = base_rows(changes.select("_cdc_base").distinct(), target, shape, needed)
         changes = changes.join(F.broadcast(found), "_cdc_base", "left").drop("_cdc_base")
     for at in sorted(needed):
@@ -64,7 +64,7 @@ def complete_moved(folded: DataFrame, target: DataFrame, shape: Shape, unsent: f
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    lacking = _any([F.col(unknown(at)) for at in sorted(unsent)])
+    lacking = any_of([F.col(unknown(at)) for at in sorted(unsent)])
     moved = F.col(ORIGIN).isNotNull() & (F.col(ORIGIN) != F.col(TO)) & lacking
     folded = folded.withColumn("_cdc_base", F.when(moved, F.col(ORIGIN)))
     found = base_rows(folded.select("_cdc_base").distinct(), target, shape, unsent)
@@ -99,7 +99,8 @@ def base_rows(bases: DataFrame, target: DataFrame, shape: Shape, columns: Collec
     return joined.select("_cdc_base", "_cdc_found", *(f"_cdc_base_{at}" for at in sorted(columns)))
 
 
-def _any(conditions: list[Column]) -> Column:
+def any_of(conditions: Sequence[Column]) -> Column:
+    """Whether one of the conditions is true; false of none."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     out = F.lit(False)
