@@ -1,7 +1,7 @@
 """Records: what the GaussDB family's decoders print, one class a kind, whichever style they came in.
 
 Names are unquoted, LSNs numbers, values the output text of their type: `t` and not `true`, `101` and not `B'101'`,
-whatever the style wrote. What a server did not send is None. Times are the server's text (`timestamps.micros` reads it).
+whatever the style wrote. What a server did not send is None. Times are the server's text.
 """
 
 from __future__ import annotations
