@@ -26,7 +26,8 @@ from cdc_lake.pipeline.source_facts import (
 )
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities, quoted
-from cdc_lake.source.connection import Session, connect, identifier
+from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.quoting import identifier
 from cdc_lake.source.server import OLDEST
 
 __all__ = ["CheckLine", "check", "dba_sql"]

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from cdc_lake.decode.assembler import TableFacts
 from cdc_lake.errors import NoReplicaIdentity, NoTableMatches
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.source.connection import Session, identifier, named
+from cdc_lake.source.connection import Session, named
+from cdc_lake.source.quoting import identifier
 
 _TYPE_NAME = "CASE WHEN tn.nspname = 'pg_catalog' THEN t.typname::text ELSE tn.nspname || '.' || t.typname END"
 

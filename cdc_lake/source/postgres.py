@@ -3,15 +3,11 @@
 Follows the PostgreSQL documentation, chapter "Streaming Replication Protocol": inside CopyBoth, `w` carries WAL data
 and `k` a keepalive; the answer is `r`, the standby status.
 
-The server flushes every message, and waking for each costs more than reading it. So everything that is there is taken,
-and then there is a short pause until about `_ENOUGH` bytes are, by the socket's low-water mark.
+The server flushes every message: `source.gathering` waits for more than one.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import socket
 import struct
 import time
 from collections.abc import Callable
@@ -21,7 +17,9 @@ from psycopg import pq
 
 from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.connection import Session, command, identifier, literal, lost, result_error
+from cdc_lake.source.connection import Session, command, lost, result_error
+from cdc_lake.source.gathering import Gathering
+from cdc_lake.source.quoting import identifier, literal
 
 _STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
 _KEEPALIVE = struct.Struct(">QqB")  # WAL end, clock, reply wanted
@@ -29,10 +27,6 @@ _START = struct.Struct(">Q")  # of 'w': start LSN, then WAL end and clock
 _DATA_HEADER = 25
 _DATA, _ALIVE = ord("w"), ord("k")
 _EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
-_DRAIN_BYTES = 1 << 20  # one call of poll returns after about this much
-_ENOUGH = 128 << 10  # bytes worth waking up for
-_PAUSE = 0.003  # seconds: the longest pause
-_PAUSES = 8
 
 
 class PostgresStream:
@@ -68,9 +62,7 @@ class PostgresStream:
             f"starting replication from slot `{slot}`",
         )
         self._pgconn.nonblocking = 1
-        self._poller = select.poll()
-        self._poller.register(self._pgconn.socket, select.POLLIN)
-        self._gathering = _Gathering(self._pgconn.socket)
+        self._gathering = Gathering(self._pgconn.socket, clock)
 
     @property
     def keepalive_end(self) -> int:
@@ -85,24 +77,7 @@ class PostgresStream:
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
         """See FrameSource."""
-        frames: list[tuple[int, bytes]] = []
-        deadline = self._clock() + timeout
-        size = pauses = 0
-        while True:
-            size, before = size + self._take(frames, _DRAIN_BYTES - size), size
-            self.tick()
-            if size >= _DRAIN_BYTES or pauses == _PAUSES or (frames and size == before):
-                return frames
-            if frames:
-                pauses += 1
-                self._gathering.pause(self._poller)
-                continue
-            left = deadline - self._clock()
-            if left <= 0:
-                return frames
-            due = self._told_at + self._interval - self._clock()
-            self._gathering.stop()
-            self._poller.poll(max(0.0, min(left, due)) * 1000)
+        return self._gathering.poll(timeout, self._take, self._due)
 
     def confirm(self, position: int) -> None:
         """See FrameSource."""
@@ -118,6 +93,11 @@ class PostgresStream:
         """See FrameSource."""
         self._gathering.close()
         self._session.close()
+
+    def _due(self) -> float:
+        """Tell the server where we are if it is time; the seconds until it is again."""
+        self.tick()
+        return self._told_at + self._interval - self._clock()
 
     def _take(self, frames: list[tuple[int, bytes]], limit: int) -> int:
         """Take everything that is there, until about `limit` bytes; returns their size."""
@@ -185,31 +165,3 @@ class PostgresStream:
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             raise result_error(result, self._pgconn, "reading the stream")
         raise lost(self._pgconn, "reading the stream")
-
-
-class _Gathering:
-    """Pauses in which the socket gathers data: TCP wakes us early once `_ENOUGH` is there (SO_RCVLOWAT, tcp(7))."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=os.dup(descriptor))
-        self._tcp = self._socket.family != socket.AF_UNIX
-        self._mark = 1
-
-    def pause(self, poller: select.poll) -> None:
-        if not self._tcp:  # poll(2) of a Unix socket does not look at the mark
-            time.sleep(_PAUSE / 2)
-            return
-        self._set(_ENOUGH)
-        poller.poll(_PAUSE * 1000)
-
-    def stop(self) -> None:
-        """From here on any byte wakes."""
-        self._set(1)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _set(self, mark: int) -> None:
-        if self._tcp and mark != self._mark:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
-            self._mark = mark

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from cdc_lake.errors import NoTableMatches, PublicationMissing, PublicationUnfit
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.connection import Session, identifier, named
+from cdc_lake.source.connection import Session, named
+from cdc_lake.source.quoting import identifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from pyarrow import csv
 
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.catalog import quoted
-from cdc_lake.source.connection import Session, identifier, named
+from cdc_lake.source.connection import Session, named
+from cdc_lake.source.quoting import identifier
 
 _BLOCK_BYTES = 16 << 20
 

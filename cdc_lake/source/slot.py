@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from cdc_lake.errors import SlotAhead, SlotForeign, SlotInvalidated, SlotMissing
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.connection import Session, command, identifier, named
+from cdc_lake.source.connection import Session, command, named
+from cdc_lake.source.quoting import identifier
 
 PLUGIN = "pgoutput"
 

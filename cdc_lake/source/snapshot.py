@@ -14,7 +14,8 @@ import pyarrow as pa
 from cdc_lake.errors import TableRewritten
 from cdc_lake.model.relation import Relation
 from cdc_lake.source.catalog import quoted
-from cdc_lake.source.connection import Session, identifier, literal, named
+from cdc_lake.source.connection import Session, named
+from cdc_lake.source.quoting import identifier, literal
 
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _CHUNK_BYTES = 64 << 20  # wide rows close a chunk before `chunk_rows` does

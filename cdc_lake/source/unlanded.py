@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.connection import Session, identifier, named
+from cdc_lake.source.connection import Session, named
+from cdc_lake.source.quoting import identifier
 
 _OID = struct.Struct(">I")
 _COMMIT = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, time

@@ -1,0 +1,109 @@
+"""Refusals: which error it is that a server answers with, from its SQLSTATE or its words.
+
+The same for every server of the family and every driver. A refused connection often comes without a SQLSTATE (libpq
+gives none), so these are told apart by the server's English messages.
+"""
+
+from __future__ import annotations
+
+from cdc_lake.errors import (
+    AuthenticationRefused,
+    DatabaseUnknown,
+    NoFreeSlot,
+    PublicationMissing,
+    QueryRefused,
+    RoleLacksReplication,
+    ServerBusy,
+    ServerSettings,
+    ServerUnreachable,
+    SlotActive,
+    SlotMissing,
+    SourceError,
+    SourcePermission,
+    TlsRefused,
+)
+
+_CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
+    ("password authentication failed", AuthenticationRefused),
+    ("no password supplied", AuthenticationRefused),
+    ("authentication failed", AuthenticationRefused),
+    ("no pg_hba.conf entry", AuthenticationRefused),
+    ("pg_hba.conf rejects", AuthenticationRefused),
+    ("is not permitted to log in", AuthenticationRefused),
+    ("authentication method", AuthenticationRefused),
+    ("permission denied for database", AuthenticationRefused),
+    ("REPLICATION attribute", RoleLacksReplication),
+    ("must be superuser or replication role", RoleLacksReplication),
+    ("remaining connection slots", ServerBusy),
+    ("too many clients", ServerBusy),
+    ("too many connections", ServerBusy),
+    ("exceeds max_wal_senders", ServerBusy),
+    ('exceeds "max_wal_senders"', ServerBusy),
+    ("is starting up", ServerBusy),
+    ("is shutting down", ServerBusy),
+    ("in recovery mode", ServerBusy),
+    ("not yet accepting connections", ServerBusy),
+    ("unrecognized configuration parameter", ServerSettings),
+    ("SSL", TlsRefused),
+    ("certificate", TlsRefused),
+    ("root.crt", TlsRefused),
+)
+"""What the server or libpq says when it refuses a connection, in this order."""
+
+
+def connection_kind(said: str, database: str) -> type[SourceError]:
+    """The error for a refused connection, from what the server or the driver said."""
+    kinds = ((f'database "{database}" does not exist', DatabaseUnknown), *_CONNECTING)
+    return next((error for words, error in kinds if words in said), ServerUnreachable)
+
+
+def connection_error(said: str, *, user: str, database: str, place: str) -> SourceError:
+    """The error for a refused connection, with its message and remedy."""
+    kind = connection_kind(said, database)
+    hint = f'a superuser runs: ALTER ROLE "{user}" REPLICATION' if kind is RoleLacksReplication else None
+    words = first_line(said).removeprefix("connection failed: ")
+    return kind(f"no connection as `{user}`: {words}", where=place, hint=hint)
+
+
+def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
+    """The error for a statement the server refused (PostgreSQL docs, appendix A: error codes)."""
+    kind: type[SourceError]
+    match sqlstate:
+        case None | "57P01" | "57P02" | "57P03" | "08006" | "08003" | "08001":
+            kind = ServerUnreachable
+        case "42501":
+            kind = RoleLacksReplication if "replication" in said.lower() else SourcePermission
+        case "53300":
+            kind = ServerBusy
+        case "53400":
+            kind = NoFreeSlot
+        case "55006":
+            kind = SlotActive
+        case "42710" if "replication slot" in said:  # another receiver is just making it, or its end goes unnoticed
+            kind = SlotActive
+        case "42704" if "replication slot" in said:
+            kind = SlotMissing
+        case "42704" if "publication" in said:
+            kind = PublicationMissing
+        case "55000" if "wal_level" in said:
+            kind = ServerSettings
+        case _:
+            kind = QueryRefused
+    return kind
+
+
+def statement_error(sqlstate: str | None, said: str, doing: str) -> SourceError:
+    """The error for a statement the server refused; `doing` says what it was for."""
+    return statement_kind(sqlstate, said)(statement_words(sqlstate, said, doing))
+
+
+def statement_words(sqlstate: str | None, said: str, doing: str) -> str:
+    """How such an error is put: what it was for, the server's first line, the SQLSTATE."""
+    state = f" ({sqlstate})" if sqlstate else ""
+    return f"{doing}: {first_line(said)}{state}"
+
+
+def first_line(said: str) -> str:
+    """The first line of what was said."""
+    lines = said.strip().splitlines()
+    return lines[0] if lines else ""
