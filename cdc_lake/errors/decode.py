@@ -73,3 +73,10 @@ class BatchTooLarge(DecodeError):
 
     code = "DEC308"
     hint = "split the transaction at the source; a batch holds less than 2 GiB of values"
+
+
+class RecordingUnreadable(DecodeError):
+    """A file that is no recording, or one that was cut off or damaged. `offset` counts from the start of the file."""
+
+    code = "DEC320"
+    hint = "a recording is what `cdc-lake record` wrote, whole; `inspect payload` also takes bare payloads"

@@ -76,3 +76,10 @@ class NotInBronze(StateError):
 
     code = "STA623"
     hint = "`cdc-lake status` shows the positions that bronze holds; table and key are written as in the source"
+
+
+class RecordingNotWritten(StateError):
+    """A recording cannot be written: its file is there already, or the folder refuses it."""
+
+    code = "STA630"
+    hint = "name a file that is not there yet: a recording is never overwritten"
