@@ -7,9 +7,33 @@ This is what an assembler gives and what both decoders read, the plain one (`cha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Boundaries
+
+
+class Raw(Protocol):
+    """A committed transaction of any format, as far as batching and bronze's rows need to know it.
+
+    `size`: bytes of all changes. `count`: how many data messages they came in; the changes can be more (a truncate of
+    several tables) or fewer (an insert that was cancelled).
+    """
+
+    @property
+    def bounds(self) -> Boundaries:
+        """Its BEGIN and COMMIT."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of all changes."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Data messages; 0 where the transaction changed nothing that is captured."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +52,8 @@ class RawTransaction:
     layouts: list[Relation | None]
     truncated: dict[int, tuple[Relation, ...]]
     size: int  # bytes of all frames
+
+    @property
+    def count(self) -> int:
+        """How many data messages it has."""
+        return len(self.frames)

@@ -80,3 +80,31 @@ class RecordingUnreadable(DecodeError):
 
     code = "DEC320"
     hint = "a recording is what `cdc-lake record` wrote, whole; `inspect payload` also takes bare payloads"
+
+
+class UnexpectedRecord(DecodeError):
+    """A record, tuple or separator of the GaussDB family's binary style that is not of its format."""
+
+    code = "DEC315"
+    hint = "is the server's answer in `decode-style` b? Amid an upgrade it may use another one; if it is, report it"
+
+
+class UnmatchedDelete(DecodeError):
+    """A DELETE without a key, on a table that has one, with no INSERT before it that it could cancel."""
+
+    code = "DEC316"
+    hint = "was the table's key or replica identity changed? Then: new slot, new copy; if not, report it"
+
+
+class UnreadableRow(DecodeError):
+    """A row whose values the server did not send: an INSERT or UPDATE without a new tuple, or with an empty one."""
+
+    code = "DEC317"
+    hint = "the server could not read its own log record: see its log; then: new slot, new copy"
+
+
+class NoOrderNumber(DecodeError):
+    """A transaction without the number that orders the stream, its CSN or its commit LSN, or with one too large."""
+
+    code = "DEC318"
+    hint = "CSN order needs parallel decoding or a server that prints CSNs; else start a new stream with `order: lsn`"

@@ -1,0 +1,276 @@
+"""The plain decoder of style b: the reference for the columnar one.
+
+A payload is records one behind the other, all numbers big-endian and unsigned::
+
+    record := u32 length  u64 lsn  body  ( 'P' | 'F' )      length: of lsn and body
+    body   := 'B' u64 csn u64 first_lsn option*             option: X xid, T time, O origin id, N user
+            | 'C' option*                                   option: X xid, T time
+            | ( 'I' | 'U' | 'D' ) u16 n schema  u16 n table  [ 'N' tuple ]  [ 'O' tuple ]
+            | 'h' u64 u64 i64                               GaussDB's heartbeat
+    tuple  := u16 columns  { u16 n name  u32 type oid  u32 m value }        m = 0xFFFFFFFF: NULL
+
+`F` ends the payload; after `P` comes another record or a length of zero, which ends it too. A body ends by its length,
+never by what stands in it: `P`, `F`, `N` and `O` occur as options as well. An option nobody knows hides the ones behind
+it, so the rest of such a body is skipped. Schema and table are raw, column names are SQL identifiers. A heartbeat may
+also be a payload of its own, without length and LSN. Source: openGauss 3.0 to 7.0, parallel_decode.cpp, and recordings.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, Protocol
+
+from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Heartbeat, Operation, Record, Row
+from cdc_lake.errors import MalformedMessage, TruncatedMessage, UnexpectedRecord
+from cdc_lake.model.relation import TableName
+
+MORE: Final = ord("P")
+END: Final = ord("F")
+BODY: Final = 12
+"""Bytes before a record's body: its length and its LSN."""
+NULL: Final = 0xFFFFFFFF
+BARE_HEARTBEAT: Final = 26
+"""Length of a payload that is a heartbeat and nothing else: letter, three numbers, `F`."""
+
+_U16: Final = struct.Struct(">H")
+_U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+_THREE: Final = struct.Struct(">QQq")
+_LEAST: Final = 9  # length of a record of one letter: LSN and letter
+
+
+class TextCodec(Protocol):
+    """What text is decoded with: `codec.Codec`."""
+
+    def text(self, data: bytes, at: int) -> str:
+        """`data`, which stands at byte `at`, as text. Raises DecodeError."""
+        ...
+
+
+def records_binary(payload: bytes, codec: TextCodec) -> list[Record]:
+    """All records of one payload, in order. Raises DecodeError, whose offset counts from the payload's start."""
+    if is_bare_heartbeat(payload):
+        return [_heartbeat(_Body(payload, 1, BARE_HEARTBEAT - 1, codec), None)]
+    records: list[Record] = []
+    at: int | None = 0
+    while at is not None and (end := record_end(payload, at)) is not None:
+        (lsn,) = _U64.unpack_from(payload, at + 4)
+        records.append(record_of(payload, codec, lsn=lsn, at=at + BODY, end=end))
+        at = following(payload, end)
+    return records
+
+
+def is_bare_heartbeat(payload: bytes) -> bool:
+    """Whether a payload is a heartbeat without length and LSN: as a record its length would be above 1.7 GB."""
+    return len(payload) == BARE_HEARTBEAT and payload[0] == _HEARTBEAT and payload[-1] == END
+
+
+def record_end(payload: bytes, at: int) -> int | None:
+    """Where the body of the record at `at` ends; None for the zero length that ends a payload."""
+    left = len(payload) - at - 4
+    if left < 0:
+        raise TruncatedMessage(need=4, left=left + 4, at=at)
+    (length,) = _U32.unpack_from(payload, at)
+    if not length:
+        if left:
+            raise MalformedMessage(f"{left} bytes after the length of zero that ends a payload", offset=at + 4)
+        return None
+    if length < _LEAST:
+        raise MalformedMessage(f"a record of {length} bytes: an LSN and a letter are {_LEAST}", offset=at)
+    if length + 1 > left:  # with the letter behind it
+        raise TruncatedMessage(need=length + 1, left=left, at=at + 4)
+    end: int = at + 4 + length
+    return end
+
+
+def following(payload: bytes, end: int) -> int | None:
+    """Where the record after the one that ends at `end` starts; None where the payload ends with `F`."""
+    letter = payload[end]
+    if letter == MORE:
+        return end + 1
+    if letter != END:
+        raise UnexpectedRecord(f"{shown(letter)} after a record: expected `P` or `F`", offset=end)
+    if left := len(payload) - end - 1:
+        raise MalformedMessage(f"{left} bytes after the `F` that ends a payload", offset=end + 1)
+    return None
+
+
+def record_of(data: bytes, codec: TextCodec, *, lsn: int | None = None, at: int = 0, end: int | None = None) -> Record:
+    """The record whose body is `data[at:end]`, its letter first. Offsets in errors count from the start of `data`."""
+    body = _Body(data, at, len(data) if end is None else end, codec)
+    letter = body.byte()
+    match letter:
+        case 0x42:
+            return _begin(body, lsn)
+        case 0x43:
+            return _commit(body, lsn)
+        case 0x68:
+            return _heartbeat(body, lsn)
+        case 0x49 | 0x55 | 0x44:
+            return _row(body, Operation(chr(letter)), lsn)
+    raise UnexpectedRecord(f"a record of kind {shown(letter)}: expected one of B C I U D h", offset=at)
+
+
+def shown(letter: int) -> str:
+    """A letter for an error message."""
+    return f"`{chr(letter)}`" if 0x21 <= letter < 0x7F else f"0x{letter:02x}"
+
+
+_HEARTBEAT: Final = ord("h")
+
+
+class _Body:
+    """A place in a record's body, moving forward only, never past the body's end."""
+
+    __slots__ = ("_codec", "_data", "_end", "at")
+
+    def __init__(self, data: bytes, at: int, end: int, codec: TextCodec) -> None:
+        self._data = data
+        self._end = end
+        self._codec = codec
+        self.at = at
+
+    @property
+    def left(self) -> int:
+        """Bytes to the end of the body."""
+        return self._end - self.at
+
+    def take(self, size: int) -> int:
+        """Where the next `size` bytes start; the place moves behind them."""
+        at, left = self.at, self._end - self.at
+        if size > left:
+            raise TruncatedMessage(need=size, left=left, at=at)
+        self.at = at + size
+        return at
+
+    def byte(self) -> int:
+        """The next byte."""
+        return self._data[self.take(1)]
+
+    def number(self, kind: struct.Struct) -> int:
+        """The next number."""
+        value: int = kind.unpack_from(self._data, self.take(kind.size))[0]
+        return value
+
+    def three(self) -> tuple[int, int, int]:
+        """A heartbeat's numbers."""
+        first, second, third = _THREE.unpack_from(self._data, self.take(_THREE.size))
+        return first, second, third
+
+    def text(self, size: int) -> str:
+        """The next `size` bytes as text."""
+        at = self.take(size)
+        return self._codec.text(self._data[at : at + size], at)
+
+    def skip(self) -> None:
+        """Go to the end of the body."""
+        self.at = self._end
+
+    def finish(self) -> None:
+        """Refuse bytes before the end of the body."""
+        if self.left:
+            raise MalformedMessage(f"{self.left} bytes after the end of the record", offset=self.at)
+
+
+def _begin(body: _Body, lsn: int | None) -> Begin:
+    csn, first_lsn = body.number(_U64), body.number(_U64)
+    options = _options(body, "XTON")
+    return Begin(
+        lsn=lsn,
+        csn=csn,
+        first_lsn=first_lsn,
+        xid=_number(options.get("X")),
+        time=_text(options.get("T")),
+        origin_id=_number(options.get("O")),
+        user=_text(options.get("N")),
+    )
+
+
+def _commit(body: _Body, lsn: int | None) -> Commit:
+    options = _options(body, "XT")
+    return Commit(lsn=lsn, xid=_number(options.get("X")), time=_text(options.get("T")))
+
+
+def _options(body: _Body, known: str) -> dict[str, int | str]:
+    options: dict[str, int | str] = {}
+    while body.left:
+        at = body.at
+        letter = chr(body.byte())
+        if letter not in known:
+            body.skip()
+            break
+        if letter in options:
+            raise MalformedMessage(f"a second option `{letter}` in one record", offset=at)
+        match letter:
+            case "X":
+                options[letter] = body.number(_U64)
+            case "O":
+                options[letter] = body.number(_U32)
+            case _:
+                options[letter] = body.text(body.number(_U32))
+    return options
+
+
+def _number(option: int | str | None) -> int | None:
+    return option if isinstance(option, int) else None
+
+
+def _text(option: int | str | None) -> str | None:
+    return option if isinstance(option, str) else None
+
+
+def _row(body: _Body, operation: Operation, lsn: int | None) -> Row:
+    at = body.at
+    schema = body.text(body.number(_U16))
+    name = body.text(body.number(_U16))
+    if not schema or not name:
+        raise MalformedMessage("a row of a table without a name or schema", offset=at)
+    new = old = None
+    while body.left:
+        at = body.at
+        letter = body.byte()
+        if letter == 0x4E and new is None:
+            new = _tuple(body)
+        elif letter == 0x4F and old is None:
+            old = _tuple(body)
+        else:
+            raise UnexpectedRecord(f"{shown(letter)} in a row: expected `N` or `O`, each once at most", offset=at)
+    return Row(operation=operation, table=TableName(schema, name), new=new, old=old, lsn=lsn)
+
+
+def _tuple(body: _Body) -> tuple[Field, ...]:
+    return tuple(_field(body) for _ in range(body.number(_U16)))
+
+
+def _field(body: _Body) -> Field:
+    size = body.number(_U16)
+    at = body.at
+    name = _unquoted(body.text(size), at)
+    oid = body.number(_U32)
+    length = body.number(_U32)
+    return Field(name=name, value=None if length == NULL else body.text(length), type_oid=oid)
+
+
+def _unquoted(name: str, at: int) -> str:
+    """A column's name without the quotes it has where the server's own parser would need them."""
+    if not name.startswith('"'):
+        if not name:
+            raise MalformedMessage("a column without a name", offset=at)
+        return name
+    inner = name[1:-1]
+    if len(name) < 3 or name[-1] != '"' or '"' in inner.replace('""', ""):
+        raise MalformedMessage("a column's name whose quotes do not match", offset=at)
+    return inner.replace('""', '"')
+
+
+def _heartbeat(body: _Body, lsn: int | None) -> Heartbeat:
+    read, flushed, newest = body.three()
+    body.finish()
+    return Heartbeat(read=read, flushed=flushed, newest=_micros(newest), lsn=lsn)
+
+
+def _micros(time: int) -> int:
+    """A time since 1970 in µs, its unit told by its magnitude: no document names it."""
+    if abs(time) < 10**11:
+        return time * 1_000_000
+    return time * 1_000 if abs(time) < 10**14 else time
