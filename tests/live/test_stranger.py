@@ -9,16 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,10 +25,10 @@ import pytest
 
 from cdc_lake.cli.pages import page
 from cdc_lake.testing.server import HOST, EmbeddedServer, wheel_binaries
+from tests.maven_postgres import VERSIONS, artifact, jar, unpacked
 
 ROOT = Path(__file__).parents[2]
 CDC_LAKE = str(Path(sys.executable).with_name("cdc-lake"))
-VERSION = "16.10.0"
 PASSWORD = "change me"
 TABLES = """
 CREATE TABLE books (id int PRIMARY KEY, title text NOT NULL, price numeric(8,2), added timestamptz, blurb text);
@@ -47,40 +44,18 @@ INSERT INTO loans SELECT g, g, '2026-02-01', g / 7.0 FROM generate_series(1, 200
 # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def artifact() -> str:
-    cpu = {"x86_64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}.get(platform.machine(), platform.machine())
-    system = {"Linux": "linux", "Darwin": "darwin"}.get(platform.system(), platform.system().lower())
-    return f"embedded-postgres-binaries-{system}-{cpu}"
-
-
-def jar() -> Path | None:
-    """The programs of PostgreSQL 16 from the local Maven repository, fetched into it where they are not there."""
-    folder = Path.home() / ".m2" / "repository" / "io" / "zonky" / "test" / "postgres" / artifact() / VERSION
-    file = folder / f"{artifact()}-{VERSION}.jar"
-    if not file.exists() and (maven := shutil.which("mvn")):
-        wanted = f"io.zonky.test.postgres:{artifact()}:{VERSION}:jar"
-        command = [maven, "-q", "-B", "dependency:get", f"-Dartifact={wanted}", "-Dtransitive=false"]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, capture_output=True, timeout=120, check=False)
-    return file if file.exists() else None
-
-
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     folder = Path(tempfile.mkdtemp(prefix="cdc_test_"))
-    found = jar()
+    found = jar(16)
     if found is None:
-        words = f"{artifact()} {VERSION} could not be had from Maven: the wheel's PostgreSQL 16 stands in for it"
+        words = f"{artifact()} {VERSIONS[16]} could not be had from Maven: the wheel's PostgreSQL 16 stands in for it"
         plugins = request.config.pluginmanager
         with plugins.get_plugin("capturemanager").global_and_fixture_disabled():
             plugins.get_plugin("terminalreporter").write_line(f"\n{words}", yellow=True)
         binaries = wheel_binaries(16)
     else:
-        with zipfile.ZipFile(found) as outer:
-            name = next(n for n in outer.namelist() if n.endswith(".txz"))
-            with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as inner:
-                inner.extractall(folder / "postgresql-16", filter="data")
-        binaries = folder / "postgresql-16" / "bin"
+        binaries = unpacked(found, folder / "postgresql-16")
     embedded = EmbeddedServer(folder / "server", binaries=binaries, settings={"wal_level": "replica"}).start()
     yield embedded
     embedded.remove()
