@@ -19,10 +19,9 @@ def canonical_of(change: Change) -> bytes:
         case Insert(relation=relation, new=new):
             return b"I" + canonical_relation(str(relation.table)) + b"N" + _tuple(new)
         case Update(relation=relation, new=new, old=old, old_kind=old_kind):
-            before = b"" if old is None or old_kind is None else _OLD_LETTERS[old_kind] + _tuple(old)
-            return b"U" + canonical_relation(str(relation.table)) + before + b"N" + _tuple(new)
+            return b"U" + canonical_relation(str(relation.table)) + _old(old, old_kind) + b"N" + _tuple(new)
         case Delete(relation=relation, old=old, old_kind=old_kind):
-            return b"D" + canonical_relation(str(relation.table)) + _OLD_LETTERS[old_kind] + _tuple(old)
+            return b"D" + canonical_relation(str(relation.table)) + _old(old, old_kind)
         case Truncate(relation=relation, cascade=cascade, restart_identity=restart):
             flags = (b"c" if cascade else b"") + (b"r" if restart else b"")
             return b"T" + canonical_relation(str(relation.table)) + flags
@@ -30,6 +29,10 @@ def canonical_of(change: Change) -> bytes:
             return b"M" + canonical_bytes(prefix.encode()) + canonical_bytes(content)
         case _ as never:
             assert_never(never)
+
+
+def _old(values: Tuple | None, kind: OldKind | None) -> bytes:
+    return b"" if values is None or kind is None else _OLD_LETTERS[kind] + _tuple(values)
 
 
 def _tuple(values: Tuple) -> bytes:

@@ -56,7 +56,11 @@ def refuse_oversize(size: int) -> None:
 def tabulate_plain(batch: Sequence[RawTransaction]) -> ChangeColumns:
     """The changes of the transactions, in order. Raises the DecodeError of the first change that cannot be read."""
     refuse_oversize(sum(len(frame) for raw in batch for frame in raw.frames))
-    decoded = [(nth, raw.lsns[at], change) for nth, raw in enumerate(batch) for at, change in changes(raw)]
+    return columns_of([(nth, raw.lsns[at], change) for nth, raw in enumerate(batch) for at, change in changes(raw)])
+
+
+def columns_of(decoded: Sequence[tuple[int, int, Change]]) -> ChangeColumns:
+    """Changes as columns; each comes with the index of its transaction, ascending, and its LSN."""
     all_changes = [change for _, _, change in decoded]
     numbering = Numbering()
     return ChangeColumns(

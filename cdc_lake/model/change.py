@@ -43,7 +43,10 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A row's new image; `old` where the identity changed or the identity is FULL, otherwise None."""
+    """A row's new image; `old` where the server sent it, otherwise None.
+
+    PostgreSQL sends it where the identity changed or is FULL, the GaussDB family always where there is an identity.
+    """
 
     relation: Relation
     new: Tuple
@@ -53,11 +56,14 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A row that went, known by its key or by its whole old image."""
+    """A row that went, known by its key or by its whole old image.
+
+    `old` and `old_kind` are None together: the GaussDB family sends such a DELETE of a table without replica identity.
+    """
 
     relation: Relation
-    old: Tuple
-    old_kind: OldKind
+    old: Tuple | None
+    old_kind: OldKind | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,9 @@ def encode_change(change: Change) -> bytes:
         case Update(relation=layout, new=new, old=old, old_kind=old_kind):
             return update(layout, new, old, old_kind)
         case Delete(relation=layout, old=old, old_kind=old_kind):
+            if old is None or old_kind is None:
+                msg = "pgoutput has no DELETE without an old tuple"
+                raise ValueError(msg)
             return delete(layout, old, old_kind)
         case Truncate(relation=layout, cascade=cascade, restart_identity=restart):
             return truncate([layout], cascade=cascade, restart_identity=restart)

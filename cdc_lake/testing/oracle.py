@@ -91,6 +91,9 @@ class Oracle:
                 return self._update(tables.setdefault(relation.table, []), relation, new, old, force=force)
             case Delete(relation, old):
                 rows = tables.setdefault(relation.table, [])
+                if old is None:
+                    msg = f"a DELETE of {relation.table} names no row"
+                    raise ValueError(msg)
                 key = self._key(relation, _row(relation, old, {}))
                 if self._held(relation, None, [key], force=force):
                     return False
