@@ -108,3 +108,49 @@ class NoOrderNumber(DecodeError):
 
     code = "DEC318"
     hint = "CSN order needs parallel decoding or a server that prints CSNs; else start a new stream with `order: lsn`"
+
+
+class StyleMismatch(DecodeError):
+    """A payload of the GaussDB family that is written in another style than the one that was asked for."""
+
+    code = "DEC310"
+    hint = "amid an upgrade a server may fall back to serial decoding: wait for its end, then run again"
+
+    def __init__(self, *, asked: str, found: str, at: int = 0) -> None:
+        super().__init__(f"asked for {asked}, the payload looks like {found}", offset=at)
+
+
+class TextNotInEncoding(DecodeError):
+    """Text that is not valid in the encoding of the database."""
+
+    code = "DEC311"
+    hint = "repair the row at the source, or set `encoding_errors: hex`, which lands such text as hexadecimal digits"
+
+    def __init__(self, encoding: str, *, at: int) -> None:
+        super().__init__(f"the text is not valid in the encoding of the database, {encoding}", offset=at)
+
+
+class UnknownEncoding(DecodeError):
+    """A database encoding nobody here can read."""
+
+    code = "DEC312"
+    hint = "`SELECT getdatabaseencoding()` names the encoding; a database in UTF8 is read best"
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(f"the database encoding `{encoding}` is not known")
+
+
+class UnknownStatement(DecodeError):
+    """A statement of text or JSON decoding that is none of those a server is known to print."""
+
+    code = "DEC313"
+    hint = "leave the slot as it is, it keeps the bytes; `cdc-lake record` saves the stream: report it"
+
+
+class UnreadableTime(DecodeError):
+    """A time of a transaction that is not in the form servers print."""
+
+    code = "DEC314"
+
+    def __init__(self) -> None:
+        super().__init__("a time that is not `YYYY-MM-DD HH:MM:SS[.ffffff]±HH[:MM[:SS]]`")

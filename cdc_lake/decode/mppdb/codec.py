@@ -1,0 +1,111 @@
+"""The encoding of a database: which characters the bytes of a stream are.
+
+The server sends text in the encoding of the database, whatever the client asks for, and writes every format byte by
+byte. So bytes are taken apart first, and a `Codec` turns each value into text last. Names are the server's
+(`SELECT getdatabaseencoding()`), in any spelling the server itself would take. Where bytes are not valid in the
+encoding, a policy decides: stop, or give the value in hexadecimal digits, as bytea is printed. SQL_ASCII promises nothing about
+its bytes: they are read as UTF-8, and what is not falls under the policy.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from cdc_lake.errors import TextNotInEncoding, UnknownEncoding
+
+_PYTHON: Final = {
+    "sqlascii": "utf-8",
+    "utf8": "utf-8",
+    "unicode": "utf-8",
+    "gbk": "gbk",
+    "zhs16gbk": "gbk",
+    "gb18030": "gb18030",
+    "euccn": "gb2312",
+    "eucjp": "euc_jp",
+    "eucjis2004": "euc_jis_2004",
+    "euckr": "euc_kr",
+    **{f"latin{n}": f"iso8859-{part}" for n, part in enumerate((1, 2, 3, 4, 9, 10, 13, 14, 15, 16), start=1)},
+    **{f"iso8859{part}": f"iso8859-{part}" for part in (*range(1, 11), 13, 14, 15, 16)},
+    **{f"win{page}": f"cp{page}" for page in (866, 874, *range(1250, 1259))},
+    **{f"windows{page}": f"cp{page}" for page in (866, 874, *range(1250, 1259))},
+    "abc": "cp1258",
+    "tcvn": "cp1258",
+    "tcvn5712": "cp1258",
+    "vscii": "cp1258",
+    "koi8": "koi8-r",
+    "koi8r": "koi8-r",
+    "koi8u": "koi8-u",
+}
+"""Python's codec for a server encoding, whose name is in lower case without signs.
+
+Left out because Python has none or its is another: EUC_TW, MULE_INTERNAL, GB18030_2022.
+"""
+
+_LOW_SECOND_BYTES: Final = ("gbk", "gb18030")
+_IN_TWO_BYTES: Final = re.compile(rb"(?:[\x00-\x7f]|[\x81-\xfe][\x40-\x7e\x80-\xfe])*+")
+
+
+class Policy(enum.Enum):
+    """What to do with text that is not valid in the encoding of the database."""
+
+    STOP = "stop"
+    HEX = "hex"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codec:
+    """Turns bytes of one database into text.
+
+    `ascii_apart` says that a byte below 0x80 is always the ASCII character; in GBK and GB18030 it may be the second
+    half of another (0x5C, the backslash, for one; never a quote, a blank or a colon). Raises UnknownEncoding.
+    """
+
+    encoding: str = "UTF8"
+    policy: Policy = Policy.STOP
+    python: str = field(init=False)
+    ascii_apart: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        python = _PYTHON.get(re.sub(r"[^a-z0-9]", "", self.encoding.lower()))
+        if python is None:
+            raise UnknownEncoding(self.encoding)
+        object.__setattr__(self, "python", python)
+        object.__setattr__(self, "ascii_apart", python not in _LOW_SECOND_BYTES)
+
+    def text(self, data: bytes, at: int = 0) -> str:
+        """`data`, which stands at byte `at`, as text; raises TextNotInEncoding where the policy is to stop."""
+        try:
+            return self.strict(data)
+        except UnicodeDecodeError as error:
+            wrong = at + error.start
+        if self.policy is Policy.HEX:
+            return "\\x" + data.hex()
+        # raised out here, because the cause would carry the value itself
+        raise TextNotInEncoding(self.encoding, at=wrong)
+
+    def decode(self, data: bytes) -> str:
+        """`data` as text, whole statements for example; offsets count from its start."""
+        return self.text(data)
+
+    def name(self, data: bytes, at: int = 0) -> str:
+        """The name of a table, column or type: as `text`, but never in hexadecimal digits."""
+        try:
+            return self.strict(data)
+        except UnicodeDecodeError as error:
+            wrong = at + error.start
+        raise TextNotInEncoding(self.encoding, at=wrong)
+
+    def strict(self, data: bytes) -> str:
+        """`data` as text; raises UnicodeDecodeError whatever the policy."""
+        if self.python != "gbk":
+            return data.decode(self.python)
+        try:
+            return data.decode("gbk")
+        except UnicodeDecodeError:
+            # characters a user defines are valid in GBK; GB18030 has a place in Unicode for them
+            if _IN_TWO_BYTES.fullmatch(data) is None:
+                raise
+            return data.decode("gb18030")
