@@ -4,7 +4,8 @@ A file is a sequence of entries, each `u32 big-endian length` and that many byte
 the server sent it, `w` (25 bytes of header, then the payload) or `k` (a keepalive: 18 bytes as PostgreSQL sends it, 33
 as the GaussDB family does). Before the entries may stand one line of JSON that says where they come from::
 
-    {"format": "cdc-lake/recording/1", "source": …, "plugin": …, "options": {…}, "start": "0/16B3748", "started": …}
+    {"format": "cdc-lake/recording/1", "source": …, "plugin": …, "options": {…}, "encoding": "UTF8",
+     "start": "0/16B3748", "started": "2026-01-01T00:00:00+00:00"}
 
 A file that was cut off in an entry is an error at that entry, never a shorter stream.
 """
@@ -34,11 +35,15 @@ _POLL_BYTES: Final = 1 << 20  # one call of poll returns after about this much
 
 @dataclass(frozen=True, slots=True)
 class RecordingHeader:
-    """Where a recording comes from. `start` is the position that was asked for, `started` ISO 8601 with zone."""
+    """Where a recording comes from. `options` and `encoding` are in the server's own names.
+
+    `start` is the position that was asked for, `started` ISO 8601 with zone.
+    """
 
     source: str
     plugin: str
     options: Mapping[str, str] = field(default_factory=dict)
+    encoding: str = "UTF8"
     start: str = "0/0"
     started: str = ""
 
@@ -49,6 +54,7 @@ class RecordingHeader:
             "source": self.source,
             "plugin": self.plugin,
             "options": dict(self.options),
+            "encoding": self.encoding,
             "start": self.start,
             "started": self.started,
         }
@@ -131,7 +137,9 @@ class RecordingReader:
             if body["format"] != FORMAT:
                 raise self._unreadable(f"a recording of another format than {FORMAT}", 0)
             options = {str(name): str(value) for name, value in body["options"].items()}
-            return RecordingHeader(body["source"], body["plugin"], options, body["start"], body["started"])
+            return RecordingHeader(
+                body["source"], body["plugin"], options, body["encoding"], body["start"], body["started"]
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as malformed:
             raise self._unreadable("the header of the recording is not one", 0) from malformed
 

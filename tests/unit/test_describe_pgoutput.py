@@ -1,0 +1,138 @@
+"""pgoutput's messages as JSON objects: names from the relations seen before, values as they were sent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cdc_lake.decode.describe import time_text
+from cdc_lake.decode.describe_pgoutput import PgoutputDescriber
+from cdc_lake.errors import DecodeError
+from cdc_lake.model.change import UNCHANGED, Insert, OldKind
+from cdc_lake.model.relation import ReplicaIdentity
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing import messages
+from cdc_lake.testing.messages import boundaries, encode_transaction, oid_of, table
+
+ORDERS = table("public.orders", id="int8", note="text", big="text")
+OID = oid_of(ORDERS.table)
+
+
+def read(*payloads: bytes) -> list[dict]:
+    describer = PgoutputDescriber()
+    found = [describer.described(payload) for payload in payloads]
+    assert json.loads(json.dumps(found)) == found, "plain JSON"
+    return found
+
+
+def test_a_transaction_is_begin_relation_insert_commit():
+    one = Transaction(boundaries(0x2816B90, xid=7), (Insert(ORDERS, ("1", None, "")),))
+    begin, relation, insert, commit = read(*(payload for _, payload in encode_transaction(one)))
+    assert begin == {
+        "type": "begin",
+        "lsn": "0/2816B60",
+        "xid": 7,
+        "timestamp": "2026-01-01T00:00:00.000000+00:00",
+    }
+    assert relation["type"] == "relation"
+    assert (relation["schema"], relation["table"], relation["relation_oid"]) == ("public", "orders", OID)
+    assert relation["replica_identity"] == "default"
+    assert relation["columns"][0] == {"name": "id", "type_oid": 20, "modifier": -1, "key": True}
+    assert insert == {
+        "type": "insert",
+        "relation_oid": OID,
+        "schema": "public",
+        "table": "orders",
+        "new": [
+            {"name": "id", "type_oid": 20, "value": "1"},
+            {"name": "note", "type_oid": 25, "value": None},
+            {"name": "big", "type_oid": 25, "value": ""},
+        ],
+    }
+    assert (commit["type"], commit["lsn"], commit["end_lsn"]) == ("commit", "0/2816B60", "0/2816B90")
+
+
+def test_unchanged_is_no_value():
+    _, update = read(messages.relation(ORDERS), messages.update(ORDERS, ("1", "n", UNCHANGED)))
+    assert update["new"][2] == {"name": "big", "type_oid": 25, "unchanged": True}
+    assert "old" not in update
+    assert "old_kind" not in update
+
+
+def test_an_old_key_has_only_key_columns():
+    _, delete = read(messages.relation(ORDERS), messages.delete(ORDERS, ("1", None, None)))
+    assert delete["old_kind"] == "key"
+    assert delete["old"] == [{"name": "id", "type_oid": 20, "value": "1"}]
+    assert "new" not in delete
+
+
+def test_a_full_old_row_has_its_nulls():
+    full = table("public.f", identity=ReplicaIdentity.FULL, a="int4", b="text")
+    _, update = read(messages.relation(full), messages.update(full, ("2", "x"), ("1", None), OldKind.FULL))
+    assert update["old_kind"] == "full"
+    assert [c["value"] for c in update["old"]] == ["1", None]
+
+
+def test_a_relation_that_was_not_announced_leaves_its_oid_and_unnamed_values():
+    (insert,) = read(messages.insert(ORDERS, ("1", None, UNCHANGED)))
+    assert insert["relation_oid"] == OID
+    assert "table" not in insert
+    assert insert["new"] == [
+        {"name": None, "value": "1"},
+        {"name": None, "value": None},
+        {"name": None, "unchanged": True},
+    ]
+
+
+def test_a_truncate_lists_its_tables():
+    other = table("public.lines", id="int8")
+    *_, known, one, unknown = read(
+        messages.relation(ORDERS),
+        messages.relation(other),
+        messages.truncate([ORDERS, other], cascade=True),
+        messages.truncate([ORDERS], restart_identity=True),
+        messages.truncate([table("public.nobody", id="int8")]),
+    )
+    assert [t["table"] for t in known["tables"]] == ["orders", "lines"]
+    assert (known["cascade"], known["restart_identity"]) == (True, False)
+    assert (one["table"], one["restart_identity"]) == ("orders", True)
+    assert "table" not in unknown["tables"][0]
+
+
+def test_messages_types_and_origins():
+    message, binary, kind, origin = read(
+        messages.message("app", "grüße".encode(), 0x16B3748),
+        messages.message("app", b"\xff", transactional=False),
+        messages.type_name(70001, "public", "mood"),
+        messages.origin("other", 16),
+    )
+    assert message == {
+        "type": "message",
+        "lsn": "0/16B3748",
+        "prefix": "app",
+        "transactional": True,
+        "content": "grüße",
+    }
+    assert (binary["content_hex"], binary["transactional"]) == ("ff", False)
+    assert kind == {"type": "type", "type_oid": 70001, "schema": "public", "name": "mood"}
+    assert origin == {"type": "origin", "lsn": "0/10", "origin": "other"}
+
+
+def test_a_tuple_that_does_not_fit_its_relation_is_an_error():
+    describer = PgoutputDescriber()
+    describer.described(messages.relation(ORDERS))
+    with pytest.raises(DecodeError):
+        describer.described(messages.insert(ORDERS, ("1",)))
+
+
+@pytest.mark.parametrize("payload", [b"", b"Z", b"I", b"I\x00\x00\x00\x01N"])
+def test_what_is_no_message_is_an_error(payload):
+    with pytest.raises(DecodeError):
+        PgoutputDescriber().described(payload)
+
+
+def test_a_time_beyond_what_iso_can_write_is_a_number():
+    assert time_text(0) == "1970-01-01T00:00:00.000000+00:00"
+    assert time_text(-62135596800_000_000) == "0001-01-01T00:00:00.000000+00:00"
+    assert time_text(1 << 62) == 1 << 62
