@@ -1,7 +1,7 @@
 """The generated reference pages: `python -m cdc_lake.cli.reference` writes them, a test compares them.
 
-From the models: `pipeline.schema.json` and `pipeline.md`. From the command line: `cli.md`. From the error tree and the
-table of exit codes: `exit-codes.md`.
+From the models: `pipeline.schema.json` and `pipeline.md`. From the table of options: `decoding-options.md`. From the
+command line: `cli.md`. From the error tree and the table of exit codes: `exit-codes.md`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from cdc_lake.cli.reference_options import options_page
 from cdc_lake.config.json_schema import json_schema
 from cdc_lake.config.quantity import format_bytes, format_milliseconds
 
@@ -41,6 +42,7 @@ def pages() -> dict[str, str]:
     return {
         "pipeline.schema.json": json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n",
         "pipeline.md": pipeline_page(),
+        "decoding-options.md": f"{_GENERATED}{options_page()}",
         "cli.md": cli_page(),
         "exit-codes.md": exit_page(),
     }
@@ -64,18 +66,35 @@ def pipeline_page() -> str:
         ),
     ]
     parts += [_section(schema, "pipeline file", "")]
-    parts += [_section(definition, name, path) for name, definition, path in _sections(schema, schema, "")]
+    parts += [_section(*each) for each in dict(_sections(schema, schema, "", "")).values()]
     return "\n".join(parts)
 
 
-def _sections(schema: dict[str, Any], node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+_Shown: TypeAlias = tuple[dict[str, Any], str, str, str]
+"""A section: its definition, name, path, and `type` of the source it is of, where several have one at its path."""
+
+
+def _sections(schema: dict[str, Any], node: dict[str, Any], path: str, of: str) -> Iterator[tuple[str, _Shown]]:
+    """Sections below one, each by path and name: one that several have is shown once."""
     for key, value in node.get("properties", {}).items():
         for reference, suffix in _references(value):
             name = reference.rpartition("/")[2]
             definition = schema["$defs"][name]
             at = f"{path}.{key}{suffix}" if path else f"{key}{suffix}"
-            yield name, definition, at
-            yield from _sections(schema, definition, at)
+            kind = _choice(definition, "type") or of
+            yield f"{at} {name}", (definition, name, at, "" if name == "Tls" else kind)
+            yield from _sections(schema, definition, at, kind)
+
+
+def _choice(node: dict[str, Any], tag: str) -> str:
+    """What the key says that tells the members of a union apart; empty where there is none."""
+    value = node.get("properties", {}).get(tag, {})
+    words = (
+        [value["const"]]
+        if "const" in value
+        else [w for o in [value, *value.get("anyOf", ())] for w in o.get("enum", ())]
+    )
+    return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _references(value: dict[str, Any], suffix: str = "") -> Iterator[tuple[str, str]]:
@@ -87,9 +106,10 @@ def _references(value: dict[str, Any], suffix: str = "") -> Iterator[tuple[str, 
         yield from _references(value["items"], suffix + "[]")
 
 
-def _section(node: dict[str, Any], name: str, path: str) -> str:
-    rule = node.get("properties", {}).get("rule", {}).get("const")
-    title = f"`{path}`" + (f" with `rule: {rule}`" if rule else "") if path else name.capitalize()
+def _section(node: dict[str, Any], name: str, path: str, of: str = "") -> str:
+    rule = _choice(node, "rule")
+    tagged = f" with `rule: {rule}`" if rule else f" with `type: {of}`" if of else ""
+    title = f"`{path}`{tagged}" if path else name.capitalize()
     purpose = node.get("description", "").replace("\n", " ")
     rows = []
     required = set(node.get("required", ()))
@@ -129,6 +149,8 @@ def _kind(value: dict[str, Any]) -> str:  # noqa: PLR0911  # one return a kind o
         return "section"
     if value.get("type") == "array":
         return f"list of {_kind(value['items'])}"
+    if value.get("type") == "object":
+        return "mapping"
     names = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
     return names.get(str(value.get("type")), "any")
 

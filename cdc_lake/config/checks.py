@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cdc_lake.config.capture import captures, compile_pattern
+from cdc_lake.config.family_checks import family_rules
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
@@ -35,7 +36,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _silver(root, patterns, out)
     _lake(root, out)
     _password(root, out)
-    return out.found
+    return [*out.found, *family_rules(root.entries.get("source"))]
 
 
 def at(node: Node | None, *path: str) -> Node | None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
 
+from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Origin, Project
 from cdc_lake.config.quantity import BYTES, MILLISECONDS, format_bytes, format_milliseconds
+from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.yaml_nodes import join
 
 MASKED = "••••••"
@@ -38,11 +40,22 @@ def effective(project: Project) -> tuple[Setting, ...]:
 def _derived(project: Project) -> dict[str, object]:
     """What an absent value stands for."""
     return {
+        **_of_source(project),
         "source.slot.name": project.slot,
-        "source.publication": project.publication,
         "bronze.path": str(project.bronze),
         "lake.iceberg.uri": project.iceberg_uri,
         "lake.iceberg.warehouse": project.iceberg_warehouse,
+    }
+
+
+def _of_source(project: Project) -> dict[str, object]:
+    source = project.pipeline.source
+    if isinstance(source, PostgresSource):
+        return {"source.publication": project.publication}
+    ports = dict.fromkeys(address.replication_port for address in source.addresses)
+    return {
+        "source.replication_port": ", ".join(map(str, ports)) if source.mode == "stream" else None,
+        "source.slot.output_order": source.slot_order,
     }
 
 
@@ -50,6 +63,8 @@ def _section(project: Project, section: BaseModel, path: str) -> Iterator[Settin
     for name, info in type(section).model_fields.items():
         at = join(path, info.alias or name)
         value = getattr(section, name)
+        if isinstance(section, FamilySource) and name == "decoding":
+            value = effective_options(section)
         if value is None:
             value = _derived(project).get(at)
         if BYTES in info.metadata and isinstance(value, int):
@@ -72,6 +87,9 @@ def _value(project: Project, value: object, path: str) -> Iterator[Setting]:
                 yield from _value(project, item, join(path, i))
         case list() | tuple():
             yield Setting(path, [], "[]", origin)
+        case dict():
+            for name, item in value.items():
+                yield from _value(project, item, join(path, name))
         case Path():
             yield Setting(path, str(value), str(value), origin)
         case None:

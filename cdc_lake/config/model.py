@@ -5,77 +5,16 @@ A section is the constructor argument of what it configures; nothing below `conf
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, Strict
+from pydantic import Field, Strict
 
 from cdc_lake.config.quantity import Bytes, Milliseconds
+from cdc_lake.config.section import Count, Name, Section, Text
+from cdc_lake.config.source import Source
 
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
-Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=1, strict=True)]
 Bound = Annotated[int, Strict()] | Annotated[float, Strict()] | Annotated[str, Strict()]
 """Strict, so that `true` is no number and a quoted number stays text."""
-
-
-class Section(BaseModel):
-    """What every section is: frozen, strict about unknown keys, silent about values in errors."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, populate_by_name=True, use_attribute_docstrings=True
-    )
-
-
-class Tls(Section):
-    """Encryption of the connections to the source."""
-
-    mode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
-    """libpq's sslmode of the same name."""
-    root_cert: Path | None = None
-    """File of trusted certificate authorities, relative to the project."""
-    cert: Path | None = None
-    """Client certificate, relative to the project."""
-    key: Path | None = None
-    """Private key of the client certificate, relative to the project."""
-
-
-class Slot(Section):
-    """The logical replication slot this pipeline owns."""
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")] | None = None
-    """Slot name on the server; the pipeline's name by default."""
-    plugin: Literal["pgoutput"] = "pgoutput"
-    """Output plugin of the slot."""
-
-
-class Source(Section):
-    """The database that changes are read from."""
-
-    type: Literal["postgres"]
-    """Kind of server."""
-    host: Text
-    """Host name, address, or directory of a Unix socket."""
-    port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 5432
-    """Port of the server."""
-    database: Text
-    """Database that holds the tables."""
-    user: Text
-    """Role with the REPLICATION attribute and SELECT on the tables."""
-    password: SecretStr | None = None
-    """Its password, by reference (`${env:NAME}`, `${file:path}`); libpq's own rules apply where it is left out."""
-    tls: Tls = Tls()
-    """Encryption."""
-    slot: Slot = Slot()
-    """Replication slot."""
-    publication: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")] | None = None
-    """Publication the slot reads; created for `tables` where it does not exist. The slot's name by default."""
-    tables: Annotated[list[Text], Field(min_length=1)]
-    """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
-    connect_timeout: Milliseconds = 10_000
-    """How long one attempt to connect may take."""
-    status_interval: Milliseconds = 10_000
-    """How often the confirmed position is reported to the server when nothing asks for it."""
 
 
 class Snapshot(Section):
@@ -222,7 +161,7 @@ class SilverTable(Section):
     """Table format."""
     keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns that identify a row; the source's primary key by default."""
-    rules: list[Rule] = []
+    rules: list[Rule] = []  # noqa: RUF012  # pydantic copies defaults
     """What every change must satisfy, judged in order before changes are folded."""
 
 
@@ -231,7 +170,7 @@ class Silver(Section):
 
     defaults: TableDefaults = TableDefaults()
     """For all tables."""
-    tables: list[SilverTable] = []
+    tables: list[SilverTable] = []  # noqa: RUF012  # pydantic copies defaults
     """Tables that differ."""
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cdc_lake.config.model import Pipeline, Rule, SilverTable
+from cdc_lake.config.source import FamilySource, PostgresSource
+from cdc_lake.errors import NotForThisSource
 from cdc_lake.model.relation import TableName
 
 
@@ -64,14 +66,30 @@ class Project:
         return self.pipeline.pipeline
 
     @property
+    def postgres(self) -> PostgresSource:
+        """The source, where it is a PostgreSQL. Raises NotForThisSource."""
+        source = self.pipeline.source
+        if isinstance(source, PostgresSource):
+            return source
+        raise NotForThisSource(f"a source of `type: {source.type}` cannot be read here", where=str(self.file))
+
+    @property
+    def family(self) -> FamilySource:
+        """The source, where it is a server of the GaussDB family. Raises NotForThisSource."""
+        source = self.pipeline.source
+        if isinstance(source, FamilySource):
+            return source
+        raise NotForThisSource(f"a source of `type: {source.type}` cannot be read here", where=str(self.file))
+
+    @property
     def slot(self) -> str:
         """The slot's name on the server."""
         return self.pipeline.source.slot.name or self.name
 
     @property
     def publication(self) -> str:
-        """The publication's name on the server."""
-        return self.pipeline.source.publication or self.slot
+        """The publication's name on the server. Raises NotForThisSource where the server has none."""
+        return self.postgres.publication or self.slot
 
     @property
     def lake(self) -> Path:

@@ -11,15 +11,16 @@ from pydantic_core import ErrorDetails
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.problems import Problem
+from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 
 VERSIONS = (1,)
-SOURCE_TYPES = ("postgres",)
-_PLANNED_SOURCES = frozenset({"gaussdb", "opengauss", "mogdb", "qhb", "recording"})
-_LATER_KEYS = frozenset(
-    {"kind", "deletes", "cluster_by", "redact", "decoding", "order", "wal_budget", "replication_port", "output_order"}
-)
+SOURCE_TYPES = ("postgres", "gaussdb", "opengauss", "mogdb")
+_PLANNED_SOURCES = frozenset({"qhb", "recording"})
+_LATER_KEYS = frozenset({"kind", "deletes", "cluster_by", "redact", "wal_budget"})
+_TAGS = ("rule", "type")
+"""Keys that say which model of a union a mapping is."""
 
 
 def check(root: MappingNode) -> tuple[Pipeline | None, list[Diagnostic]]:
@@ -80,7 +81,7 @@ def _walk(root: Node, loc: tuple[int | str, ...]) -> tuple[Node, str, tuple[int 
             node, path = node.entries[part], join(path, part)
         elif isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.items):
             node, path = node.items[part], join(path, part)
-        elif isinstance(node, MappingNode) and _text_of(node.entries.get("rule")) == part:
+        elif isinstance(node, MappingNode) and any(_text_of(node.entries.get(tag)) == part for tag in _TAGS):
             continue
         else:
             return node, path, loc[i:]
@@ -110,11 +111,12 @@ def _one(  # one return a kind of problem
     if kind == "extra_forbidden":
         return _unknown_key(root, loc)
     if kind == "missing" or (kind == "union_tag_not_found" and isinstance(node, MappingNode)):
-        name = str(loc[-1]) if kind == "missing" else "rule"
+        name = str(loc[-1]) if kind == "missing" else _tag_of(path)
         place = f" in `{path}`" if path else ""
-        return _error(Problem.MISSING_KEY, f"`{name}` is missing{place}", node.mark, join(path, name), _describe(loc))
-    if path == "source.type" and kind == "literal_error":
-        return _source_type(node, path)
+        hint = _describe(loc) if kind == "missing" else f"add `{name}: …`: {_choices(path)}"
+        return _error(Problem.MISSING_KEY, f"`{name}` is missing{place}", node.mark, join(path, name), hint)
+    if kind == "union_tag_invalid" and path == "source" and isinstance(node, MappingNode):
+        return _source_type(node.entries["type"], join(path, "type"))
     if isinstance(node, ScalarNode) and node.value is None:
         name = path.rpartition(".")[2]
         return _error(Problem.VALUE, f"`{name}` has no value", node.mark, path, "give it a value or remove the key")
@@ -122,17 +124,23 @@ def _one(  # one return a kind of problem
     return _error(Problem.VALUE, summary, node.mark, path, hint)
 
 
+def _tag_of(path: str) -> str:
+    return "type" if path == "source" else "rule"
+
+
+def _choices(path: str) -> str:
+    return ", ".join(SOURCE_TYPES) if path == "source" else "the kind of rule"
+
+
 def _error(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> Diagnostic:
     return Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint)
 
 
 def _source_type(node: Node, path: str) -> Diagnostic:
-    written = node.text if isinstance(node, ScalarNode) else ""
+    written = f"source type `{node.text}`" if isinstance(node, ScalarNode) else f"{_found(node)} as source type"
+    later = "comes in a later version" if _text_of(node) in _PLANNED_SOURCES else "is not known"
     supported = ", ".join(f"`{t}`" for t in SOURCE_TYPES)
-    later = "comes in a later version" if written in _PLANNED_SOURCES else "is not known"
-    return _error(
-        Problem.SOURCE_TYPE, f"source type `{written}` {later}", node.mark, path, f"this version supports {supported}"
-    )
+    return _error(Problem.SOURCE_TYPE, f"{written} {later}", node.mark, path, f"this version supports {supported}")
 
 
 def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
@@ -143,7 +151,9 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
     known = list(_keys(model)) if model is not None else []
     given = parent.keys if isinstance(parent, MappingNode) else {}
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close and close[0] in given:
+    if parent_path == "source" and (elsewhere := _source_types_with(name)):
+        hint = f"`{name}` is a key of `type: {elsewhere}`"
+    elif close and close[0] in given:
         hint = f"`{close[0]}` stands in line {given[close[0]].line}: did you mean that one?"
     elif close:
         hint = f"did you mean `{close[0]}`?"
@@ -153,6 +163,13 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
         hint = f"known here: {', '.join(known)}"
     place = f" in `{parent_path}`" if parent_path else ""
     return _error(Problem.UNKNOWN_KEY, f"unknown key `{name}`{place}", mark, join(parent_path, name), hint)
+
+
+def _source_types_with(name: str) -> str:
+    """The kinds of source that have a key."""
+    sources = (PostgresSource, FamilySource)
+    types = [str(t) for model in sources if name in _keys(model) for t in _tags(model)]
+    return " or ".join(filter(None, [", ".join(types[:-1]), *types[-1:]]))
 
 
 _PLAIN_TYPES = {
@@ -254,7 +271,7 @@ def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel] | None:
     for part in loc:
         if isinstance(part, int):
             continue
-        tagged = [m for m in candidates if _tag(m) == part]
+        tagged = [m for m in candidates if part in _tags(m)]
         if tagged:
             model, candidates = tagged[0], []
             continue
@@ -274,8 +291,9 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from models_in(inner)
 
 
-def _tag(model: type[BaseModel]) -> object:
-    info = model.model_fields.get("rule")
-    if info is None or get_origin(info.annotation) is not Literal:
-        return None
-    return get_args(info.annotation)[0]
+def _tags(model: type[BaseModel]) -> tuple[object, ...]:
+    for tag in _TAGS:
+        info = model.model_fields.get(tag)
+        if info is not None and get_origin(info.annotation) is Literal:
+            return get_args(info.annotation)
+    return ()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from cdc_lake.errors.config import (
     ConfigError,
+    NotForThisSource,
 )
 from cdc_lake.errors.decode import (
     BatchTooLarge,
@@ -174,6 +175,7 @@ __all__ = [
     "NoReplicaIdentity",
     "NoStream",
     "NoTableMatches",
+    "NotForThisSource",
     "NotInBronze",
     "NotInOrder",
     "OptionRefused",

@@ -10,3 +10,10 @@ class ConfigError(CdcLakeError):
 
     code = "CFG100"
     exit_code = 3
+
+
+class NotForThisSource(ConfigError):
+    """The command does not read from sources of this type."""
+
+    code = "CFG145"
+    hint = "`cdc-lake validate` and `cdc-lake plan --show-config` work for every type of source"

@@ -40,12 +40,11 @@ def check(project: Project) -> list[CheckLine]:
 
 def _source(project: Project) -> Iterator[CheckLine]:
     where = project.pipeline.source
-    place = f"{where.host}:{where.port}/{where.database}"
     try:
         with session_of(project) as session:
             facts = limits(session)
             major = facts.version // 10000
-            yield CheckLine(ok=True, subject="server", text=f"PostgreSQL {major} at {place}, as {where.user}")
+            yield CheckLine(ok=True, subject="server", text=f"PostgreSQL {major} at {where.place}, as {where.user}")
             yield from _server(project, session, facts)
             rights = role(session)
             yield from _role(project, rights)
@@ -94,7 +93,7 @@ def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
     yield CheckLine(ok=may, subject="role", text=f"{rights.name} {text}", fix="" if may else fix, code="SRC205")
     if may:
         try:
-            connect(project.pipeline.source, project.root, replication=True).close()
+            connect(project.postgres, project.root, replication=True).close()
         except CdcLakeError as error:
             yield _failed("replication", error)
         else:
@@ -117,7 +116,7 @@ def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
         return
     assert state is not None
     try:
-        facts = slot.check_slot(found, project.slot, project.pipeline.source.database, state.upto)
+        facts = slot.check_slot(found, project.slot, project.postgres.database, state.upto)
     except CdcLakeError as error:
         yield _failed("slot", error)
         return
@@ -133,7 +132,7 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
     try:
         names = captured(project, session)
         exists = publication.publication_exists(session, project.publication)
-        wanted = publication.select_tables(project.pipeline.source.tables, publication.tables_in_database(session))
+        wanted = publication.select_tables(project.postgres.tables, publication.tables_in_database(session))
     except CdcLakeError as error:
         yield _failed("tables" if isinstance(error, NoTableMatches) else "publication", error)
         return
@@ -198,7 +197,7 @@ def _create_publication(name: str, names: list[TableName]) -> str:
 def dba_sql(project: Project) -> str:
     """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
     with session_of(project) as session:
-        wanted = publication.select_tables(project.pipeline.source.tables, publication.tables_in_database(session))
+        wanted = publication.select_tables(project.postgres.tables, publication.tables_in_database(session))
         facts, rights = limits(session), role(session)
         exists = publication.publication_exists(session, project.publication)
     user, lines = identifier(rights.name), []
@@ -210,4 +209,4 @@ def dba_sql(project: Project) -> str:
     lines += [f"GRANT SELECT ON {quoted(t)} TO {user};" for t in wanted]
     if not exists:
         lines.append(_create_publication(project.publication, wanted))
-    return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.pipeline.source.database}", *lines])
+    return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

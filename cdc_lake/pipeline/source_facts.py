@@ -55,7 +55,7 @@ class TableFacts:
 @contextmanager
 def session_of(project: Project) -> Iterator[Session]:
     """A read-only SQL session on the source. Raises SourceError."""
-    session = connect(project.pipeline.source, project.root)
+    session = connect(project.postgres, project.root)
     try:
         session.execute("SET default_transaction_read_only = on")
         yield session
@@ -120,7 +120,7 @@ def captured(project: Project, session: Session) -> list[TableName]:
     """The tables the stream carries, or will carry where the publication is not made yet. Raises SourceError."""
     if publication.publication_exists(session, project.publication):
         return [p.table for p in publication.published(session, project.publication)]
-    return publication.select_tables(project.pipeline.source.tables, publication.tables_in_database(session))
+    return publication.select_tables(project.postgres.tables, publication.tables_in_database(session))
 
 
 def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:

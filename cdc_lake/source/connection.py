@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from cdc_lake.config.model import Source
+from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import DriverMissing, ServerUnreachable, SourceError
 from cdc_lake.source.printing import PRINTING
 from cdc_lake.source.refusals import connection_error, first_line, statement_error
@@ -36,7 +36,7 @@ SETTINGS: dict[str, str] = {
 """How values are printed, in copy and stream alike, and no time limits."""
 
 
-def parameters(source: Source, root: Path, application: str) -> dict[str, str]:
+def parameters(source: PostgresSource, root: Path, application: str) -> dict[str, str]:
     """Parameters of libpq for the `source` section; files are relative to `root`."""
     options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
     given: dict[str, str] = {
@@ -66,12 +66,12 @@ def parameters(source: Source, root: Path, application: str) -> dict[str, str]:
     return given
 
 
-def place_of(source: Source) -> str:
+def place_of(source: PostgresSource) -> str:
     """Where the source is, as errors name it."""
-    return f"{source.host}:{source.port}/{source.database}"
+    return source.place
 
 
-def connect(source: Source, root: Path, *, application: str = "cdc_lake", replication: bool = False) -> Session:
+def connect(source: PostgresSource, root: Path, *, application: str = "cdc_lake", replication: bool = False) -> Session:
     """Open a connection in autocommit; raises the SourceError that fits. The caller closes it."""
     given = parameters(source, root, application)
     if replication:

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from cdc_lake.config.model import Source, Tls
+from cdc_lake.config.source import PostgresSource, Tls
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import (
@@ -64,7 +64,7 @@ NAMES = [
 ]
 
 
-def settings(database: Database, /, **changes: object) -> Source:
+def settings(database: Database, /, **changes: object) -> PostgresSource:
     given = {
         "type": "postgres",
         "host": database.host,
@@ -74,7 +74,7 @@ def settings(database: Database, /, **changes: object) -> Source:
         "password": SecretStr(database.password),
         "tables": ["public.*"],
     }
-    return Source(**{**given, **changes})
+    return PostgresSource(**{**given, **changes})
 
 
 @pytest.fixture
@@ -109,8 +109,7 @@ def collect(stream: PostgresStream, assembler: Assembler, count: int, seconds: f
     until = time.monotonic() + seconds
     while len(got) < count and time.monotonic() < until:
         for lsn, payload in stream.poll(0.1):
-            if (done := assembler.feed(payload, lsn)) is not None:
-                got.append(done)
+            got += assembler.feed(payload, lsn)
     return got
 
 
@@ -375,7 +374,7 @@ def test_a_server_without_logical_wal_is_refused_with_the_remedy() -> None:
     plain = start_server(settings={"wal_level": "replica"})
     try:
         make_role(plain)
-        there = Source(
+        there = PostgresSource(
             type="postgres", host="127.0.0.1", port=plain.port, database="postgres", user="cdc",
             password=SecretStr(CDC_PASSWORD), tables=["public.*"],
         )  # fmt: skip

@@ -1,0 +1,218 @@
+"""The section `source`: a PostgreSQL, or a server of the GaussDB family. `type` says which.
+
+A section is the constructor argument of what it configures. What cannot be right between its fields is in
+`checks.py` and `gaussdb_rules.py`, so that it is told at its place in the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, SecretStr, Strict
+
+from cdc_lake.config.gaussdb_options import OPTIONS, Mode, as_number, decoding_schema
+from cdc_lake.config.quantity import Milliseconds
+from cdc_lake.config.section import Count, Port, Section, Text
+
+
+class Tls(Section):
+    """Encryption of the connections to the source."""
+
+    mode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = "prefer"
+    """libpq's sslmode of the same name."""
+    root_cert: Path | None = None
+    """File of trusted certificate authorities, relative to the project."""
+    cert: Path | None = None
+    """Client certificate, relative to the project."""
+    key: Path | None = None
+    """Private key of the client certificate, relative to the project."""
+
+
+class Slot(Section):
+    """The logical replication slot this pipeline owns."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")] | None = None
+    """Slot name on the server; the pipeline's name by default."""
+    plugin: Literal["pgoutput"] = "pgoutput"
+    """Output plugin of the slot."""
+
+
+class PostgresSource(Section):
+    """The PostgreSQL database that changes are read from."""
+
+    type: Literal["postgres"]
+    """Kind of server."""
+    host: Text
+    """Host name, address, or directory of a Unix socket."""
+    port: Port = 5432
+    """Port of the server."""
+    database: Text
+    """Database that holds the tables."""
+    user: Text
+    """Role with the REPLICATION attribute and SELECT on the tables."""
+    password: SecretStr | None = None
+    """Its password, by reference (`${env:NAME}`, `${file:path}`); libpq's own rules apply where it is left out."""
+    tls: Tls = Tls()
+    """Encryption."""
+    slot: Slot = Slot()
+    """Replication slot."""
+    publication: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")] | None = None
+    """Publication the slot reads; created for `tables` where it does not exist. The slot's name by default."""
+    tables: Annotated[list[Text], Field(min_length=1)]
+    """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
+    connect_timeout: Milliseconds = 10_000
+    """How long one attempt to connect may take."""
+    status_interval: Milliseconds = 10_000
+    """How often the confirmed position is reported to the server when nothing asks for it."""
+
+    @property
+    def place(self) -> str:
+        """Where the source is, as people are told."""
+        return f"{self.host}:{self.port}/{self.database}"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One server: its host, its port for SQL, and the one that accepts replication connections (the HA port)."""
+
+    host: str
+    port: int
+    replication_port: int
+
+
+class FamilySlot(Section):
+    """The logical replication slot this pipeline owns, on a server of the GaussDB family."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_][a-z0-9_?.-]{0,62}$")] | None = None
+    """Slot name on the server; the pipeline's name by default."""
+    plugin: Literal[
+        "mppdb_decoding",
+        "test_decoding",
+        "parallel_binary_decoding",
+        "parallel_json_decoding",
+        "parallel_text_decoding",
+    ] = "mppdb_decoding"
+    """Output plugin of the slot; parallel decoding prints its own formats whatever it is. `parallel_…`: GaussDB."""
+    output_order: Literal["lsn", "csn"] | None = None
+    """GaussDB's order of the slot, fixed when it is made: by commit LSN, or by CSN (always, through a coordinator)."""
+
+
+class CsnGap(Section):
+    """When a CSN that does not arrive is a lost transaction, in a stream ordered by CSN."""
+
+    bound: Milliseconds = 60_000
+    """How long after its turn a CSN may still arrive: a transaction has arrived when its BEGIN is seen."""
+    policy: Literal["stop", "record"] = "stop"
+    """`stop`: an error names it; `record`: the gap is noted and stays open, its late arrival is an error."""
+
+
+class Polling(Section):
+    """How changes are fetched by SQL functions, with `mode: polling`."""
+
+    interval: Milliseconds = 1_000
+    """How often the server is asked while it has nothing new."""
+    max_changes: Count = 10_000
+    """Rows after which one answer ends, at the end of a transaction."""
+
+
+class FamilySource(Section):
+    """The GaussDB, openGauss or MogDB database that changes are read from."""
+
+    type: Literal["gaussdb", "opengauss", "mogdb"]
+    """Kind of server."""
+    version: Annotated[str, Field(pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z-]{1,12}){0,4}$")] | None = None
+    """Release of the server, in quotes (`"6.0.2"`, `"505.2"`), to judge rules of releases without a connection."""
+    node: Literal["single", "coordinator", "data_node"] = "single"
+    """What is connected to: `single` is not distributed; the others are of a distributed GaussDB."""
+    host: Text | None = None
+    """Host name or address; `hosts` where there are several."""
+    hosts: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Servers of one cluster, as `name` or `name:port`; the primary is found among them."""
+    port: Port | None = None
+    """Port for SQL, of every host that does not name its own."""
+    replication_port: Port | None = None
+    """Port for replication connections (HA port), of every host; a host's port + 1 by default."""
+    database: Text
+    """Database that holds the tables."""
+    user: Text
+    """User with the REPLICATION attribute (or of gs_role_replication) and SELECT on the tables."""
+    password: SecretStr | None = None
+    """The user's password, by reference (`${env:NAME}`, `${file:path}`)."""
+    tls: Tls = Tls()
+    """Encryption."""
+    slot: FamilySlot = FamilySlot()
+    """Replication slot."""
+    order: Literal["auto", "csn", "lsn"] = "auto"
+    """Order of the stream, fixed at its start: by CSN, by commit LSN, or by CSN where they are dense (`auto`)."""
+    mode: Literal["stream", "polling"] = "stream"
+    """A replication stream, or SQL functions where no replication connection is allowed (serial decoding)."""
+    decoding: Annotated[
+        dict[str, Annotated[bool, Strict()] | Annotated[int, Strict()] | str],
+        Field(json_schema_extra=decoding_schema()),
+    ] = {}  # noqa: RUF012  # pydantic copies defaults
+    """Options of logical decoding under the server's own names; the page of decoding options has all of them."""
+    allow_unknown_options: Annotated[bool, Strict()] = False
+    """Send options in `decoding` that cdc_lake does not know, as they are."""
+    tables: Annotated[list[Text], Field(min_length=1)]
+    """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
+    encoding_errors: Literal["stop", "hex"] = "stop"
+    """Text that is not valid in the database's encoding: stop, or keep its bytes as hexadecimal digits."""
+    csn_gap: CsnGap = CsnGap()
+    """A CSN that does not arrive."""
+    polling: Polling = Polling()
+    """How changes are fetched with `mode: polling`."""
+    connect_timeout: Milliseconds = 10_000
+    """How long one attempt to connect may take."""
+    status_interval: Milliseconds = 10_000
+    """How often the confirmed position is reported to the server when nothing asks for it."""
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """Every server that may be the primary, in the order of the file; raises ValueError where `checks` would."""
+        return tuple(self._address(text) for text in ([self.host] if self.host else self.hosts or []))
+
+    @property
+    def place(self) -> str:
+        """Where the source is, as people are told."""
+        return f"{','.join(f'{a.host}:{a.port}' for a in self.addresses)}/{self.database}"
+
+    @property
+    def decoding_mode(self) -> Mode:
+        """How the slot is read."""
+        if self.mode == "polling":
+            return Mode.SQL
+        name = "parallel-decode-num"
+        return Mode.SERIAL if as_number(self.decoding.get(name, OPTIONS[name].ours)) == 1 else Mode.PARALLEL
+
+    @property
+    def slot_order(self) -> Literal["lsn", "csn"]:
+        """The order in which the slot itself gives transactions."""
+        return self.slot.output_order or ("csn" if self.node == "coordinator" else "lsn")
+
+    def _address(self, text: str) -> Address:
+        host, own = host_and_port(text) if self.hosts else (text, None)
+        port = own or self.port
+        if port is None:
+            msg = f"no port for host {host}"
+            raise ValueError(msg)
+        return Address(host, port, self.replication_port or port + 1)
+
+
+def host_and_port(text: str) -> tuple[str, int | None]:
+    """A host of a list, and its own port: `name`, `name:port`, `[address]:port`; raises ValueError where it is none."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):  # also an address of IPv6
+        host, port = text, ""
+    if host.startswith("[") != host.endswith("]") or not host.strip("[]"):
+        msg = "expected `name`, `name:port` or `[address]:port`"
+        raise ValueError(msg)
+    if colon and host != text and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        msg = "the port is no number from 1 to 65535"
+        raise ValueError(msg)
+    return host.strip("[]"), int(port) if port else None
+
+
+Source: TypeAlias = Annotated[PostgresSource | FamilySource, Field(discriminator="type")]
+"""Every kind of source."""
