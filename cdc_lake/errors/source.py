@@ -196,3 +196,82 @@ class TableRewritten(SourceError):
     code = "SRC231"
     retry = Retry.LATER
     hint = "run again when the ALTER TABLE is over: the copy starts anew"
+
+
+class ReplicationPortNeeded(SourceError):
+    """A server of the GaussDB family takes replication connections at its HA port only."""
+
+    code = "SRC240"
+    hint = "set `source.replication_port` to the HA port: the service port + 1 unless the server says otherwise"
+
+
+class ServicePortNeeded(SourceError):
+    """A statement was sent to the HA port of a server of the GaussDB family, which takes replication only."""
+
+    code = "SRC241"
+    hint = "set `source.port` to the service port; the HA port belongs in `source.replication_port`"
+
+
+class AuthenticationUnsupported(SourceError):
+    """The server asks for a kind of authentication that this client does not speak."""
+
+    code = "SRC242"
+    hint = "use a `sha256` line for this role in pg_hba.conf (gs_hba.conf), and set its password again"
+
+
+class PluginMissing(SourceError):
+    """The server does not have the output plugin that the slot is to use."""
+
+    code = "SRC243"
+    hint = "the GaussDB family ships mppdb_decoding: set `source.slot.plugin: mppdb_decoding`"
+
+
+class WrongOutputOrder(SourceError):
+    """The slot sends in another order than the pipeline asks for: CSN instead of LSN, or the other way round."""
+
+    code = "SRC244"
+    hint = "make `source.slot.output_order` say what the slot has, or drop the slot and let it be made again"
+
+
+class SlotNameInvalid(SourceError):
+    """The server does not take this text as the name of a slot."""
+
+    code = "SRC245"
+    hint = "in `source.slot.name` use lower-case letters, digits and `_`, at most 63"
+
+
+class OptionUnknown(SourceError):
+    """This server, or this kind of decoding, has no option of that name."""
+
+    code = "SRC246"
+    hint = "take it out of `source.decoding`: it belongs to another product, version or to parallel decoding"
+
+
+class OptionRefused(SourceError):
+    """The server knows the option, but not this value of it."""
+
+    code = "SRC247"
+    hint = "correct its value in `source.decoding`; the server's documentation has its range"
+
+
+class StandbyNeeded(SourceError):
+    """Decoding was asked for on a standby only, and the server is a primary."""
+
+    code = "SRC248"
+    hint = "take `standby-connection` out of `source.decoding`, or name a standby in `source.host`"
+
+
+class DecodersExhausted(SourceError):
+    """The server runs as many parallel decodings as it can: 20 in the open source."""
+
+    code = "SRC249"
+    retry = Retry.LATER
+    hint = "stop another parallel stream of this server, or set `parallel-decode-num: 1` in `source.decoding`"
+
+
+class NoPrimary(SourceError):
+    """Every host that answers is a standby."""
+
+    code = "SRC250"
+    retry = Retry.LATER
+    hint = "a failover may be under way; otherwise name the primary among `source.hosts`"

@@ -1,0 +1,93 @@
+"""Connecting: from a target to an open session, on the host that is the primary where several are given."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+
+from cdc_lake.errors import NoPrimary, Retry, ServerUnreachable, SourceError
+from cdc_lake.source.wire.channel import Channel
+from cdc_lake.source.wire.session import WireSession
+from cdc_lake.source.wire.target import WireTarget
+from cdc_lake.source.wire.tls import encrypted
+
+# As with libpq elsewhere: a peer that vanished is noticed after about a minute.
+_KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+
+
+def connect(target: WireTarget, *, application: str = "cdc_lake", replication: bool = False) -> WireSession:
+    """Open a session; with `replication` a replication connection, at the HA port. The caller closes it.
+
+    Where several hosts are given, the first one that is no standby. Raises the SourceError that fits; with several
+    hosts its message says of each why not.
+    """
+    addresses = target.ports(replication=replication)
+    if len(addresses) == 1:
+        return _open(target, *addresses[0], application=application, replication=replication)
+    failed: list[SourceError] = []
+    for host, port in addresses:
+        session = None
+        try:
+            session = _open(target, host, port, application=application, replication=replication)
+            recovery = session.query("SELECT pg_is_in_recovery()", doing="asking for the server's role")
+            if recovery.rows == (("f",),):
+                return session
+            failed.append(NoPrimary("a standby", where=target.place(host, port)))
+        except SourceError as refused:
+            failed.append(refused)
+        if session is not None:
+            session.close()
+    raise _none_of(failed)
+
+
+def _none_of(failed: list[SourceError]) -> SourceError:
+    """One error for several hosts: of the kind that waiting does not mend, if there is one."""
+    worst = next((error for error in failed if error.retry is Retry.NEVER), None)
+    worst = worst or next((error for error in failed if isinstance(error, NoPrimary)), failed[0])
+    said = "; ".join(f"{error.where}: {error.message}" for error in failed)
+    return type(worst)(f"no primary found among {len(failed)} hosts: {said}", hint=worst.remedy)
+
+
+def _open(target: WireTarget, host: str, port: int, *, application: str, replication: bool) -> WireSession:
+    place = target.place(host, port)
+    deadline = time.monotonic() + target.connect_timeout
+    sock = _dial(host, port, target.connect_timeout, place)
+    try:
+        sock = encrypted(sock, target.tls, host, place)
+        session = WireSession(Channel(sock, place, deadline), target)
+        session.start(application=application, replication=replication)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            sock.close()
+        raise
+    return session
+
+
+def _dial(host: str, port: int, timeout: float, place: str) -> socket.socket:
+    try:
+        if host.startswith("/"):
+            return _dial_unix(f"{host}/.s.PGSQL.{port}", timeout)
+        sock = socket.create_connection((host, port), timeout)
+    except TimeoutError as late:
+        raise ServerUnreachable(f"no connection within {timeout:g} s", where=place) from late
+    except (OSError, UnicodeError) as refused:  # UnicodeError: a host name that cannot be one
+        why = getattr(refused, "strerror", None) or refused
+        raise ServerUnreachable(f"no connection: {why}", where=place) from refused
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):  # not every system names them alike
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return sock
+
+
+def _dial_unix(path: str, timeout: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
