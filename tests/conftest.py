@@ -57,7 +57,7 @@ def start_server(**given: object) -> EmbeddedServer:
     """
     version = int(os.environ.get("CDC_LAKE_TEST_POSTGRES", "18"))
     folder = Path(tempfile.mkdtemp(prefix="cdc_test_"))
-    if version in (16, 18):
+    if "version" in given or version in (16, 18):
         given.setdefault("version", version)
     else:
         found = jar(version)

@@ -236,13 +236,19 @@ def _definition(shape: Shape) -> sql.Composed:
     columns += [
         sql.SQL("{} {}").format(
             sql.Identifier(name),
-            sql.SQL("text STORAGE EXTERNAL" if kind == "wide" else kind),
+            sql.SQL("text" if kind == "wide" else kind),
         )
         for name, kind in shape.rest.items()
     ]
     parts = [*columns, sql.SQL("PRIMARY KEY ({})").format(_names(shape.key))]
     made = sql.SQL("CREATE TABLE {} ({})").format(_table(shape), sql.SQL(", ").join(parts))
-    return sql.SQL("; ").join([made, *([sql.SQL(shape.after).format(_table(shape))] if shape.after else [])])
+    wide = [
+        sql.SQL("ALTER TABLE {} ALTER {} SET STORAGE EXTERNAL").format(_table(shape), sql.Identifier(name))
+        for name, kind in shape.rest.items()
+        if kind == "wide"
+    ]
+    after = [sql.SQL(shape.after).format(_table(shape))] if shape.after else []
+    return sql.SQL("; ").join([made, *wide, *after])
 
 
 def _table(shape: Shape) -> sql.Identifier:

@@ -205,6 +205,8 @@ def test_copied_text_is_what_the_server_prints(database: Database, session: Sess
 
 
 def test_a_row_filter_of_the_publication_counts_for_the_copy_too(database: Database, session: Session) -> None:
+    if session.info.server_version < 150000:
+        pytest.skip("publications have row filters since PostgreSQL 15")
     session.execute(
         "CREATE TABLE t (id int PRIMARY KEY, x int); INSERT INTO t SELECT n, n FROM generate_series(1, 9) n"
     )
