@@ -18,8 +18,11 @@ also be a payload of its own, without length and LSN. Source: openGauss 3.0 to 7
 from __future__ import annotations
 
 import struct
-from typing import Final, Protocol
+from typing import Final
 
+from cdc_lake.decode.mppdb import heartbeat
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.mppdb.identifiers import unquote
 from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Heartbeat, Operation, Record, Row
 from cdc_lake.errors import MalformedMessage, TruncatedMessage, UnexpectedRecord
 from cdc_lake.model.relation import TableName
@@ -29,8 +32,6 @@ END: Final = ord("F")
 BODY: Final = 12
 """Bytes before a record's body: its length and its LSN."""
 NULL: Final = 0xFFFFFFFF
-BARE_HEARTBEAT: Final = 26
-"""Length of a payload that is a heartbeat and nothing else: letter, three numbers, `F`."""
 
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
@@ -39,18 +40,10 @@ _THREE: Final = struct.Struct(">QQq")
 _LEAST: Final = 9  # length of a record of one letter: LSN and letter
 
 
-class TextCodec(Protocol):
-    """What text is decoded with: `codec.Codec`."""
-
-    def text(self, data: bytes, at: int) -> str:
-        """`data`, which stands at byte `at`, as text. Raises DecodeError."""
-        ...
-
-
-def records_binary(payload: bytes, codec: TextCodec) -> list[Record]:
+def records_binary(payload: bytes, codec: Codec) -> list[Record]:
     """All records of one payload, in order. Raises DecodeError, whose offset counts from the payload's start."""
-    if is_bare_heartbeat(payload):
-        return [_heartbeat(_Body(payload, 1, BARE_HEARTBEAT - 1, codec), None)]
+    if (beat := heartbeat.bare(payload)) is not None:
+        return [beat]
     records: list[Record] = []
     at: int | None = 0
     while at is not None and (end := record_end(payload, at)) is not None:
@@ -58,11 +51,6 @@ def records_binary(payload: bytes, codec: TextCodec) -> list[Record]:
         records.append(record_of(payload, codec, lsn=lsn, at=at + BODY, end=end))
         at = following(payload, end)
     return records
-
-
-def is_bare_heartbeat(payload: bytes) -> bool:
-    """Whether a payload is a heartbeat without length and LSN: as a record its length would be above 1.7 GB."""
-    return len(payload) == BARE_HEARTBEAT and payload[0] == _HEARTBEAT and payload[-1] == END
 
 
 def record_end(payload: bytes, at: int) -> int | None:
@@ -95,7 +83,7 @@ def following(payload: bytes, end: int) -> int | None:
     return None
 
 
-def record_of(data: bytes, codec: TextCodec, *, lsn: int | None = None, at: int = 0, end: int | None = None) -> Record:
+def record_of(data: bytes, codec: Codec, *, lsn: int | None = None, at: int = 0, end: int | None = None) -> Record:
     """The record whose body is `data[at:end]`, its letter first. Offsets in errors count from the start of `data`."""
     body = _Body(data, at, len(data) if end is None else end, codec)
     letter = body.byte()
@@ -116,15 +104,12 @@ def shown(letter: int) -> str:
     return f"`{chr(letter)}`" if 0x21 <= letter < 0x7F else f"0x{letter:02x}"
 
 
-_HEARTBEAT: Final = ord("h")
-
-
 class _Body:
     """A place in a record's body, moving forward only, never past the body's end."""
 
     __slots__ = ("_codec", "_data", "_end", "at")
 
-    def __init__(self, data: bytes, at: int, end: int, codec: TextCodec) -> None:
+    def __init__(self, data: bytes, at: int, end: int, codec: Codec) -> None:
         self._data = data
         self._end = end
         self._codec = codec
@@ -161,6 +146,12 @@ class _Body:
         """The next `size` bytes as text."""
         at = self.take(size)
         return self._codec.text(self._data[at : at + size], at)
+
+    def name(self) -> str:
+        """The next length of two bytes, and as many bytes as a name."""
+        size = self.number(_U16)
+        at = self.take(size)
+        return self._codec.name(self._data[at : at + size], at)
 
     def skip(self) -> None:
         """Go to the end of the body."""
@@ -221,8 +212,8 @@ def _text(option: int | str | None) -> str | None:
 
 def _row(body: _Body, operation: Operation, lsn: int | None) -> Row:
     at = body.at
-    schema = body.text(body.number(_U16))
-    name = body.text(body.number(_U16))
+    schema = body.name()
+    name = body.name()
     if not schema or not name:
         raise MalformedMessage("a row of a table without a name or schema", offset=at)
     new = old = None
@@ -243,34 +234,14 @@ def _tuple(body: _Body) -> tuple[Field, ...]:
 
 
 def _field(body: _Body) -> Field:
-    size = body.number(_U16)
-    at = body.at
-    name = _unquoted(body.text(size), at)
+    at = body.at + _U16.size
+    name = unquote(body.name(), at)
     oid = body.number(_U32)
     length = body.number(_U32)
     return Field(name=name, value=None if length == NULL else body.text(length), type_oid=oid)
 
 
-def _unquoted(name: str, at: int) -> str:
-    """A column's name without the quotes it has where the server's own parser would need them."""
-    if not name.startswith('"'):
-        if not name:
-            raise MalformedMessage("a column without a name", offset=at)
-        return name
-    inner = name[1:-1]
-    if len(name) < 3 or name[-1] != '"' or '"' in inner.replace('""', ""):
-        raise MalformedMessage("a column's name whose quotes do not match", offset=at)
-    return inner.replace('""', '"')
-
-
 def _heartbeat(body: _Body, lsn: int | None) -> Heartbeat:
     read, flushed, newest = body.three()
     body.finish()
-    return Heartbeat(read=read, flushed=flushed, newest=_micros(newest), lsn=lsn)
-
-
-def _micros(time: int) -> int:
-    """A time since 1970 in µs, its unit told by its magnitude: no document names it."""
-    if abs(time) < 10**11:
-        return time * 1_000_000
-    return time * 1_000 if abs(time) < 10**14 else time
+    return Heartbeat(read=read, flushed=flushed, newest=heartbeat.micros(newest), lsn=lsn)

@@ -1,0 +1,60 @@
+"""Facts: what a row of the GaussDB family does not say of its table, as the catalog has it now."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cdc_lake.model.relation import ReplicaIdentity, TableName
+
+
+class Storage(enum.Enum):
+    """A table's storage engine; it decides what the server logs of a table without replica identity."""
+
+    ASTORE = "astore"
+    USTORE = "ustore"
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyColumn:
+    """A column as the catalog has it.
+
+    `type_name`: `pg_type.typname`, with the schema before it outside `pg_catalog`. `printed`: `format_type(oid, NULL)`,
+    what text rows print; needed only where the type is not built in.
+    """
+
+    name: str
+    type_name: str
+    type_oid: int
+    modifier: int = -1
+    printed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyTableFacts:
+    """What the catalog says of a table now.
+
+    `columns` in attribute order, without dropped ones. `identity_columns`: of the primary key under DEFAULT, of the
+    index under INDEX; empty where the server logs no key. `type_names`: names by OID, of types that are not built in
+    and not of these columns.
+    """
+
+    columns: tuple[FamilyColumn, ...]
+    primary_key: tuple[str, ...] = ()
+    identity: ReplicaIdentity = ReplicaIdentity.DEFAULT
+    identity_columns: tuple[str, ...] = ()
+    storage: Storage = Storage.ASTORE
+    type_names: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the server logs whole old rows."""
+        bare = self.storage is Storage.USTORE and not self.identity_columns
+        return bare or self.identity is ReplicaIdentity.FULL
+
+
+FamilyCatalog: TypeAlias = Callable[[TableName], FamilyTableFacts | None]
+"""Where facts come from; None for a table that is not there now. Asked by the thread that tabulates, seldom: when a row
+has a shape that the last answer does not explain. Raises SourceError."""

@@ -1,0 +1,299 @@
+"""Layouts: from the names and types a row brings along, and the catalog, to a relation and a change of the model.
+
+A row of the GaussDB family says which columns it has and of which types, but not their modifiers, the key, or what an
+old row is. That is known from the catalog, which speaks of now and not of the change. So the columns and types are
+always the row's; of each column the catalog of now adds the modifier where it has one of that name and type, else the
+layout before does; else the modifier is -1, which says that nobody knew.
+
+Old rows (openGauss 3.0 to 7.0, relcache.cpp, knl_uheap.cpp, and recordings):
+
+* The columns of the replica identity; what is missing of them is NULL (3.0.x leaves NULLs out).
+* All columns under identity FULL, and of a ustore table without one; 3.0.x sends all of every ustore table.
+* A DELETE without an old row, of a table that has an identity, is no delete: it takes back the INSERT before it.
+* A DELETE brings the key only: its layout is the last one that the table had, if that has the key, else the catalog's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from cdc_lake.decode.mppdb.builtin_types import BUILTIN, OID_OF
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.records import Field, Operation, Row
+from cdc_lake.errors import MalformedMessage, UnknownType, UnreadableRow
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tuple, Update
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+
+Kind: TypeAlias = int | str
+"""A type as a row names it: its OID in style b, what is printed in the text styles."""
+Names: TypeAlias = tuple[tuple[str, Kind], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How rows of one shape become changes.
+
+    `first`: leading fields of a tuple that are no columns. `places[i]`: where the i-th field of the old tuple stands in
+    the relation. `old_kind`: None where there is no old tuple. `cancels`: the row takes back the INSERT before it.
+    """
+
+    relation: Relation
+    first: int = 0
+    places: tuple[int, ...] = ()
+    old_kind: OldKind | None = None
+    cancels: bool = False
+
+
+@dataclass(slots=True)
+class _Table:
+    """What is known of one table. `deletes` are plans of rows without new tuple, which depend on `latest`."""
+
+    facts: FamilyTableFacts | None = None
+    asked: bool = False
+    latest: Relation | None = None
+    plans: dict[tuple[str, Names | None, Names | None], Plan] = field(default_factory=dict)
+    deletes: dict[Names | None, Plan] = field(default_factory=dict)
+
+
+class Layouts:
+    """The layouts of a stream's tables. One instance a connection, used by one thread.
+
+    `known`: layouts that the stream had before, the last one of each table (bronze has them): without them a DELETE
+    that comes first has the layout of the catalog. `tables`: what style t needs where a name has a blank in it.
+    """
+
+    def __init__(
+        self,
+        catalog: FamilyCatalog,
+        codec: Codec | None = None,
+        *,
+        known: Iterable[Relation] = (),
+        tables: frozenset[TableName] = frozenset(),
+    ) -> None:
+        self.codec: Final = codec or Codec()
+        self.tables: Final = tables
+        self._catalog = catalog
+        self._tables: dict[TableName, _Table] = {}
+        for relation in known:
+            self._of(relation.table).latest = relation
+
+    def latest(self) -> dict[TableName, Relation]:
+        """The last layout of each table, to go back to with `restore`."""
+        return {name: table.latest for name, table in self._tables.items() if table.latest is not None}
+
+    def restore(self, latest: Mapping[TableName, Relation]) -> None:
+        """Go back to layouts as `latest` gave them."""
+        for name, table in self._tables.items():
+            table.latest = latest.get(name)
+            table.deletes.clear()
+
+    def relation_of(self, name: TableName) -> Relation:
+        """The layout of a table without a row at hand (a truncate); without columns where nobody knows any."""
+        table = self._of(name)
+        if table.latest is not None:
+            return table.latest
+        facts = table.facts if table.asked else self._facts(name, table)
+        return _relation(name, facts, None, _all_of(facts), None)
+
+    def change(self, row: Row) -> Change | None:
+        """What a row did; None where it takes back the INSERT before it. Raises DecodeError."""
+        plan = self.plan(row)
+        new = tuple([f.value for f in row.new[plan.first :]]) if row.new is not None else ()
+        old = _old(row.old, plan) if row.old is not None and plan.old_kind is not None else None
+        match row.operation:
+            case Operation.INSERT:
+                return Insert(plan.relation, new)
+            case Operation.UPDATE:
+                return Update(plan.relation, new, old, plan.old_kind)
+            case Operation.DELETE:
+                return None if plan.cancels else Delete(plan.relation, old, plan.old_kind)
+
+    def plan(self, row: Row) -> Plan:
+        """The plan for rows of this shape, after which its layout is the table's last one. Raises DecodeError."""
+        table = self._of(row.table)
+        new, old = _names(row.new), _names(row.old)
+        if new is None and row.operation is Operation.DELETE:
+            if (plan := table.deletes.get(old)) is None:
+                plan = table.deletes[old] = self._plan(row, table, None, old)
+            return plan
+        shape = (row.operation.value, new, old)
+        if (plan := table.plans.get(shape)) is None:
+            plan = self._plan(row, table, new, old)
+            table.plans[shape] = plan
+        if table.latest is not plan.relation:
+            table.latest = plan.relation
+            table.deletes.clear()
+        return plan
+
+    def _of(self, name: TableName) -> _Table:
+        if (table := self._tables.get(name)) is None:
+            table = self._tables[name] = _Table()
+        return table
+
+    def _facts(self, name: TableName, table: _Table) -> FamilyTableFacts | None:
+        facts = self._catalog(name)
+        if table.asked and facts != table.facts:
+            table.plans.clear()
+            table.deletes.clear()
+        table.facts, table.asked = facts, True
+        return facts
+
+    def _plan(self, row: Row, table: _Table, new: Names | None, old: Names | None) -> Plan:
+        _check(row)
+        facts = table.facts
+        if not table.asked or not _explained(facts, new, old):
+            facts = self._facts(row.table, table)
+        first = _first(facts, new if new is not None else old)
+        sent = None if old is None else old[first:]
+        columns = new[first:] if new is not None else _columns_of_delete(table.latest, facts, sent)
+        relation = _relation(row.table, facts, table.latest, columns, sent)
+        if relation == table.latest:
+            relation = table.latest  # one object a layout: what is compared and hashed is then compared by identity
+        kind = None if sent is None else _old_kind(relation, sent)
+        names = relation.names
+        if kind is not None and not {name for name, _ in sent or ()} <= set(names):
+            raise MalformedMessage(f"an old row of {row.table} with columns that the new one has not")
+        keyed = relation.identity is ReplicaIdentity.FULL or any(c.key for c in relation.columns)
+        return Plan(
+            relation=relation,
+            first=first,
+            places=tuple(names.index(name) for name, _ in sent or ()) if kind is not None else (),
+            old_kind=kind,
+            cancels=new is None and kind is None and keyed,
+        )
+
+
+def _check(row: Row) -> None:
+    """Refuse a row whose tuples are not those of its operation, or whose columns are ambiguous."""
+    what = f"{row.operation.name} of {row.table}"
+    if row.operation is Operation.DELETE:
+        if row.new is not None:
+            raise MalformedMessage(f"a {what} with a new row")
+    elif not row.new:
+        raise UnreadableRow(f"an {what} without values")
+    elif row.operation is Operation.INSERT and row.old is not None:
+        raise MalformedMessage(f"an {what} with an old row")
+    for fields in (row.new, row.old):
+        if fields and len({f.name for f in fields}) != len(fields):
+            raise MalformedMessage(f"a row of {row.table} with two columns of one name")
+
+
+def _names(fields: tuple[Field, ...] | None) -> Names | None:
+    if fields is None:
+        return None
+    return tuple([(f.name, f.type_oid if f.type_oid is not None else f.type_name or "") for f in fields])
+
+
+def _old(fields: tuple[Field, ...], plan: Plan) -> Tuple:
+    values: list[str | None] = [None] * len(plan.relation.columns)
+    for place, one in zip(plan.places, fields[plan.first :], strict=True):
+        if one.value is UNCHANGED:
+            raise MalformedMessage(f"an old row of {plan.relation.table} with a value that was not sent")
+        values[place] = one.value
+    return tuple(values)
+
+
+def _all_of(facts: FamilyTableFacts | None) -> Names:
+    return tuple((c.name, c.type_oid) for c in facts.columns) if facts is not None else ()
+
+
+def _explained(facts: FamilyTableFacts | None, new: Names | None, old: Names | None) -> bool:
+    """Whether the catalog's last answer fits a row so well that asking again would tell nothing."""
+    if facts is None:
+        return False
+    if new is not None and (
+        len(new) != len(facts.columns)
+        or any(c.name != name or not _is(c, kind) for c, (name, kind) in zip(facts.columns, new, strict=True))
+    ):
+        return False
+    logged = {c.name for c in facts.columns} if facts.whole else set(facts.identity_columns)
+    return old is None or {name for name, _ in old} <= logged
+
+
+def _first(facts: FamilyTableFacts | None, names: Names | None) -> int:
+    """1 where a text row begins with the system column `oid`, which up to 3.0.2 is printed like a column."""
+    fake = bool(names) and names is not None and names[0] == ("oid", "oid")
+    return int(fake and facts is not None and all(c.name != "oid" for c in facts.columns))
+
+
+def _columns_of_delete(latest: Relation | None, facts: FamilyTableFacts | None, sent: Names | None) -> Names:
+    """The columns of a table of which a row brings the key only."""
+    wanted = {name for name, _ in sent or ()}
+    if latest is not None and wanted <= set(latest.names):
+        return tuple((c.name, c.type_oid) for c in latest.columns)
+    if facts is not None and wanted <= {c.name for c in facts.columns}:
+        return _all_of(facts)
+    return sent or ()
+
+
+def _relation(
+    name: TableName, facts: FamilyTableFacts | None, latest: Relation | None, columns: Names, sent: Names | None
+) -> Relation:
+    """A layout of these columns; `sent` are the columns of the old row that came with it."""
+    names = {column for column, _ in columns}
+    given = {column for column, _ in sent or ()}
+    if facts is not None:
+        identity, primary_key = facts.identity, facts.primary_key
+        whole, logged = facts.whole, set(facts.identity_columns)
+    elif latest is not None:
+        identity, primary_key = latest.identity, latest.primary_key
+        whole, logged = identity is ReplicaIdentity.FULL, {c.name for c in latest.columns if c.key}
+    else:
+        identity, primary_key, whole, logged = ReplicaIdentity.DEFAULT, (), False, set()
+    if given and not whole and not given <= logged and not (logged and given > logged):
+        # another identity than the catalog's of now: what was sent was logged
+        whole, logged, identity = given == names, given, ReplicaIdentity.INDEX
+    known = {c.name: c for c in (latest.columns if latest is not None else ())}
+    of_now = {c.name: c for c in (facts.columns if facts is not None else ())}
+    return Relation(
+        table=name,
+        columns=tuple(
+            _column(one, kind, (of_now.get(one), known.get(one)), facts, key=whole or one in logged)
+            for one, kind in columns
+        ),
+        identity=ReplicaIdentity.FULL if whole else identity,
+        primary_key=primary_key if set(primary_key) <= names else (),
+    )
+
+
+def _column(
+    name: str,
+    kind: Kind,
+    candidates: tuple[FamilyColumn | None, Column | None],
+    facts: FamilyTableFacts | None,
+    *,
+    key: bool,
+) -> Column:
+    for one in candidates:
+        if one is not None and _is(one, kind):
+            return Column(name, one.type_name, one.type_oid, one.modifier, key)
+    if isinstance(kind, str):
+        oid = OID_OF.get(kind, 0)
+        return Column(name, BUILTIN[oid].name if oid else kind, oid, -1, key)
+    builtin = BUILTIN.get(kind)
+    type_name = builtin.name if builtin is not None else facts.type_names.get(kind) if facts is not None else None
+    if type_name is None:
+        raise UnknownType(f"column `{name}` is of type OID {kind}, whose name is not known")
+    return Column(name, type_name, kind, -1, key)
+
+
+def _is(column: FamilyColumn | Column, kind: Kind) -> bool:
+    """Whether a column is of the type that a row names."""
+    if isinstance(kind, int):
+        return column.type_oid == kind
+    printed = column.printed if isinstance(column, FamilyColumn) else None
+    builtin = BUILTIN.get(column.type_oid)
+    return kind == (printed or (builtin.printed if builtin is not None else column.type_name))
+
+
+def _old_kind(relation: Relation, sent: Names) -> OldKind | None:
+    """What an old tuple of these columns is; None for an empty one that cannot be a whole row of NULLs."""
+    if relation.identity is ReplicaIdentity.FULL:
+        return OldKind.FULL
+    if not sent:
+        return None
+    logged = {c.name for c in relation.columns if c.key}
+    return OldKind.KEY if {name for name, _ in sent} <= logged else OldKind.FULL
