@@ -1,0 +1,187 @@
+"""Replication commands, executed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, assert_never
+
+from cdc_lake.testing.gaussdb.commands import (
+    AdvanceSlot,
+    BadCommand,
+    Command,
+    CreateSlot,
+    DropSlot,
+    Identify,
+    StartStream,
+    lsn_text,
+    parse,
+)
+from cdc_lake.testing.gaussdb.faults import Faults, FaultySender
+from cdc_lake.testing.gaussdb.options import Refused, StreamOptions, parse_options
+from cdc_lake.testing.gaussdb.shape import Plugin, View
+from cdc_lake.testing.gaussdb.slots import Slot, SlotError, SlotOrder
+from cdc_lake.testing.gaussdb.sql import Failed, ResultColumn, SqlAnswers, SqlSession
+from cdc_lake.testing.gaussdb.state import ServerState
+from cdc_lake.testing.gaussdb.stream import Ended, Stream
+from cdc_lake.testing.gaussdb.wire import COPY_BOTH, Channel, complete, data_row, error, ready, row_description
+
+PLUGINS: Final = frozenset(["mppdb_decoding", "test_decoding", "sql_decoding"])
+VENDOR_PLUGINS: Final = frozenset(["parallel_binary_decoding", "parallel_json_decoding", "parallel_text_decoding"])
+"""Plugins of GaussDB's documents alone."""
+
+
+class Replication:
+    """Executes the commands of one logical walsender."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        answers: SqlAnswers,
+        channel: Channel,
+        session: SqlSession,
+        faults: Callable[[], Faults],
+        released: threading.Event,
+        stopping: threading.Event,
+    ) -> None:
+        self._state = state
+        self._answers = answers
+        self._channel = channel
+        self._session = session
+        self._faults = faults
+        self._released = released
+        self._stopping = stopping
+
+    def execute(self, sql: str) -> bool:
+        """Run one command; False where the session is over: every error of a walsender ends it."""
+        try:
+            return self._run(parse(sql))
+        except (BadCommand, SlotError, Refused) as refused:
+            self._fail(refused.failed, "LOGICAL_DECODE" if isinstance(refused, Refused) else "BACKEND")
+            return False
+
+    def _run(self, command: Command) -> bool:
+        match command:
+            case Identify(what):
+                self._identify(what)
+            case CreateSlot():
+                self._create(command)
+            case DropSlot(name):
+                self._state.slots.drop(name)
+                self._channel.send(complete("DROP_REPLICATION_SLOT") + complete("SELECT") + self._ready())
+            case AdvanceSlot(name, _, confirmed):
+                confirmed = min(confirmed, self._state.ledger.end_lsn)
+                if not confirmed:
+                    words = "invalid target wal lsn while advancing logical replication restart lsn."
+                    raise SlotError(Failed("22023", words, severity="FATAL"))
+                self._state.slots.get(name)
+                self._state.slots.confirm(name, confirmed)
+                self._row({"slot_name": name, "confirmed_flush": lsn_text(confirmed)})
+            case StartStream():
+                self._start(command)
+                return False
+            case _:
+                assert_never(command)
+        return True
+
+    def _ready(self) -> bytes:
+        return ready(self._session.status)
+
+    def _fail(self, failed: Failed, where: str = "BACKEND", extra: tuple[tuple[bytes, str], ...] = ()) -> None:
+        self._channel.send(error(failed, where=where, extra=extra) + self._ready())
+
+    def _row(self, row: dict[str, str | None], oids: dict[str, int] | None = None) -> None:
+        sizes = {23: 4}
+        columns = [ResultColumn(n, (oids or {}).get(n, 25), sizes.get((oids or {}).get(n, 25), -1)) for n in row]
+        answer = row_description(columns) + data_row(list(row.values())) + complete("SELECT")
+        self._channel.send(answer + self._ready())
+
+    def _identify(self, what: str) -> None:
+        if what == "IDENTIFY_VERSION":
+            self._row({"sversion": "90204", "pversion": "MPPDB", "term": "1"}, {"sversion": 23, "term": 23})
+        elif what == "IDENTIFY_MODE":
+            self._row({"smode": "3" if self._state.in_recovery else "1"}, {"smode": 23})
+        else:
+            position = lsn_text(self._state.ledger.end_lsn)
+            row = {
+                "systemid": self._state.system,
+                "timeline": "1",
+                "xlogpos": position,
+                "dbname": self._session.database,
+            }
+            self._row(dict(row), {"timeline": 23})
+
+    def _create(self, command: CreateSlot) -> None:
+        state, session = self._state, self._session
+        known = PLUGINS | VENDOR_PLUGINS if state.product == "GaussDB" else PLUGINS
+        if state.in_recovery:
+            raise SlotError(Failed("0A000", "Standby mode doesn't support create logical slot", severity="FATAL"))
+        if command.use_snapshot and session.status != "T":
+            words = "CREATE_REPLICATION_SLOT ... USE_SNAPSHOT must be called inside a transaction"
+            raise SlotError(Failed("42809", words, severity="FATAL"))
+        if command.plugin not in known:
+            words = f'could not access file "{command.plugin}": No such file or directory'
+            raise SlotError(Failed("58P01", words, severity="FATAL"))
+        if any(slot.name == command.name for slot, _ in state.slots.all()):
+            raise SlotError(Failed("42710", f'replication slot "{command.name}" already exists', severity="FATAL"))
+        exported = self._answers.export(session, use=command.use_snapshot)
+        slot = state.create_slot(command.name, command.plugin, session.database, exported)
+        row: dict[str, str | None] = {
+            "slot_name": slot.name,
+            "consistent_point": lsn_text(exported.consistent_point),
+            "snapshot_name": None if command.use_snapshot else exported.name,
+            "output_plugin": command.plugin,
+        }
+        if command.use_snapshot:
+            row["snapshot_csn"] = str(exported.csn)
+        self._row(row)
+
+    def _start(self, command: StartStream) -> None:
+        state, session = self._state, self._session
+        slot = state.slots.acquire(command.slot, session.pid)
+        try:
+            options = self._open(slot, command)
+            if options is None:
+                return
+            faults = self._faults()
+            sender = FaultySender(self._channel, self._channel.socket, faults)
+            plugin: Plugin = "test_decoding" if slot.plugin == "test_decoding" else "mppdb_decoding"
+            view = View(session.database, plugin, options, state.dialect)
+            stream = Stream(
+                state, self._channel, sender, slot, command.start, view, faults, self._released, self._stopping
+            )
+            stream.run()
+        except Ended as ended:
+            if ended.failed is not None:
+                self._fail(ended.failed)
+        finally:
+            state.slots.release(command.slot, session.pid)
+
+    def _open(self, slot: Slot, command: StartStream) -> StreamOptions | None:
+        """Send CopyBothResponse and give the options, in the order in which the server finds their mistakes."""
+        foreign = slot.database != self._session.database
+        try:
+            options = parse_options(command.options, self._state.dialect)
+        except Refused as refused:
+            if not refused.in_stream:
+                raise
+            self._channel.send(COPY_BOTH)
+            if foreign:
+                self._foreign(slot)
+                return None
+            where = f'slot "{slot.name}", output plugin "{slot.plugin}", in the startup callback'
+            self._fail(refused.failed, "LOGICAL_DECODE", ((b"W", where),))
+            return None
+        wants = SlotOrder.CSN if options.output_order else SlotOrder.LSN
+        if slot.order is not wants:
+            words = f'output-order {options.output_order or 0} does not fit the order of slot "{slot.name}"'
+            raise SlotError(Failed("22023", words, severity="FATAL"))
+        self._channel.send(COPY_BOTH)
+        if foreign:
+            self._foreign(slot)
+            return None
+        return options
+
+    def _foreign(self, slot: Slot) -> None:
+        words = f'replication slot "{slot.name}" was not created in this database'
+        self._fail(Failed("55000", words, severity="FATAL"), "LOGICAL_DECODE")

@@ -1,0 +1,98 @@
+"""What a server is, as its sessions and its answers see it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from cdc_lake.testing.gaussdb.batches import Encoded
+from cdc_lake.testing.gaussdb.dialect import Dialect, Product, Version, dialect_of, version_text
+from cdc_lake.testing.gaussdb.faults import HeartbeatForm
+from cdc_lake.testing.gaussdb.ledger import Ledger
+from cdc_lake.testing.gaussdb.shape import View
+from cdc_lake.testing.gaussdb.slots import Slot, SlotOrder, Slots
+from cdc_lake.testing.gaussdb.sql import Exported
+
+
+@dataclass(slots=True)
+class ServerState:
+    """The server's facts. `settings` are what SHOW and current_setting answer, beside the ones derived here.
+
+    `sender_timeout`, `keepalive_every` and `heartbeat_every` in seconds, 0 = never (the first); `batch_bytes`: the
+    size a batch must exceed to be sent. `prepared`: transactions encoded beforehand, by index in the ledger.
+    """
+
+    ledger: Ledger
+    version: Version = "6.0.2"
+    product: Product = "openGauss"
+    encoding: str = "UTF8"
+    compatibility: str = "PG"
+    system: str = "7216310248822070380"
+    in_recovery: bool = False
+    thread_pool: bool = False
+    sender_timeout: float = 30.0
+    keepalive_every: float = 1.0
+    batch_bytes: int = 1 << 20
+    heartbeat_every: float = 1.0
+    heartbeat_form: HeartbeatForm = field(default_factory=HeartbeatForm)
+    settings: dict[str, str] = field(default_factory=dict)
+    slots: Slots = field(default_factory=Slots)
+    prepared: dict[View, dict[int, Encoded]] = field(default_factory=dict)
+
+    @property
+    def dialect(self) -> Dialect:
+        """How this version prints."""
+        return dialect_of(self.version, self.product)
+
+    @property
+    def version_text(self) -> str:
+        """What `version()` answers."""
+        return version_text(self.version, self.product)
+
+    @property
+    def codec(self) -> str:
+        """The Python codec of the database's encoding; SQL_ASCII holds bytes, so surrogates stand for them."""
+        return {"UTF8": "utf-8", "GBK": "gbk", "GB18030": "gb18030", "LATIN1": "latin-1"}.get(self.encoding, "utf-8")
+
+    def create_slot(
+        self, name: str, plugin: str, database: str, exported: Exported, order: SlotOrder = SlotOrder.LSN
+    ) -> Slot:
+        """Make a slot that sends what comes after the snapshot; raises SlotError."""
+        point = exported.consistent_point
+        confirmed = exported.csn - 1 if order is SlotOrder.CSN else point
+        slot = Slot(name, plugin, database, point, confirmed, order)
+        self.slots.create(slot)
+        return slot
+
+    def database_oid(self, database: str) -> int:
+        """A stable OID for a database of this name."""
+        return 16384 + int.from_bytes(hashlib.sha256(database.encode()).digest()[:2], "big")
+
+    def setting(self, name: str) -> str | None:
+        """The value of a server setting, None for one nobody knows."""
+        known = {
+            "server_version": "9.2.4",
+            "server_version_num": "90204",
+            "server_encoding": self.encoding,
+            "client_encoding": "UTF8",
+            "wal_level": "logical",
+            "enable_thread_pool": "on" if self.thread_pool else "off",
+            "sql_compatibility": self.compatibility,
+            "logical_sender_timeout": f"{round(self.sender_timeout)}s",
+            "wal_sender_timeout": "6s",
+            "max_replication_slots": "8",
+            "max_wal_senders": "16",
+            "datestyle": "ISO, MDY",
+            "intervalstyle": "postgres",
+            "timezone": "UTC",
+            "bytea_output": "hex",
+            "extra_float_digits": "0",
+            "standard_conforming_strings": "on",
+            "transaction_isolation": "read committed",
+            "integer_datetimes": "on",
+            "enable_slot_log": "off",
+            "logical_decode_options_default": "",
+            "undo_retention_time": "0",
+            "password_encryption_type": "2",
+        }
+        return self.settings.get(name.lower(), known.get(name.lower()))
