@@ -209,6 +209,12 @@ def decoding_schema() -> dict[str, Any]:
     return {"properties": {name: _schema(option) for name, option in OPTIONS.items()}}
 
 
+def options_are_known(*, key: str, unless: str) -> dict[str, Any]:
+    """JSON Schema of the section around: the names of options in `key` are known ones, unless `unless` is true."""
+    free = {"properties": {unless: {"const": True}}, "required": [unless]}
+    return {"if": {"not": free}, "then": {"properties": {key: {"propertyNames": {"enum": list(OPTIONS)}}}}}
+
+
 def _schema(option: Option) -> dict[str, Any]:
     about = f"{option.about} Server's default: {option.default}." if option.default else option.about
     described: dict[str, Any] = {"description": about}

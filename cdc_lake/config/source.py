@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, SecretStr, Strict
+from pydantic import ConfigDict, Field, SecretStr, Strict
 
-from cdc_lake.config.gaussdb_options import OPTIONS, Mode, as_number, decoding_schema
+from cdc_lake.config.gaussdb_options import OPTIONS, Mode, as_number, decoding_schema, options_are_known
 from cdc_lake.config.quantity import Milliseconds
 from cdc_lake.config.section import Count, Port, Section, Text
 
@@ -119,6 +119,8 @@ class Polling(Section):
 
 class FamilySource(Section):
     """The GaussDB, openGauss or MogDB database that changes are read from."""
+
+    model_config = ConfigDict(json_schema_extra=options_are_known(key="decoding", unless="allow_unknown_options"))
 
     type: Literal["gaussdb", "opengauss", "mogdb"]
     """Kind of server."""
