@@ -8,7 +8,8 @@ export JDK_JAVA_OPTIONS="${JDK_JAVA_OPTIONS:--XX:TieredStopAtLevel=1}"
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
 [ -t 2 ] || say() { printf '\n%s\n' "$*" >&2; }
-cdc() { printf '$ cdc-lake %s\n' "$*" >&2; cdc-lake "$@"; }
+PIPELINE=pipelines/shop.yaml
+cdc() { printf '$ cdc-lake %s --pipeline %s\n' "$*" "$PIPELINE" >&2; cdc-lake "$@" --pipeline "$PIPELINE"; }
 
 say "1  a PostgreSQL with a small shop"
 python pipelines/shop_workload.py start
@@ -30,6 +31,6 @@ cdc status
 cdc report
 
 say "next"
-echo "  cdc-lake inspect row public.customers 1901     # every change of one row, from bronze"
-echo "  cdc-lake run                                   # both loops until Ctrl-C; make changes meanwhile with"
-echo "                                                 #   python pipelines/shop_workload.py live"
+echo "  cdc-lake inspect row public.customers 1901 -p $PIPELINE   # every change of one row, from bronze"
+echo "  cdc-lake run -p $PIPELINE                                 # both loops until Ctrl-C; changes meanwhile with"
+echo "                                                                    #   python pipelines/shop_workload.py live"
