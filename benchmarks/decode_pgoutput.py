@@ -55,7 +55,7 @@ def stream(changes: int, per_transaction: int) -> list[tuple[int, bytes]]:
 
 def assemble(messages: Sequence[tuple[int, bytes]]) -> list[RawTransaction]:
     feed = Assembler(catalog_of(orders())).feed
-    return [raw for lsn, payload in messages if (raw := feed(payload, lsn)) is not None]
+    return [raw for lsn, payload in messages for raw in feed(payload, lsn)]
 
 
 def batches(transactions: list[RawTransaction]) -> list[list[RawTransaction]]:

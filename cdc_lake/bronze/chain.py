@@ -11,8 +11,10 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import pyarrow.compute as pc
 
 from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, MESSAGE, TRUNCATE, UPDATE
 from cdc_lake.bronze.reader import BronzeReader
@@ -27,13 +29,14 @@ _END = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ChainVerdict:
-    """What was verified, up to the first thing that does not fit: where it is, and in what way."""
+    """What was verified, up to the first thing that does not fit: where it is, in which stream, and in what way."""
 
     transactions: int
     changes: int
     last: tuple[int, int] | None  # epoch and position of the last transaction that fits
     broken_at: tuple[int, int] | None = None
     reason: str = ""
+    stream: str = ""
 
     @property
     def holds(self) -> bool:
@@ -52,8 +55,14 @@ def verify(reader: BronzeReader, span: Span | None = None) -> ChainVerdict:
         head = state.head if one.epoch == state.epoch and one.upto >= state.upto else None
         verdict = _verify_epoch(reader, one, head, verdict)
         if not verdict.holds:
-            break
+            return replace(verdict, stream=_stream(reader, one.epoch))
     return verdict
+
+
+def _stream(reader: BronzeReader, epoch: int) -> str:
+    files = reader.files()
+    rows = files.read(files.select(epoch=epoch)[:1], ["stream", "epoch"], pc.field("epoch") == epoch)
+    return str(rows["stream"][0]) if rows.num_rows else ""
 
 
 def _verify_epoch(reader: BronzeReader, span: Span, head: bytes | None, before: ChainVerdict) -> ChainVerdict:

@@ -42,7 +42,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     (
         "info",
         pa.string(),
-        "JSON; B: user, origin; R: the layout; T: flags; M: prefix, content; C: counts, bytes, content, hash",
+        "JSON; B: user, origin; R: the layout; T: flags; M: prefix, content; C: counts, bytes, digests, empty_before",
     ),
     ("ingest_ts", pa.timestamp("us", tz="UTC"), "when the receiver built the row"),
 )
@@ -52,12 +52,15 @@ SCHEMA = pa.schema([pa.field(name, kind) for name, kind, _ in COLUMNS])
 
 
 def order_app(stream: str) -> str:
-    """The application id whose version is `upto`: every transaction at or below it is in bronze."""
+    """The application id whose version is `upto`: every transaction at or below it is in bronze.
+
+    In the csn domain it is the complete CSN: every CSN up to it has arrived, with rows, without, or as a recorded gap.
+    """
     return f"cdc_lake:{stream}"
 
 
 def confirm_app(stream: str) -> str:
-    """The application id whose version is the slot position that may be confirmed."""
+    """The application id whose version is the slot position that may be confirmed: an LSN also in the csn domain."""
     return f"cdc_lake:{stream}:confirm"
 
 

@@ -27,6 +27,7 @@ Key: TypeAlias = tuple[str | None, ...]
 class RowEvent:
     """One change of a row. Tuples are by column name; `unchanged` names columns of `new` that were not sent."""
 
+    stream: str
     epoch: int
     position: int
     ordinal: int
@@ -131,6 +132,7 @@ def _event(row: dict[str, Any], step: _Step, layouts: Mapping[int, Relation], co
     names = layouts[row["layout"]].names
     key = step.after if step.after is not None else step.before
     return RowEvent(
+        stream=row["stream"],
         epoch=row["epoch"],
         position=row["position"],
         ordinal=row["ordinal"],

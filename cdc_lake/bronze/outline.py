@@ -23,7 +23,8 @@ class Outline:
     """One table's changes in a span.
 
     `layouts`: layout numbers in order of first use. `truncates`: `(position, ordinal)` ascending. `unchanged`: layout →
-    positions in the new tuple that some change did not send. `olds`: updates that carry an old tuple.
+    positions in the new tuple that some change did not send. `olds`: updates that carry an old tuple. `nameless`: the
+    position of the first delete without an old tuple, None where there is none.
     """
 
     rows: int
@@ -31,6 +32,7 @@ class Outline:
     truncates: tuple[tuple[int, int], ...]
     unchanged: dict[int, frozenset[int]]
     olds: int
+    nameless: int | None = None
 
 
 _COLUMNS = ["position", "ordinal", "op", "layout", "unchanged", "old_kind"]
@@ -52,12 +54,14 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Ou
     rows = rows.take(pc.sort_indices(rows, [("position", "ascending"), ("ordinal", "ascending")]))
     truncates = rows.filter(pc.equal(rows["op"], TRUNCATE))
     updates = rows.filter(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"])))
+    nameless = rows.filter(pc.and_(pc.equal(rows["op"], DELETE), pc.is_null(rows["old_kind"])))
     return Outline(
         rows=rows.num_rows,
         layouts=tuple(dict.fromkeys(rows["layout"].drop_null().to_pylist())),
         truncates=tuple(zip(truncates["position"].to_pylist(), truncates["ordinal"].to_pylist(), strict=True)),
         unchanged=_unchanged(rows),
         olds=updates.num_rows,
+        nameless=nameless["position"][0].as_py() if nameless.num_rows else None,
     )
 
 

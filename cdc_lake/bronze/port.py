@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.raw import Raw
 from cdc_lake.model.relation import Relation
 
 
@@ -14,8 +15,9 @@ from cdc_lake.model.relation import Relation
 class BronzeState:
     """What a bronze table says of a stream.
 
-    `upto`: every transaction at or below it is in bronze; `confirm`: the slot position that may be confirmed; `head`:
-    the hash of the last transaction (`decode.digest`).
+    `upto`: every transaction at or below it is in bronze, in the csn domain the complete CSN; `confirm`: the slot
+    position that may be confirmed; `head`: the hash of the last transaction (`decode.digest`); `empty`: transactions
+    without rows that were counted behind that one.
     """
 
     stream: str
@@ -23,6 +25,7 @@ class BronzeState:
     upto: int
     confirm: int
     head: bytes
+    empty: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,24 @@ class Landed:
     version: int  # of the bronze table
 
 
+Tabulate: TypeAlias = Callable[[Sequence[Any]], ChangeColumns]
+"""Makes columns of the changes of raw transactions of one format (`decode.columnar.tabulate` for pgoutput)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedBatch:
+    """Whole transactions for one commit, ascending by position, and what bronze is once they are in it.
+
+    Every transaction up to `upto` is in bronze then, and the slot position `confirm` may be confirmed. `empty`:
+    transactions without rows counted behind the last of these.
+    """
+
+    transactions: Sequence[Raw]
+    upto: int
+    confirm: int
+    empty: int = 0
+
+
 class BronzeWriter(Protocol):
     """Lands transactions. After a method returns, what it took survives a crash of everything (`durability: fsync`)."""
 
@@ -45,16 +66,28 @@ class BronzeWriter(Protocol):
         """What bronze holds of the newest stream, read from the table itself; None for an empty table."""
         ...
 
-    def begin_stream(self, stream: str, start: int) -> BronzeState:
-        """Start a stream at its slot's consistent point, in the epoch after the last one: a commit without rows."""
+    def begin_stream(self, stream: str, start: int, confirm: int | None = None) -> BronzeState:
+        """Start a stream in the epoch after the last one: a commit without rows.
+
+        Its transactions lie above the position `start`; `confirm` is the slot's position there, in the lsn domain
+        (None) the same number.
+        """
         ...
 
-    def append(self, batch: Sequence[RawTransaction]) -> Landed:
-        """Commit whole transactions in order; those at or below `upto` are dropped. Raises LakeError, StateError."""
+    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = ...) -> Landed:
+        """Commit whole transactions in order; those at or below `upto` are dropped. Raises LakeError, StateError.
+
+        Of a bare sequence the last transaction says what bronze is then. `tabulate` belongs to their format; pgoutput's
+        is the default.
+        """
         ...
 
-    def advance(self, position: int) -> Landed:
-        """Record by an empty commit that nothing is missing up to `position` (a keepalive's WAL end)."""
+    def advance(self, position: int, confirm: int, empty: int = 0) -> Landed:
+        """Record by an empty commit that nothing is missing up to `position`, and that `confirm` may be confirmed.
+
+        `empty`: transactions without rows counted behind the last one that has. PostgreSQL: a keepalive's WAL end, for
+        both.
+        """
         ...
 
     def append_snapshot(

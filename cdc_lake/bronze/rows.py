@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.contract import BEGIN, COMMIT, RELATION, SCHEMA, SNAPSHOT
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import chain_of, content_of
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.raw import Raw
 from cdc_lake.model.relation import Relation
 
 CONFIGURATION = 1
@@ -29,7 +29,7 @@ _MESSAGE = ord("M")
 
 
 def build(
-    batch: Sequence[RawTransaction],
+    batch: Sequence[Raw],
     changes: ChangeColumns,
     *,
     stream: str,
@@ -112,7 +112,7 @@ class _Places:
     ordinal: Any  # -1: none
 
 
-def _places(batch: Sequence[RawTransaction], changes: ChangeColumns) -> _Places:
+def _places(batch: Sequence[Raw], changes: ChangeColumns) -> _Places:
     layouts = len(changes.relations)
     sizes = np.bincount(changes.transaction, minlength=len(batch))
     rows = layouts + len(changes) + 2 * len(batch)
@@ -207,15 +207,13 @@ def _layout_info(relation: Relation) -> str:
     return json.dumps(relation.describe(), ensure_ascii=False, separators=(",", ":"))
 
 
-def _begin_info(raw: RawTransaction) -> str | None:
+def _begin_info(raw: Raw) -> str | None:
     given = {"user": raw.bounds.user, "origin": raw.bounds.origin}
     present = {name: value for name, value in given.items() if value is not None}
     return json.dumps(present, ensure_ascii=False) if present else None
 
 
-def _commit_infos(
-    batch: Sequence[RawTransaction], changes: ChangeColumns, sizes: Any, previous: bytes
-) -> tuple[list[str], bytes]:
+def _commit_infos(batch: Sequence[Raw], changes: ChangeColumns, sizes: Any, previous: bytes) -> tuple[list[str], bytes]:
     """The `info` of each COMMIT row, and the last hash. Written by hand: this is the cost of a small transaction."""
     head, start, out = previous, 0, []
     digests = changes.digests
@@ -225,7 +223,7 @@ def _commit_infos(
         start += size
         out.append(
             f'{{"counts":{{{counts}}},"bytes":{raw.size},"content":"{content.hex()}","hash":"{head.hex()}",'
-            f'"empty_before":0,"configuration":{CONFIGURATION}}}'
+            f'"empty_before":{raw.bounds.empty_before},"configuration":{CONFIGURATION}}}'
         )
     return out, head
 

@@ -41,32 +41,33 @@ def read_state(table: DeltaTable, folder: Path) -> BronzeState | None:
     found = _from_notes(folder, table.version()) or _from_rows(table, folder)
     if found is None:
         return None
-    stream, epoch, head = found
+    stream, epoch, head, empty = found
     upto, confirm = table.transaction_version(order_app(stream)), table.transaction_version(confirm_app(stream))
     if upto is None or confirm is None:
         raise BronzeDamaged(f"bronze names the stream {stream} but has no markers of it", where=str(folder))
-    return BronzeState(stream, epoch, upto, confirm, head)
+    return BronzeState(stream, epoch, upto, confirm, head, empty)
 
 
-def _from_notes(folder: Path, version: int) -> tuple[str, int, bytes] | None:
+def _from_notes(folder: Path, version: int) -> tuple[str, int, bytes, int] | None:
     for candidate in range(version, -1, -1):
         note = note_at(folder, candidate)
         if note is not None and "stream" in note:
-            return str(note["stream"]), int(note["epoch"]), bytes.fromhex(str(note["head"]))
+            return str(note["stream"]), int(note["epoch"]), bytes.fromhex(str(note["head"])), int(note.get("empty", 0))
     return None
 
 
-def _from_rows(table: DeltaTable, folder: Path) -> tuple[str, int, bytes] | None:
+def _from_rows(table: DeltaTable, folder: Path) -> tuple[str, int, bytes, int] | None:
+    """From the rows, where no commit has a note any more; how many empty transactions were counted since is lost."""
     files = Files.of(table, folder)
     newest: tuple[int, int] | None = None
-    found: tuple[str, int, bytes] | None = None
+    found: tuple[str, int, bytes, int] | None = None
     for path in files.select():
         rows = files.read([path], ["stream", "epoch", "position", "info", "op"])
         for row in _last(rows):
             place = (row["epoch"], row["position"] if row["op"] == COMMIT else -1)
             if newest is None or place > newest:
                 head = bytes.fromhex(json.loads(row["info"])["hash"]) if row["op"] == COMMIT else GENESIS
-                newest, found = place, (row["stream"], row["epoch"], head)
+                newest, found = place, (row["stream"], row["epoch"], head, 0)
     return found
 
 

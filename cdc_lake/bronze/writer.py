@@ -21,12 +21,12 @@ from deltalake.exceptions import DeltaError
 
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, confirm_app, order_app, snapshot_app
 from cdc_lake.bronze.files import BOUNDED, LOOSE
-from cdc_lake.bronze.port import BronzeState, Landed
+from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.rows import build, snapshot_rows
 from cdc_lake.bronze.state import CONTRACT_PROPERTY, check_contract, read_state
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.digest import GENESIS
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, NoStream, NotInOrder
 from cdc_lake.lake.delta_log import NotLanded, commit, create_table, open_table, write_file
 from cdc_lake.model.relation import Relation
@@ -71,24 +71,26 @@ class DeltaBronze:
         opened = self._read()
         return opened.state if opened is not None else None
 
-    def begin_stream(self, stream: str, start: int) -> BronzeState:
+    def begin_stream(self, stream: str, start: int, confirm: int | None = None) -> BronzeState:
         """Start a stream at `start`, in the epoch after the last one; the table is made where there is none."""
         opened = self._read() or _Open(self._create(), None)
         last = opened.state
         if last is not None and last.stream == stream:
             raise NoStream(f"the stream {stream} was already started", where=str(self._folder))
-        state = BronzeState(stream, last.epoch + 1 if last else 1, start, start, GENESIS)
+        epoch = last.epoch + 1 if last else 1
+        state = BronzeState(stream, epoch, start, start if confirm is None else confirm, GENESIS)
         self._commit(opened, state, (), {})
         return state
 
-    def append(self, batch: Sequence[RawTransaction]) -> Landed:
+    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
         """Append whole transactions, ascending by position; those at or below `upto` are dropped as repeats."""
         opened, before = self._stream()
-        _check_order(batch, self._folder)
-        fresh = [raw for raw in batch if raw.bounds.position > before.upto]
-        repeats = len(batch) - len(fresh)
+        given = batch if isinstance(batch, ClosedBatch) else _bare(batch, before)
+        _check_order(given, self._folder)
+        fresh = [raw for raw in given.transactions if raw.bounds.position > before.upto]
+        repeats = len(given.transactions) - len(fresh)
         if not fresh:
-            return _landed(before, opened.table.version(), repeats=repeats)
+            return replace(self.advance(given.upto, given.confirm, given.empty), repeats=repeats)
         changes = tabulate(fresh)
         rows, head = build(
             fresh,
@@ -98,19 +100,20 @@ class DeltaBronze:
             previous=before.head,
             ingest_ts=self._clock(),
         )
-        confirm = max(before.confirm, *(raw.bounds.confirm for raw in fresh))
-        state = replace(before, upto=fresh[-1].bounds.position, confirm=confirm, head=head)
+        confirm = max(before.confirm, given.confirm)
+        state = replace(before, upto=given.upto, confirm=confirm, head=head, empty=given.empty)
         version, size = self._land(opened, state, rows, {})
         return _landed(
             state, version, transactions=len(fresh), changes=len(changes), repeats=repeats, bytes_written=size
         )
 
-    def advance(self, position: int) -> Landed:
-        """Record that nothing is missing up to `position`: both markers rise to it, or nothing happens."""
+    def advance(self, position: int, confirm: int, empty: int = 0) -> Landed:
+        """Record that nothing is missing up to `position`: the markers rise, or nothing happens."""
         opened, before = self._stream()
-        state = replace(before, upto=max(before.upto, position), confirm=max(before.confirm, position))
-        if state == before:
+        upto, confirm = max(before.upto, position), max(before.confirm, confirm)
+        if (upto, confirm) == (before.upto, before.confirm):
             return _landed(before, opened.table.version())
+        state = replace(before, upto=upto, confirm=confirm, empty=empty if position >= before.upto else before.empty)
         return _landed(state, self._commit(opened, state, (), {}))
 
     def append_snapshot(
@@ -186,7 +189,13 @@ class DeltaBronze:
     ) -> int:
         """Commit with the state's markers; whatever goes wrong, the table is read again before the next commit."""
         own = {order_app(state.stream): state.upto, confirm_app(state.stream): state.confirm} if markers else {}
-        note = {"contract": CONTRACT_VERSION, "stream": state.stream, "epoch": state.epoch, "head": state.head.hex()}
+        note = {
+            "contract": CONTRACT_VERSION,
+            "stream": state.stream,
+            "epoch": state.epoch,
+            "head": state.head.hex(),
+            "empty": state.empty,
+        }
         self._opened = None
         try:
             version = commit(
@@ -201,12 +210,20 @@ class DeltaBronze:
         return version
 
 
-def _check_order(batch: Sequence[RawTransaction], folder: Path) -> None:
-    for earlier, later in itertools.pairwise(batch):
-        if later.bounds.position <= earlier.bounds.position:
-            raise NotInOrder(
-                f"position {later.bounds.position} follows {earlier.bounds.position} in one batch", where=str(folder)
-            )
+def _bare(transactions: Sequence[Raw], before: BronzeState) -> ClosedBatch:
+    if not transactions:
+        return ClosedBatch((), before.upto, before.confirm, before.empty)
+    confirm = max(raw.bounds.confirm for raw in transactions)
+    return ClosedBatch(transactions, transactions[-1].bounds.position, confirm)
+
+
+def _check_order(batch: ClosedBatch, folder: Path) -> None:
+    positions = [raw.bounds.position for raw in batch.transactions]
+    for earlier, later in itertools.pairwise(positions):
+        if later <= earlier:
+            raise NotInOrder(f"position {later} follows {earlier} in one batch", where=str(folder))
+    if positions and positions[-1] > batch.upto:
+        raise NotInOrder(f"a batch up to {batch.upto} holds position {positions[-1]}", where=str(folder))
 
 
 def _landed(

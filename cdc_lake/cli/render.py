@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cdc_lake.model.diagnostic import Diagnostic, Severity
-from cdc_lake.model.position import Lsn
+from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
     from cdc_lake.cli.scaffold import NewProject
@@ -129,17 +129,18 @@ def run_text(summary: RunSummary) -> str:
     if (got := summary.receive) is not None:
         copied = f", {counted(got.snapshot_rows, 'snapshot row')}" if got.snapshot_rows else ""
         moved = f"{counted(got.transactions, 'transaction')}, {counted(got.changes, 'change')}{copied}"
-        lines.append(f"received  {moved}; bronze is at {_position(got.upto)}")
+        lines.append(f"received  {moved}; bronze is at {_position(got.stream, got.upto)}")
     if (done := summary.apply) is not None:
         moved = f"{counted(done.transactions, 'transaction')}, {counted(done.changes, 'change')}"
-        lines.append(f"applied   {moved} in {counted(done.merges, 'merge')}; silver is at {_position(done.upto)}")
+        at = _position(done.stream, done.upto)
+        lines.append(f"applied   {moved} in {counted(done.merges, 'merge')}; silver is at {at}")
         if done.held:
             lines.append(f"held      {counted(done.held, 'change')}: `cdc-lake status` says by which rule")
     return "\n".join(lines)
 
 
-def _position(value: int | None) -> str:
-    return "no position yet" if value is None else str(Lsn(value))
+def _position(stream: str | None, value: int | None) -> str:
+    return "no position yet" if stream is None or value is None else shown(stream, value)
 
 
 def report_text(files: Any) -> str:

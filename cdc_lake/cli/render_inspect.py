@@ -8,8 +8,8 @@ from datetime import datetime
 from cdc_lake.bronze.chain import ChainVerdict
 from cdc_lake.bronze.history import RowEvent
 from cdc_lake.cli.render import counted, size
-from cdc_lake.model.position import Lsn
 from cdc_lake.pipeline.inspect import ChangeView, RowView, TransactionView
+from cdc_lake.source.stream import shown
 
 _OPS = {
     "I": "insert",
@@ -27,7 +27,7 @@ def transaction_text(found: TransactionView) -> str:
     xid = "" if found.xid is None else f", xid {found.xid}"
     by = f", by {found.user}" if found.user else ""
     lines = [
-        f"transaction {Lsn(found.position)}, epoch {found.epoch}{xid}{by}",
+        f"transaction {shown(found.stream, found.position)}, epoch {found.epoch}{xid}{by}",
         f"committed   {_time(found.commit_ts)}",
         f"size        {counted(len(found.changes), 'change')}, {size(found.size)}",
         f"content     {found.content}",
@@ -51,7 +51,7 @@ def row_text(found: RowView) -> str:
 def _event(event: RowEvent) -> str:
     op = _OPS.get(event.op, event.op)
     values = _tuples(event.new, event.old, event.unchanged)
-    return f"  {Lsn(event.position)}:{event.ordinal}  {_time(event.commit_ts)}  {op:<8}{values}"
+    return f"  {shown(event.stream, event.position)}:{event.ordinal}  {_time(event.commit_ts)}  {op:<8}{values}"
 
 
 def chain_text(found: ChainVerdict) -> str:
@@ -59,7 +59,10 @@ def chain_text(found: ChainVerdict) -> str:
     seen = f"{counted(found.transactions, 'transaction')}, {counted(found.changes, 'change')}"
     if found.holds:
         return f"the chain holds: {seen}"
-    at = f" at {Lsn(found.broken_at[1])} of epoch {found.broken_at[0]}" if found.broken_at else ""
+    at = ""
+    if found.broken_at is not None:
+        epoch, position = found.broken_at
+        at = f" at {shown(found.stream, position)} of epoch {epoch}"
     return f"the chain is broken{at}: {found.reason}\nverified before it: {seen}"
 
 

@@ -80,12 +80,22 @@ class Assembler:
         self._bytes = 0
 
     @property
+    def in_transaction(self) -> bool:
+        """True between a BEGIN and its COMMIT."""
+        return self._open is not None
+
+    @property
+    def open_csn(self) -> None:
+        """PostgreSQL has no CSNs."""
+        return
+
+    @property
     def open_bytes(self) -> int:
         """Bytes of changes held for the open transaction."""
         return self._bytes
 
-    def feed(self, payload: bytes, lsn: int) -> RawTransaction | None:
-        """Take one message and the WAL position it came with; the transaction it completes, if it does.
+    def feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction, ...]:
+        """Take one message and the WAL position it came with; the transaction it completes, where it completes one.
 
         Transactions without changes come out too. Raises DecodeError, whose `where` names the position.
         """
@@ -95,14 +105,14 @@ class Assembler:
             self._lsns.append(lsn)
             self._layouts.append(relation)
             self._bytes += len(payload)
-            return None
+            return ()
         try:
             return self._feed(payload, lsn)
         except DecodeError as error:
             error.where = error.where or f"the message at {Lsn(lsn)}"
             raise
 
-    def _feed(self, payload: bytes, lsn: int) -> RawTransaction | None:
+    def _feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction, ...]:
         """Everything but a change of a known relation in an open transaction."""
         match parse(payload):
             case Begin() as begin:
@@ -110,7 +120,7 @@ class Assembler:
                     raise OutOfSequence("a BEGIN inside a transaction", offset=0)
                 self._open = _Open(begin)
             case Commit() as commit:
-                return self._commit(commit)
+                return (self._commit(commit),)
             case OriginMessage(name=name):
                 self._transaction("an origin").origin = name
             case RelationMessage() as announced:
@@ -127,7 +137,7 @@ class Assembler:
             case change:
                 self._transaction("a change")
                 raise UnknownRelation(f"a change of table OID {change.oid}, which was not announced", offset=1)
-        return None
+        return ()
 
     def _transaction(self, what: str) -> _Open:
         if self._open is None:

@@ -83,3 +83,39 @@ class RecordingNotWritten(StateError):
 
     code = "STA630"
     hint = "name a file that is not there yet: a recording is never overwritten"
+
+
+class CsnMissing(StateError):
+    """A CSN did not arrive within the bound: a transaction is lost, or was not sent."""
+
+    code = "STA640"
+    retry = Retry.LATER
+    hint = "run again: the server sends from the confirmed position; if it repeats, `cdc-lake explain STA640`"
+
+
+class LateTransaction(StateError):
+    """A transaction came whose CSN was recorded as a gap and passed over."""
+
+    code = "STA641"
+    hint = "its content is kept in the file named; `cdc-lake explain STA641` says how to get it into the tables"
+
+
+class NoCsn(StateError):
+    """A stream ordered by CSN sent a transaction without one."""
+
+    code = "STA642"
+    hint = "CSN order needs parallel decoding, `parallel-decode-num` 2 to 20; serial decoding goes with `order: lsn`"
+
+
+class CsnTwice(StateError):
+    """Two different transactions of a stream have one CSN."""
+
+    code = "STA643"
+    hint = "CSNs of this server do not count its transactions: use `order: lsn`, with a new slot and a new copy"
+
+
+class KeylessDelete(StateError):
+    """A delete of a row that the server did not name, for a silver table that is merged by key."""
+
+    code = "STA644"
+    hint = "give the table a primary key or REPLICA IDENTITY FULL at the source, then take a new copy of it"

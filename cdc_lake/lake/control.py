@@ -36,7 +36,11 @@ TABLES: dict[str, Columns] = {
     "streams": (
         _EPOCH,
         _STREAM,
-        ("start", _LONG, "position at which the stream starts: its slot's consistent point"),
+        (
+            "start",
+            _LONG,
+            "position that its transactions lie behind: the slot's consistent point, or the last CSN before it",
+        ),
         ("slot", _TEXT, "name of the slot on the server"),
         ("system_id", _TEXT, "the server's system identifier"),
         ("database", _TEXT, "database on the server"),
@@ -81,6 +85,15 @@ TABLES: dict[str, Columns] = {
         ("span_upto", _LONG, "end of the span that held it"),
         _RECORDED,
     ),
+    "gaps": (
+        _EPOCH,
+        _STREAM,
+        ("first", _LONG, "first CSN that did not arrive and was passed over"),
+        ("last", _LONG, "last CSN of the gap"),
+        ("below", _LONG, "commit LSN of the transaction before the gap, NULL where not known"),
+        ("above", _LONG, "commit LSN of the transaction behind it, NULL where it had not come yet"),
+        _RECORDED,
+    ),
     "runs": (
         ("run", _TEXT, "identifier of the run"),
         ("verb", _TEXT, "command it was"),
@@ -92,7 +105,7 @@ TABLES: dict[str, Columns] = {
 }
 """Name, type and meaning of each control table's columns; the reference page is generated from it."""
 
-ControlName: TypeAlias = Literal["streams", "snapshots", "cuts", "held", "runs"]
+ControlName: TypeAlias = Literal["streams", "snapshots", "cuts", "held", "gaps", "runs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +148,19 @@ class CutRow:
 
 
 @dataclass(frozen=True, slots=True)
+class GapRow:
+    """CSNs that were passed over; those that bronze holds came after all before it went on."""
+
+    epoch: int
+    stream: str
+    first: int
+    last: int
+    below: int | None
+    above: int | None
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """One run of a verb; `facts` is JSON."""
 
@@ -146,8 +172,14 @@ class RunRow:
     facts: str
 
 
-ControlRow: TypeAlias = StreamRow | SnapshotRow | CutRow | RunRow
-_NAMES: dict[type, ControlName] = {StreamRow: "streams", SnapshotRow: "snapshots", CutRow: "cuts", RunRow: "runs"}
+ControlRow: TypeAlias = StreamRow | SnapshotRow | CutRow | GapRow | RunRow
+_NAMES: dict[type, ControlName] = {
+    StreamRow: "streams",
+    SnapshotRow: "snapshots",
+    CutRow: "cuts",
+    GapRow: "gaps",
+    RunRow: "runs",
+}
 
 
 def schema_of(name: ControlName) -> pa.Schema:

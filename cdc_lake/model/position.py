@@ -17,7 +17,7 @@ _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 _CSN = re.compile(r"[0-9]{1,19}")
 
 
-class OrderDomain(enum.Enum):
+class OrderDomain(enum.StrEnum):
     """Which number orders a stream; fixed at its start, never mixed under one watermark."""
 
     LSN = "lsn"

@@ -12,7 +12,9 @@ class Boundaries:
     """The BEGIN and COMMIT of one transaction, each number as the source gave it, None where the source has none.
 
     `position` orders it in the stream's domain (PostgreSQL: the end LSN of the commit record). `confirm` is the slot
-    position that may be confirmed once it is durable. `commit_ts` is microseconds since 1970-01-01 UTC.
+    position that may be confirmed once it is durable. `commit_ts` is microseconds since 1970-01-01 UTC. `empty_before`
+    counts the transactions without changes (of other databases, of tables that are not captured) that stand between it
+    and the last one with changes; always 0 where the source does not send such.
     """
 
     position: int
@@ -24,6 +26,7 @@ class Boundaries:
     commit_ts: int | None = None
     user: str | None = None
     origin: str | None = None
+    empty_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

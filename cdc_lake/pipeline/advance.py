@@ -36,7 +36,6 @@ from cdc_lake.errors import (
 from cdc_lake.lake.control import ControlTables, RunRow, SnapshotRow
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.session import death, derive
-from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import (
@@ -53,6 +52,7 @@ from cdc_lake.pipeline.holds import open_holds, record
 from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
 from cdc_lake.silver.complete import MISSING_BASE
 from cdc_lake.silver.merge import MISSING_ROW
+from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,7 +182,8 @@ class Advance:
             for one in prepared:
                 if not before:
                     self.done.count(one)
-            raise RuleStopped(f"rule `{rule}` stops the run: a change of the transaction at {Lsn(position)} breaks it")
+            at = shown(state.stream, position)
+            raise RuleStopped(f"rule `{rule}` stops the run: a change of the transaction at {at} breaks it")
         reached = dict(tables)
         self._merge(prepared, reached, upto)
         for relation, table in reached.items():
@@ -201,7 +202,8 @@ class Advance:
         prepared = self._prepare(self._jobs(state, tables, waiting, position, position), tables)
         for one in prepared:
             if one.stop is not None:
-                raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {Lsn(one.stop[0])} breaks it")
+                at = shown(state.stream, one.stop[0])
+                raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {at} breaks it")
         if prepared:
             tables = dict(tables)
             self._merge(prepared, tables, position)

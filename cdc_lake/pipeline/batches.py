@@ -4,31 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.model import Batch
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.raw import Raw
+from cdc_lake.pipeline.order import Closed
 
 
 class OpenBatch:
-    """Whole transactions waiting for a commit; closed by bytes, changes, transactions or age, whichever is first."""
+    """Whole transactions waiting for a commit; closed by bytes, changes, transactions or age, whichever is first.
 
-    def __init__(self, limits: Batch, clock: Callable[[], float]) -> None:
-        """`clock` counts seconds."""
+    `upto`, `confirm` and `empty` are what bronze's state will be once everything taken so far is in it: they move on
+    with transactions without changes too, which need no commit of their own.
+    """
+
+    def __init__(self, limits: Batch, clock: Callable[[], float], upto: int, confirm: int) -> None:
+        """`clock` counts seconds; `upto` and `confirm` are bronze's now."""
         self._limits = limits
         self._clock = clock
-        self._transactions: list[RawTransaction] = []
+        self.upto, self.confirm, self.empty = upto, confirm, 0
+        self._transactions: list[Raw] = []
         self._bytes = self._rows = 0
         self._since = 0.0
 
     def __len__(self) -> int:
         return len(self._transactions)
 
-    def add(self, transaction: RawTransaction) -> None:
-        """Take one more transaction, in commit order."""
+    def add(self, closed: Closed) -> None:
+        """Take one more step, in order."""
+        self.upto = max(self.upto, closed.upto)
+        self.confirm = max(self.confirm, closed.confirm)
+        self.empty = closed.empty
+        transaction = closed.transaction
+        if transaction is None:
+            return
         if not self._transactions:
             self._since = self._clock()
         self._transactions.append(transaction)
         self._bytes += transaction.size
-        self._rows += len(transaction.frames)
+        self._rows += transaction.count
 
     @property
     def full(self) -> bool:
@@ -45,8 +58,8 @@ class OpenBatch:
         """Seconds until its oldest transaction has waited long enough; not above zero: now."""
         return self._since + self._limits.max_delay / 1000 - self._clock()
 
-    def take(self) -> list[RawTransaction]:
-        """Close it: its transactions, and it is empty again."""
+    def take(self) -> ClosedBatch:
+        """Close it: its transactions and markers, and it holds no transaction any more."""
         taken, self._transactions = self._transactions, []
         self._bytes = self._rows = 0
-        return taken
+        return ClosedBatch(taken, self.upto, self.confirm, self.empty)

@@ -25,7 +25,6 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.lake.names import silver_names
 from cdc_lake.lake.read import read_silver, silver_exists
-from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.accounting import folded, held_changes
@@ -39,7 +38,7 @@ from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.publication import Published, published
 from cdc_lake.source.rows import read_rows
 from cdc_lake.source.server import check_same, identify
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.stream import StreamIdentity, shown
 from cdc_lake.source.visible import visible
 
 
@@ -88,7 +87,7 @@ def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
         raise NoStream("bronze holds no stream yet: there is nothing to compare")
 
     def session() -> Session:
-        return connect(project.pipeline.source, project.root, application="cdc_lake compare")
+        return connect(project.postgres, project.root, application="cdc_lake compare")
 
     _same_source(project, state)
     with session() as reading:
@@ -99,7 +98,7 @@ def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
             lowest = min((p.watermark for p in pinned), default=state.upto)
             where = point(project, bronze, seen, lowest, session)
             found = [_told(_table(_Job(project, bronze, control, state, reading, one), where), tell) for one in pinned]
-    position, seconds = str(Lsn(seen.position)), round(time.monotonic() - began, 3)
+    position, seconds = shown(state.stream, seen.position), round(time.monotonic() - began, 3)
     comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds)
     comparison.write(project.reports)
     return comparison
@@ -113,7 +112,7 @@ def _told(result: TableComparison, tell: Tell) -> TableComparison:
 
 
 def _same_source(project: Project, state: BronzeState) -> None:
-    source = project.pipeline.source
+    source = project.postgres
     with connect(source, project.root, application="cdc_lake compare", replication=True) as replication:
         check_same(identify(replication), StreamIdentity.parse(state.stream), project.slot, state.upto)
 
@@ -234,7 +233,7 @@ def _judged(job: _Job, sides: _Sides, began: float) -> TableComparison:
         unaccounted=counts["unaccounted"],
         columns=_columns(differences, held),
         samples=tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys),
-        watermark=str(Lsn(pinned.watermark)) if pinned.watermark >= 0 else "",
+        watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
         reason="rows of one key differ in number" if uneven else "",
         seconds=_since(began),
     )

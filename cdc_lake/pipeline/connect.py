@@ -9,20 +9,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.bronze.port import BronzeState, BronzeWriter, Tabulate
 from cdc_lake.config.project import Project
 from cdc_lake.decode.assembler import Assembler
+from cdc_lake.decode.columnar import tabulate
 from cdc_lake.errors import NoTableMatches, SlotActive
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.position import Lsn
+from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import initial
+from cdc_lake.pipeline.order import ArrivalOrder, Order
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import SourceCatalog
 from cdc_lake.source.connection import Session, connect, place_of
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.server import ServerFacts, check_same, check_server, goal, identify
-from cdc_lake.source.stream import FrameSource, StreamIdentity
+from cdc_lake.source.stream import FrameSource, StreamIdentity, TransactionAssembler, shown
 
 PATIENCE = 15.0
 """Seconds to wait for a slot that is still active: after a crash the server needs a while to notice."""
@@ -32,10 +34,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """A running stream after bronze's last position, and what assembles its frames."""
+    """A running stream after bronze's last position, and what belongs to it.
+
+    `assembler` makes transactions of its frames, `order` says when they may be landed, `tabulate` makes columns of
+    them. `goal` is a position in `domain`: everything committed before the connection was opened is at or below it.
+    `copied`: rows of the initial copy that was made first.
+    """
 
     frames: FrameSource
-    assembler: Assembler
+    assembler: TransactionAssembler
+    order: Order
+    tabulate: Tabulate
+    domain: OrderDomain
     state: BronzeState
     goal: int
     copied: int
@@ -52,7 +62,7 @@ def open_stream(
     patience: float = PATIENCE,
 ) -> Iterator[OpenStream]:
     """Connect, start or check the stream, start replication. Raises SourceError, LakeError, StateError, Stopped."""
-    source = project.pipeline.source
+    source = project.postgres
     with ExitStack() as opened:
 
         def dial(what: str, *, replication: bool = False) -> Session:
@@ -77,8 +87,10 @@ def open_stream(
         else:
             check_resume(project, session, facts, state, tell)
         frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
-        tell(Progress("connect", f"slot `{project.slot}` streams after {Lsn(state.upto)}", facts={"upto": state.upto}))
-        yield OpenStream(frames, Assembler(SourceCatalog(session)), state, target, copied)
+        after = shown(state.stream, state.upto)
+        tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
+        assembler = Assembler(SourceCatalog(session))
+        yield OpenStream(frames, assembler, ArrivalOrder(), tabulate, OrderDomain.LSN, state, target, copied)
 
 
 def check_resume(project: Project, session: Session, facts: ServerFacts, state: BronzeState, tell: Tell) -> None:
@@ -87,7 +99,7 @@ def check_resume(project: Project, session: Session, facts: ServerFacts, state: 
     slot.check_slot(slot.find_slot(session, project.slot), project.slot, facts.database, state.confirm)
     carried = {p.table for p in publication.published(session, project.publication)}
     try:
-        wanted = publication.select_tables(project.pipeline.source.tables, publication.tables_in_database(session))
+        wanted = publication.select_tables(project.postgres.tables, publication.tables_in_database(session))
     except NoTableMatches:
         return  # a table that was dropped at the source: what it had is in bronze
     for table in sorted(set(wanted) - carried):
@@ -110,7 +122,7 @@ def patiently(attempt: Callable[[], T], stop: threading.Event, tell: Tell, patie
 
 
 def _start(project: Project, replication: Session, facts: ServerFacts, state: BronzeState) -> PostgresStream:
-    interval = project.pipeline.source.status_interval / 1000
+    interval = project.postgres.status_interval / 1000
     if facts.wal_sender_timeout:
         interval = min(interval, facts.wal_sender_timeout / 3)
     return PostgresStream(replication, project.slot, project.publication, state.confirm, status_interval=interval)

@@ -21,7 +21,6 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import CopyUnknown, ServerUnreachable, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables, SnapshotRow, StreamRow
 from cdc_lake.lake.control import now as control_now
-from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_CHUNK, SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
@@ -29,7 +28,7 @@ from cdc_lake.source import publication, slot, snapshot
 from cdc_lake.source.catalog import check_identities, relation_of
 from cdc_lake.source.connection import Session
 from cdc_lake.source.server import ServerFacts
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.stream import StreamIdentity, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +91,18 @@ def begin(
 def _begin_stream(
     project: Project, facts: ServerFacts, made: slot.ExportedSlot, bronze: BronzeWriter, control: ControlTables
 ) -> BronzeState:
-    start = made.consistent
-    identity = StreamIdentity(facts.system, facts.database, project.slot, start)
-    state = bronze.begin_stream(str(identity), start.value)
+    identity = StreamIdentity(facts.system, facts.database, project.slot, made.consistent)
+    state = bronze.begin_stream(str(identity), identity.start, made.consistent.value)
     control.record(
         StreamRow(
-            state.epoch, state.stream, start.value, project.slot, facts.system, facts.database, "lsn", control_now()
+            state.epoch,
+            state.stream,
+            identity.start,
+            project.slot,
+            facts.system,
+            facts.database,
+            identity.domain,
+            control_now(),
         )
     )
     _record(control, state, "started", ())
@@ -121,7 +126,7 @@ def _record(control: ControlTables, state: BronzeState, word: str, copied: tuple
 
 def ensure_publication(project: Project, session: Session, tell: Tell) -> None:
     """Check the publication against `tables`, or make it."""
-    wanted = publication.select_tables(project.pipeline.source.tables, publication.tables_in_database(session))
+    wanted = publication.select_tables(project.postgres.tables, publication.tables_in_database(session))
     check_identities(session, wanted)
     name = project.publication
     if publication.publication_exists(session, name):
@@ -141,16 +146,17 @@ def _clear_the_way(
             raise SlotForeign(f"slot `{project.slot}` exists, but bronze holds nothing: this pipeline did not make it")
         return
     before = StreamIdentity.parse(state.stream)
-    if state.upto != before.start.value:
+    if state.upto != before.start:
         raise CopyUnknown(
-            f"bronze holds changes of {state.stream} up to {Lsn(state.upto)}, but no finished initial copy of it"
+            f"bronze holds changes of {state.stream} up to {shown(state.stream, state.upto)}, "
+            "but no finished initial copy of it"
         )
     tell(Progress("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
     if there is None:
         return
     if (before.system, before.database, before.slot) != (facts.system, facts.database, project.slot):
         raise SlotForeign(f"slot `{project.slot}` exists, but bronze was begun from another source")
-    if there.confirmed != before.start or there.plugin != slot.PLUGIN:
+    if there.confirmed != before.point or there.plugin != slot.PLUGIN:
         raise SlotForeign(f"slot `{project.slot}` is not the one made for {state.stream}: it was read or made anew")
     slot.drop_slot(session, project.slot)
 

@@ -20,6 +20,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import NotInBronze
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
+from cdc_lake.source.stream import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,10 @@ class ChangeView:
 
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """A landed transaction: boundaries as the source gave them, what its COMMIT row says, its changes in order."""
+    """A landed transaction: boundaries as the source gave them, what its COMMIT row says, its changes in order.
+
+    `empty_before`: transactions without rows between the one before it and this one.
+    """
 
     stream: str
     epoch: int
@@ -53,6 +57,7 @@ class TransactionView:
     origin: str | None
     counts: dict[str, dict[str, int]]
     size: int
+    empty_before: int
     content: str
     hash: str
     changes: tuple[ChangeView, ...]
@@ -74,7 +79,9 @@ def inspect_transaction(bronze: Path, position: int, epoch: int | None = None) -
     rows = [row for row in table.to_pylist() if row["op"] not in {RELATION, SNAPSHOT}]
     commit = next((row for row in rows if row["op"] == COMMIT), None)
     if commit is None:
-        raise NotInBronze(f"no transaction was committed at position {position}", where=str(bronze))
+        state = reader.state()
+        at = position if state is None else shown(state.stream, position)
+        raise NotInBronze(f"no transaction was committed at position {at}", where=str(bronze))
     begin = json.loads(next((row["info"] for row in rows if row["op"] == BEGIN), None) or "{}")
     said = json.loads(commit["info"])
     layouts = reader.layouts(span=Span(commit["epoch"], position - 1, position))
@@ -91,6 +98,7 @@ def inspect_transaction(bronze: Path, position: int, epoch: int | None = None) -
         origin=begin.get("origin"),
         counts=said["counts"],
         size=said["bytes"],
+        empty_before=said["empty_before"],
         content=said["content"],
         hash=said["hash"],
         changes=tuple(_change(row, layouts) for row in rows if row["op"] not in {BEGIN, COMMIT}),

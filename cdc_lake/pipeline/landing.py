@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Self
 
-from cdc_lake.bronze.port import BronzeWriter, Landed
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.bronze.port import BronzeWriter, ClosedBatch, Landed, Tabulate
 
 
 class Landing:
@@ -36,15 +34,15 @@ class Landing:
         """True from the start of a commit until its result is taken."""
         return self._commit is not None
 
-    def append(self, batch: Sequence[RawTransaction]) -> None:
+    def append(self, batch: ClosedBatch, tabulate: Tabulate) -> None:
         """Start the commit of a batch; only when not busy."""
         assert self._commit is None
-        self._commit = self._thread.submit(self._bronze.append, batch)
+        self._commit = self._thread.submit(self._bronze.append, batch, tabulate)
 
-    def advance(self, position: int) -> None:
+    def advance(self, position: int, confirm: int, empty: int) -> None:
         """Start an empty commit up to `position`; only when not busy."""
         assert self._commit is None
-        self._commit = self._thread.submit(self._bronze.advance, position)
+        self._commit = self._thread.submit(self._bronze.advance, position, confirm, empty)
 
     def taken(self, timeout: float = 0.0) -> Landed | None:
         """What the commit under way made durable, waiting up to `timeout` seconds; raises what it raised."""

@@ -13,14 +13,13 @@ from cdc_lake.lake.evolution import AddColumn, ChangeType, DropColumn, SchemaCha
 from cdc_lake.lake.extent import silver_columns
 from cdc_lake.lake.names import silver_names
 from cdc_lake.lake.read import silver_exists
-from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.source_facts import TableFacts, captured, limits, session_of, tables, wal_position
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities, relation_of
 from cdc_lake.source.connection import Session, place_of
 from cdc_lake.source.server import check_server
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.stream import StreamIdentity, shown
 
 
 class ActionKind(enum.Enum):
@@ -75,7 +74,7 @@ def plan(project: Project) -> Plan:
     reader = BronzeReader(project.bronze)
     state = reader.state()
     with session_of(project) as session:
-        check_server(limits(session), place_of(project.pipeline.source))
+        check_server(limits(session), place_of(project.postgres))
         names = captured(project, session)
         facts = {f.table: f for f in tables(session, names)}
         actions = [
@@ -98,12 +97,13 @@ def _stream(
     project: Project, session: Session, state: BronzeState | None, facts: Sequence[TableFacts]
 ) -> Iterator[Action]:
     there = slot.find_slot(session, project.slot)
-    started = state is not None and (there is not None or state.upto != StreamIdentity.parse(state.stream).start.value)
+    started = state is not None and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
     if state is not None and started:
-        checked = slot.check_slot(there, project.slot, project.pipeline.source.database, state.upto)
+        checked = slot.check_slot(there, project.slot, project.postgres.database, state.upto)
         behind = max(0, wal_position(session).value - state.upto)
         retained = f", {_size(checked.retained)} of WAL retained" if checked.retained is not None else ""
-        text = f"resume slot `{project.slot}` after {Lsn(state.upto)}: {_size(behind)} behind{retained}"
+        after = shown(state.stream, state.upto)
+        text = f"resume slot `{project.slot}` after {after}: {_size(behind)} behind{retained}"
         yield Action(ActionKind.RESUME, project.slot, text, changes=False, bytes=behind)
         return
     yield Action(ActionKind.CREATE_SLOT, project.slot, f"create slot `{project.slot}` (pgoutput)")

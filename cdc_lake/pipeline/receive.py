@@ -1,6 +1,6 @@
 """Loop 1: from the slot into bronze. Owns the replication slot; needs neither Spark nor a JVM.
 
-    frames → whole transactions → one commit, durable → only then is the server told it may forget
+    frames → whole transactions → in order → one commit, durable → only then is the server told it may forget
 
 One commit is under way at a time, in a thread of its own, while the next batch is read. When that one is full too,
 nothing more is read: the server waits, and is answered meanwhile. Frames of a transaction whose COMMIT has not come
@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cdc_lake.bronze.port import BronzeWriter, Landed
 from cdc_lake.config.project import Project
-from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.errors import Retry, SourceError
+from cdc_lake.decode.raw import Raw
+from cdc_lake.errors import LateTransaction, Retry, SourceError
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.position import Lsn
+from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.observe.failpoint import BRONZE_COMMITTED, COMMIT_RECEIVED, CONFIRMED, CONNECTED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.batches import OpenBatch
 from cdc_lake.pipeline.connect import PATIENCE, OpenStream, open_stream
+from cdc_lake.pipeline.gaps import keep_late, record_gap
 from cdc_lake.pipeline.initial import Stopped
 from cdc_lake.pipeline.landing import Landing
+from cdc_lake.pipeline.order import Closed
 
 ADVANCE_EVERY = 10.0
 """Seconds between empty commits that only move the position on (hard on the log of the table, so not often)."""
@@ -33,13 +36,13 @@ ADVANCE_ASKED = 1.0
 ONCE_PATIENCE = 60.0
 """Seconds a run with a goal goes on trying to reconnect."""
 _BACK_OFF = (0.5, 10.0)  # seconds: first and longest pause between attempts
-_COMMIT = ord("C")
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveSummary:
     """What a run of the loop did. `upto` and `confirm` are bronze's at its end, None where no stream was begun."""
 
+    stream: str | None = None
     transactions: int = 0
     changes: int = 0
     bytes: int = 0
@@ -67,7 +70,7 @@ def receive(
     Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
     """
     control = control or ControlTables(project.control, project.pipeline.bronze.durability)
-    run = _Run(project, bronze, once=once, stop=stop, tell=tell)
+    run = _Run(project, bronze, control, once=once, stop=stop, tell=tell)
     give_up: float | None = None
     delay = _BACK_OFF[0]
     while not stop.is_set():
@@ -95,10 +98,19 @@ class _Run:
     """One run of the loop over however many connections it takes."""
 
     def __init__(
-        self, project: Project, bronze: BronzeWriter, *, once: bool, stop: threading.Event, tell: Tell
+        self,
+        project: Project,
+        bronze: BronzeWriter,
+        control: ControlTables,
+        *,
+        once: bool,
+        stop: threading.Event,
+        tell: Tell,
     ) -> None:
+        self._project = project
         self._limits = project.pipeline.bronze.batch
         self._bronze = bronze
+        self._control = control
         self._once = once
         self._stop = stop
         self._tell = tell
@@ -115,11 +127,12 @@ class _Run:
         """Read one connection's stream until told to stop or at the goal."""
         if self._goal is None:
             self._goal = stream.goal
+        state = stream.state
         self.count(snapshot_rows=stream.copied)
-        self._upto = stream.state.upto
-        self._note(stream.state.upto, stream.state.confirm)
-        self._batch = OpenBatch(self._limits, time.monotonic)
-        self._in_transaction = False
+        self._summary = replace(self._summary, stream=state.stream)
+        self._domain = stream.domain
+        self._note(state.upto, state.confirm)
+        self._batch = OpenBatch(self._limits, time.monotonic, state.upto, state.confirm)
         self._advanced_at = time.monotonic()
         with Landing(self._bronze) as landing:
             while not self._done(landing):
@@ -134,7 +147,8 @@ class _Run:
 
     def _done(self, landing: Landing) -> bool:
         if self._stop.is_set():
-            self._tell(Progress("receive", f"stopping: bronze is whole up to {Lsn(self._upto)}"))
+            at = format_position(self._upto, self._domain)
+            self._tell(Progress("receive", f"stopping: bronze is whole up to {at}"))
             return True
         return self._once and self._goal is not None and self._upto >= self._goal and not landing.busy
 
@@ -143,12 +157,10 @@ class _Run:
         frames = stream.frames.poll(self._wait(landing))
         feed = stream.assembler.feed
         for lsn, payload in frames:
-            transaction = feed(payload, lsn)
-            if transaction is not None:
-                self._take(transaction, landing)
-        if frames:
-            # pgoutput sends nothing between a COMMIT and the next BEGIN
-            self._in_transaction = frames[-1][1][0] != _COMMIT
+            for transaction in feed(payload, lsn):
+                self._take(stream, transaction, landing)
+        opened = stream.assembler.open_csn
+        self._add(stream, stream.order.tend(() if opened is None else (opened,)), landing)
 
     def _wait(self, landing: Landing) -> float:
         if landing.busy:
@@ -157,42 +169,61 @@ class _Run:
             return min(max(self._batch.due_in, 0.0), 0.2)
         return 0.05 if self._once else 0.2
 
-    def _take(self, transaction: RawTransaction, landing: Landing) -> None:
-        if not transaction.frames:
-            return  # of tables that are not published: the next keepalive moves the position past it
-        failpoint(COMMIT_RECEIVED)
-        self._batch.add(transaction)
-        if self._batch.full and not landing.busy:
-            self._append(landing)
+    def _take(self, stream: OpenStream, transaction: Raw, landing: Landing) -> None:
+        if transaction.count:
+            failpoint(COMMIT_RECEIVED)
+        try:
+            closed = stream.order.take(transaction)
+        except LateTransaction as late:
+            late.where = str(keep_late(self._project.control, stream.state, transaction, stream.tabulate))
+            raise
+        self._add(stream, closed, landing)
+
+    def _add(self, stream: OpenStream, closed: Sequence[Closed], landing: Landing) -> None:
+        for one in closed:
+            if one.gap is not None:
+                record_gap(self._control, stream.state, one.gap)
+                self._tell(Progress("receive", f"{one.gap} did not arrive: recorded, and passed over"))
+            self._batch.add(one)
+            if self._batch.full and not landing.busy:
+                self._append(stream, landing)
 
     def _commit_what_is_due(self, stream: OpenStream, landing: Landing) -> None:
         if landing.busy:
             return
         if len(self._batch):
             if self._batch.full or self._batch.due_in <= 0:
-                self._append(landing)
-        elif not self._in_transaction:
+                self._append(stream, landing)
+        else:
             self._advance(stream, landing)
 
-    def _append(self, landing: Landing) -> None:
+    def _append(self, stream: OpenStream, landing: Landing) -> None:
         batch = self._batch.take()
-        self.count(bytes=sum(transaction.size for transaction in batch))
-        landing.append(batch)
+        self.count(bytes=sum(transaction.size for transaction in batch.transactions))
+        landing.append(batch, stream.tabulate)
 
     def _advance(self, stream: OpenStream, landing: Landing) -> None:
-        """Nothing received is pending: what the keepalive announced may be recorded, and then confirmed."""
-        end = stream.frames.keepalive_end
+        """No rows are pending: how far the stream is beyond them may be recorded, and then confirmed.
+
+        What moves it are transactions without changes and, in the lsn domain, what a keepalive announced while no
+        transaction was open. In the csn domain a keepalive counts nothing.
+        """
+        inside = stream.assembler.in_transaction
+        upto, confirm = self._batch.upto, self._batch.confirm
+        if self._domain is OrderDomain.LSN and not inside:
+            end = stream.frames.keepalive_end
+            upto, confirm = max(upto, end), max(confirm, end)
         now = time.monotonic()
         asked = stream.frames.asked
-        if self._once and self._goal is not None and end < self._goal:
-            if now - self._advanced_at > 0.1:
+        if self._once and self._goal is not None and upto < self._goal:
+            if not inside and now - self._advanced_at > 0.1:
                 self._advanced_at = now
                 stream.frames.tick(ping=True)
             return
         pause = 0.0 if self._once else ADVANCE_ASKED if asked else ADVANCE_EVERY
-        if end > self._upto and now - self._advanced_at >= pause:
+        if (upto > self._upto or confirm > self._confirmed) and now - self._advanced_at >= pause:
             self._advanced_at = now
-            landing.advance(end)
+            landing.advance(upto, confirm, self._batch.empty)
 
     def _confirm(self, stream: OpenStream, landed: Landed | None) -> None:
         """What a commit made durable, the server may forget."""
@@ -200,7 +231,6 @@ class _Run:
             return
         if landed.transactions:
             failpoint(BRONZE_COMMITTED)
-        self._upto = landed.upto
         self._note(landed.upto, landed.confirm)
         stream.frames.confirm(landed.confirm)
         if landed.transactions:
@@ -215,10 +245,11 @@ class _Run:
                 "version": landed.version,
                 "server_end": stream.frames.keepalive_end,
             }
-            text = f"{landed.transactions} transactions up to {Lsn(landed.upto)}"
+            text = f"{landed.transactions} transactions up to {format_position(landed.upto, self._domain)}"
             self._tell(Progress("landed", text, self._summary.changes, None, "changes", facts))
 
     def _note(self, upto: int, confirm: int) -> None:
+        self._upto, self._confirmed = upto, confirm
         self._summary = replace(self._summary, upto=upto, confirm=confirm)
 
     def count(self, **more: int) -> None:

@@ -19,19 +19,21 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, SourceError
 from cdc_lake.lake.control import ControlTables, CutRow
 from cdc_lake.lake.marker import read_marker
-from cdc_lake.model.position import Lsn
+from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.initial import is_complete
+from cdc_lake.source.stream import domain_of
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
     """How far one stage is behind the source's newest position; None where it cannot be known.
 
-    `bytes` of WAL; `seconds` since the oldest transaction that waits was committed, 0 where none does, for what is not
-    in bronze at most since the last one that is; `transactions` that wait, as far as they are in bronze.
+    `bytes` of WAL, not known in the csn domain; `seconds` since the oldest transaction that waits was committed, 0
+    where none does, for what is not in bronze at most since the last one that is; `transactions` that wait: to be
+    applied as far as they are in bronze, to be received or landed as far as CSNs count them.
     """
 
     bytes: int | None = None
@@ -120,6 +122,10 @@ class _Lake:
     captured: tuple[TableName, ...]
 
     @property
+    def domain(self) -> OrderDomain:
+        return domain_of(self.state.stream) if self.state else OrderDomain.LSN
+
+    @property
     def silver(self) -> int | None:
         return self.cut.position if self.cut is not None else None
 
@@ -134,18 +140,17 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
     for name in names:
         tables.append(_table(project, lake, name, held))
         held_rows += _held(project, lake, name, held)
-    where = project.pipeline.source
     return Status(
         pipeline=project.name,
         at=now,
-        source=f"{where.host}:{where.port}/{where.database}",
+        source=project.pipeline.source.place,
         reachable=source.error is None,
         unreachable_because=source.error.message if source.error else "",
         stream=lake.state.stream if lake.state else None,
         epoch=lake.state.epoch if lake.state else None,
-        source_position=_shown(source.end),
-        bronze_position=_shown(lake.state.upto if lake.state else None),
-        silver_position=_shown(lake.silver),
+        source_position=_shown(source.end, lake.domain),
+        bronze_position=_shown(lake.state.upto if lake.state else None, lake.domain),
+        silver_position=_shown(lake.silver, lake.domain),
         last_commit=lake.last_commit,
         **_lags(source, lake, now),
         slot=_slot(project, source, lake),
@@ -207,14 +212,21 @@ def _lags(source: _Source, lake: _Lake, now: datetime) -> dict[str, Lag]:
     landed_at = lake.state.upto if lake.state else None
     received_at = max(p for p in (source.sent, landed_at) if p is not None) if landed_at is not None else source.sent
     known_end = source.end if source.end is not None else landed_at
-    landed_bytes = _behind(source.end, landed_at)
+    behind_landed = _behind(source.end, landed_at)
     waiting = len(lake.waiting) if lake.state and lake.copied else None
     oldest = next((c.commit_ts for c in lake.waiting if c.commit_ts), None)
     applied_seconds = (now - oldest).total_seconds() if oldest else 0.0 if waiting == 0 else None
-    landed_seconds = _landed_seconds(landed_bytes, lake, now)
+    landed_seconds = _landed_seconds(behind_landed, lake, now)
+    received, received_seconds = _behind(source.end, received_at), landed_seconds if received_at == landed_at else None
+    if lake.domain is OrderDomain.CSN:  # the distance of two CSNs is a number of transactions
+        return {
+            "received": Lag(None, received_seconds, received),
+            "landed": Lag(None, landed_seconds, behind_landed),
+            "applied": Lag(None, applied_seconds, waiting),
+        }
     return {
-        "received": Lag(_behind(source.end, received_at), landed_seconds if received_at == landed_at else None),
-        "landed": Lag(landed_bytes, landed_seconds),
+        "received": Lag(received, received_seconds),
+        "landed": Lag(behind_landed, landed_seconds),
         "applied": Lag(_behind(known_end, lake.silver), applied_seconds, waiting),
     }
 
@@ -262,7 +274,7 @@ def _table(project: Project, lake: _Lake, name: TableName, held: Any) -> TableSt
     waiting = _open_rows(lake, name, held, at)
     state, reason = _state(lake, name, at, in_cut, waiting)
     version = marker.version if marker else None
-    return TableStatus(str(name), target.label, target.format, state, reason, _shown(at), version, waiting)
+    return TableStatus(str(name), target.label, target.format, state, reason, _shown(at, lake.domain), version, waiting)
 
 
 def _state(lake: _Lake, name: TableName, at: int | None, in_cut: Mapping[str, Any], held: int) -> tuple[str, str]:  # noqa: PLR0911  # one return a state
@@ -298,5 +310,5 @@ def _held(project: Project, lake: _Lake, name: TableName, held: Any) -> list[Hel
     return [HeldRows(project.target(name).label, rule, count) for rule, count in sorted(rules.items())]
 
 
-def _shown(position: int | None) -> str | None:
-    return None if position is None else str(Lsn(position))
+def _shown(position: int | None, domain: OrderDomain) -> str | None:
+    return None if position is None else format_position(position, domain)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.outline import Outline, outline, span_files
 from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import KeylessDelete
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.store import SilverColumn, SilverStore, store
 from cdc_lake.model.relation import Relation
@@ -31,6 +32,7 @@ from cdc_lake.silver.lineage import Closing, Key
 from cdc_lake.silver.merge import merge_sql, overwrite_sql
 from cdc_lake.silver.net_change import net_change, settle
 from cdc_lake.silver.shape import Shape, check_evolution, make_shape
+from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,6 +113,9 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
             )
         return None
     shape = make_shape(seen.layouts, job.layouts, job.target.keys)
+    if seen.nameless is not None:
+        at = shown(job.stream, seen.nameless)
+        raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")
     silver = store(spark, job.project, job.target)
     evolve(silver, shape.columns, job.target)
     base = silver.marker(job.stream)

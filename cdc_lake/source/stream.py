@@ -1,43 +1,125 @@
 """The source port: what the receive loop needs of a change stream, whatever the server.
 
-A stream's identity is one text, `pg:<system id>:<database>:<slot>:<consistent point>`: it is kept in bronze and
-compared with the server at every start, so that two histories are never joined by mistake.
+A stream's identity is one text, kept in bronze and compared with the server at every start, so that two histories are
+never joined by mistake::
+
+    pg:<system id>:<database>:<slot>:<consistent point>
+    gauss:<system id>:<database>:<slot>:lsn:<consistent point>
+    gauss:<system id>:<database>:<slot>:csn:<start>@<consistent point>
+
+`start` is the last CSN before the stream: the initial copy holds everything up to it.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import MalformedPosition, OtherSource
-from cdc_lake.model.position import Lsn
+from cdc_lake.model.position import Csn, Lsn, OrderDomain, format_position
+
+
+class Kind(enum.StrEnum):
+    """The family of servers a stream comes from."""
+
+    POSTGRES = "pg"
+    GAUSS = "gauss"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """Which server, database and slot a stream comes from, and the slot's consistent point."""
+    """Which server, database and slot a stream comes from, and where it starts.
+
+    `point`: the slot's consistent point. `csn`: in the csn domain the last CSN before the stream, otherwise None.
+    """
 
     system: str
     database: str
     slot: str
-    start: Lsn
+    point: Lsn
+    csn: Csn | None = None
+    kind: Kind = Kind.POSTGRES
+
+    @property
+    def domain(self) -> OrderDomain:
+        """What orders the stream."""
+        return OrderDomain.LSN if self.csn is None else OrderDomain.CSN
+
+    @property
+    def start(self) -> int:
+        """The position after which the stream's transactions lie, in its order domain."""
+        return self.point.value if self.csn is None else self.csn.value
 
     def __str__(self) -> str:
-        return f"pg:{self.system}:{self.database}:{self.slot}:{self.start}"
+        source = f"{self.kind}:{self.system}:{self.database}:{self.slot}"
+        match self.kind:
+            case Kind.POSTGRES:
+                return f"{source}:{self.point}"
+            case Kind.GAUSS:
+                return f"{source}:{self.domain}:{self.point if self.csn is None else f'{self.csn}@{self.point}'}"
 
     @classmethod
     def parse(cls, text: str) -> StreamIdentity:
         """Read the text back (a database name may hold colons); raises OtherSource where it is not one."""
         head, _, rest = text.partition(":")
         system, _, rest = rest.partition(":")
-        database, _, tail = rest.rpartition(":")
-        database, _, slot = database.rpartition(":")
         try:
-            if head == "pg" and system and database and slot:
-                return cls(system, database, slot, Lsn.parse(tail))
-        except MalformedPosition as malformed:
-            raise OtherSource(f"bronze holds the stream `{text}`, which is not one of PostgreSQL") from malformed
-        raise OtherSource(f"bronze holds the stream `{text}`, which is not one of PostgreSQL")
+            kind = Kind(head)
+            rest, _, start = rest.rpartition(":")
+            csn = None
+            if kind is Kind.GAUSS:
+                rest, _, domain = rest.rpartition(":")
+                if OrderDomain(domain) is OrderDomain.CSN:
+                    number, _, start = start.partition("@")
+                    csn = Csn.parse(number)
+            database, _, slot = rest.rpartition(":")
+            if system and database and slot:
+                return cls(system, database, slot, Lsn.parse(start), csn, kind)
+        except (MalformedPosition, ValueError) as malformed:
+            raise OtherSource(_unknown(text)) from malformed
+        raise OtherSource(_unknown(text))
+
+
+def domain_of(stream: str) -> OrderDomain:
+    """The order domain of a stream by its identity as bronze stores it; only the GaussDB family has another than LSN.
+
+    Raises OtherSource where the text is one of that family and cannot be read.
+    """
+    return StreamIdentity.parse(stream).domain if stream.startswith(f"{Kind.GAUSS}:") else OrderDomain.LSN
+
+
+def shown(stream: str, position: int) -> str:
+    """A position of a stream as people paste it: `0/16B3748` in the lsn domain, `951909` in the csn domain."""
+    return format_position(position, domain_of(stream))
+
+
+def _unknown(text: str) -> str:
+    return f"bronze holds the stream `{text}`, which is not one that this version knows"
+
+
+class TransactionAssembler(Protocol):
+    """Makes whole transactions of one connection's frames. Raises DecodeError; then, or when reconnected, `reset`."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """True between a BEGIN and its COMMIT."""
+        ...
+
+    @property
+    def open_csn(self) -> int | None:
+        """The CSN of the BEGIN whose COMMIT has not come, None where there is none or it has no CSN."""
+        ...
+
+    def feed(self, payload: bytes, lsn: int) -> Sequence[Raw]:
+        """Take a frame and the position it came with; the transactions it completes, in the order they came."""
+        ...
+
+    def reset(self) -> None:
+        """Forget what this connection sent."""
+        ...
 
 
 class FrameSource(Protocol):
@@ -48,7 +130,10 @@ class FrameSource(Protocol):
 
     @property
     def keepalive_end(self) -> int:
-        """The newest WAL position the server announced: everything committed before it has been sent."""
+        """The newest WAL position the server announced: everything committed before it has been sent.
+
+        0 where a keepalive promises nothing of the kind (parallel decoding of the GaussDB family).
+        """
         ...
 
     @property
@@ -61,7 +146,7 @@ class FrameSource(Protocol):
         ...
 
     def confirm(self, position: int) -> None:
-        """Everything up to `position` is durable: tell the server so now."""
+        """Everything up to the slot position `position` is durable: tell the server so now."""
         ...
 
     def tick(self, *, ping: bool = False) -> None:

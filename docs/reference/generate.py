@@ -96,6 +96,7 @@ _ABOUT = {
     "snapshots": "The steps of each initial copy.",
     "cuts": "One row a span: the position that the silver tables have reached together, with the version of each.",
     "held": "Changes that were kept back, in full, each with its position and reason.",
+    "gaps": "CSNs that a stream passed over because they did not arrive in time, where it is told to go on.",
     "runs": "One row a run.",
 }
 _WORDS = {

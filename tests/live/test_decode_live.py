@@ -57,8 +57,7 @@ def test_what_a_server_sends_is_what_was_done(database: Database, monkeypatch: p
         ).fetchall()
         conn.execute("SELECT pg_drop_replication_slot('s')")
     assembler = Assembler(lambda _oid, _name: FACTS)
-    fed = [assembler.feed(data, Lsn.parse(lsn).value) for lsn, data in sent]
-    raws = [raw for raw in fed if raw is not None]
+    raws = [raw for lsn, data in sent for raw in assembler.feed(data, Lsn.parse(lsn).value)]
     done = [transaction(raw).changes for raw in raws if raw.frames]
 
     notes, whole = raws[0].layouts[0], next(raw for raw in raws if len(raw.frames) == 3).layouts[0]

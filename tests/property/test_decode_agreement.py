@@ -90,9 +90,9 @@ def columnar_from_the_first_change():
 
 def assemble(transactions):
     assembler = Assembler(catalog_of(*LAYOUTS))
-    fed = [assembler.feed(payload, lsn) for lsn, payload in encode_stream(transactions)]
+    fed = [raw for lsn, payload in encode_stream(transactions) for raw in assembler.feed(payload, lsn)]
     assert assembler.open_bytes == 0
-    return [raw for raw in fed if raw is not None]
+    return fed
 
 
 def assert_same(left: ChangeColumns, right: ChangeColumns) -> None:
@@ -128,7 +128,7 @@ def test_a_layout_survives_its_announcement(columns, schema, name, identity):
     )
     one = Transaction(boundaries(99), (Insert(layout, (None,) * len(columns)),), (7,))
     assembler = Assembler(catalog_of(layout))
-    raw = [assembler.feed(payload, lsn) for lsn, payload in encode_stream([one])][-1]
+    [raw] = [assembler.feed(payload, lsn) for lsn, payload in encode_stream([one])][-1]
     assert raw is not None
     assert raw.layouts == [layout]
 

@@ -84,7 +84,7 @@ def test_every_epoch_is_verified(folder: Path):
 
 
 def test_markers_beyond_the_last_transaction_hold(folder: Path):
-    DeltaBronze(folder, durability="os").advance(9000)
+    DeltaBronze(folder, durability="os").advance(9000, 9000)
     assert broken(folder) is None
 
 

@@ -84,7 +84,7 @@ def test_epochs_do_not_mix(bronze: DeltaBronze, reader: BronzeReader):
 def test_the_highest_commit_is_a_transaction_and_not_a_marker(bronze: DeltaBronze, reader: BronzeReader):
     land(bronze, 200)
     land(bronze, 300)
-    bronze.advance(900)
+    bronze.advance(900, 900)
     bronze.append_snapshot("i", 1, ORDERS, pa.array([["1", "a"]]), 1, 950)
     assert reader.highest_commit(1) == 300
     assert reader.highest_commit(1, upto=299) == 200

@@ -92,7 +92,7 @@ def test_a_batch_is_one_file_and_one_commit_with_both_markers(bronze: DeltaBronz
 
 def test_a_reopened_writer_says_the_same(bronze: DeltaBronze, tmp_path: Path):
     bronze.append([transaction(200)])
-    bronze.advance(250)
+    bronze.advance(250, 250)
     assert DeltaBronze(tmp_path / "lake" / "bronze").state() == bronze.state()
 
 
@@ -124,10 +124,10 @@ def test_positions_that_do_not_ascend_are_refused(bronze: DeltaBronze, positions
 
 
 def test_markers_advance_without_rows_and_never_go_back(bronze: DeltaBronze, tmp_path: Path):
-    landed = bronze.advance(500)
+    landed = bronze.advance(500, 500)
     assert (landed.upto, landed.confirm, landed.version, landed.bytes_written) == (500, 500, 2, 0)
-    assert bronze.advance(400).version == 2
-    assert bronze.advance(500).upto == 500
+    assert bronze.advance(400, 400).version == 2
+    assert bronze.advance(500, 500).upto == 500
     assert files(tmp_path / "lake" / "bronze") == []
     assert bronze.append([transaction(450)]).repeats == 1
 
@@ -135,7 +135,7 @@ def test_markers_advance_without_rows_and_never_go_back(bronze: DeltaBronze, tmp
 def test_an_advance_keeps_the_head_of_the_chain(bronze: DeltaBronze):
     bronze.append([transaction(200)])
     before = bronze.state()
-    bronze.advance(500)
+    bronze.advance(500, 500)
     after = bronze.state()
     assert before is not None
     assert after is not None
@@ -173,7 +173,7 @@ def test_a_writer_overtaken_by_a_new_stream_is_refused(bronze: DeltaBronze, tmp_
     other = DeltaBronze(tmp_path / "lake" / "bronze")
     other.begin_stream("s2", 10)
     with pytest.raises(AnotherReceiver):
-        bronze.advance(900)
+        bronze.advance(900, 900)
 
 
 def test_a_commit_that_landed_before_its_call_failed_counts_as_landed(

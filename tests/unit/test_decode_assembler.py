@@ -23,7 +23,7 @@ def assembler():
 
 
 def feed_all(assembler, payloads):
-    return [raw for lsn, payload in payloads if (raw := assembler.feed(payload, lsn)) is not None]
+    return [raw for lsn, payload in payloads for raw in assembler.feed(payload, lsn)]
 
 
 def test_a_transaction_comes_out_at_its_commit_and_not_before(assembler):
@@ -31,7 +31,7 @@ def test_a_transaction_comes_out_at_its_commit_and_not_before(assembler):
     *before, last = encode_transaction(one)
     assert feed_all(assembler, before) == []
     assert assembler.open_bytes == sum(len(messages.encode_change(c)) for c in one.changes)
-    assert assembler.feed(last[1], last[0]) == raw_transaction(one)
+    assert assembler.feed(last[1], last[0]) == (raw_transaction(one),)
     assert assembler.open_bytes == 0
 
 
@@ -41,7 +41,7 @@ def test_boundaries_are_the_numbers_of_commit(assembler):
         messages.origin("elsewhere"),
         messages.commit(0x100, 0x130, 6_000_000),
     ]
-    raw = [assembler.feed(p, 1) for p in payloads][-1]
+    [raw] = [assembler.feed(p, 1) for p in payloads][-1]
     assert raw is not None
     assert raw.bounds == Boundaries(
         position=0x130, confirm=0x130, commit_lsn=0x100, xid=42, commit_ts=6_000_000, origin="elsewhere"
@@ -96,7 +96,7 @@ def test_a_type_the_catalog_lost_takes_its_name_from_the_stream():
     assembler.feed(messages.type_name(20_000, "app", "mood"), 1)
     assembler.feed(messages.relation(moody), 1)
     assembler.feed(messages.insert(moody, ("happy",)), 1)
-    raw = assembler.feed(messages.commit(900, 948), 1)
+    [raw] = assembler.feed(messages.commit(900, 948), 1)
     assert raw is not None
     assert raw.layouts == [moody]
 

@@ -1,0 +1,69 @@
+"""Gaps: CSNs that were passed over, kept where the next start finds them, and what came of them too late.
+
+A gap is recorded before anything above it is landed, so that none is forgotten; where the receiver died in between and
+its transactions came in time after all, bronze holds them, and they are no gap.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc_lake.bronze.port import BronzeState, Tabulate
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.rows import build
+from cdc_lake.decode.digest import GENESIS
+from cdc_lake.decode.raw import Raw
+from cdc_lake.lake.control import ControlTables, GapRow, now
+from cdc_lake.model.span import Span
+from cdc_lake.pipeline.order import Gap
+
+
+def record_gap(control: ControlTables, state: BronzeState, gap: Gap) -> None:
+    """Add a gap of the stream to the control table `gaps`. Raises ControlNotWritten."""
+    control.record(GapRow(state.epoch, state.stream, gap.first, gap.last, gap.below, gap.above, now()))
+
+
+def recorded_gaps(control: ControlTables, bronze: BronzeReader, state: BronzeState) -> list[Gap]:
+    """The gaps that bronze has passed over, ascending, none overlapping. Raises LakeError."""
+    rows = control.read("gaps", (pc.field("stream") == state.stream) & (pc.field("epoch") == state.epoch)).to_pylist()
+    missing: list[Gap] = []
+    for row in sorted(rows, key=lambda row: (row["first"], row["last"])):
+        first = max(row["first"], missing[-1].last + 1 if missing else row["first"])
+        last = min(row["last"], state.upto)
+        if first > last:
+            continue
+        landed = [commit.position for commit in bronze.commits(Span(state.epoch, first - 1, last))]
+        for position in [*landed, last + 1]:
+            if first < position:
+                missing.append(Gap(first, position - 1, row["below"], row["above"]))
+            first = position + 1
+    return missing
+
+
+def keep_late(folder: Path, state: BronzeState, transaction: Raw, tabulate: Tabulate) -> Path:
+    """Write a late transaction beside the control tables as bronze rows, in Parquet and durably; the file."""
+    rows, _ = build(
+        [transaction],
+        tabulate([transaction]),
+        stream=state.stream,
+        epoch=state.epoch,
+        previous=GENESIS,
+        ingest_ts=time.time_ns() // 1000,
+    )
+    path = folder / "late" / f"{state.epoch}-{transaction.bounds.position}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        pq.write_table(rows, file)
+        file.flush()
+        os.fsync(file.fileno())
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return path
