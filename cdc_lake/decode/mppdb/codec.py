@@ -3,8 +3,8 @@
 The server sends text in the encoding of the database, whatever the client asks for, and writes every format byte by
 byte. So bytes are taken apart first, and a `Codec` turns each value into text last. Names are the server's
 (`SELECT getdatabaseencoding()`), in any spelling the server itself would take. Where bytes are not valid in the
-encoding, a policy decides: stop, or give the value in hexadecimal digits, as bytea is printed. SQL_ASCII promises nothing about
-its bytes: they are read as UTF-8, and what is not falls under the policy.
+encoding, a policy decides: stop, or give the value in hexadecimal digits, as bytea is printed. SQL_ASCII promises
+nothing about its bytes: they are read as UTF-8, and what is not falls under the policy.
 """
 
 from __future__ import annotations

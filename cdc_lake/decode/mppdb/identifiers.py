@@ -13,7 +13,7 @@ from cdc_lake.model.relation import TableName
 
 QUOTED: Final = r'"[^"]*+(?:""[^"]*+)*+"'
 """Pattern of an identifier in quotes."""
-NAME: Final = rf'(?:{QUOTED}|[^\s"\'\[\]:.,(){{}}]++)'
+NAME: Final = rf'(?:{QUOTED}|[^ \t\r\n"\'\[\]:.,(){{}}]++)'
 """Pattern of an identifier: in quotes, or without any sign that could end it."""
 
 _QUALIFIED: Final = re.compile(rf"({NAME})\.({NAME})")

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.change import UNCHANGED, Value
 
 _WORDS: Final[dict[str, Value]] = {"null": None, "true": "t", "false": "f", "unchanged-toast-datum": UNCHANGED}
@@ -41,3 +43,12 @@ def value_of(literal: str) -> Value:
     if bits is None:
         raise NotALiteral
     return bits[1]
+
+
+def value_of_bytes(literal: str, codec: Codec, at: int) -> Value:
+    """The value of a literal given byte by byte (as latin-1), which stands at byte `at`. Raises DecodeError."""
+    try:
+        value = value_of(literal)
+    except NotALiteral:
+        raise MalformedMessage("not a literal", offset=at) from None
+    return codec.text(value.encode("latin-1"), at + (literal[0] == _QUOTE)) if isinstance(value, str) else value

@@ -1,0 +1,67 @@
+"""Batches of styles t and j: statements one behind the other, each with its length and LSN.
+
+::
+
+    batch := { u32 length  u64 lsn  statement }  u32 0        length: of lsn and statement; big-endian
+
+Where a heartbeat is involved the end is not documented: it may also be a zero byte, the digit, or missing, and a
+heartbeat may stand without length and LSN.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from cdc_lake.decode.mppdb.heartbeat import END_MARKS, LETTER, SIZE
+from cdc_lake.errors import MalformedMessage, TruncatedMessage
+
+HEAD: Final = 12
+"""Bytes before a statement: its length and its LSN."""
+
+_HEAD: Final = struct.Struct(">IQ")
+_LENGTH: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+_LSN: Final = 8
+_END: Final = b"\0\0\0\0"
+
+
+def records_of_batch(payload: bytes) -> list[tuple[int, bytes]]:
+    """LSN and statement of each record, in order. A heartbeat without an LSN comes with the position it says it read.
+
+    Raises DecodeError, whose offset counts from the payload's start.
+    """
+    return [(lsn, statement) for _, lsn, statement in frames(payload)]
+
+
+def frames(payload: bytes) -> list[tuple[int, int, bytes]]:
+    """As `records_of_batch`, each with the byte its statement starts at in front."""
+    found: list[tuple[int, int, bytes]] = []
+    size, at, unpack = len(payload), 0, _HEAD.unpack_from
+    while at + HEAD <= size:
+        length, lsn = unpack(payload, at)
+        end = at + 4 + length
+        if length >= _LSN and end <= size:
+            found.append((at + HEAD, lsn, payload[at + HEAD : end]))
+            at = end
+        elif payload[at : at + 2] == b"h\0" and at + SIZE <= size:
+            found.append((at, _U64.unpack_from(payload, at + 1)[0], payload[at : at + SIZE]))
+            at += SIZE
+        else:
+            break
+    rest = payload[at:]
+    if rest == _END or (rest in END_MARKS and found and found[-1][2][:1] == LETTER):
+        return found
+    raise _error(payload, at)
+
+
+def _error(payload: bytes, at: int) -> MalformedMessage | TruncatedMessage:
+    left = len(payload) - at - 4
+    if left < 0:
+        return TruncatedMessage(need=4, left=left + 4, at=at)
+    (length,) = _LENGTH.unpack_from(payload, at)
+    if not length:
+        return MalformedMessage(f"{left} bytes after the length of zero that ends a batch", offset=at + 4)
+    if length < _LSN:
+        return MalformedMessage(f"a record of {length} bytes: its LSN alone has {_LSN}", offset=at)
+    return TruncatedMessage(need=length, left=left, at=at + 4)
