@@ -21,8 +21,9 @@ test: $(VENV)/.dev ## all tests, with a small budget for the random ones
 test-fast: $(VENV)/.dev ## tests without Spark
 	@$(BIN)/pytest -m "not spark and not slow"
 
-test-long: $(VENV)/.dev ## all tests at full budget
+test-long: $(VENV)/.dev ## all tests at full budget, then the receiver on PostgreSQL 14, 16 and 17
 	@CDC_LAKE_BUDGET=10 $(BIN)/pytest -m "" --timeout 3600
+	@for version in 14 16 17; do CDC_LAKE_TEST_POSTGRES=$$version $(BIN)/pytest tests/live -m "not spark and not slow" || exit 1; done
 
 lint: $(VENV)/.dev ## ruff, mypy, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
