@@ -33,6 +33,8 @@ CROWD: Final = 1000
 CROWD_BYTES: Final = 256 << 20
 """… of this size in all, nothing more is waited for: memory has an end."""
 
+_NEVER: Final = 1 << 64  # above every CSN: what was never closed is never confirmed
+
 
 class CsnOrder:
     """Closes transactions in CSN order (`pipeline.order.Order`).
@@ -81,9 +83,9 @@ class CsnOrder:
         csn = bounds.csn
         if csn is None:
             raise NoCsn(f"the transaction that ends at {_lsn(bounds)} has no CSN")
-        heappush(self._arrived, (bounds.confirm, csn))
         if csn <= self._upto:
             return self._again(transaction, csn)
+        heappush(self._arrived, (bounds.confirm, csn))
         if (known := self._waiting.get(csn)) is not None:
             if (known.bounds, known.size) != (bounds, transaction.size):
                 raise CsnTwice(f"two transactions have CSN {csn}: they end at {_lsn(known.bounds)} and {_lsn(bounds)}")
@@ -137,10 +139,12 @@ class CsnOrder:
         """One that is closed already, or whose CSN was passed over."""
         at = bisect_right(self._passed, csn, key=itemgetter(0)) - 1
         if at >= 0 and csn <= self._passed[at][1] and transaction.count:
+            heappush(self._arrived, (transaction.bounds.confirm, _NEVER))
             raise LateTransaction(
                 f"CSN {csn} was recorded as a gap, and now its transaction came (it ends at {_lsn(transaction.bounds)})"
             )
         self.repeats += 1
+        heappush(self._arrived, (transaction.bounds.confirm, csn))
         before = self._confirm
         self._move_confirm()
         return (Closed(self._upto, self._confirm, None, self._empty),) if self._confirm > before else ()

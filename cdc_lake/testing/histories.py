@@ -106,6 +106,7 @@ class History:
             return []
         old = gone[0]
         assert isinstance(old, Delete)
+        assert old.old is not None
         at = [relation.names.index(name) for name in relation.primary_key]
         key = tuple(str(old.old[i]) for i in at)
         row = dict(zip(relation.primary_key, key, strict=True)) | self._values(relation)
