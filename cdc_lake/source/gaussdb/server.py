@@ -1,0 +1,134 @@
+"""A server of the GaussDB family: which one it is, how it is set up, and where it is now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc_lake.errors import QueryRefused, ServerSettings, StreamProtocol
+from cdc_lake.model.position import Csn, Lsn
+from cdc_lake.source.gaussdb.version import FamilyVersion, parse_version
+from cdc_lake.source.wire.session import WireSession
+
+_CSN_WRAP = 1 << 32  # pg_export_snapshot_and_csn prints the lower 32 bits only
+_MILLISECONDS = 1000
+_SETTINGS = ("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_sender_timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyServerFacts:
+    """Who the server is (`IDENTIFY_SYSTEM`) and what matters of its settings.
+
+    `flushed` is where its log ended when asked. `encoding` is the database's, as the server names it, `compatibility`
+    the database's A, B, C or PG. `sender_timeout` is in seconds, 0 = never.
+    """
+
+    version: FamilyVersion
+    system: str
+    timeline: int
+    flushed: Lsn
+    database: str
+    encoding: str
+    compatibility: str
+    wal_level: str
+    thread_pool: bool
+    sender_timeout: float
+    in_recovery: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CsnSnapshot:
+    """An exported snapshot that holds exactly the transactions with a CSN below `csn`.
+
+    Other sessions take it over by `SET TRANSACTION SNAPSHOT` until the exporting transaction ends.
+    """
+
+    name: str
+    csn: Csn
+
+
+def identify(replication: WireSession) -> FamilyServerFacts:
+    """Ask a replication connection who the server is; it takes plain SQL as well. Raises SourceError."""
+    doing = "identifying the server"
+    version = parse_version(_one(replication, "SELECT version()", doing)[0] or "")
+    system = replication.query("IDENTIFY_SYSTEM", doing=doing).records()
+    if len(system) != 1:
+        raise StreamProtocol(f"IDENTIFY_SYSTEM answered {len(system)} rows", where=replication.place)
+    doing = "reading the server's settings"
+    names = ", ".join(f"'{name}'" for name in _SETTINGS)
+    rows = replication.query(f"SELECT name, setting FROM pg_settings WHERE name IN ({names})", doing=doing).rows
+    settings = {row[0]: row[1] or "" for row in rows}
+    encoding, compatibility = _one(
+        replication,
+        "SELECT getdatabaseencoding(), datcompatibility FROM pg_database WHERE datname = current_database()",
+        "reading the database's encoding",
+    )
+    timeout = settings.get("logical_sender_timeout") or settings.get("wal_sender_timeout") or "0"
+    return FamilyServerFacts(
+        version=version,
+        system=system[0].get("systemid") or "",
+        timeline=int(system[0].get("timeline") or 0),
+        flushed=Lsn.parse(system[0].get("xlogpos") or ""),
+        database=system[0].get("dbname") or replication.target.database,
+        encoding=encoding or "",
+        compatibility=compatibility or "",
+        wal_level=settings.get("wal_level", ""),
+        thread_pool=settings.get("enable_thread_pool", "off") == "on",
+        sender_timeout=int(timeout) / _MILLISECONDS,
+        in_recovery=in_recovery(replication),
+    )
+
+
+def check_server(facts: FamilyServerFacts, place: str, *, standby: bool = False) -> None:
+    """Raise ServerSettings where the server cannot be decoded from; `standby`: decoding on a standby is wanted."""
+    if facts.in_recovery and not standby:
+        raise ServerSettings("the server is a standby", where=place, hint="point `source.host` at the primary")
+    if facts.wal_level != "logical":
+        words = f"the server runs with wal_level = {facts.wal_level}; logical decoding needs logical"
+        raise ServerSettings(words, where=place, hint="set wal_level = logical (gs_guc set) and restart the server")
+
+
+def in_recovery(session: WireSession) -> bool:
+    """True on a standby."""
+    return _one(session, "SELECT pg_is_in_recovery()", "asking for the server's role")[0] == "t"
+
+
+def current_lsn(session: WireSession) -> Lsn:
+    """Where the server's log ends now; of a primary. Raises SourceError."""
+    row = _one(session, "SELECT pg_current_xlog_location()", "asking for the end of the log")
+    return Lsn.parse(row[0] or "")
+
+
+def snapshot_and_csn(session: WireSession) -> CsnSnapshot:
+    """Begin a REPEATABLE READ transaction and export its snapshot, with its CSN; the caller ends the transaction.
+
+    Not for a replication connection. Raises SourceError.
+    """
+    doing = "exporting a snapshot"
+    near = _next_csn(session)
+    session.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
+    name, printed = _one(session, "SELECT * FROM pg_export_snapshot_and_csn()", doing)
+    return CsnSnapshot(name or "", Csn(_whole_csn(int(printed or "", 16), near)))
+
+
+def _next_csn(session: WireSession) -> int | None:
+    """About the CSN that the server gives out next; None where it cannot be asked."""
+    try:
+        row = _one(session, "SELECT int8in(xidout(next_csn)) FROM gs_get_next_xid_csn()", "asking for the next CSN")
+    except QueryRefused:
+        return None  # no such function in this product: its CSN is taken as it is printed
+    return int(row[0]) if row[0] else None
+
+
+def _whole_csn(printed: int, near: int | None) -> int:
+    """The CSN whose lower bits were printed, as the one nearest to a CSN of that time."""
+    if near is None or printed >= _CSN_WRAP:
+        return printed
+    whole = near - near % _CSN_WRAP + printed
+    return min((whole - _CSN_WRAP, whole, whole + _CSN_WRAP), key=lambda csn: (abs(csn - near), csn < 0))
+
+
+def _one(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:
+    rows = session.query(sql, doing=doing).rows
+    if len(rows) != 1:
+        raise StreamProtocol(f"{doing}: the server answered {len(rows)} rows", where=session.place)
+    return rows[0]

@@ -1,0 +1,138 @@
+"""Slots of the GaussDB family: made, found, checked, advanced, dropped.
+
+There are no temporary slots: one that was made stays until it is dropped. GaussDB has a second kind, ordered by CSN,
+whose confirmed position is a CSN wherever an ordinary slot has an LSN; it is made by an SQL function only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cdc_lake.errors import SlotAhead, SlotForeign, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
+from cdc_lake.model.position import Lsn, OrderDomain, format_position
+from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.wire.session import WireSession
+
+_NAME = re.compile(r"[a-z0-9_?.-]{1,63}")
+_BACKUP = "gs_roach"  # names of the backup tool begin so
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySlotFacts:
+    """A slot as `pg_replication_slots` shows it. `confirmed` is an LSN or a CSN, by `order`."""
+
+    name: str
+    kind: str
+    plugin: str | None
+    database: str | None
+    active: bool
+    restart: Lsn | None
+    confirmed: int | None
+    order: OrderDomain
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSlot:
+    """A new slot and its consistent point.
+
+    `snapshot` can be taken over by other sessions until the next command on the connection that made the slot; None
+    where it was made by the SQL function.
+    """
+
+    name: str
+    consistent: Lsn
+    snapshot: str | None
+
+
+def check_name(name: str) -> None:
+    """Raise SlotNameInvalid for a text that the servers do not take as a slot's name."""
+    if _NAME.fullmatch(name) is None or name in {".", ".."} or name.startswith(_BACKUP):
+        raise SlotNameInvalid(f"`{name}` cannot be the name of a slot")
+
+
+def find_slot(session: WireSession, name: str) -> FamilySlotFacts | None:
+    """Look a slot up by name. Raises SourceError."""
+    sql = f"SELECT * FROM pg_replication_slots WHERE slot_name = {literal(name)}"  # columns differ by product
+    found = session.query(sql, doing=f"looking up slot `{name}`").records()
+    if not found:
+        return None
+    row = found[0]
+    csn, lsn = row.get("confirmed_csn"), row.get("confirmed_flush")
+    order = OrderDomain.CSN if csn and int(csn) else OrderDomain.LSN
+    confirmed = int(csn or 0) if order is OrderDomain.CSN else (Lsn.parse(lsn).value if lsn else None)
+    restart = row.get("restart_lsn")
+    return FamilySlotFacts(
+        name=name,
+        kind=row.get("slot_type") or "",
+        plugin=row.get("plugin"),
+        database=row.get("database"),
+        active=row.get("active") == "t",
+        restart=Lsn.parse(restart) if restart else None,
+        confirmed=confirmed,
+        order=order,
+    )
+
+
+def create_slot(replication: WireSession, name: str, plugin: str) -> CreatedSlot:
+    """Make an ordinary slot on a replication connection; its consistent point waits for running transactions.
+
+    Raises SlotForeign where the name is taken, PluginMissing, SlotNameInvalid and others.
+    """
+    check_name(name)
+    command = f"CREATE_REPLICATION_SLOT {identifier(name)} LOGICAL {identifier(plugin)}"
+    row = replication.query(command, doing=f"creating slot `{name}`").records()[0]
+    return CreatedSlot(name, Lsn.parse(row["consistent_point"] or ""), row.get("snapshot_name"))
+
+
+def create_slot_by_function(session: WireSession, name: str, plugin: str, order: OrderDomain | None) -> CreatedSlot:
+    """Make a slot by the SQL function; `order` is GaussDB's, None where the server knows none. Raises SourceError."""
+    check_name(name)
+    arguments = [literal(name), literal(plugin)]
+    if order is not None:
+        arguments.append("1" if order is OrderDomain.CSN else "0")
+    sql = f"SELECT * FROM pg_create_logical_replication_slot({', '.join(arguments)})"
+    row = session.query(sql, doing=f"creating slot `{name}`").rows[0]
+    return CreatedSlot(name, Lsn.parse(row[1] or ""), None)
+
+
+def drop_slot(session: WireSession, name: str) -> None:
+    """Drop a slot that nobody reads: SlotActive until about a second after its reader's abrupt end."""
+    session.query(f"SELECT pg_drop_replication_slot({literal(name)})", doing=f"dropping slot `{name}`")
+
+
+def advance_slot(session: WireSession, name: str, upto: Lsn) -> None:
+    """Let an ordinary slot forget everything up to a position without reading it. Raises SourceError."""
+    sql = f"SELECT * FROM pg_replication_slot_advance({literal(name)}, {literal(str(upto))})"
+    session.query(sql, doing=f"advancing slot `{name}`")
+
+
+def check_slot(
+    facts: FamilySlotFacts | None, name: str, plugin: str, database: str, held: int, order: OrderDomain
+) -> FamilySlotFacts:
+    """The slot, if a stream that bronze confirmed up to `held` can go on from it; raises what fits otherwise.
+
+    `order` is the slot's, which `held` is a position of. Whether somebody else reads the slot just now is not asked
+    here: that is for the attempt to start.
+    """
+    here = format_position(held, order)
+    if facts is None:
+        raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {here}")
+    if facts.kind != "logical" or facts.plugin != plugin or facts.database != database:
+        raise SlotForeign(
+            f"slot `{name}` is {facts.kind}, plugin {facts.plugin}, database {facts.database}; "
+            f"expected logical, {plugin}, {database}"
+        )
+    if facts.order is not order:
+        raise WrongOutputOrder(f"slot `{name}` is ordered by {facts.order.name}, the pipeline reads by {order.name}")
+    if facts.confirmed is None:
+        raise SlotInvalidated(f"slot `{name}` has no confirmed position; bronze holds changes up to {here}")
+    if facts.confirmed > held:
+        missing = facts.confirmed - held
+        unit = "bytes" if order is OrderDomain.LSN else "commit numbers"
+        # the server would move our start forward without a word
+        raise SlotAhead(
+            f"{missing} {unit} are missing: slot `{name}` is confirmed up to "
+            f"{format_position(facts.confirmed, order)}, bronze ends at {here}"
+        )
+    return facts
