@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from cdc_lake.cli.inspect_verbs import inspect_app
+from cdc_lake.cli.payload_verbs import register as register_payload_verbs
 from cdc_lake.cli.process import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_PENDING, run_command
 from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_look, verb
 from cdc_lake.cli.view import Look, View, separate_narration, stderr
@@ -29,6 +30,7 @@ app = typer.Typer(
     help="Changes of the PostgreSQL family into Delta Lake and Iceberg: whole transactions, in order, exactly once.",
 )
 app.add_typer(inspect_app, name="inspect")
+register_payload_verbs(app)
 
 
 def _version(on: bool) -> None:
@@ -58,7 +60,7 @@ def shared(
 @verb(app, "init", pipeline=False)
 def init(
     call: Call,
-    template: Annotated[str, typer.Argument(help="demo, postgres or empty.")],
+    template: Annotated[str, typer.Argument(help="demo, postgres, gaussdb or empty.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the new project.")],
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:

@@ -23,6 +23,11 @@ def dumps(value: object, *, indent: int | None = 2) -> str:
     return json.dumps(value, indent=indent, ensure_ascii=False)
 
 
+def line(value: object) -> str:
+    """A value of plain JSON parts on one line, for output of one object a line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def plain(value: object) -> Any:  # noqa: PLR0911  # one return a kind of value
     """A value made of what JSON has: times ISO 8601 with zone, durations in seconds, decimals and bytes as text."""
     match value:

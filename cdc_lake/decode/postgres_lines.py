@@ -52,6 +52,7 @@ _PHASES: Final = tuple(
     )
 )
 _MESSAGE: Final = re.compile(rb"(?:streaming )?message: transactional: ([01]) prefix: ")
+_ENDS: Final = (b"", b"\n", b"\r\n")  # what a program that printed the line may have put behind it
 _SIZE: Final = re.compile(rb", sz: (\d+)(?: content:|\Z)")
 
 
@@ -82,11 +83,11 @@ def described_line(found: MessageLine | PhaseLine, lsn: int | None) -> Described
 def _message(payload: bytes, head: re.Match[bytes], decode: Callable[[bytes], str]) -> MessageLine | None:
     """The size says which `, sz: ` ends the prefix: both prefix and content may hold such words."""
     for at in _SIZE.finditer(payload, head.end()):
-        rest = payload[at.end() :]
+        size, rest = int(at[1]), payload[at.end() :]
         streamed = not at[0].endswith(b":")
-        if streamed or len(rest) == int(at[1]):
+        if streamed or (len(rest) >= size and rest[size:] in _ENDS):
             prefix = decode(payload[head.end() : at.start()])
-            return MessageLine(head[1] == b"1", prefix, None if streamed else decode(rest))
+            return MessageLine(head[1] == b"1", prefix, None if streamed else decode(rest[:size]))
     return None
 
 

@@ -10,12 +10,16 @@ import re
 from typing import Final
 
 from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.errors import UnknownStatement
 
 _HEARTBEAT: Final = 26  # bytes: letter, three numbers, `F`
 _FRAMED_HEARTBEAT: Final = 33  # what the length of a framed one counts
 _RECORD: Final = 12  # bytes before the body: length and LSN
-_PRINTABLE: Final = 0x20
+_FIRST_PRINTABLE: Final = 0x20
+_LAST_PRINTABLE: Final = 0x7E
 _PARALLEL: Final = (b"BEGIN CSN:", b"commit", b"COMMIT XID:")
+_SERIAL: Final = re.compile(rb"(?:BEGIN|COMMIT|ABORT|PREPARE)(?: |\s*\Z)|prefix: |message: ")
+_HINT: Final = "say how: `--style serial` takes any line, b, t and j what parallel decoding prints"
 _NAME: Final = rb'(?:"(?:[^"]|"")*"|[^\s".:,]+)'
 _QUALIFIED: Final = _NAME + rb"\." + _NAME
 # `table public.t: INSERT:`, of serial decoding; `table public t INSERT:` is parallel
@@ -25,10 +29,13 @@ _SERIAL_ROW: Final = re.compile(
 
 
 def guess(payload: bytes, style: Style | None = None) -> tuple[Style, bool]:
-    """The style, if it is not known, and whether the payload is a batch. What fits nothing is called binary."""
+    """The style, if it is not known, and whether the payload is a batch.
+
+    Raises UnknownStatement for a bare line of no known kind; bytes of no known kind are called binary.
+    """
     if style is Style.SERIAL or not payload:
         return style or Style.BINARY, False
-    framed = payload[0] < _PRINTABLE
+    framed = not _FIRST_PRINTABLE <= payload[0] <= _LAST_PRINTABLE
     if style is not None:
         return style, framed
     return (_framed(payload), True) if framed else (_line(payload), False)
@@ -61,4 +68,8 @@ def _line(payload: bytes) -> Style:
         return Style.BINARY if len(payload) == _HEARTBEAT and payload.endswith(b"F") else Style.TEXT
     if payload.startswith(b"table "):
         return Style.SERIAL if _SERIAL_ROW.match(payload) else Style.TEXT
-    return Style.TEXT if payload.startswith(_PARALLEL) else Style.SERIAL
+    if payload.startswith(_PARALLEL):
+        return Style.TEXT
+    if _SERIAL.match(payload):
+        return Style.SERIAL
+    raise UnknownStatement("nothing says how this is written", hint=_HINT)

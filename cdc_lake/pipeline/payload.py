@@ -1,0 +1,167 @@
+"""Payloads as people hand them over, as JSON objects: `inspect payload` and `replay` show them.
+
+A file holds one payload (what follows the 25 bytes of a `w` header), one whole CopyData message, several lines of text
+decoding, or a recording. How it is written is said by the caller or read off the bytes. A payload that cannot be
+decoded gives one object of type `error`, and the next one is read: nothing ends early, nothing is left out.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO, Final, Literal, TypeAlias, get_args
+
+from cdc_lake.decode.describe import Described, described, present
+from cdc_lake.decode.describe_pgoutput import PgoutputDescriber
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.mppdb.guess import guess
+from cdc_lake.decode.mppdb.payload import records
+from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.postgres_lines import described_line, line
+from cdc_lake.errors import DecodeError, RecordingUnreadable
+from cdc_lake.source.recording import Data, RecordingHeader, RecordingReader, copy_data, is_recording
+
+Plugin: TypeAlias = Literal["mppdb_decoding", "test_decoding", "pgoutput"]
+PLUGINS: Final[tuple[Plugin, ...]] = get_args(Plugin)
+STDIN: Final = "-"
+
+_STARTS: Final = re.compile(
+    rb"BEGIN|COMMIT|commit|ABORT|PREPARE|ROLLBACK PREPARED|table |\{\"|prefix: |message: |streaming |"
+    rb"(?:opening|closing|aborting|preparing|committing) (?:a )?streamed"
+)
+"""How a statement of text decoding begins; another line goes on with the one before it."""
+_MESSAGES: Final = (b"message: transactional: ", b"streaming message: ")
+_PRINTABLE: Final = 0x20  # below it: the first byte of a length
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How payloads are to be read; None is read off the bytes of each."""
+
+    plugin: Plugin
+    style: Style | None = None
+    batch: bool | None = None
+    codec: Codec = field(default_factory=Codec)
+
+
+DEFAULT: Final = Reading("mppdb_decoding")
+
+
+def reading_of(header: RecordingHeader | None) -> Reading:
+    """How a recording says it is written: by its plugin, and of the family by the options it was asked for."""
+    if header is None:
+        return DEFAULT
+    plugin = next((known for known in PLUGINS if known == header.plugin), None)
+    if plugin is None:
+        raise RecordingUnreadable(f"a recording of plugin `{header.plugin}`: expected one of {', '.join(PLUGINS)}")
+    if plugin == "pgoutput":
+        return Reading(plugin)
+    options, codec = header.options, Codec(header.encoding)
+    if options.get("parallel-decode-num", "1") == "1":
+        return Reading(plugin, Style.SERIAL if plugin == "mppdb_decoding" else None, codec=codec)
+    return Reading(plugin, Style(options.get("decode-style", "b")[:1]), options.get("sending-batch") == "1", codec)
+
+
+class PayloadReader:
+    """Reads payloads in the order of their stream: pgoutput names a relation once and its columns ever after."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._pgoutput = PgoutputDescriber()
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether payloads may be lines of text."""
+        return self._reading.plugin != "pgoutput"
+
+    def objects(self, payload: bytes, header_lsn: int | None = None) -> list[Described]:
+        """The objects of one payload; `header_lsn` is that of its `w`, if known. Raises DecodeError."""
+        reading = self._reading
+        if reading.plugin == "pgoutput":
+            return [self._pgoutput.described(payload)]
+        only_postgres = line(payload, reading.codec.decode) if reading.plugin == "test_decoding" else None
+        if only_postgres is not None:
+            return [described_line(only_postgres, header_lsn)]
+        style, batch = guess(payload, reading.style)
+        batch = batch if reading.batch is None else reading.batch
+        found = records(payload, style, batch=batch, codec=reading.codec, header_lsn=header_lsn, plugin=reading.plugin)
+        return [described(record) for record in found]
+
+
+def inspect_files(
+    names: Sequence[str], given: Reading | None = None, *, recording: bool | None = None
+) -> Iterator[Described]:
+    """The objects of all files in order (`-` is standard input).
+
+    `given` None: as a recording says of itself, otherwise `DEFAULT`. `recording` None: told by the bytes. A file or
+    payload that cannot be read gives an object of type `error` with `file`, and in a recording `entry`.
+    """
+    payloads = PayloadReader(given or DEFAULT)
+    for name in names:
+        try:
+            with _opened(name) as file:
+                if not (is_recording(file) if recording is None else recording):
+                    yield from _payloads(payloads, file.read(), name)
+                    continue
+                played = RecordingReader(file, name)
+                reader = payloads if given or not played.header else PayloadReader(reading_of(played.header))
+                yield from _recording(reader, played, name)
+        except OSError as failed:
+            yield error_object(RecordingUnreadable(f"the file cannot be read: {failed.strerror}"), name)
+        except DecodeError as broken:  # of the file, or of what its header says
+            yield error_object(broken, name)
+
+
+def error_object(error: DecodeError, file: str, entry: int | None = None) -> Described:
+    """A payload that cannot be decoded, in the form of the other objects."""
+    body = {"code": error.code, "message": error.message, "offset": error.offset, "file": file, "entry": entry}
+    return present(type="error", **body, where=error.where or None, hint=error.remedy or None)
+
+
+def statements(payload: bytes) -> list[bytes]:
+    """Lines of text decoding as one payload a statement, without the line feed an editor puts behind them.
+
+    Framed payloads, and logical messages (whose content may hold any line), are given back whole.
+    """
+    if not payload or payload[0] < _PRINTABLE or payload.startswith(_MESSAGES):
+        return [payload]
+    found: list[bytes] = []
+    for text in payload.splitlines(keepends=True):
+        if found and _STARTS.match(text) is None:
+            found[-1] += text
+        else:
+            found.append(text)
+    return [statement.rstrip(b"\r\n") for statement in found]
+
+
+def _opened(name: str) -> BinaryIO:
+    return io.BytesIO(sys.stdin.buffer.read()) if name == STDIN else open(name, "rb")  # noqa: PTH123
+
+
+def _recording(reader: PayloadReader, recording: RecordingReader, name: str) -> Iterator[Described]:
+    for number, entry in enumerate(recording, start=1):
+        if isinstance(entry, Data):
+            yield from _objects(reader, entry.payload, entry.lsn, name, number)
+
+
+def _payloads(reader: PayloadReader, data: bytes, name: str) -> Iterator[Described]:
+    lsn = None
+    whole = copy_data(data)  # the header was left on: no payload begins with its letter
+    if isinstance(whole, Data):
+        data, lsn = whole.payload, whole.lsn
+    elif whole is not None:
+        return
+    for payload in statements(data) if reader.reads_text else [data]:
+        yield from _objects(reader, payload, lsn, name)
+
+
+def _objects(
+    reader: PayloadReader, payload: bytes, lsn: int | None, name: str, entry: int | None = None
+) -> list[Described]:
+    try:
+        return reader.objects(payload, lsn)
+    except DecodeError as error:
+        return [error_object(error, name, entry)]

@@ -1,0 +1,160 @@
+"""Recording a pipeline's stream: raw, into a file, without touching the pipeline's own slot or lake.
+
+The slot is a temporary one that begins now, unless one is named; nothing is confirmed, so a recording changes nothing
+at the source. The file is the format of `source.recording`, on the disk when the call returns.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cdc_lake.config.project import Project
+from cdc_lake.errors import DecodeError
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.payload import PayloadReader, reading_of
+from cdc_lake.source.capture import Capture, PostgresCapture
+from cdc_lake.source.connection import connect
+from cdc_lake.source.quoting import identifier
+from cdc_lake.source.recording import Data, RecordingHeader, RecordingWriter, copy_data
+
+_WAIT = 0.2  # seconds between two looks at the limits
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to end, whichever comes first: seconds, bytes of messages, whole transactions. None: never."""
+
+    seconds: float | None = None
+    bytes: int | None = None
+    transactions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a recording holds. `transactions` counts COMMITs, None where nobody asked for them."""
+
+    file: str
+    source: str
+    plugin: str
+    slot: str | None
+    start: str
+    messages: int
+    keepalives: int
+    bytes: int
+    transactions: int | None
+    seconds: float
+
+
+def record(
+    project: Project,
+    file: Path,
+    limits: Limits,
+    *,
+    plugin: str | None = None,
+    slot: str | None = None,
+    stop: threading.Event,
+    tell: Tell,
+) -> Recorded:
+    """Record until a limit or `stop`. Raises SourceError, RecordingNotWritten; what came until then is in the file."""
+    plugin = plugin or project.pipeline.source.slot.plugin
+    options = _options(project, plugin)
+    with closing(_open(project, plugin, options, slot)) as capture:
+        source = project.pipeline.source
+        header = RecordingHeader(
+            source=source.type,
+            plugin=plugin,
+            options=options,
+            start=capture.start,
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        tell(Progress("record", f"recording {source.place} from {capture.start} into {file}"))
+        with RecordingWriter(file, header) as writer:
+            run = _Run(capture, writer, limits, _commits(header) if limits.transactions is not None else None)
+            run.follow(stop)
+    return Recorded(
+        file=str(file),
+        source=source.type,
+        plugin=plugin,
+        slot=slot,
+        start=capture.start,
+        messages=run.messages,
+        keepalives=run.keepalives,
+        bytes=writer.size,
+        transactions=None if limits.transactions is None else run.transactions,
+        seconds=run.seconds,
+    )
+
+
+def _options(project: Project, plugin: str) -> dict[str, str]:
+    if plugin == "pgoutput":
+        return {"proto_version": "1", "publication_names": identifier(project.publication)}
+    return {}
+
+
+def _open(project: Project, plugin: str, options: dict[str, str], slot: str | None) -> PostgresCapture:
+    source = project.postgres
+    session = connect(source, project.root, application=f"cdc_lake {project.name} record", replication=True)
+    return PostgresCapture(session, plugin, options, slot=slot, status_interval=source.status_interval / 1000)
+
+
+class _Run:
+    """One recording as it grows."""
+
+    def __init__(
+        self, capture: Capture, writer: RecordingWriter, limits: Limits, commits: Callable[[Data], int] | None
+    ) -> None:
+        self._capture = capture
+        self._writer = writer
+        self._limits = limits
+        self._commits = commits
+        self._started = time.monotonic()
+        self.messages = self.keepalives = self.transactions = 0
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started
+
+    def follow(self, stop: threading.Event) -> None:
+        """Until a limit or `stop`. The message that reaches a limit is the last one written."""
+        while not stop.is_set() and not self._reached():
+            for body in self._capture.poll(_WAIT):
+                self._take(body)
+                if self._reached():
+                    break
+
+    def _take(self, body: bytes) -> None:
+        self._writer.append(body)
+        entry = copy_data(body)
+        if isinstance(entry, Data):
+            self.messages += 1
+            self.transactions += self._commits(entry) if self._commits else 0
+        else:
+            self.keepalives += 1
+
+    def _reached(self) -> bool:
+        limits = self._limits
+        return (
+            (limits.seconds is not None and self.seconds >= limits.seconds)
+            or (limits.bytes is not None and self._writer.size >= limits.bytes)
+            or (limits.transactions is not None and self.transactions >= limits.transactions)
+        )
+
+
+def _commits(header: RecordingHeader) -> Callable[[Data], int]:
+    """Counts the COMMITs of a message; one that cannot be decoded has none: it is kept for whoever looks into it."""
+    reader = PayloadReader(reading_of(header))
+
+    def count(entry: Data) -> int:
+        try:
+            return sum(found["type"] == "commit" for found in reader.objects(entry.payload, entry.lsn))
+        except DecodeError:
+            return 0
+
+    return count
