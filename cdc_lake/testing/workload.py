@@ -51,10 +51,14 @@ SHAPES = (
 
 
 class Workload:
-    """Random transactions through `connection` (in autocommit), from `seed`."""
+    """Random transactions through `connection` (in autocommit), from `seed`.
 
-    def __init__(self, connection: psycopg.Connection[Any], seed: int) -> None:
+    Without `truncates` no table is ever truncated: parallel decoding of the GaussDB family cannot tell.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any], seed: int, *, truncates: bool = True) -> None:
         self._connection = connection
+        self._truncates = truncates
         self._random = random.Random(seed)
         self._keys: dict[str, list[tuple[Any, ...]]] = {shape.name: [] for shape in SHAPES}
         self._next = 0
@@ -104,7 +108,7 @@ class Workload:
             self._change_key: 7,
             self._swap: 3,
             self._reinsert: 3,
-            self._truncate: 1,
+            self._truncate: int(self._truncates),
         }
         shape = self._random.choice(SHAPES)
         chosen = self._random.choices(list(operations), list(operations.values()))[0]
