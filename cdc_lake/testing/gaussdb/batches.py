@@ -51,17 +51,24 @@ def encode(transaction: LedgerTransaction, view: View, how: Print) -> Encoded | 
         return None
     pieces = [_piece(record, view, how) for record in records]
     lsns = array("Q", [_header_lsn(record, transaction, view) for record in records])
+    if view.options.skip_empty and not view.options.serial:
+        lsns[0] = lsns[1]  # BEGIN is written when the first row is
     ends = array("Q", itertools.accumulate(map(len, pieces)))
     return Encoded(transaction.csn, transaction.commit_start, b"".join(pieces), ends, lsns)
 
 
 def _piece(record: Record, view: View, how: Print) -> bytes:
     style = how.style
-    if not view.options.style_given and not isinstance(record, Begin | Commit):
-        return statement(record, Print(Style.TEXT, how.encoding))  # 3.0 without decode-style: only the frame is binary
+    if _text_rows(view) and not isinstance(record, Begin | Commit):
+        # 3.0 without decode-style: BEGIN and COMMIT are binary, rows are text, and the letter follows all of them.
+        return statement(record, Print(Style.TEXT, how.encoding)) + b"P"
     if style is Style.BINARY:
         return binary_record(record, how.encoding) + b"P"
     return framed(record, how) if view.options.batch else statement(record, how)
+
+
+def _text_rows(view: View) -> bool:
+    return view.dialect.garbage_lsn and not view.options.style_given
 
 
 def _header_lsn(record: Record, transaction: LedgerTransaction, view: View) -> int:
@@ -158,11 +165,8 @@ class Batcher:
         else:
             lsn = first.commit_start
         if self._options.style is Style.BINARY:
-            last = self._parts[-1]
-            if last[-1:] == b"P":
-                self._parts[-1] = last[:-1]
-                return self._close(b"F", lsn)
-            return self._close(b"", lsn)  # a text row of a 3.0 stream whose style was not given
+            self._parts[-1] = self._parts[-1][:-1]
+            return self._close(b"F", lsn)
         return self._close(b"\0\0\0\0" if self._options.batch else b"", lsn)
 
     def _close(self, ending: bytes, lsn: int) -> bytes:

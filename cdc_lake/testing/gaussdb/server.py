@@ -28,10 +28,11 @@ from cdc_lake.testing.gaussdb.encode import Print
 from cdc_lake.testing.gaussdb.faults import Faults
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.options import Pairs, parse_options
+from cdc_lake.testing.gaussdb.recorded import on_the_wire
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.session import Access, Connection
 from cdc_lake.testing.gaussdb.shape import Plugin, View
-from cdc_lake.testing.gaussdb.sql import SqlAnswers
+from cdc_lake.testing.gaussdb.sql import Exported, SqlAnswers
 from cdc_lake.testing.gaussdb.state import ServerState
 from cdc_lake.testing.gaussdb.wire import Channel
 
@@ -152,6 +153,12 @@ class GaussServer:
     def release(self) -> None:
         """Let the transactions go that `Faults.hold_last` keeps back, in every stream from now on."""
         self._released.set()
+
+    def play(self, slot: str, bodies: Iterable[bytes], *, database: str = "postgres") -> None:
+        """Make a slot whose streams send these CopyData bodies as they are: a recording's, keepalives included."""
+        point = Exported("", self.ledger.next_csn, self.ledger.end_lsn)
+        self.state.create_slot(slot, "mppdb_decoding", database, point)
+        self.state.recordings[slot] = on_the_wire(bodies)
 
     def prepare(
         self,

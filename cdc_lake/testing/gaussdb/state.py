@@ -19,7 +19,8 @@ class ServerState:
     """The server's facts. `settings` are what SHOW and current_setting answer, beside the ones derived here.
 
     `sender_timeout`, `keepalive_every` and `heartbeat_every` in seconds, 0 = never (the first); `batch_bytes`: the
-    size a batch must exceed to be sent. `prepared`: transactions encoded beforehand, by index in the ledger.
+    size a batch must exceed to be sent. `prepared`: transactions encoded beforehand, by index in the ledger; `recordings`: CopyData messages
+    that a slot's streams send, as they are, before anything else.
     """
 
     ledger: Ledger
@@ -37,6 +38,7 @@ class ServerState:
     heartbeat_form: HeartbeatForm = field(default_factory=HeartbeatForm)
     settings: dict[str, str] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
+    recordings: dict[str, list[bytes]] = field(default_factory=dict)
     prepared: dict[View, dict[int, Encoded]] = field(default_factory=dict)
 
     @property

@@ -84,6 +84,7 @@ class Stream:
         self._backlog = Backlog(state.ledger, position, slot.order, self._hold_back, at_start=dialect.at_start)
         self._batcher = Batcher(view, slot.order, state.batch_bytes, faults.cuts)
         self._prepared = state.prepared.get(view, {})
+        self._recorded = iter(state.recordings.get(slot.name, ()))
         self._newest = 0
         self._announced = 0
         timeout = view.options.sender_timeout
@@ -119,6 +120,11 @@ class Stream:
         """Send what is there, up to a chunk; False where nothing was."""
         messages: list[bytes] = []
         size = 0
+        for data in self._recorded:
+            messages.append(data)
+            size += len(data)
+            if size >= _CHUNK:
+                break
         while size < _CHUNK and (found := self._backlog.next()) is not None:
             index, transaction = found
             encoded = self._prepared.get(index) or encode(transaction, self._view, self._how)

@@ -1,0 +1,116 @@
+"""Recordings as sources: a recorded stream served byte for byte, or the ledger that its server must have had.
+
+`messages` reads the files of `source.recording` (and those without its first line), `ledger_of` puts a binary and a
+text recording of the same slot together: the one knows LSNs and type OIDs, the other type names.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from cdc_lake.decode.mppdb.binary import records_binary
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.mppdb.payload import records
+from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Record, Row, Style
+from cdc_lake.decode.mppdb.timestamps import micros
+from cdc_lake.model.relation import TableName
+from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
+from cdc_lake.testing.gaussdb.wire import packet
+
+_HEADER = struct.Struct(">cQQq")
+
+
+def messages(recording: bytes) -> list[bytes]:
+    """The CopyData bodies of a recording: `w` and `k`. Raises ValueError where it ends inside one."""
+    at = recording.index(b"\n") + 1 if recording.startswith(b"{") else 0
+    bodies = []
+    while at < len(recording):
+        size = int.from_bytes(recording[at : at + 4], "big")
+        if at + 4 + size > len(recording):
+            msg = f"the recording ends inside the message at byte {at}"
+            raise ValueError(msg)
+        bodies.append(recording[at + 4 : at + 4 + size])
+        at += 4 + size
+    return bodies
+
+
+def on_the_wire(bodies: Iterable[bytes]) -> list[bytes]:
+    """CopyData messages of these bodies."""
+    return [packet(b"d", body) for body in bodies]
+
+
+def payloads(bodies: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Header LSN and payload of every `w`."""
+    for body in bodies:
+        if body[:1] == b"w":
+            yield _HEADER.unpack_from(body)[1], body[_HEADER.size :]
+
+
+def ledger_of(
+    binary: Iterable[bytes],
+    text: Iterable[bytes] | None,
+    *,
+    database: str = "postgres",
+    tables: Sequence[TableName] = (),
+) -> list[LedgerTransaction]:
+    """The transactions behind two recordings of one slot, without batches and with the same filters.
+
+    `binary` must carry xids and timestamps. The header of its COMMIT is taken for the start of the commit record,
+    which holds in 5.0 and later as long as commits are not overtaken by rows, and always in 3.0. Without `text` the
+    fields have no type names. Raises ValueError where the two differ.
+    """
+    codec = Codec("UTF8")
+    found: list[LedgerTransaction] = []
+    begin: Begin | None = None
+    rows: list[Row] = []
+    lines = None if text is None else payloads(text)
+    for lsn, payload in payloads(binary):
+        (record,) = records_binary(payload, codec)
+        named = record
+        if lines is not None:
+            (named,) = records(next(lines)[1], Style.TEXT, batch=False, codec=codec, tables=tables)
+        match record:
+            case Begin():
+                begin, rows = record, []
+            case Row():
+                rows.append(_typed(record, named))
+            case Commit() if begin is not None:
+                found.append(_transaction(begin, tuple(rows), record, lsn, database))
+            case _:
+                msg = f"{record!r} does not stand where a transaction could be"
+                raise ValueError(msg)
+    return found
+
+
+def _transaction(
+    begin: Begin, rows: tuple[Row, ...], commit: Commit, commit_start: int, database: str
+) -> LedgerTransaction:
+    if begin.csn is None or begin.first_lsn is None or commit.lsn is None or commit.xid is None or commit.time is None:
+        msg = "the binary recording lacks an LSN, an xid or a time"
+        raise ValueError(msg)
+    return LedgerTransaction(
+        csn=begin.csn,
+        xid=commit.xid,
+        first_lsn=begin.first_lsn,
+        commit_start=commit_start,
+        commit_end=commit.lsn,
+        time_us=micros(commit.time),
+        changes=rows,
+        database=database,
+        origin_id=begin.origin_id or None,
+    )
+
+
+def _typed(row: Row, named: Record) -> Row:
+    if not isinstance(named, Row) or (named.table, named.operation) != (row.table, row.operation):
+        msg = f"the recordings differ at a {row.operation.name} of {row.table}"
+        raise ValueError(msg)
+    return replace(row, new=_named_fields(row.new, named.new), old=_named_fields(row.old, named.old))
+
+
+def _named_fields(fields: tuple[Field, ...] | None, named: tuple[Field, ...] | None) -> tuple[Field, ...] | None:
+    if fields is None or named is None:
+        return fields
+    return tuple(replace(f, type_name=n.type_name) for f, n in zip(fields, named, strict=True))
