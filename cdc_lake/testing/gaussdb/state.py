@@ -18,9 +18,9 @@ from cdc_lake.testing.gaussdb.sql import Exported
 class ServerState:
     """The server's facts. `settings` are what SHOW and current_setting answer, beside the ones derived here.
 
-    `sender_timeout`, `keepalive_every` and `heartbeat_every` in seconds, 0 = never (the first); `batch_bytes`: the
-    size a batch must exceed to be sent. `prepared`: transactions encoded beforehand, by index in the ledger; `recordings`: CopyData messages
-    that a slot's streams send, as they are, before anything else.
+    `sender_timeout`, `keepalive_every` and `heartbeat_every` are in seconds, the first 0 = never; `batch_bytes` is the
+    size a batch must exceed to be sent. `prepared`: transactions encoded beforehand, by index in the ledger;
+    `recordings`: CopyData messages that the streams of a slot send as they are, before anything else.
     """
 
     ledger: Ledger
