@@ -32,13 +32,14 @@ class Chunk:
     """Frames one behind the other, with what is needed to read them by the column.
 
     `bytes` holds all frames and the padding, `start` and `end` (int64 ndarrays) the bounds of each frame, `data` the
-    bytes as uint8, `window[i]` the eight bytes from i on as one big-endian number.
+    bytes as uint8, `window[i]` the eight bytes from i on as one big-endian number. The bytes are a copy of one's own:
+    with `writable`, they may be changed through `data`.
     """
 
     __slots__ = ("bytes", "data", "end", "start", "window")
 
-    def __init__(self, frames: list[bytes]) -> None:
-        self.bytes = b"".join([*frames, PADDING])
+    def __init__(self, frames: list[bytes], *, writable: bool = False) -> None:
+        self.bytes: Any = (bytearray() if writable else b"").join([*frames, PADDING])
         self.end = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)))
         self.start = np.concatenate([np.zeros(1, np.int64), self.end[:-1]])
         self.data = np.frombuffer(self.bytes, np.uint8)

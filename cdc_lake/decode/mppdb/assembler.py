@@ -25,6 +25,7 @@ from cdc_lake.decode.mppdb.binary import BODY, END, MORE, following, record_end,
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Begin, Commit, Heartbeat, Style
+from cdc_lake.decode.mppdb.styles import verify
 from cdc_lake.decode.mppdb.timestamps import micros
 from cdc_lake.errors import DecodeError, MalformedMessage, NoOrderNumber, OutOfSequence
 from cdc_lake.model.position import Lsn, OrderDomain
@@ -65,11 +66,12 @@ class FamilyAssembler:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the open transaction."""
-        self._begin: Begin | None = None
+        """Forget the open transaction; the next payload is that of a new connection, whose style is verified."""
+        self._verified = False
         self._start()
 
     def _start(self) -> None:
+        self._begin: Begin | None = None
         self._records: list[bytes] = []
         self._lsns: list[int] = []
         self._bytes = 0
@@ -95,6 +97,9 @@ class FamilyAssembler:
         Raises DecodeError, whose `where` names the message.
         """
         try:
+            if not self._verified:
+                verify(payload, self._style, batch=self._batch)
+                self._verified = True
             if self._style is Style.BINARY:
                 return self._feed_binary(payload, header_lsn)
             return self._feed_text(payload, header_lsn)
@@ -221,7 +226,7 @@ class FamilyAssembler:
             origin=str(begin.origin_id) if begin.origin_id else None,  # 0: of this server
         )
         done = RecordTransaction(bounds, self._style, self._records, self._lsns, self._bytes)
-        self.reset()
+        self._start()
         return done
 
     def _position(self, csn: int | None, commit_lsn: int, at: int) -> int:

@@ -1,18 +1,247 @@
-"""The columnar decoder of the GaussDB family."""
+"""The columnar decoder of style b: the same result as `plain`, a chunk of rows at a time.
+
+Rows are joined into chunks of a megabyte, found by shape and walked column by column (`shapes`), and the values are
+copied once, by Arrow. Whatever is not regular goes to the plain decoder, so an error is always the plain decoder's
+error; so do the text styles, and databases whose encoding is not UTF-8.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.mppdb.layouts import Layouts, Plan
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.mppdb.shape_digests import digests_of
+from cdc_lake.decode.mppdb.shapes import Group, Values, groups
+from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
+from cdc_lake.decode.walk import Chunk, Irregular, Tuples, lists, require, texts
+from cdc_lake.errors import DecodeError
+from cdc_lake.model.change import OldKind
+from cdc_lake.model.relation import Relation, TableName
+
+CHUNK_BYTES: Final = 1 << 20
+"""As for pgoutput: larger chunks miss the cache."""
+
+SMALL: Final = 32
+"""Below this many rows the plain decoder is faster than setting up a walk."""
+
+_INSERT: Final = ord("I")
+_KINDS: Final = {None: -1, OldKind.KEY: 0, OldKind.FULL: 1}
+_KIND_NAMES: Final = pa.array(["key", "full"])
 
 
 def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts) -> ChangeColumns:
     """The changes of the transactions as columns, in order.
 
-    Equal in every field to `tabulate_plain(batch, layouts)`, and raises the same DecodeError for the same bytes.
+    Equal in every field to `tabulate_plain(batch, layouts)`, and raises the same DecodeError for the same bytes. Asks
+    the catalog, so also SourceError.
     """
+    sizes = [raw.count for raw in batch]
+    if sum(sizes) >= SMALL and _is_binary(batch, layouts.codec):
+        before = layouts.latest()
+        try:
+            return _tabulate(batch, sizes, layouts)
+        except Irregular:
+            layouts.restore(before)
     return tabulate_plain(batch, layouts)
+
+
+def _is_binary(batch: Sequence[RecordTransaction], codec: Codec) -> bool:
+    return codec.python == "utf-8" and all(raw.style is Style.BINARY for raw in batch)
+
+
+def _tabulate(batch: Sequence[RecordTransaction], sizes: list[int], layouts: Layouts) -> ChangeColumns:
+    refuse_oversize(sum(raw.size for raw in batch))
+    numbering = Numbering()
+    records = list(chain.from_iterable(raw.records for raw in batch))
+    parts = [_part(cut, layouts, numbering) for cut in _cuts(records)]
+    columns = ChangeColumns(
+        relations=numbering.relations,
+        transaction=np.repeat(np.arange(len(batch), dtype=np.int32), sizes),
+        op=np.concatenate([part.op for part in parts]),
+        relation=np.concatenate([part.relation for part in parts]),
+        lsn=np.fromiter(chain.from_iterable(raw.lsns for raw in batch), np.int64, len(records)),
+        new=_joined([part.new for part in parts]),
+        old=_joined([part.old for part in parts]),
+        old_kind=_joined([part.old_kind for part in parts]),
+        unchanged=pa.nulls(len(records), POSITIONS),
+        info=pa.nulls(len(records), pa.string()),
+        digests=list(chain.from_iterable(part.digests for part in parts)),
+    )
+    cancels = np.concatenate([part.cancels for part in parts])
+    return _without_cancelled(columns, cancels) if cancels.any() else columns
+
+
+def _joined(arrays: list[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _cuts(records: list[bytes]) -> Iterator[list[bytes]]:
+    """The records in pieces of about `CHUNK_BYTES`, at least one each."""
+    piece = np.cumsum(np.fromiter(map(len, records), np.int64, len(records))) // CHUNK_BYTES
+    for first, end in pairwise([0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(records)]):
+        yield records[first:end]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The columns of one cut; `cancels`: bool ndarray, the rows that take back an INSERT."""
+
+    op: Any
+    relation: Any
+    new: pa.Array
+    old: pa.Array
+    old_kind: pa.Array
+    digests: list[bytes]
+    cancels: Any
+
+
+def _part(frames: list[bytes], layouts: Layouts, numbering: Numbering) -> _Part:
+    chunk = Chunk(frames, writable=True)
+    count = len(frames)
+    found = list(groups(chunk, frames, layouts.codec))
+    plans = _plans(found, layouts)
+    relation, kind, cancels = np.empty(count, np.int32), np.full(count, -1, np.int8), np.zeros(count, bool)
+    for group, plan in zip(found, plans, strict=True):
+        relation[group.rows] = numbering.number(plan.relation)
+        kind[group.rows] = _KINDS[plan.old_kind]
+        cancels[group.rows] = plan.cancels
+    return _Part(
+        op=chunk.data[chunk.start],
+        relation=relation,
+        new=_tuple_lists(chunk, [(g.rows, g.new) for g in found if g.new is not None], count),
+        old=_tuple_lists(chunk, _olds(chunk, found, plans), count),
+        old_kind=_KIND_NAMES.take(pa.array(kind, mask=kind < 0)),
+        digests=digests_of(chunk, found, plans, count),
+        cancels=cancels,
+    )
+
+
+def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
+    """The plan of each group, and the layouts as they are after the last row.
+
+    A DELETE has the layout its table had last. That is taken to be one in the whole chunk; otherwise Irregular.
+    """
+    before = layouts.latest()
+    try:
+        plans = [layouts.plan(group.row) for group in found]
+    except DecodeError:
+        raise Irregular from None  # the plain decoder says it again, with its place
+    seen: dict[TableName, set[Relation]] = {}
+    for group, plan in zip(found, plans, strict=True):
+        if group.new is not None:
+            seen.setdefault(group.row.table, set()).add(plan.relation)
+    for group, plan in zip(found, plans, strict=True):
+        if group.new is None and (others := seen.get(group.row.table)):
+            require(others == {before.get(group.row.table, plan.relation)})
+    for group in sorted(found, key=lambda group: int(group.rows[-1])):
+        if len(seen.get(group.row.table, ())) > 1:
+            layouts.plan(group.row)
+    return plans
+
+
+def _olds(chunk: Chunk, found: list[Group], plans: list[Plan]) -> list[tuple[Any, Values]]:
+    """Rows with an old tuple and its values, as many as the relation has columns: what was not sent is NULL."""
+    out = []
+    for group, plan in zip(found, plans, strict=True):
+        if group.old is None or plan.old_kind is None:
+            continue
+        sent, width = group.old, len(plan.relation.columns)
+        require(list(plan.places) == sorted(plan.places))
+        start, end = np.empty((len(group.rows), width), np.int64), np.empty((len(group.rows), width), np.int64)
+        null = np.ones((len(group.rows), width), bool)
+        at = sent.start[:, 0] if plan.places else chunk.end[group.rows]
+        places = {place: nth for nth, place in enumerate(plan.places)}
+        for column in range(width):
+            nth = places.get(column)
+            if nth is None:
+                start[:, column] = end[:, column] = at
+                continue
+            start[:, column], at = sent.start[:, nth], sent.end[:, nth]
+            end[:, column], null[:, column] = at, False if sent.null is None else sent.null[:, nth]
+        out.append((group.rows, Values(start, end, null if null.any() else None)))
+    return out
+
+
+def _tuple_lists(chunk: Chunk, parts: list[tuple[Any, Values]], count: int) -> pa.Array:
+    """The tuples of some rows of `count` as lists, NULL for the other rows."""
+    if not parts:
+        return pa.nulls(count, TUPLES)
+    lengths, valid = np.zeros(count, np.int64), np.zeros(count, bool)
+    for rows, values in parts:
+        lengths[rows], valid[rows] = values.start.shape[1], True
+    if len(parts) == 1:
+        slots = (parts[0][1].start | (parts[0][1].end << 32)).ravel()
+        absent = None if parts[0][1].null is None else parts[0][1].null.ravel()
+    else:
+        slots, absent = _scattered(parts, np.cumsum(lengths) - lengths, int(lengths.sum()))
+    return lists(TUPLES, lengths, valid, texts(chunk, Tuples(None, slots, absent, None, None)))
+
+
+def _scattered(parts: list[tuple[Any, Values]], first: Any, size: int) -> tuple[Any, Any]:
+    """Slots and NULLs of all parts in the order of rows; `first`: where a row's values begin."""
+    slots, absent = np.empty(size, np.int64), np.zeros(size, bool)
+    for rows, values in parts:
+        target = first[rows][:, None] + np.arange(values.start.shape[1])
+        slots[target] = values.start | (values.end << 32)
+        if values.null is not None:
+            absent[target] = values.null
+    return slots, absent if absent.any() else None
+
+
+def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:
+    """The changes without those that take an INSERT back, and without what they take back."""
+    keep = ~cancels
+    keep[_taken_back(columns, cancels)] = False
+    kept = np.flatnonzero(keep)
+    taken = pa.array(kept)
+    numbers, first, relation = np.unique(columns.relation[kept], return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return replace(
+        columns,
+        relations=[columns.relations[numbers[at]] for at in order],
+        transaction=columns.transaction[kept],
+        op=columns.op[kept],
+        relation=np.argsort(order).astype(np.int32)[relation],
+        lsn=columns.lsn[kept],
+        new=columns.new.take(taken),
+        old=columns.old.take(taken),
+        old_kind=columns.old_kind.take(taken),
+        unchanged=columns.unchanged.take(taken),
+        info=columns.info.take(taken),
+        digests=[columns.digests[at] for at in kept.tolist()],
+    )
+
+
+def _taken_back(columns: ChangeColumns, cancels: Any) -> list[int]:
+    """The INSERTs that are taken back: of each DELETE the last one before it, of its table and transaction."""
+    numbers: dict[TableName, int] = {}
+    tables = [numbers.setdefault(relation.table, len(numbers)) for relation in columns.relations]
+    out = []
+    for transaction in np.unique(columns.transaction[cancels]).tolist():
+        start, end = np.searchsorted(columns.transaction, [transaction, transaction + 1]).tolist()
+        inserts: dict[int, list[int]] = {}
+        rows: Iterable[tuple[int, int, bool]] = zip(
+            columns.op[start:end].tolist(),
+            columns.relation[start:end].tolist(),
+            cancels[start:end].tolist(),
+            strict=True,
+        )
+        for at, (op, relation, cancel) in enumerate(rows, start):
+            table = tables[relation]
+            if cancel:
+                require(inserts.get(table))
+                out.append(inserts[table].pop())
+            elif op == _INSERT:
+                inserts.setdefault(table, []).append(at)
+    return out
