@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -18,6 +22,8 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.catalog import relation_of
+from cdc_lake.source.gaussdb.server import current_lsn, identify, snapshot_and_csn
+from cdc_lake.source.gaussdb.slot import create_slot, drop_slot, find_slot
 from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.target import WireTarget, WireTls
@@ -28,7 +34,7 @@ from cdc_lake.testing.gaussdb.server import GaussServer
 from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database
-from tests.live.test_gaussdb_live import read
+from tests.live.test_gaussdb_live import fold, read
 
 pytestmark = pytest.mark.live
 
@@ -201,3 +207,92 @@ def test_a_slot_goes_on_where_it_was_confirmed(stand_in: StandIn, seed: int) -> 
     for kind in kinds:
         sent = stand_in.sent(kind, before)
         assert sorted(raw.bounds.position for raw in stand_in.received(kind, len(sent))) == sent, kind.slot
+
+
+def test_the_client_asks_the_stand_in_what_it_asks_a_server(stand_in: StandIn) -> None:
+    replication = connect(stand_in.target(by_csn=False), replication=True)
+    session, reader = connect(stand_in.target(by_csn=False)), connect(stand_in.target(by_csn=False))
+    facts = identify(replication)
+    assert (facts.database, facts.encoding, facts.compatibility) == (stand_in.database.name, "UTF8", "PG")
+    assert (facts.wal_level, facts.thread_pool, facts.sender_timeout, facts.in_recovery) == ("logical", True, 30, False)
+    made = create_slot(replication, "asked", "mppdb_decoding")
+    session.query("INSERT INTO w_items (id) VALUES (7)")
+    snapshot = snapshot_and_csn(session)
+    reader.query("INSERT INTO w_items (id) VALUES (8)")
+    reader.query("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    reader.query(f"SET TRANSACTION SNAPSHOT '{snapshot.name}'")
+    assert reader.query("SELECT id FROM w_items").rows == (("7",),)
+    assert list(reader.copy_out("COPY (SELECT id, name FROM w_items) TO STDOUT")) == [b"7\t\\N\n"]
+    reader.query("COMMIT")
+    assert current_lsn(session) > made.consistent
+    sent = [t.csn for t in stand_in.live.ledger.since(0) if t.changes]
+    assert [csn < snapshot.csn.value for csn in sent] == [True, False]
+    found = find_slot(session, "asked")
+    assert found is not None
+    assert (found.confirmed, found.active, found.database) == (made.consistent.value, False, stand_in.database.name)
+    reader.query("SELECT * FROM pg_replication_slot_advance('asked', NULL)")
+    drop_slot(reader, "asked")
+    assert find_slot(reader, "asked") is None
+    for each in (replication, session, reader):
+        each.close()
+
+
+def test_snapshots_over_the_wire_are_exact_while_others_write(stand_in: StandIn, seed: int) -> None:
+    """Exported, imported by another session, and made with a slot: each is the fold of what has a lower CSN."""
+    table, key = TableName("public", "w_items"), ("id",)
+    stop = threading.Event()
+    writers = [threading.Thread(target=write, args=(stand_in, seed + n, n, stop)) for n in range(3)]
+    taken: list[tuple[int, set[str | None]]] = []
+    session, reader = connect(stand_in.target(by_csn=False)), connect(stand_in.target(by_csn=False))
+    for writer in writers:
+        writer.start()
+    try:
+        for at in range(12 * BUDGET):
+            if at % 3:
+                exported = snapshot_and_csn(session)
+                name, csn = exported.name, exported.csn.value
+            else:
+                replication = connect(stand_in.target(by_csn=False), replication=True)
+                replication.query("BEGIN ISOLATION LEVEL REPEATABLE READ")
+                row = replication.query(
+                    f'CREATE_REPLICATION_SLOT "s{at}" LOGICAL "mppdb_decoding" USE_SNAPSHOT'
+                ).records()[0]
+                csn = int(row["snapshot_csn"] or "")
+                rows = replication.query("SELECT id FROM w_items").rows
+                taken.append((csn, {i for (i,) in rows}))
+                ((name,),) = replication.query("SELECT pg_export_snapshot()").rows
+            reader.query("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            reader.query(f"SET TRANSACTION SNAPSHOT '{name}'")
+            taken.append((csn, {i for (i,) in reader.query("SELECT id FROM w_items").rows}))
+            reader.query("COMMIT")
+            if at % 3:
+                session.query("COMMIT")
+            else:
+                replication.close()
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    session.close()
+    reader.close()
+    stand_in.live.settled()
+    ledger = stand_in.live.ledger.since(0)
+    for csn, ids in taken:
+        state: dict[TableName, dict[Any, Any]] = {table: {}}
+        for one in sorted(ledger, key=lambda t: t.csn):
+            if one.csn < csn:
+                fold(state, one, {table: key})
+        assert {i for (i,) in state[table]} == ids
+    assert len({csn for csn, _ in taken}) > 4
+
+
+def write(stand_in: StandIn, seed: int, writer: int, stop: threading.Event) -> None:
+    chance = random.Random(seed)
+    with stand_in.database.connect() as conn:
+        for n in itertools.count():
+            if stop.is_set():
+                return
+            conn.execute("INSERT INTO w_items (id) VALUES (%s)", (writer * 1_000_000 + n,))
+            if chance.random() < 0.3:
+                conn.execute("DELETE FROM w_items WHERE id = %s", (writer * 1_000_000 + chance.randint(0, n),))
+            time.sleep(chance.random() / 50)

@@ -34,6 +34,7 @@ from cdc_lake.testing.gaussdb.sql import Answer, Done, Exported, Failed, ResultC
 _SHOW: Final = re.compile(r"\s*SHOW\s+([\w.]+)\s*;?\s*", re.IGNORECASE)
 _SET: Final = re.compile(r"\s*SET\s+(?:SESSION\s+|LOCAL\s+)?([a-z_]+)\s*(?:=|\bTO\b)\s*(.*?)\s*;?\s*", re.IGNORECASE)
 _BEGIN: Final = re.compile(r"\s*(BEGIN|START\s+TRANSACTION)\b", re.IGNORECASE)
+_SECONDS: Final = re.compile(r"(\d+)s")
 _OPTION: Final = re.compile(r"(?:-c\s*|--)([\w.]+)=((?:\\.|\S)*)")
 
 _OF_THE_SESSION: Final = frozenset(
@@ -224,10 +225,16 @@ class LiveAnswers:
 
         def settings() -> str:
             names = ("wal_level", "max_replication_slots", "max_wal_senders", "enable_thread_pool", "server_version")
-            more = ("sql_compatibility", "logical_sender_timeout", "enable_slot_log", "server_encoding")
+            more = (
+                "sql_compatibility",
+                "logical_sender_timeout",
+                "wal_sender_timeout",
+                "enable_slot_log",
+                "server_encoding",
+            )
             given = Rows(
                 {"name": "text", "setting": "text", "unit": "text"},
-                [[name, _setting(name, own, session), None] for name in (*names, *more)],
+                [[name, *_in_units(_setting(name, own, session))] for name in (*names, *more)],
             )
             listed = ", ".join(map(literal, (*names, *more)))
             rest = f"SELECT name, setting, unit FROM pg_catalog.pg_settings WHERE name NOT IN ({listed})"
@@ -273,6 +280,13 @@ def _setting(name: str, own: _Own, session: SqlSession) -> str | None:
     if name.lower() in _OF_THE_SESSION:
         return None
     return own.settings.get(name.lower(), session.server.setting(name))
+
+
+def _in_units(shown: str | None) -> tuple[str | None, str | None]:
+    """A setting as pg_settings has it, with its unit, from what SHOW prints."""
+    if shown is not None and (seconds := _SECONDS.fullmatch(shown)) is not None:
+        return str(int(seconds[1]) * 1000), "ms"
+    return shown, None
 
 
 def _setting_statement(sql: str, own: _Own, session: SqlSession) -> Answer | None:
