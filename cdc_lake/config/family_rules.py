@@ -35,8 +35,8 @@ def _hosts(source: FamilySource) -> Iterator[Refusal]:
     if without is not None and source.port is None:
         remedy = "add `port: …`: GaussDB is often at 8000, openGauss at 5432, MogDB at 26000"
         yield Refusal(Rule.HOST_PORT, (), f"host `{without}` has no port", remedy)
-    if source.type != "gaussdb" and source.node != "single":
-        summary = f"{source.type} is not distributed: it has no {source.node.replace('_', ' ')}"
+    if source.type != "gaussdb" and source.node not in {None, "single"}:
+        summary = f"{source.type} is not distributed: it has no {str(source.node).replace('_', ' ')}"
         yield Refusal(Rule.NODE, ("node",), summary, "remove `node`, or use `type: gaussdb`")
 
 

@@ -59,13 +59,13 @@ class Rule(enum.Enum):
         "bronze-confirms", Problem.OPTION_COMBINATION,
         "Only what bronze holds is confirmed: the server must not move the slot by itself.",
     )  # fmt: skip
-    COORDINATOR_ONLY = (
-        "coordinator-only", Problem.OPTION_COMBINATION,
-        "`logical-receiver-num` is an option of coordinators.",
+    CSN_SLOT_OPTION = (
+        "csn-slot-option", Problem.OPTION_COMBINATION,
+        "`logical-receiver-num` and `slice-id` need a slot in CSN order.",
     )  # fmt: skip
-    DATA_NODE_CSN = (
-        "data-node-csn-slot", Problem.OPTION_COMBINATION,
-        "`slice-id` is an option of data nodes, on a slot in CSN order.",
+    NODE_OPTION = (
+        "option-of-node", Problem.OPTION_COMBINATION,
+        "`logical-receiver-num` is an option of coordinators, `slice-id` one of data nodes.",
     )  # fmt: skip
     ORDER_OF_SLOT = (
         "output-order-of-slot", Problem.OPTION_COMBINATION,
@@ -89,7 +89,7 @@ class Rule(enum.Enum):
     )  # fmt: skip
     REPLY_IN_TIME = (
         "reply-in-time", Problem.OPTION_COMBINATION,
-        "`status_interval` is shorter than `sender-timeout`.",
+        "`sender-timeout` is 0, or leaves at least a second for a reply.",
     )  # fmt: skip
     # fields of the source beside its options
     ONE_HOST = "one-host", Problem.SOURCE_COMBINATION, "Either `host` or `hosts` is given."

@@ -6,6 +6,7 @@ same rules judge what a file could not know.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 
@@ -30,6 +31,8 @@ from cdc_lake.config.white_list import uncovered, wrong_entry
 _UNBATCHED_SINCE = (5, 0, 0)  # before, the header of an unbatched message is no position that is safe to confirm
 _PARALLEL_SINCE = (3, 0, 0)
 _WIDE_SINCE = (505, 0, 0)
+_SHORTEST_TIMEOUT = 1000  # ms
+_OF_NODE = {"logical-receiver-num": "coordinator", "slice-id": "data_node"}
 _DANGEROUS = re.compile(r"[;`\\'\"><&|!\n]")
 _OPTION = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _NAME_LIST = re.compile(r"[^\s,]+(,[^\s,]+)*")
@@ -87,8 +90,8 @@ def _name(source: FamilySource, release: Release | None, name: str) -> Refusal |
 
 
 def _similar(name: str) -> str:
-    plain = name.lower().replace("_", "-")
-    return f"did you mean `{plain}`? otherwise " if plain in OPTIONS else ""
+    close = difflib.get_close_matches(name.lower().replace("_", "-"), OPTIONS, n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`? otherwise " if close else ""
 
 
 def _value(  # noqa: PLR0911  # one return a form
@@ -141,6 +144,8 @@ def _mode(source: FamilySource, name: str) -> Refusal | None:
     option, mode = OPTIONS.get(name), source.decoding_mode
     if option is None or mode in option.modes:
         return None
+    if mode is Mode.SQL and name == "parallel-decode-num" and as_number(source.decoding[name]) == 1:
+        return None  # serial is what SQL functions do
     if mode is Mode.SQL:
         remedy = "remove it, or use `mode: stream`"
         return _refuse(Rule.STREAM_ONLY, name, f"SQL functions take no `{name}`", remedy, key=True)
@@ -173,14 +178,18 @@ def _never(given: _Given) -> Iterator[Refusal]:
 def _of_slot(source: FamilySource, given: _Given) -> Iterator[Refusal]:
     """What depends on the node and on the order of the slot."""
     csn = source.slot_order == "csn"
-    if "logical-receiver-num" in given and source.node != "coordinator":
-        name = "logical-receiver-num"
-        remedy = "remove it, or say `node: coordinator`"
-        yield _refuse(Rule.COORDINATOR_ONLY, name, f"`{name}` is for coordinators", remedy, key=True)
-    if "slice-id" in given and not (source.node == "data_node" and csn):
-        summary = "`slice-id` is for a slot in CSN order on a data node"
-        remedy = "remove it, or say `node: data_node` and `slot: {output_order: csn}`"
-        yield _refuse(Rule.DATA_NODE_CSN, "slice-id", summary, remedy, key=True)
+    for name, node in _OF_NODE.items():
+        if name not in given:
+            continue
+        if not csn:
+            remedy = "remove it, or say `slot: {output_order: csn}`"
+            yield _refuse(Rule.CSN_SLOT_OPTION, name, f"`{name}` is for slots in CSN order", remedy, key=True)
+        elif (source.node or node) != node:
+            remedy = f"remove it, or say `node: {node}`"
+            yield _refuse(Rule.NODE_OPTION, name, f"`{name}` is for a {node.replace('_', ' ')}", remedy, key=True)
+    if source.node is None and csn and all(name in given for name in _OF_NODE):
+        summary = "`slice-id` is for a data node, `logical-receiver-num` for a coordinator"
+        yield _refuse(Rule.NODE_OPTION, "slice-id", summary, "remove one of them", key=True)
     if "output-order" in given and as_number(given["output-order"]) != int(csn):
         summary = f"`output-order` is not the order of the slot, which is {source.slot_order.upper()}"
         remedy = "remove it: `slot.output_order` says it, and it is sent from there"
@@ -197,10 +206,9 @@ def _of_slot(source: FamilySource, given: _Given) -> Iterator[Refusal]:
 def _of_stream(source: FamilySource, given: _Given) -> Iterator[Refusal]:
     """What depends on other settings of the source."""
     timeout = as_number(given["sender-timeout"]) if "sender-timeout" in given else None
-    if timeout and timeout <= source.status_interval:
-        summary = f"the server ends the stream after {format_milliseconds(timeout)} without a reply"
-        interval = format_milliseconds(source.status_interval)
-        remedy = f"raise it above `status_interval` ({interval}), best to three times as much, or lower that"
+    if timeout and timeout < _SHORTEST_TIMEOUT:
+        summary = f"the server would end the stream after {format_milliseconds(timeout)} without a reply"
+        remedy = f"write at least {_SHORTEST_TIMEOUT} (milliseconds), or 0 for no limit"
         yield _refuse(Rule.REPLY_IN_TIME, "sender-timeout", summary, remedy)
     listed = given.get("white-table-list")
     if listed is not None and (missing := uncovered(str(listed), source.tables)):

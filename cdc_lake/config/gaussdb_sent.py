@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.config.gaussdb_options import OPTIONS, Mode, OptionValue, as_sent
+from cdc_lake.config.gaussdb_options import OPTIONS, Mode, OptionValue, as_number, as_sent
 from cdc_lake.config.source import FamilySource
 from cdc_lake.config.white_list import white_list
 
@@ -23,8 +23,8 @@ def effective_options(source: FamilySource, mode: Mode | None = None) -> dict[st
     if (listed := white_list(source.tables)) is not None:
         values["white-table-list"] = listed
     for name, value in source.decoding.items():
-        if name == "parallel-decode-num" and mode is Mode.SERIAL:
-            continue
+        if name == "parallel-decode-num" and (as_number(value) == 1) != (mode is Mode.SERIAL):
+            continue  # of another mode
         if name not in OPTIONS or mode in OPTIONS[name].modes:
             values[name] = value
     order = {name: i for i, name in enumerate(OPTIONS)}

@@ -126,7 +126,7 @@ class FamilySource(Section):
     """Kind of server."""
     version: Annotated[str, Field(pattern=r"^[0-9]{1,4}(\.[0-9A-Za-z-]{1,12}){0,4}$")] | None = None
     """Release of the server, in quotes (`"6.0.2"`, `"505.2"`), to judge rules of releases without a connection."""
-    node: Literal["single", "coordinator", "data_node"] = "single"
+    node: Literal["single", "coordinator", "data_node"] | None = None
     """What is connected to: `single` is not distributed; the others are of a distributed GaussDB."""
     host: Text | None = None
     """Host name or address; `hosts` where there are several."""
@@ -192,6 +192,12 @@ class FamilySource(Section):
     def slot_order(self) -> Literal["lsn", "csn"]:
         """The order in which the slot itself gives transactions."""
         return self.slot.output_order or ("csn" if self.node == "coordinator" else "lsn")
+
+    @property
+    def reply_interval(self) -> int:
+        """Milliseconds between replies in a stream: a third of `sender-timeout`, where that is shorter."""
+        timeout = as_number(self.decoding.get("sender-timeout", 0)) or 0
+        return min(self.status_interval, timeout // 3) if timeout > 0 else self.status_interval
 
     def _address(self, text: str) -> Address:
         host, own = host_and_port(text) if self.hosts else (text, None)
