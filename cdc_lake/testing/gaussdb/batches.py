@@ -34,7 +34,7 @@ class Encoded:
     """A transaction in bytes: its pieces one behind the other, `ends` where they end, `lsns` their header LSNs.
 
     `lsns` hold 0 for BEGIN, the record's LSN for a row and the start of the commit record for COMMIT in parallel
-    decoding; in serial decoding the LSN that stands in the line's own header.
+    decoding; in serial decoding the LSN that stands in the line's own header. `highest` is the greatest of them.
     """
 
     csn: int
@@ -42,6 +42,7 @@ class Encoded:
     data: bytes
     ends: array[int]
     lsns: array[int]
+    highest: int
 
 
 def encode(transaction: LedgerTransaction, view: View, how: Print) -> Encoded | None:
@@ -54,7 +55,7 @@ def encode(transaction: LedgerTransaction, view: View, how: Print) -> Encoded | 
     if view.options.skip_empty and not view.options.serial:
         lsns[0] = lsns[1]  # BEGIN is written when the first row is
     ends = array("Q", itertools.accumulate(map(len, pieces)))
-    return Encoded(transaction.csn, transaction.commit_start, b"".join(pieces), ends, lsns)
+    return Encoded(transaction.csn, transaction.commit_start, b"".join(pieces), ends, lsns, max(lsns))
 
 
 def _piece(record: Record, view: View, how: Print) -> bytes:
@@ -114,7 +115,7 @@ class Batcher:
         room = self._limit - HEADER - self._size
         if self._cuts is None and len(transaction.data) <= room:
             self._gather(transaction, transaction.data)
-            self._highest = max(self._highest, *transaction.lsns)
+            self._highest = max(self._highest, transaction.highest)
         else:
             yield from self._pieces(transaction)
         if self._order is SlotOrder.CSN and self._parts:

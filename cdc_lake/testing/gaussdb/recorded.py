@@ -7,15 +7,13 @@ text recording of the same slot together: the one knows LSNs and type OIDs, the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from cdc_lake.decode.mppdb.binary import records_binary
 from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.payload import records
-from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Record, Row, Style
+from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Record, Row
 from cdc_lake.decode.mppdb.timestamps import micros
-from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
 from cdc_lake.testing.gaussdb.wire import packet
 
@@ -49,62 +47,58 @@ def payloads(bodies: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def ledger_of(
-    binary: Iterable[bytes],
-    text: Iterable[bytes] | None,
-    *,
-    database: str = "postgres",
-    tables: Sequence[TableName] = (),
+    binary: Iterable[bytes], named: Iterable[Record] | None, *, database: str = "postgres"
 ) -> list[LedgerTransaction]:
-    """The transactions behind two recordings of one slot, without batches and with the same filters.
+    """The transactions behind recordings of one slot with the same filters.
 
-    `binary` must carry xids and timestamps. The header of its COMMIT is taken for the start of the commit record,
-    which holds in 5.0 and later as long as commits are not overtaken by rows, and always in 3.0. Without `text` the
-    fields have no type names. Raises ValueError where the two differ.
+    `binary`: CopyData bodies of style b without batches. The header of a COMMIT is taken for the start of the commit
+    record, which holds in 5.0 and later as long as no row overtakes its commit, and always in 3.0. `named`: the
+    records of a text or JSON stream with timestamps, for type names and times; without it there are none, and the
+    times are those of `binary`. Raises ValueError where the two differ.
     """
     codec = Codec("UTF8")
     found: list[LedgerTransaction] = []
     begin: Begin | None = None
     rows: list[Row] = []
-    lines = None if text is None else payloads(text)
+    names = None if named is None else iter(named)
     for lsn, payload in payloads(binary):
         (record,) = records_binary(payload, codec)
-        named = record
-        if lines is not None:
-            (named,) = records(next(lines)[1], Style.TEXT, batch=False, codec=codec, tables=tables)
-        match record:
-            case Begin():
+        beside = record if names is None else next(names)
+        match record, beside:
+            case Begin(), _:
                 begin, rows = record, []
-            case Row():
-                rows.append(_typed(record, named))
-            case Commit() if begin is not None:
-                found.append(_transaction(begin, tuple(rows), record, lsn, database))
+            case Row(), Row():
+                rows.append(_typed(record, beside))
+            case Commit(), Commit() if begin is not None:
+                found.append(_transaction(begin, tuple(rows), record, lsn, beside.time, database))
             case _:
-                msg = f"{record!r} does not stand where a transaction could be"
+                msg = f"{type(record).__name__} and {type(beside).__name__} do not stand at one place of a transaction"
                 raise ValueError(msg)
     return found
 
 
 def _transaction(
-    begin: Begin, rows: tuple[Row, ...], commit: Commit, commit_start: int, database: str
+    begin: Begin, rows: tuple[Row, ...], commit: Commit, commit_start: int, time: str | None, database: str
 ) -> LedgerTransaction:
-    if begin.csn is None or begin.first_lsn is None or commit.lsn is None or commit.xid is None or commit.time is None:
-        msg = "the binary recording lacks an LSN, an xid or a time"
+    xid = commit.xid
+    if begin.csn is None or begin.first_lsn is None or commit.lsn is None or xid is None:
+        msg = "the binary recording lacks an LSN or an xid"
         raise ValueError(msg)
     return LedgerTransaction(
         csn=begin.csn,
-        xid=commit.xid,
+        xid=xid,
         first_lsn=begin.first_lsn,
         commit_start=commit_start,
         commit_end=commit.lsn,
-        time_us=micros(commit.time),
+        time_us=0 if time is None else micros(time),
         changes=rows,
         database=database,
         origin_id=begin.origin_id or None,
     )
 
 
-def _typed(row: Row, named: Record) -> Row:
-    if not isinstance(named, Row) or (named.table, named.operation) != (row.table, row.operation):
+def _typed(row: Row, named: Row) -> Row:
+    if (named.table, named.operation) != (row.table, row.operation):
         msg = f"the recordings differ at a {row.operation.name} of {row.table}"
         raise ValueError(msg)
     return replace(row, new=_named_fields(row.new, named.new), old=_named_fields(row.old, named.old))
