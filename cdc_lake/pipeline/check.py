@@ -29,6 +29,7 @@ from cdc_lake.source.catalog import check_identities, quoted
 from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.server import OLDEST
+from cdc_lake.source.tables import select_tables
 
 __all__ = ["CheckLine", "check", "dba_sql"]
 
@@ -132,7 +133,7 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
     try:
         names = captured(project, session)
         exists = publication.publication_exists(session, project.publication)
-        wanted = publication.select_tables(project.postgres.tables, publication.tables_in_database(session))
+        wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
     except CdcLakeError as error:
         yield _failed("tables" if isinstance(error, NoTableMatches) else "publication", error)
         return
@@ -197,7 +198,7 @@ def _create_publication(name: str, names: list[TableName]) -> str:
 def dba_sql(project: Project) -> str:
     """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
     with session_of(project) as session:
-        wanted = publication.select_tables(project.postgres.tables, publication.tables_in_database(session))
+        wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
         facts, rights = limits(session), role(session)
         exists = publication.publication_exists(session, project.publication)
     user, lines = identifier(rights.name), []

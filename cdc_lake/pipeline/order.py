@@ -75,16 +75,24 @@ class Order(Protocol):
 class ArrivalOrder:
     """As they come: the lsn domain, and CSN-ordered slots, whose server sends in that order and leaves numbers out.
 
-    Repeats are left to bronze, which drops and counts them.
+    Repeats are left to bronze, which drops and counts them; but transactions with a CSN at or below `seen` are in the
+    initial copy, wherever they stand in the log, and are dropped here.
     """
 
-    repeats = 0
     waiting = 0
+
+    def __init__(self, seen: int | None = None) -> None:
+        self._seen = -1 if seen is None else seen
+        self.repeats = 0
 
     def take(self, transaction: Raw) -> Sequence[Closed]:
         """See Order."""
         bounds = transaction.bounds
-        return (Closed(bounds.position, bounds.confirm, transaction if transaction.count else None),)
+        landed = transaction.count > 0
+        if landed and bounds.csn is not None and bounds.csn <= self._seen:
+            self.repeats += 1
+            landed = False
+        return (Closed(bounds.position, bounds.confirm, transaction if landed else None),)
 
     def tend(self, opened: Collection[int] = ()) -> Sequence[Closed]:  # noqa: ARG002 - part of the port
         """See Order: nothing is ever waited for."""

@@ -23,10 +23,11 @@ from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.observe.failpoint import BRONZE_COMMITTED, COMMIT_RECEIVED, CONFIRMED, CONNECTED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.batches import OpenBatch
-from cdc_lake.pipeline.connect import PATIENCE, OpenStream, open_stream
+from cdc_lake.pipeline.connect import open_stream
+from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.gaps import keep_late, record_gap
-from cdc_lake.pipeline.initial import Stopped
 from cdc_lake.pipeline.landing import Landing
+from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
 from cdc_lake.pipeline.order import Closed
 
 ADVANCE_EVERY = 10.0
@@ -157,8 +158,10 @@ class _Run:
         frames = stream.frames.poll(self._wait(landing))
         feed = stream.assembler.feed
         for lsn, payload in frames:
-            for transaction in feed(payload, lsn):
-                self._take(stream, transaction, landing)
+            done = feed(payload, lsn)
+            if done:  # most frames complete nothing, and a loop over nothing has its cost
+                for transaction in done:
+                    self._take(stream, transaction, landing)
         opened = stream.assembler.open_csn
         self._add(stream, stream.order.tend(() if opened is None else (opened,)), landing)
 
@@ -175,6 +178,7 @@ class _Run:
         try:
             closed = stream.order.take(transaction)
         except LateTransaction as late:
+            self._confirm(stream, landing.finish())
             late.where = str(keep_late(self._project.control, stream.state, transaction, stream.tabulate))
             raise
         self._add(stream, closed, landing)

@@ -23,8 +23,8 @@ from cdc_lake.errors import CdcLakeError, SparkDied
 from cdc_lake.lake.control import ControlTables, RunRow
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.apply import ApplySummary, apply
-from cdc_lake.pipeline.initial import is_complete
 from cdc_lake.pipeline.receiver_process import ReceiverProcess
+from cdc_lake.pipeline.streams import is_complete
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,6 +15,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source import publication
 from cdc_lake.source.catalog import quoted
 from cdc_lake.source.connection import Session, connect, named
+from cdc_lake.source.tables import select_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def captured(project: Project, session: Session) -> list[TableName]:
     """The tables the stream carries, or will carry where the publication is not made yet. Raises SourceError."""
     if publication.publication_exists(session, project.publication):
         return [p.table for p in publication.published(session, project.publication)]
-    return publication.select_tables(project.postgres.tables, publication.tables_in_database(session))
+    return select_tables(project.postgres.tables, publication.tables_in_database(session))
 
 
 def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:

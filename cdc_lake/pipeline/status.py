@@ -23,7 +23,7 @@ from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.holds import open_holds
-from cdc_lake.pipeline.initial import is_complete
+from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.stream import domain_of
 
 

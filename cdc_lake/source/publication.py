@@ -7,11 +7,10 @@ in silence.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cdc_lake.errors import NoTableMatches, PublicationMissing, PublicationUnfit
+from cdc_lake.errors import PublicationMissing, PublicationUnfit
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.connection import Session, named
 from cdc_lake.source.quoting import identifier
@@ -24,25 +23,6 @@ class Published:
     table: TableName
     columns: tuple[str, ...]
     row_filter: str | None
-
-
-def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[TableName]:
-    """The tables that the patterns choose, sorted; raises NoTableMatches for a pattern that chooses nothing."""
-    known = sorted(tables)
-    chosen: set[TableName] = set()
-    for pattern in patterns:
-        taken_out = pattern.startswith("!")
-        match = _compiled(pattern.removeprefix("!"))
-        found = {t for t in known if match(t)}
-        if taken_out:
-            chosen -= found
-        elif found:
-            chosen |= found
-        else:
-            raise NoTableMatches(f"`{pattern}` of `source.tables` matches no table in the database")
-    if not chosen:
-        raise NoTableMatches("`source.tables` leaves no table over")
-    return sorted(chosen)
 
 
 def tables_in_database(session: Session) -> list[TableName]:
@@ -122,21 +102,6 @@ def check_published(name: str, carried: Iterable[TableName], wanted: Iterable[Ta
             f"publication `{name}` carries {listed}, which `source.tables` leaves out",
             hint="name them in `source.tables`, or name another publication in `source.publication`",
         )
-
-
-def _compiled(pattern: str) -> Callable[[TableName], bool]:
-    """A pattern as a predicate: `schema.table`, escaped as in `TableName`, `*` and `?` within a part."""
-    try:
-        parts = TableName.parse(pattern)
-    except ValueError as wrong:
-        raise NoTableMatches(f"`{pattern}` of `source.tables` is not a pattern: {wrong}") from wrong
-    schema, name = (_wildcards(part) for part in (parts.schema, parts.name))
-    return lambda table: bool(schema.fullmatch(table.schema) and name.fullmatch(table.name))
-
-
-def _wildcards(part: str) -> re.Pattern[str]:
-    known = {"*": ".*", "?": "."}
-    return re.compile("".join(known.get(char) or re.escape(char) for char in part), re.DOTALL)
 
 
 def _names(value: object) -> list[str]:

@@ -15,10 +15,8 @@ from cdc_lake.errors import TableRewritten
 from cdc_lake.model.relation import Relation
 from cdc_lake.source.catalog import quoted
 from cdc_lake.source.connection import Session, named
+from cdc_lake.source.copy_text import chunks_of
 from cdc_lake.source.quoting import identifier, literal
-
-_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_CHUNK_BYTES = 64 << 20  # wide rows close a chunk before `chunk_rows` does
 
 
 @contextmanager
@@ -49,51 +47,7 @@ def read_chunks(
     statement = f"COPY (SELECT {columns} FROM {only}{quoted(relation.table)}{where}) TO STDOUT"
     width = len(relation.columns)
     with named(f"copying {relation.table}"), session.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-        values: list[str | None] = []
-        rows = size = 0
-        for line in _lines(copy):
-            values.extend(parse_line(line, width))
-            rows += 1
-            size += len(line)
-            if rows >= chunk_rows or size >= _CHUNK_BYTES:
-                yield _array(values, width, rows)
-                values, rows, size = [], 0, 0
-        if rows:
-            yield _array(values, width, rows)
-
-
-def parse_line(line: str, width: int) -> list[str | None]:
-    r"""One line of COPY's text format as values, `\N` as None. A table without columns has empty lines."""
-    if width == 0:
-        return []
-    fields: list[str | None] = list(line.split("\t"))
-    if "\\" in line:
-        return [None if field == "\\N" else _unescaped(str(field)) for field in fields]
-    return fields
-
-
-def _unescaped(field: str) -> str:
-    first, *rest = field.split("\\")
-    if not rest:
-        return field
-    out, pieces = [first], iter(rest)
-    for piece in pieces:
-        if piece:
-            out.append(_ESCAPES.get(piece[0], piece[0]) + piece[1:])
-        else:  # an escaped backslash: what follows it up to the next one is plain
-            out.append("\\" + next(pieces, ""))
-    return "".join(out)
-
-
-def _lines(copy: object) -> Iterator[str]:
-    """Lines as the server sends them: one CopyData message a row, ending with a line feed."""
-    for block in copy:  # type: ignore[attr-defined]
-        yield bytes(block).decode().removesuffix("\n")
-
-
-def _array(values: list[str | None], width: int, rows: int) -> pa.ListArray:
-    offsets = pa.array(range(0, rows * width + 1, width) if width else [0] * (rows + 1), pa.int32())
-    return pa.ListArray.from_arrays(offsets, pa.array(values, pa.string()))
+        yield from chunks_of(map(bytes, copy), width, chunk_rows)
 
 
 def _hold_still(session: Session, relation: Relation) -> None:

@@ -5,9 +5,11 @@ never joined by mistake::
 
     pg:<system id>:<database>:<slot>:<consistent point>
     gauss:<system id>:<database>:<slot>:lsn:<consistent point>
+    gauss:<system id>:<database>:<slot>:lsn:<seen>@<consistent point>
     gauss:<system id>:<database>:<slot>:csn:<start>@<consistent point>
 
-`start` is the last CSN before the stream: the initial copy holds everything up to it.
+`start` is the last CSN before the stream: the initial copy holds everything up to it. So is `seen`, in a stream that is
+ordered by LSN although its transactions have CSNs: what it sends at or below `seen` is in the copy already.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class StreamIdentity:
     """Which server, database and slot a stream comes from, and where it starts.
 
     `point`: the slot's consistent point. `csn`: in the csn domain the last CSN before the stream, otherwise None.
+    `seen`: in the lsn domain the last CSN that the initial copy holds, None where that is not known.
     """
 
     system: str
@@ -42,6 +45,7 @@ class StreamIdentity:
     point: Lsn
     csn: Csn | None = None
     kind: Kind = Kind.POSTGRES
+    seen: Csn | None = None
 
     @property
     def domain(self) -> OrderDomain:
@@ -59,7 +63,8 @@ class StreamIdentity:
             case Kind.POSTGRES:
                 return f"{source}:{self.point}"
             case Kind.GAUSS:
-                return f"{source}:{self.domain}:{self.point if self.csn is None else f'{self.csn}@{self.point}'}"
+                number = self.seen if self.csn is None else self.csn
+                return f"{source}:{self.domain}:{self.point if number is None else f'{number}@{self.point}'}"
 
     @classmethod
     def parse(cls, text: str) -> StreamIdentity:
@@ -69,15 +74,18 @@ class StreamIdentity:
         try:
             kind = Kind(head)
             rest, _, start = rest.rpartition(":")
-            csn = None
+            csn = seen = None
             if kind is Kind.GAUSS:
-                rest, _, domain = rest.rpartition(":")
-                if OrderDomain(domain) is OrderDomain.CSN:
-                    number, _, start = start.partition("@")
-                    csn = Csn.parse(number)
+                rest, _, word = rest.rpartition(":")
+                domain = OrderDomain(word)
+                number, at, point = start.rpartition("@")
+                if domain is OrderDomain.CSN:
+                    csn, start = Csn.parse(number), point
+                elif at:
+                    seen, start = Csn.parse(number), point
             database, _, slot = rest.rpartition(":")
             if system and database and slot:
-                return cls(system, database, slot, Lsn.parse(start), csn, kind)
+                return cls(system, database, slot, Lsn.parse(start), csn, kind, seen)
         except (MalformedPosition, ValueError) as malformed:
             raise OtherSource(_unknown(text)) from malformed
         raise OtherSource(_unknown(text))

@@ -39,6 +39,7 @@ from cdc_lake.source.catalog import SourceCatalog, check_identities, relation_of
 from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.tables import select_tables
 from tests.conftest import CDC_PASSWORD, Database, make_role, start_server
 
 pytestmark = pytest.mark.live
@@ -95,7 +96,7 @@ def open_stream(database: Database, name: str, start: int, **given: object) -> P
 
 def prepared(database: Database, session: Session, name: str) -> int:
     """A publication `pub` of every table and a slot; returns its consistent point."""
-    tables = publication.select_tables(["public.*"], publication.tables_in_database(session))
+    tables = select_tables(["public.*"], publication.tables_in_database(session))
     publication.create_publication(session, "pub", tables)
     replication = connect(settings(database), ROOT, replication=True)
     made = slot.export_slot(replication, name)
@@ -344,12 +345,12 @@ def test_tables_without_identity_are_named_before_the_publication_breaks_their_u
 
 def test_patterns_choose_tables_and_one_that_chooses_none_is_an_error() -> None:
     tables = [TableName("public", n) for n in ("a", "ab", "tmp_x")] + [TableName("s.1", "a")]
-    assert publication.select_tables(["public.*", "!public.tmp_*"], tables) == tables[:2]
-    assert publication.select_tables(["public.a?"], tables) == [tables[1]]
-    assert publication.select_tables(["s\\.1.a"], tables) == [tables[3]]
+    assert select_tables(["public.*", "!public.tmp_*"], tables) == tables[:2]
+    assert select_tables(["public.a?"], tables) == [tables[1]]
+    assert select_tables(["s\\.1.a"], tables) == [tables[3]]
     for wrong in (["public.nope"], ["a"], ["public.a", "!public.a"]):
         with pytest.raises(NoTableMatches):
-            publication.select_tables(wrong, tables)
+            select_tables(wrong, tables)
 
 
 def test_a_publication_of_somebody_else_must_carry_exactly_our_tables(database: Database, session: Session) -> None:

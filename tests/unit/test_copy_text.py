@@ -11,7 +11,7 @@ from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.pipeline.batches import OpenBatch
 from cdc_lake.pipeline.order import Closed
-from cdc_lake.source.snapshot import parse_line
+from cdc_lake.source.copy_text import parse_line
 
 _WRITTEN = {"\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
 _TEXT = st.text(st.one_of(st.sampled_from("\\\\Nbfnrtv\b\f\n\r\t\v"), st.characters(exclude_categories=["Cs"])))

@@ -1,0 +1,125 @@
+"""The first start of a stream of PostgreSQL: publication, slot, initial copy.
+
+    temporary slot → stream begun in bronze → every table copied → lasting slot → `snapshots` says complete
+
+The temporary slot goes with its connection, so whatever breaks off before the end leaves nothing on the server but
+the publication, and nothing in bronze that is ever applied: the next start begins a new stream. Only the last step
+makes the stream one that changes are read from.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.config.project import Project
+from cdc_lake.errors import ServerUnreachable, SlotForeign, SlotMissing
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.copying import CopiedTable, copy_tables
+from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
+from cdc_lake.source import publication, slot, snapshot
+from cdc_lake.source.catalog import check_identities, relation_of
+from cdc_lake.source.connection import Session
+from cdc_lake.source.server import ServerFacts
+from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.tables import select_tables
+
+
+def begin(
+    project: Project,
+    session: Session,
+    replication: Session,
+    facts: ServerFacts,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    tell: Tell,
+) -> tuple[BronzeState, int]:
+    """Start a stream; its state and the rows copied. Raises SourceError, LakeError, Stopped."""
+    _clear_the_way(project, session, facts, bronze.state(), tell)
+    ensure_publication(project, session, tell)
+    made = slot.export_slot(replication, project.slot)
+    identity = StreamIdentity(facts.system, facts.database, project.slot, made.consistent)
+    state = begin_stream(identity, made.consistent.value, bronze, control)
+    tell(Progress("snapshot", f"initial copy as of {made.consistent}", facts={"epoch": state.epoch}))
+    copied: tuple[CopiedTable, ...] = ()
+    if project.pipeline.snapshot.mode == "initial":
+        copied = _copy(project, session, made, bronze, state, stop, tell)
+    try:
+        slot.keep_slot(session, made, project.slot)
+    except SlotMissing as gone:
+        raise ServerUnreachable("the connection that held the slot broke off during the copy") from gone
+    failpoint(SNAPSHOT_DONE)
+    record_copy(control, state, "complete", copied)
+    rows = sum(t.rows for t in copied)
+    tell(Progress("snapshot", f"copied {len(copied)} tables, {rows} rows", rows, rows, "rows"))
+    return state, rows
+
+
+def ensure_publication(project: Project, session: Session, tell: Tell) -> None:
+    """Check the publication against `tables`, or make it."""
+    wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
+    check_identities(session, wanted)
+    name = project.publication
+    if publication.publication_exists(session, name):
+        publication.check_published(name, (p.table for p in publication.published(session, name)), wanted)
+        return
+    publication.create_publication(session, name, wanted)
+    tell(Progress("connect", f"publication `{name}` made for {len(wanted)} tables"))
+
+
+def _clear_the_way(
+    project: Project, session: Session, facts: ServerFacts, state: BronzeState | None, tell: Tell
+) -> None:
+    """Make sure no slot is in the way; drop ours where an earlier start broke off after making it."""
+    there = slot.find_slot(session, project.slot)
+    if state is None:
+        if there is not None:
+            raise SlotForeign(f"slot `{project.slot}` exists, but bronze holds nothing: this pipeline did not make it")
+        return
+    before = check_unfinished(state)
+    tell(Progress("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
+    if there is None:
+        return
+    if (before.system, before.database, before.slot) != (facts.system, facts.database, project.slot):
+        raise SlotForeign(f"slot `{project.slot}` exists, but bronze was begun from another source")
+    if there.confirmed != before.point or there.plugin != slot.PLUGIN:
+        raise SlotForeign(f"slot `{project.slot}` is not the one made for {state.stream}: it was read or made anew")
+    slot.drop_slot(session, project.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads published tables in the slot's snapshot (`copying.TableReader`)."""
+
+    session: Session
+    carried: Mapping[TableName, publication.Published]
+    chunk_rows: int
+
+    def read(self, relation: Relation) -> Iterator[pa.ListArray]:
+        row_filter = self.carried[relation.table].row_filter
+        return snapshot.read_chunks(self.session, relation, row_filter=row_filter, chunk_rows=self.chunk_rows)
+
+
+def _copy(
+    project: Project,
+    session: Session,
+    made: slot.ExportedSlot,
+    bronze: BronzeWriter,
+    state: BronzeState,
+    stop: threading.Event,
+    tell: Tell,
+) -> tuple[CopiedTable, ...]:
+    """Copy every published table in the slot's snapshot."""
+    with snapshot.exported(session, made.snapshot) as inside:
+        carried = {table.table: table for table in publication.published(inside, project.publication)}
+        relations = [relation_of(inside, table.table, table.columns) for table in carried.values()]
+        reader = _Reader(inside, carried, project.pipeline.snapshot.chunk_rows)
+        return copy_tables(relations, [reader], bronze, state, stop, tell)

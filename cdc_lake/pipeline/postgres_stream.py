@@ -1,0 +1,88 @@
+"""From a pipeline to an open stream of PostgreSQL: a new one, or the one that bronze was fed from, checked first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.config.project import Project
+from cdc_lake.decode.assembler import Assembler
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.errors import NoTableMatches
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline import postgres_start
+from cdc_lake.pipeline.open_stream import OpenStream, patiently
+from cdc_lake.pipeline.order import ArrivalOrder
+from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.source import publication, slot
+from cdc_lake.source.catalog import SourceCatalog
+from cdc_lake.source.connection import Session, connect, place_of
+from cdc_lake.source.postgres import PostgresStream
+from cdc_lake.source.server import ServerFacts, check_same, check_server, goal, identify
+from cdc_lake.source.stream import StreamIdentity, shown
+from cdc_lake.source.tables import select_tables
+
+
+@contextmanager
+def open_postgres(
+    project: Project,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    tell: Tell,
+    patience: float,
+) -> Iterator[OpenStream]:
+    """Connect, start or check the stream, start replication. Raises SourceError, LakeError, StateError, Stopped."""
+    source = project.postgres
+    with ExitStack() as opened:
+
+        def dial(what: str, *, replication: bool = False) -> Session:
+            name = f"cdc_lake {project.name} {what}"
+            session = connect(source, project.root, application=name, replication=replication)
+            opened.callback(session.close)
+            return session
+
+        replication = dial("stream", replication=True)
+        facts = identify(replication)
+        check_server(facts, place_of(source))
+        session = dial("catalog")
+        target = goal(session)
+        state, copied = bronze.state(), 0
+        if state is None or not is_complete(control, state.stream, state.epoch):
+            state, copied = patiently(
+                lambda: postgres_start.begin(project, session, replication, facts, bronze, control, stop, tell),
+                stop, tell, patience,
+            )  # fmt: skip
+            replication.close()  # and with it goes the temporary slot
+            replication = dial("stream", replication=True)
+        else:
+            _check_resume(project, session, facts, state, tell)
+        frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
+        after = shown(state.stream, state.upto)
+        tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
+        assembler = Assembler(SourceCatalog(session))
+        yield OpenStream(frames, assembler, ArrivalOrder(), tabulate, OrderDomain.LSN, state, target, copied)
+
+
+def _check_resume(project: Project, session: Session, facts: ServerFacts, state: BronzeState, tell: Tell) -> None:
+    """Raise unless the stream that bronze holds can go on at this server, database and slot."""
+    check_same(facts, StreamIdentity.parse(state.stream), project.slot, state.confirm)
+    slot.check_slot(slot.find_slot(session, project.slot), project.slot, facts.database, state.confirm)
+    carried = {p.table for p in publication.published(session, project.publication)}
+    try:
+        wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
+    except NoTableMatches:
+        return  # a table that was dropped at the source: what it had is in bronze
+    for table in sorted(set(wanted) - carried):
+        tell(Progress("connect", f"table {table} matches `source.tables` but is not in the publication: not captured"))
+
+
+def _start(project: Project, replication: Session, facts: ServerFacts, state: BronzeState) -> PostgresStream:
+    interval = project.postgres.status_interval / 1000
+    if facts.wal_sender_timeout:
+        interval = min(interval, facts.wal_sender_timeout / 3)
+    return PostgresStream(replication, project.slot, project.publication, state.confirm, status_interval=interval)

@@ -1,0 +1,67 @@
+"""Streams of a pipeline: what bronze and the control tables say of how they were begun, whatever the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.errors import CopyUnknown
+from cdc_lake.lake.control import ControlTables, SnapshotRow, StreamRow
+from cdc_lake.lake.control import now as control_now
+from cdc_lake.pipeline.copying import CopiedTable, snapshot_id
+from cdc_lake.source.stream import StreamIdentity, shown
+
+
+def begin_stream(identity: StreamIdentity, confirm: int, bronze: BronzeWriter, control: ControlTables) -> BronzeState:
+    """Start a stream in bronze, behind its start; `confirm` is the slot's position. Raises LakeError, StateError."""
+    state = bronze.begin_stream(str(identity), identity.start, confirm)
+    control.record(
+        StreamRow(
+            state.epoch,
+            state.stream,
+            identity.start,
+            identity.slot,
+            identity.system,
+            identity.database,
+            identity.domain,
+            control_now(),
+        )
+    )
+    record_copy(control, state, "started", ())
+    return state
+
+
+def record_copy(control: ControlTables, state: BronzeState, word: str, copied: Sequence[CopiedTable]) -> None:
+    """Record how far a stream's initial copy is: `started` or `complete`. Raises ControlNotWritten."""
+    tables = [{"relation": str(t.relation), "layout": t.layout, "rows": t.rows, "chunks": t.chunks} for t in copied]
+    control.record(
+        SnapshotRow(
+            snapshot=snapshot_id(state.epoch),
+            stream=state.stream,
+            epoch=state.epoch,
+            position=state.upto,
+            tables=json.dumps(tables),
+            state=word,
+            recorded_at=control_now(),
+        )
+    )
+
+
+def is_complete(control: ControlTables, stream: str, epoch: int) -> bool:
+    """True where the initial copy of this stream was recorded as complete."""
+    return any(
+        row.state == "complete" and (row.stream, row.epoch, row.snapshot) == (stream, epoch, snapshot_id(epoch))
+        for row in control.snapshots()
+    )
+
+
+def check_unfinished(state: BronzeState) -> StreamIdentity:
+    """The stream of a copy that was not finished; raises CopyUnknown where changes were landed after it."""
+    before = StreamIdentity.parse(state.stream)
+    if state.upto != before.start:
+        raise CopyUnknown(
+            f"bronze holds changes of {state.stream} up to {shown(state.stream, state.upto)}, "
+            "but no finished initial copy of it"
+        )
+    return before

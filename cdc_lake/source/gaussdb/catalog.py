@@ -1,0 +1,132 @@
+"""The catalog of a server of the GaussDB family: what rows of the stream do not say of their tables.
+
+Only what PostgreSQL 9.2, which the family comes from, had in its catalogs is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
+from cdc_lake.errors import NoReplicaIdentity
+from cdc_lake.model.relation import ReplicaIdentity, TableName
+from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.wire.session import WireSession
+
+_FIRST_OF_USERS = 16384
+"""Lower OIDs are the system's own: the family has many schemas besides pg_catalog."""
+
+_TABLES = (
+    "SELECT n.nspname, c.relname, c.reloptions FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    f"WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= {_FIRST_OF_USERS} "
+    "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'cstore')"
+)
+_TABLE = (
+    "SELECT c.oid, c.relreplident, c.reloptions FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = {schema} AND c.relname = {name} AND c.relkind IN ('r', 'p')"
+)
+_COLUMNS = (
+    "SELECT a.attnum, a.attname, tn.nspname, t.typname, a.atttypid, a.atttypmod, format_type(a.atttypid, NULL) "
+    "FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
+    "WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
+)
+_INDEXES = (
+    "SELECT i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate FROM pg_index AS i "
+    "WHERE i.indrelid = {oid} AND (i.indisprimary OR i.indisreplident)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """An index that may be the primary key or the replica identity; `columns` in key order."""
+
+    columns: tuple[str, ...]
+    primary: bool
+    identity: bool
+    logged: bool  # valid and not deferrable: the server logs by it
+
+
+def tables_in_database(session: WireSession) -> list[TableName]:
+    """Tables that logical decoding can show: persistent row tables of users, sorted. Raises SourceError."""
+    rows = session.query(_TABLES, doing="listing the tables").rows
+    return sorted(
+        TableName(schema or "", name or "")
+        for schema, name, options in rows
+        if "orientation=column" not in _options(options)
+    )
+
+
+def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
+    """What the catalog says of a table now; None where there is none of that name. Raises SourceError."""
+    doing = f"looking up {table} in the catalog"
+    sql = _TABLE.format(schema=literal(table.schema), name=literal(table.name))
+    found = session.query(sql, doing=doing).rows
+    if not found:
+        return None
+    oid, identity, options = found[0]
+    columns, names = [], {}
+    for number, name, schema, kind, type_oid, modifier, printed in session.query(
+        _COLUMNS.format(oid=oid), doing=doing
+    ).rows:
+        type_name = (kind or "") if schema == "pg_catalog" else f"{schema}.{kind}"
+        columns.append(FamilyColumn(name or "", type_name, int(type_oid or 0), int(modifier or -1), printed))
+        names[number or ""] = name or ""
+    indexes = [_index(row, names) for row in session.query(_INDEXES.format(oid=oid), doing=doing).rows]
+    how = ReplicaIdentity(identity or "d")
+    return FamilyTableFacts(
+        columns=tuple(columns),
+        primary_key=next((i.columns for i in indexes if i.primary), ()),
+        identity=how,
+        identity_columns=_identity_columns(how, indexes),
+        storage=Storage.USTORE if "storage_type=ustore" in _options(options) else Storage.ASTORE,
+    )
+
+
+class FamilyTables:
+    """Answers the decoder from a session of its own (`decode.mppdb.facts.FamilyCatalog`)."""
+
+    def __init__(self, session: WireSession) -> None:
+        self._session = session
+
+    def __call__(self, table: TableName) -> FamilyTableFacts | None:
+        """The facts of a table now; raises SourceError."""
+        return facts_of(self._session, table)
+
+
+def check_identities(facts: Mapping[TableName, FamilyTableFacts], place: str) -> None:
+    """Raise NoReplicaIdentity, naming every table whose updates and deletes would not say which row they mean."""
+    bare = [table for table, one in facts.items() if not one.identity_columns and not one.whole]
+    if bare:
+        statements = "; ".join(f"ALTER TABLE {quoted(table)} REPLICA IDENTITY FULL" for table in bare)
+        raise NoReplicaIdentity(
+            f"no primary key and no replica identity: {', '.join(map(str, bare))}",
+            where=place,
+            hint=f"add primary keys, or run: {statements}; or leave them out: `!{bare[0]}` in `source.tables`",
+        )
+
+
+def quoted(table: TableName) -> str:
+    """The table's name in SQL."""
+    return f"{identifier(table.schema)}.{identifier(table.name)}"
+
+
+def _index(row: Sequence[str | None], names: Mapping[str, str]) -> _Index:
+    numbers, primary, identity, valid, immediate = row
+    columns = tuple(names[number] for number in (numbers or "").split() if number in names)
+    return _Index(columns, primary == "t", identity == "t", valid == "t" and immediate == "t")
+
+
+def _identity_columns(identity: ReplicaIdentity, indexes: Sequence[_Index]) -> tuple[str, ...]:
+    match identity:
+        case ReplicaIdentity.DEFAULT:
+            return next((i.columns for i in indexes if i.primary and i.logged), ())
+        case ReplicaIdentity.INDEX:
+            return next((i.columns for i in indexes if i.identity and i.logged), ())
+        case ReplicaIdentity.FULL | ReplicaIdentity.NOTHING:
+            return ()
+
+
+def _options(text: str | None) -> set[str]:
+    """A table's options as an array prints them: `{orientation=row,storage_type=USTORE}`."""
+    return {option.strip('"').lower() for option in (text or "").strip("{}").split(",")}

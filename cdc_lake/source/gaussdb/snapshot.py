@@ -1,0 +1,63 @@
+"""The initial copy of the GaussDB family: tables in a snapshot of which the CSN is known.
+
+`pg_export_snapshot_and_csn()` gives a snapshot that holds exactly the transactions with a CSN below its own, and other
+sessions take it over while the one that exported it stays in its transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc_lake.model.relation import Relation
+from cdc_lake.source.copy_text import chunks_of
+from cdc_lake.source.gaussdb.catalog import quoted
+from cdc_lake.source.gaussdb.server import CsnSnapshot, snapshot_and_csn
+from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.wire.session import WireSession
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyReader:
+    """Reads tables in the snapshot of its session; for one thread."""
+
+    session: WireSession
+    chunk_rows: int
+
+    def read(self, relation: Relation) -> Iterator[pa.ListArray]:
+        """The table's rows, list<string> by position in the layout; nothing for an empty table. Raises SourceError."""
+        columns = ", ".join(identifier(name) for name in relation.names)
+        statement = f"COPY (SELECT {columns} FROM {quoted(relation.table)}) TO STDOUT"
+        blocks = self.session.copy_out(statement, doing=f"copying {relation.table}")
+        return chunks_of(blocks, len(relation.columns), self.chunk_rows)
+
+
+@contextmanager
+def exported(session: WireSession) -> Iterator[CsnSnapshot]:
+    """A transaction of `session` that exports a snapshot with its CSN, held until the end. Raises SourceError."""
+    taken = snapshot_and_csn(session)
+    try:
+        yield taken
+    finally:
+        if not session.closed:
+            session.query("ROLLBACK", doing="ending the snapshot")
+
+
+@contextmanager
+def readers(
+    dial: Callable[[], WireSession], taken: CsnSnapshot, count: int, chunk_rows: int
+) -> Iterator[list[FamilyReader]]:
+    """Sessions that all see the exported snapshot, opened by `dial` and closed at the end. Raises SourceError."""
+    with ExitStack() as opened:
+        out = []
+        for _ in range(count):
+            session = dial()
+            opened.callback(session.close)
+            doing = "taking over the snapshot"
+            session.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
+            session.query(f"SET TRANSACTION SNAPSHOT {literal(taken.name)}", doing=doing)
+            out.append(FamilyReader(session, chunk_rows))
+        yield out

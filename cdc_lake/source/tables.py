@@ -1,0 +1,57 @@
+"""Tables: which ones the patterns of `source.tables` choose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from cdc_lake.errors import NoTableMatches
+from cdc_lake.model.relation import TableName
+
+
+def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[TableName]:
+    """The tables that the patterns choose, sorted; raises NoTableMatches for a pattern that chooses nothing."""
+    known = sorted(tables)
+    chosen: set[TableName] = set()
+    for pattern in patterns:
+        taken_out = pattern.startswith("!")
+        match = _compiled(pattern.removeprefix("!"))
+        found = {t for t in known if match(t)}
+        if taken_out:
+            chosen -= found
+        elif found:
+            chosen |= found
+        else:
+            raise NoTableMatches(f"`{pattern}` of `source.tables` matches no table in the database")
+    if not chosen:
+        raise NoTableMatches("`source.tables` leaves no table over")
+    return sorted(chosen)
+
+
+def chooses(patterns: Sequence[str]) -> Callable[[TableName], bool]:
+    """The patterns as a predicate, whatever tables there are; raises NoTableMatches for a text that is no pattern."""
+    steps = [(not pattern.startswith("!"), _compiled(pattern.removeprefix("!"))) for pattern in patterns]
+
+    def chosen(table: TableName) -> bool:
+        inside = False
+        for takes_in, match in steps:
+            if takes_in is not inside and match(table):
+                inside = takes_in
+        return inside
+
+    return chosen
+
+
+def _compiled(pattern: str) -> Callable[[TableName], bool]:
+    """A pattern as a predicate: `schema.table`, escaped as in `TableName`, `*` and `?` within a part."""
+    try:
+        parts = TableName.parse(pattern)
+    except ValueError as wrong:
+        raise NoTableMatches(f"`{pattern}` of `source.tables` is not a pattern: {wrong}") from wrong
+    schema, name = (_wildcards(part) for part in (parts.schema, parts.name))
+    return lambda table: bool(schema.fullmatch(table.schema) and name.fullmatch(table.name))
+
+
+def _wildcards(part: str) -> re.Pattern[str]:
+    known = {"*": ".*", "?": "."}
+    return re.compile("".join(known.get(char) or re.escape(char) for char in part), re.DOTALL)
