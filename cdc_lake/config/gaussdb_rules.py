@@ -24,7 +24,7 @@ from cdc_lake.config.gaussdb_options import (
 )
 from cdc_lake.config.gaussdb_refusal import Refusal, Rule
 from cdc_lake.config.quantity import format_milliseconds
-from cdc_lake.config.release import Release, parse_release, show_release
+from cdc_lake.config.release import Release, pad_release, parse_release, show_release
 from cdc_lake.config.source import FamilySource
 from cdc_lake.config.white_list import uncovered, wrong_entry
 
@@ -41,11 +41,14 @@ _OID_LIST = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
 _Given = Mapping[str, OptionValue]
 
 
-def judge(source: FamilySource, release: Release | None = None) -> list[Refusal]:
-    """Every broken rule; `release` is the one the server names, by default the one that is declared."""
+def judge(source: FamilySource, release: tuple[int, ...] | None = None) -> list[Refusal]:
+    """Every broken rule; `release` is the one the server names, by default the one that is declared.
+
+    Its numbers are GaussDB's own, or those of the openGauss that the server is made from.
+    """
     if release is None and source.version is not None:
         release = parse_release(source.version)
-    return [*judge_source(source), *_options(source, release)]
+    return [*judge_source(source), *_options(source, None if release is None else pad_release(release))]
 
 
 def _options(source: FamilySource, release: Release | None) -> Iterator[Refusal]:

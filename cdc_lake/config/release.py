@@ -18,6 +18,12 @@ def parse_release(text: str) -> Release:
     return int(found[1]), int(found[2] or 0), int(found[3] or 0)
 
 
+def pad_release(numbers: tuple[int, ...]) -> Release:
+    """Three numbers of however many there are: a shorter tuple would sort before its own release."""
+    first, second, third = (*numbers, 0, 0, 0)[:3]
+    return first, second, third
+
+
 def show_release(release: Release) -> str:
     """The release as people write it."""
     return ".".join(map(str, release))
