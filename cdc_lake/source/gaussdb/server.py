@@ -124,7 +124,8 @@ def _whole_csn(printed: int, near: int | None) -> int:
     if near is None or printed >= _CSN_WRAP:
         return printed
     whole = near - near % _CSN_WRAP + printed
-    return min((whole - _CSN_WRAP, whole, whole + _CSN_WRAP), key=lambda csn: (abs(csn - near), csn < 0))
+    candidates = (csn for csn in (whole - _CSN_WRAP, whole, whole + _CSN_WRAP) if csn >= 0)
+    return min(candidates, key=lambda csn: abs(csn - near))
 
 
 def _one(session: WireSession, sql: str, doing: str) -> tuple[str | None, ...]:

@@ -1,0 +1,141 @@
+"""The family's mistakes: each of the server's texts gives its error, with a remedy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdc_lake import errors
+from cdc_lake.errors import (
+    AuthenticationRefused,
+    DatabaseUnknown,
+    DecodersExhausted,
+    OptionRefused,
+    OptionUnknown,
+    PluginMissing,
+    QueryRefused,
+    ReplicationPortNeeded,
+    Retry,
+    RoleLacksReplication,
+    ServerBusy,
+    ServerSettings,
+    ServerUnreachable,
+    ServicePortNeeded,
+    SlotActive,
+    SlotForeign,
+    SlotInvalidated,
+    SlotMissing,
+    SlotNameInvalid,
+    SourceError,
+    SourcePermission,
+    StandbyNeeded,
+    WrongOutputOrder,
+)
+from cdc_lake.source.wire.protocol import ServerMessage
+from cdc_lake.source.wire.refusals import server_error, startup_error
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data/opengauss/refusals.json").read_text())
+
+RECORDED_KINDS = {
+    "is unknown": OptionUnknown,
+    "could not parse value": OptionRefused,
+    "power of two": OptionRefused,
+    "logical_sender_timeout": OptionRefused,
+    "does not exist": SlotMissing,
+    "was not created in this database": SlotForeign,
+    "already exists": SlotForeign,
+    "is already active": SlotActive,
+    "contains invalid character": SlotNameInvalid,
+    "could not access file": PluginMissing,
+    "must be called inside a transaction": QueryRefused,
+    "command parser": QueryRefused,
+    "syntax error": QueryRefused,
+}
+
+
+@pytest.mark.parametrize("refusal", RECORDED, ids=lambda r: r["command"].removeprefix("START_REPLICATION "))
+def test_every_recorded_refusal_gives_its_error(refusal: dict[str, str]) -> None:
+    expected = next(kind for words, kind in RECORDED_KINDS.items() if words in refusal["message"])
+    said = ServerMessage("FATAL", refusal["sqlstate"], refusal["message"])
+    error = server_error(said, "starting replication", where="db1:8001/shop")
+    assert type(error) is expected
+    assert refusal["message"] in error.message
+    assert error.where == "db1:8001/shop"
+    assert error.remedy
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "words", "expected"),
+    [
+        ("XX000", "replication should connect HA port in thread_pool", ReplicationPortNeeded),
+        ("XX000", "logical replication should connect HA port in thread_pool", ReplicationPortNeeded),
+        ("57P03", "the local listen ip and port is not for the gsql client", ServicePortNeeded),
+        ("00000", "Invalid logical replication slot shop.", SlotMissing),
+        ("58P01", "requested WAL segment 0000000100 has already been removed", SlotInvalidated),
+        ("00000", "walsender closed because of role is primary.", StandbyNeeded),
+        ("00000", "can't create logical decode dispatcher", DecodersExhausted),
+        (
+            "42501",
+            (
+                "must be system admin or replication role or a member of the gs_role_replication role "
+                "to use replication slots"
+            ),
+            RoleLacksReplication,
+        ),
+        ("42501", "permission denied for relation orders", SourcePermission),
+        ("22023", "output-order 0 does not match the order of slot shop", WrongOutputOrder),
+        ("22023", 'option "output-order" = "1" is unknown', OptionUnknown),
+        ("0A000", "Standby mode doesn't support create logical slot", ServerSettings),
+        ("55000", "logical decoding requires wal_level >= logical", ServerSettings),
+        ("42809", "terminating Walsender process due to replication timeout", ServerUnreachable),
+        ("57P01", "terminating connection due to administrator command", ServerUnreachable),
+        ("22023", "invalid snapshot identifier", QueryRefused),
+    ],
+)
+def test_the_texts_of_the_sources_give_their_errors(sqlstate: str, words: str, expected: type[SourceError]) -> None:
+    error = server_error(ServerMessage("ERROR", sqlstate, words), "reading the stream", user="cdc")
+    assert type(error) is expected
+    assert error.remedy
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "words", "expected"),
+    [
+        ("28P01", "Invalid username/password,login denied.", AuthenticationRefused),
+        (
+            "28000",
+            'no pg_hba.conf entry for replication connection from host "10.0.0.1", SSL off',
+            AuthenticationRefused,
+        ),
+        ("28000", "Forbid remote connection with initial user.", AuthenticationRefused),
+        ("28000", "The account has been locked.", AuthenticationRefused),
+        ("3D000", 'database "shop" does not exist', DatabaseUnknown),
+        ("53300", "sorry, too many clients already", ServerBusy),
+        ("57P03", "the database system is starting up", ServerBusy),
+        ("42704", 'unrecognized configuration parameter "session_timeout"', ServerSettings),
+        ("XX000", "replication should connect HA port in thread_pool", ReplicationPortNeeded),
+        ("57P03", "the local listen ip and port is not for the gsql client", ServicePortNeeded),
+        ("42501", "must be system admin or replication role to start walsender", RoleLacksReplication),
+    ],
+)
+def test_a_refused_connection_gives_its_error(sqlstate: str, words: str, expected: type[SourceError]) -> None:
+    said = ServerMessage("FATAL", sqlstate, words)
+    error = startup_error(said, user="cdc", database="shop", where="db1:8000/shop")
+    assert type(error) is expected
+    assert "`cdc`" in error.message
+    assert error.remedy
+
+
+def test_the_option_that_was_refused_is_named() -> None:
+    said = ServerMessage("FATAL", "22023", 'could not parse value "300" for parameter "sending-batch"')
+    assert '"sending-batch"' in server_error(said, "reading the stream").message
+
+
+def test_waiting_helps_where_it_does() -> None:
+    later = {
+        kind for kind in vars(errors).values() if isinstance(kind, type) and getattr(kind, "retry", 0) is Retry.LATER
+    }
+    assert {DecodersExhausted, SlotActive, ServerUnreachable} <= later
+    assert not {ReplicationPortNeeded, OptionUnknown, PluginMissing, WrongOutputOrder} & later
