@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,7 +18,8 @@ from cdc_lake.decode.mppdb.records import Ddl, Field, Operation, Row, Truncated
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
-from cdc_lake.testing.gaussdb.live import LivePostgres, SnapshotPoint, current_snapshot
+from cdc_lake.testing.gaussdb.live import LivePostgres, SnapshotPoint
+from cdc_lake.testing.gaussdb.live_setup import current_snapshot
 from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database
 
@@ -206,7 +208,34 @@ def move(database: Database, seed: int, stop: threading.Event) -> None:
         while not stop.is_set():
             one, other = sorted(chance.sample(range(1, 61), 2))
             amount = chance.randint(1, 9)
-            time.sleep(chance.random() / 500)
+            time.sleep(chance.random() / 100)
             with conn.transaction():
                 conn.execute("UPDATE accounts SET amount = amount - %s WHERE id = %s", (amount, one))
                 conn.execute("UPDATE accounts SET amount = amount + %s WHERE id = %s", (amount, other))
+
+
+def test_a_journal_goes_on_where_another_process_ended(database: Database, tmp_path: Path) -> None:
+    print("CDC_LAKE_SEED =", SEED)
+    keys = {TableName("public", shape.name): tuple(shape.key) for shape in SHAPES}
+    given: dict[str, Any] = {"inversions": 0.4, "foreign": 0.3, "seed": SEED, "journal": tmp_path / "journal"}
+    with database.connect() as conn:
+        workload = Workload(conn, SEED)
+        workload.create_tables()
+        workload.run(20)
+        before: State = {table: read(conn, table, key) for table, key in keys.items()}
+        with live(database, **given) as source:
+            workload.run(60)
+            first = source.settled(), source.ledger.since(0)
+        workload.run(60)  # nobody listens
+        with (tmp_path / "journal").open("ab") as journal:
+            journal.write(b"\x80\x05torn")
+        with live(database, **given) as source:
+            assert source.ledger.since(0)[: len(first[1])] == first[1]
+            workload.run(60)
+            source.settled()
+            transactions = source.ledger.since(0)
+        after = {table: read(conn, table, key) for table, key in keys.items()}
+    assert_dense(transactions, 2000)
+    for transaction in transactions:
+        fold(before, transaction, keys)
+    assert before == after

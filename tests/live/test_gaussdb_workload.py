@@ -247,7 +247,7 @@ def test_snapshots_over_the_wire_are_exact_while_others_write(stand_in: StandIn,
     for writer in writers:
         writer.start()
     try:
-        for at in range(12 * BUDGET):
+        for at in range(30 * BUDGET):
             if at % 3:
                 exported = snapshot_and_csn(session)
                 name, csn = exported.name, exported.csn.value

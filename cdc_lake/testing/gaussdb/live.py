@@ -17,40 +17,39 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import conninfo
 
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.model.position import Lsn
+from cdc_lake.errors import SlotActive
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.catalog import SourceCatalog, relation_of
+from cdc_lake.source.catalog import SourceCatalog
 from cdc_lake.source.connection import Session
 from cdc_lake.source.postgres import PostgresStream
-from cdc_lake.source.printing import PRINTING
-from cdc_lake.source.publication import published
-from cdc_lake.source.slot import export_slot
-from cdc_lake.source.snapshot import exported, read_chunks
+from cdc_lake.source.slot import export_slot, keep_slot
 from cdc_lake.source.visible import Visible
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake.testing.gaussdb.live_journal import Journal, Numbered, Opening
 from cdc_lake.testing.gaussdb.live_order import LiveOrder, SnapshotPassed, Waiting
-from cdc_lake.testing.gaussdb.live_rows import SCHEMA, LiveRows, Told
+from cdc_lake.testing.gaussdb.live_rows import LiveRows, Told
+from cdc_lake.testing.gaussdb.live_setup import (
+    PUBLICATION,
+    TypeNames,
+    connect,
+    current_snapshot,
+    prepare,
+    rows_at,
+)
 
-_MARK_DDL: Final = f"""
-CREATE SCHEMA {SCHEMA};
-CREATE TABLE {SCHEMA}.ddl (tag text);
-CREATE FUNCTION {SCHEMA}.mark() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER
-    AS $$ BEGIN INSERT INTO {SCHEMA}.ddl VALUES (tg_tag); END $$;
-CREATE EVENT TRIGGER {SCHEMA} ON ddl_command_end EXECUTE FUNCTION {SCHEMA}.mark();
-"""
-_PUBLICATION: Final = "gaussdb_standin"
 _IDLE: Final = 0.02  # seconds: the longest a request for a snapshot waits for the reader
 _GATHER: Final = 0.05  # seconds a block of transactions that may be exchanged waits to be full
 _STATUS: Final = 5.0
-_CHUNK_ROWS: Final = 10_000
+_RELEASED: Final = 20.0  # seconds until the server has noticed that an earlier reader ended
 _FOREIGN_STEP: Final = 8  # bytes: an empty transaction of another database fits behind a commit record
 
 
@@ -79,6 +78,8 @@ class LivePostgres:
     `dsn` names the database and a superuser. `inversions` is the share of neighbouring transactions whose CSNs are
     exchanged, `foreign` the chance of an empty transaction of another database behind each. `seed` fixes both. With
     `ddl_marks` transactions say where DDL was done in them, so that parallel decoding loses the rows behind it.
+
+    With a `journal` (a file) the ledger goes on where an earlier process left it; otherwise it begins now.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class LivePostgres:
         keyless: Collection[TableName] = (),
         leading_zero: bool = True,
         ddl_marks: bool = False,
+        journal: Path | None = None,
     ) -> None:
         """Describe it; nothing is opened yet."""
         self._dsn = dsn
@@ -103,6 +105,7 @@ class LivePostgres:
         self._foreign = foreign
         self._random = random.Random(seed)
         self._order = LiveOrder(first_csn, inversions=inversions, seed=seed)
+        self._journal = None if journal is None else Journal(journal)
         self._asks: queue.SimpleQueue[_Ask] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
@@ -114,24 +117,58 @@ class LivePostgres:
     # ── what it does ─────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> Self:
-        """Open the slot, copy the tables, start reading; from then on `ledger` is there."""
+        """Open the slot, copy the tables, start reading; from then on `ledger` is there. Raises SourceError."""
         self._sql = self._connect()
-        self._prepare()
-        replication = self._connect(replication=True)
-        slot = export_slot(replication, f"live_{random.SystemRandom().getrandbits(32):08x}")
-        self._rows = LiveRows(_TypeNames(self._connect()), keyless=self.keyless, leading_zero=self._leading_zero)
-        self._copy(slot.snapshot)
-        self.ledger = Ledger(start=slot.consistent.value, first_csn=self._first_csn)
+        prepare(self._sql, self.keyless, ddl_marks=self._ddl_marks)
+        self._rows = LiveRows(TypeNames(self._connect()), keyless=self.keyless, leading_zero=self._leading_zero)
         self._assembler = Assembler(SourceCatalog(self._connect()))
-        self._stream = PostgresStream(
-            replication, slot.name, _PUBLICATION, slot.consistent.value, status_interval=_STATUS
-        )
-        self._end = slot.consistent.value
+        replication = self._connect(replication=True)
+        kept = None if self._journal is None else self._journal.read()
+        slot, start, numbered = self._begin(replication) if kept is None else (kept[0].slot, kept[0].start, kept[1])
+        if kept is not None:
+            for relation, rows in kept[0].rows:
+                self._rows.load(relation, rows)
+        self.ledger = Ledger(start=start, first_csn=self._first_csn)
+        self._end = start
+        self._order.resume([entry.csn for entry in numbered])
+        for entry in numbered:
+            self._add(self._waiting(entry.raw, entry.commit_lsn, entry.commit_ts, entry.csn))
+        self._append(journaled=True)
+        self._stream = self._open(replication, slot, self._end)
         self._thread.start()
         return self
 
+    def _begin(self, replication: Session) -> tuple[str, int, list[Numbered]]:
+        """Make the slot, and take the image of the rows there; with a journal, both last."""
+        exported = export_slot(replication, f"live_{random.SystemRandom().getrandbits(32):08x}")
+        image = list(rows_at(self._connect(), exported.snapshot))
+        for relation, rows in image:
+            self._rows.load(relation, rows)
+        start = exported.consistent.value
+        if self._journal is None:
+            return exported.name, start, []
+        slot = exported.name.removesuffix("_new")
+        keep_slot(self._sql, exported, slot)
+        self._journal.open(Opening(slot, start, image))
+        return slot, start, []
+
+    def _open(self, replication: Session, slot: str, start: int) -> PostgresStream:
+        deadline = time.monotonic() + _RELEASED
+        while True:
+            try:
+                return PostgresStream(replication, slot, PUBLICATION, start, status_interval=_STATUS)
+            except SlotActive:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def _connect(self, *, replication: bool = False) -> Session:
+        session = connect(self._dsn, replication=replication)
+        self._sessions.append(session)
+        return session
+
     def stop(self) -> None:
-        """End reading; the slot goes with its connection. Raises what the reader failed with."""
+        """End reading; without a journal the slot goes with its connection. Raises what the reader failed with."""
         self._stopping.set()
         self._thread.join()
         if self._failure is not None:
@@ -196,14 +233,18 @@ class LivePostgres:
     def _take(self, raw: RawTransaction) -> None:
         bounds = raw.bounds
         assert bounds.commit_lsn is not None
-        assert bounds.xid is not None
         assert bounds.commit_ts is not None
-        first = raw.lsns[0] if raw.lsns else bounds.commit_lsn
-        told = self._rows.tell(raw)
-        self._add(Waiting(told, bounds.xid, first, bounds.commit_lsn, bounds.position, bounds.commit_ts))
+        self._add(self._waiting(raw, bounds.commit_lsn, bounds.commit_ts))
         if self._random.random() < self._foreign:
-            at = bounds.position
-            self._add(Waiting(Told(()), None, at, at, at + _FOREIGN_STEP, bounds.commit_ts))
+            self._add(self._waiting(None, bounds.position, bounds.commit_ts))
+
+    def _waiting(self, raw: RawTransaction | None, at: int, time_us: int, csn: int | None = None) -> Waiting:
+        """A transaction as it waits for the ledger; without `raw` an empty one of another database."""
+        if raw is None:
+            return Waiting(Told(()), None, at, at, at + _FOREIGN_STEP, time_us, csn)
+        first = raw.lsns[0] if raw.lsns else at
+        assert raw.bounds.xid is not None
+        return Waiting(self._rows.tell(raw), raw.bounds.xid, first, at, raw.bounds.position, time_us, csn, raw)
 
     def _add(self, waiting: Waiting) -> None:
         self._order.add(waiting)
@@ -217,34 +258,36 @@ class LivePostgres:
             self._order.number(visible.shows, whole=time.monotonic() - self._added_at > _GATHER)
         self._append()
 
-    def _append(self) -> None:
-        last = 0
-        for waiting in self._order.ready():
-            assert waiting.csn is not None
-            self.ledger.append(
-                LedgerTransaction(
-                    csn=waiting.csn,
-                    xid=waiting.xid or self.ledger.allot_xid(),
-                    first_lsn=waiting.first_lsn,
-                    commit_start=waiting.commit_lsn,
-                    commit_end=waiting.end_lsn,
-                    time_us=waiting.commit_ts,
-                    changes=waiting.told.records,
-                    database=self.database if waiting.xid is not None else "other",
-                )
-            )
-            last = waiting.end_lsn
+    def _append(self, *, journaled: bool = False) -> None:
+        ready = list(self._order.ready())
+        if self._journal is not None and not journaled and ready:
+            self._journal.write(*(Numbered(w.csn or 0, w.commit_lsn, w.commit_ts, w.raw) for w in ready))
+        for waiting in ready:
+            self.ledger.append(self._transaction(waiting))
         now = time.monotonic()
-        if last and now - self._confirmed_at > 1:
-            self._stream.confirm(last)
+        if ready and not journaled and now - self._confirmed_at > 1:
+            self._stream.confirm(ready[-1].end_lsn)
             self._confirmed_at = now
+
+    def _transaction(self, waiting: Waiting) -> LedgerTransaction:
+        assert waiting.csn is not None
+        return LedgerTransaction(
+            csn=waiting.csn,
+            xid=waiting.xid or self.ledger.allot_xid(),
+            first_lsn=waiting.first_lsn,
+            commit_start=waiting.commit_lsn,
+            commit_end=waiting.end_lsn,
+            time_us=waiting.commit_ts,
+            changes=waiting.told.records,
+            database=self.database if waiting.xid is not None else "other",
+        )
 
     def _answer(self) -> None:
         while not self._asks.empty():
             ask = self._asks.get()
             try:
                 ask.point = self._place(ask)
-            except (psycopg.Error, SnapshotPassed, RuntimeError) as failed:
+            except (psycopg.Error, SnapshotPassed, RuntimeError, OSError) as failed:
                 ask.failed = failed
             ask.done.set()
 
@@ -266,62 +309,3 @@ class LivePostgres:
         while self._end < position:
             self._stream.tick(ping=True)
             self._read(0.005)
-
-    # ── how it starts ────────────────────────────────────────────────────────────────────────────────────────
-
-    def _connect(self, *, replication: bool = False) -> Session:
-        options = " ".join(f"-c {name}={value}" for name, value in PRINTING.items())
-        given = {"replication": "database"} if replication else {}
-        made = conninfo.make_conninfo(self._dsn, options=options, client_encoding="UTF8", **given)
-        session: Session = psycopg.connect(made, autocommit=True)
-        self._sessions.append(session)
-        return session
-
-    def _prepare(self) -> None:
-        """The publication, and whole old rows for tables that have no identity."""
-        for table in self.keyless:
-            name = sql.Identifier(table.schema, table.name)
-            self._sql.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(name))
-        if self._ddl_marks and not self._there("pg_namespace", "nspname", SCHEMA):
-            self._sql.execute(_MARK_DDL.encode())
-        if not self._there("pg_publication", "pubname", _PUBLICATION):
-            # openGauss sends generated columns; PostgreSQL can since 18
-            generated = ", publish_generated_columns = stored" if self._sql.info.server_version >= 180000 else ""
-            self._sql.execute(
-                f"CREATE PUBLICATION {_PUBLICATION} FOR ALL TABLES "
-                f"WITH (publish_via_partition_root = true{generated})".encode()
-            )
-
-    def _there(self, catalog: str, column: str, name: str) -> bool:
-        query = sql.SQL("SELECT FROM {} WHERE {} = %s").format(sql.Identifier(catalog), sql.Identifier(column))
-        return self._sql.execute(query, [name]).fetchone() is not None
-
-    def _copy(self, snapshot: str) -> None:
-        """Load the image of every keyed table as of the slot's point."""
-        with exported(self._connect(), snapshot) as session:
-            for entry in published(session, _PUBLICATION):
-                relation = relation_of(session, entry.table, entry.columns)
-                for rows in read_chunks(session, relation, row_filter=None, chunk_rows=_CHUNK_ROWS):
-                    self._rows.load(relation, map(tuple, rows.to_pylist()))
-
-
-class _TypeNames:
-    """Type names by OID, as `format_type` prints them for whoever has the default search path."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._known: dict[int, str] = {}
-
-    def __call__(self, oid: int) -> str:
-        if (name := self._known.get(oid)) is None:
-            row = self._session.execute("SELECT format_type(%s::oid, NULL)", [oid]).fetchone()
-            assert row is not None
-            name = self._known[oid] = str(row[0])
-        return name
-
-
-def current_snapshot(session: Session) -> Visible:
-    """What `session` sees now, and a position nothing of it lies above."""
-    row = session.execute("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text").fetchone()
-    assert row is not None
-    return Visible.parse(str(row[0]), Lsn.parse(str(row[1])).value)

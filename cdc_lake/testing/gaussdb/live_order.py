@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.testing.gaussdb.live_rows import Told
 
 WINDOW: Final = 10
@@ -36,6 +37,7 @@ class Waiting:
     end_lsn: int
     commit_ts: int
     csn: int | None = None
+    raw: RawTransaction | None = None
 
 
 class SnapshotPassed(Exception):
@@ -47,10 +49,17 @@ class LiveOrder:
 
     def __init__(self, first_csn: int, *, inversions: float = 0.0, seed: int = 0) -> None:
         self.next_csn = first_csn
+        self._skipped: deque[int] = deque()
         self._inversions = inversions
         self._random = random.Random(seed)
         self._waiting: deque[Waiting] = deque()
         self._numbered: deque[int] = deque(maxlen=_REMEMBERED)
+
+    def resume(self, given: Collection[int]) -> None:
+        """Go on after these numbers; those that were lost between them are given first."""
+        if given:
+            first, self.next_csn = self.next_csn, max(given) + 1
+            self._skipped.extend(sorted(set(range(first, self.next_csn)).difference(given)))
 
     def add(self, transaction: Waiting) -> None:
         """Take the next transaction of the log."""
@@ -72,11 +81,16 @@ class LiveOrder:
             del seen[len(seen) - len(seen) % WINDOW :]
         for start in range(0, len(seen), WINDOW):
             for waiting in self._shuffled(seen[start : start + WINDOW]):
-                waiting.csn = self.next_csn
-                self.next_csn += 1
+                waiting.csn = self._next()
                 if waiting.xid is not None:
                     self._numbered.append(waiting.xid)
         return self.next_csn
+
+    def _next(self) -> int:
+        if self._skipped:
+            return self._skipped.popleft()
+        self.next_csn += 1
+        return self.next_csn - 1
 
     def check(self, shows: Callable[[int], bool]) -> None:
         """Raise SnapshotPassed where a snapshot does not show everything that has a number."""
