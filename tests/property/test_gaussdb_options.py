@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import random
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from cdc_lake.config.capture import captures
 from cdc_lake.config.gaussdb_options import OPTIONS, Form, Mode
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.gaussdb_sent import effective_options
+from cdc_lake.config.load import validate
 from cdc_lake.config.source import FamilySource
 from cdc_lake.config.white_list import white_list
 from cdc_lake.model.relation import TableName
@@ -130,6 +133,28 @@ def test_a_white_list_lets_through_every_captured_table() -> None:
         if listed is not None and captures(patterns, table):
             options = parse_options([("white-table-list", listed)], dialect_of("6.0.2", "openGauss"))
             assert options.wants(table.schema, table.name), (patterns, listed, table)
+
+
+ANYTHING = (None, "x", "", 1, -1, 2.5, True, [], {}, ["a"], [1], [["a"]], {"a": 1}, "1 s", ["a:b", "c:1"], "csn", "polling",
+            "coordinator", ["nodot"], {"name": "gs_roach", "output_order": "csn"}, {"x": None, "decode-style": ["b"]},
+            {"parallel-decode-num": 1, "skip-empty-xacts": "on"}, {"slice-id": 0, "logical-receiver-num": 1})  # fmt: skip
+
+
+def test_whatever_stands_in_the_section_each_problem_has_its_place(tmp_path: Path) -> None:
+    print("CDC_LAKE_SEED =", SEED)
+    rng, until = random.Random(SEED + 3), time.monotonic() + SECONDS
+    file = tmp_path / "p.yaml"
+    while time.monotonic() < until:
+        source: dict[str, object] = {"type": rng.choice(list(PRODUCTS)), **PLAIN}
+        for key in rng.sample(list(FamilySource.model_fields), rng.randint(1, 5)):
+            if rng.random() < 0.2:
+                source.pop(key, None)
+            elif key != "type":
+                source[key] = rng.choice(ANYTHING)
+        file.write_text(yaml.safe_dump({"version": 1, "pipeline": "p", "source": source}))
+        for problem in validate([file]):
+            assert problem.location is not None
+            assert problem.summary
 
 
 @pytest.mark.parametrize("name", sorted(n for n, o in OPTIONS.items() if o.documented and n not in UNTRIED))

@@ -302,7 +302,8 @@ def test_the_pipelines_of_the_repository_are_valid(name: str, tmp_path: Path, mo
     file = tmp_path / "pipelines" / f"{name}.yaml"
     file.write_text(text)
     assert validate([file]) == []
-    assert load_project(file).lake.name == f"lake-{name}", "silver of several pipelines must not meet in one folder"
+    namespace = load_project(file).pipeline.silver.defaults.namespace
+    assert namespace == f"silver_{name}", "tables of several pipelines must not meet in one folder of the lake"
 
 
 def test_a_fresh_project_says_what_to_edit(tmp_path: Path) -> None:
