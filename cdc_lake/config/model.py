@@ -24,6 +24,8 @@ class Snapshot(Section):
     """`initial`: rows as of the slot's consistent point; `none`: changes only, silver starts empty."""
     chunk_rows: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 100_000
     """Rows of one bronze commit of the copy."""
+    parallelism: Annotated[int, Field(ge=1, le=16, strict=True)] = 2
+    """Tables copied at the same time, in one snapshot (GaussDB family; from PostgreSQL one after the other)."""
 
 
 class Batch(Section):

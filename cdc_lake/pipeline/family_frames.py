@@ -1,0 +1,53 @@
+"""The frames of a slot of the GaussDB family, and what assembles them, as the pipeline's options say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cdc_lake.config.gaussdb_options import Mode, as_number
+from cdc_lake.config.gaussdb_sent import effective_options
+from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.assembler import FamilyAssembler
+from cdc_lake.decode.mppdb.codec import Codec, Policy
+from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.source.gaussdb.stream import GaussStream
+from cdc_lake.source.wire.session import WireSession
+
+Dial = Callable[[str, bool], WireSession]
+"""Opens a session: what for, and whether for replication."""
+
+
+def style_of(project: Project) -> tuple[Style, bool]:
+    """How the stream is written: its style, and whether in batches."""
+    source = project.family
+    if source.decoding_mode is not Mode.PARALLEL:
+        return Style.SERIAL, False
+    options = effective_options(source)
+    return Style(options["decode-style"][0]), as_number(options["sending-batch"]) == 1
+
+
+def codec_of(project: Project, encoding: str) -> Codec:
+    """The codec of the database's encoding, with the pipeline's policy. Raises UnknownEncoding."""
+    return Codec(encoding, Policy(project.family.encoding_errors))
+
+
+def assembler_of(project: Project, domain: OrderDomain, encoding: str) -> FamilyAssembler:
+    """What makes transactions of the stream's frames."""
+    style, batch = style_of(project)
+    by_csn = project.family.slot_order == "csn"
+    return FamilyAssembler(style, batch=batch, domain=domain, codec=codec_of(project, encoding), confirms_csn=by_csn)
+
+
+def start_frames(project: Project, replication: WireSession, start: int) -> GaussStream:
+    """Start the stream of the pipeline's slot after `start`, 0 for the slot's own position. Raises SourceError."""
+    source = project.family
+    serial = source.decoding_mode is Mode.SERIAL
+    return GaussStream(
+        replication,
+        project.slot,
+        start,
+        effective_options(source),
+        keepalives_confirm=serial and source.slot_order == "lsn",
+        status_interval=source.reply_interval / 1000,
+    )

@@ -1,0 +1,170 @@
+"""The first start of a stream of the GaussDB family: slot, order domain, initial copy.
+
+    intention recorded → slot → order domain decided → snapshot at a CSN → stream begun in bronze → tables copied
+    → `snapshots` says complete
+
+Slots of the family are never temporary, so the intention to make one is recorded first: a slot of that name is then
+ours although bronze knows nothing of it yet. Whatever breaks off before the end is begun anew at the next start.
+
+The copy holds exactly the transactions with a CSN below the snapshot's. In the csn domain the stream begins there; in
+the lsn domain what the slot sends of them again is left out by CSN (`order.ArrivalOrder`).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.facts import FamilyTableFacts
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.errors import SlotForeign
+from cdc_lake.lake.control import ControlTables, SnapshotRow
+from cdc_lake.lake.control import now as control_now
+from cdc_lake.model.position import Csn, Lsn, OrderDomain
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.copying import CopiedTable, copy_tables
+from cdc_lake.pipeline.density import decide
+from cdc_lake.pipeline.family_frames import Dial
+from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
+from cdc_lake.source.gaussdb.catalog import check_identities, facts_of, tables_in_database
+from cdc_lake.source.gaussdb.server import CsnSnapshot, FamilyServerFacts
+from cdc_lake.source.gaussdb.slot import CreatedSlot, create_slot, create_slot_by_function, drop_slot, find_slot
+from cdc_lake.source.gaussdb.snapshot import exported, readers
+from cdc_lake.source.stream import Kind, StreamIdentity
+from cdc_lake.source.tables import select_tables
+from cdc_lake.source.wire.session import WireSession
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyStart:
+    """What the start of a stream needs besides the pipeline: sessions, closed by the caller, and who the server is."""
+
+    dial: Dial
+    session: WireSession
+    facts: FamilyServerFacts
+
+
+def begin(
+    project: Project,
+    start: FamilyStart,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    tell: Tell,
+) -> tuple[BronzeState, int]:
+    """Start a stream; its state and the rows copied. Raises SourceError, LakeError, Stopped."""
+    tables = captured(project, start.session)
+    _clear_the_way(project, start, bronze.state(), control, tell)
+    _record_intention(project, start.facts, control)
+    made = _make_slot(project, start)
+    domain = decide(project, start.dial, start.session, stop, tell)
+    with exported(start.session) as taken:
+        state = _begin_stream(project, start.facts, made, taken, domain, bronze, control)
+        tell(Progress("snapshot", f"initial copy of all below CSN {taken.csn}", facts={"epoch": state.epoch}))
+        copied: tuple[CopiedTable, ...] = ()
+        if project.pipeline.snapshot.mode == "initial":
+            copied = _copy(project, start, taken, tables, bronze, state, stop, tell)
+    failpoint(SNAPSHOT_DONE)
+    record_copy(control, state, "complete", copied)
+    rows = sum(t.rows for t in copied)
+    tell(Progress("snapshot", f"copied {len(copied)} tables, {rows} rows", rows, rows, "rows"))
+    return state, rows
+
+
+def captured(project: Project, session: WireSession) -> dict[TableName, FamilyTableFacts]:
+    """The tables that the pipeline takes, with the catalog's facts. Raises NoTableMatches, NoReplicaIdentity."""
+    wanted = select_tables(project.family.tables, tables_in_database(session))
+    found = {table: facts for table in wanted if (facts := facts_of(session, table)) is not None}
+    check_identities(found, session.place)
+    return found
+
+
+def _make_slot(project: Project, start: FamilyStart) -> CreatedSlot:
+    source = project.family
+    if source.slot_order == "csn":
+        # only the function takes an order; the replication command makes ordinary slots
+        return create_slot_by_function(start.session, project.slot, source.slot.plugin, OrderDomain.CSN)
+    if source.mode == "polling":
+        return create_slot_by_function(start.session, project.slot, source.slot.plugin, None)
+    replication = start.dial("slot", True)
+    try:
+        return create_slot(replication, project.slot, source.slot.plugin)
+    finally:
+        replication.close()
+
+
+def _begin_stream(
+    project: Project,
+    facts: FamilyServerFacts,
+    made: CreatedSlot,
+    taken: CsnSnapshot,
+    domain: OrderDomain,
+    bronze: BronzeWriter,
+    control: ControlTables,
+) -> BronzeState:
+    last = Csn(taken.csn.value - 1)
+    identity = StreamIdentity(
+        facts.system,
+        facts.database,
+        project.slot,
+        made.consistent,
+        csn=last if domain is OrderDomain.CSN else None,
+        kind=Kind.GAUSS,
+        seen=last if domain is OrderDomain.LSN else None,
+    )
+    by_csn = project.family.slot_order == "csn"
+    return begin_stream(identity, last.value if by_csn else made.consistent.value, bronze, control)
+
+
+def _copy(
+    project: Project,
+    start: FamilyStart,
+    taken: CsnSnapshot,
+    tables: dict[TableName, FamilyTableFacts],
+    bronze: BronzeWriter,
+    state: BronzeState,
+    stop: threading.Event,
+    tell: Tell,
+) -> tuple[CopiedTable, ...]:
+    layouts = Layouts(tables.get)
+    relations = [layouts.relation_of(table) for table in tables]
+    limits = project.pipeline.snapshot
+    count = max(1, min(limits.parallelism, len(relations)))
+    with readers(lambda: start.dial("copy", False), taken, count, limits.chunk_rows) as together:
+        return copy_tables(relations, together, bronze, state, stop, tell)
+
+
+def _intention(project: Project, facts: FamilyServerFacts) -> tuple[str, str]:
+    return f"slot:{project.slot}", f"{Kind.GAUSS}:{facts.system}:{facts.database}:{project.slot}"
+
+
+def _record_intention(project: Project, facts: FamilyServerFacts, control: ControlTables) -> None:
+    snapshot, stream = _intention(project, facts)
+    control.record(SnapshotRow(snapshot, stream, 0, 0, "[]", "started", control_now()))
+
+
+def _clear_the_way(
+    project: Project, start: FamilyStart, state: BronzeState | None, control: ControlTables, tell: Tell
+) -> None:
+    """Make sure no slot is in the way; drop ours where an earlier start broke off after making it."""
+    there = find_slot(start.session, project.slot)
+    if state is not None:
+        check_unfinished(state)
+        tell(Progress("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
+    if there is None:
+        return
+    intended = any((row.snapshot, row.stream) == _intention(project, start.facts) for row in control.snapshots())
+    if not intended:
+        raise SlotForeign(f"slot `{project.slot}` exists, but this pipeline did not make it")
+    if state is not None:
+        before = StreamIdentity.parse(state.stream)
+        confirmed = there.confirmed if there.order is OrderDomain.LSN else None
+        if confirmed is not None and confirmed > before.point.value:
+            raise SlotForeign(
+                f"slot `{project.slot}` is not the one made for {state.stream}: it is confirmed up to {Lsn(confirmed)}"
+            )
+    drop_slot(start.session, project.slot)

@@ -1,0 +1,144 @@
+"""From a pipeline to an open stream of the GaussDB family: a new one, or the one that bronze was fed from, checked."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.errors import BronzeAhead, OtherSource
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.position import Lsn, OrderDomain
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline import family_start
+from cdc_lake.pipeline.csn_order import CsnOrder
+from cdc_lake.pipeline.family_frames import assembler_of, codec_of, start_frames
+from cdc_lake.pipeline.gaps import recorded_gaps
+from cdc_lake.pipeline.open_stream import OpenStream, patiently
+from cdc_lake.pipeline.order import ArrivalOrder, Order
+from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
+from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.gaussdb.server import FamilyServerFacts, check_server, current_lsn, identify, snapshot_and_csn
+from cdc_lake.source.gaussdb.slot import check_slot, find_slot
+from cdc_lake.source.gaussdb.stream import GaussStream
+from cdc_lake.source.stream import Kind, StreamIdentity, shown
+from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.wire.session import WireSession
+
+
+@contextmanager
+def open_family(
+    project: Project,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    tell: Tell,
+    patience: float,
+) -> Iterator[OpenStream]:
+    """Connect, start or check the stream, start replication. Raises SourceError, LakeError, StateError, Stopped."""
+    target = target_of(project.family, project.root)
+    with ExitStack() as opened:
+
+        def dial(what: str, replication: bool) -> WireSession:
+            session = connect(target, application=f"cdc_lake {project.name} {what}", replication=replication)
+            opened.callback(session.close)
+            return session
+
+        session = dial("catalog", False)
+        replication = dial("identify", True)
+        facts = identify(replication)
+        replication.close()
+        check_server(facts, session.place)
+        state, copied = bronze.state(), 0
+        if state is None or not is_complete(control, state.stream, state.epoch):
+            start = family_start.FamilyStart(dial, session, facts)
+            state, copied = patiently(
+                lambda: family_start.begin(project, start, bronze, control, stop, tell), stop, tell, patience
+            )
+        else:
+            _check_resume(project, session, facts, state)
+        identity = StreamIdentity.parse(state.stream)
+        goal = _goal(session, identity.domain)
+        frames = patiently(lambda: _start(project, dial("stream", True), state), stop, tell, patience)
+        opened.callback(frames.close)
+        after = shown(state.stream, state.upto)
+        tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
+        layouts = _layouts(project, facts, dial("layouts", False))
+        yield OpenStream(
+            frames=frames,
+            assembler=assembler_of(project, identity.domain, facts.encoding),
+            order=_order(project, identity, state, control),
+            tabulate=partial(tabulate, layouts=layouts),
+            domain=identity.domain,
+            state=state,
+            goal=goal,
+            copied=copied,
+        )
+
+
+def _check_resume(project: Project, session: WireSession, facts: FamilyServerFacts, state: BronzeState) -> None:
+    """Raise unless the stream that bronze holds can go on at this server, database and slot."""
+    identity = StreamIdentity.parse(state.stream)
+    for what, was, now in (
+        ("kind of source", identity.kind.value, Kind.GAUSS.value),
+        ("server's system identifier", identity.system, facts.system),
+        ("database", identity.database, facts.database),
+        ("slot", identity.slot, project.slot),
+    ):
+        if was != now:
+            raise OtherSource(f"the {what} is `{now}`, but bronze was fed from `{was}`")
+    source = project.family
+    if source.order != "auto" and OrderDomain(source.order) is not identity.domain:
+        raise OtherSource(
+            f"the pipeline asks for order {source.order}, but the stream was begun in order {identity.domain.value}",
+            hint=f"set `source.order` to {identity.domain.value} or auto, or begin a new lake",
+        )
+    slot_order = OrderDomain(source.slot_order)
+    if slot_order is OrderDomain.LSN and state.confirm > facts.flushed.value:
+        raise BronzeAhead(
+            f"bronze holds changes up to {Lsn(state.confirm)}, the server's log ends at {facts.flushed}: "
+            f"{state.confirm - facts.flushed.value} bytes were lost there (timeline {facts.timeline})"
+        )
+    there = find_slot(session, project.slot)
+    check_slot(there, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
+
+
+def _start(project: Project, replication: WireSession, state: BronzeState) -> GaussStream:
+    return start_frames(project, replication, state.confirm)
+
+
+def _goal(session: WireSession, domain: OrderDomain) -> int:
+    """A position that everything committed by now lies at or below, and that a quiet server's stream reaches."""
+    if domain is OrderDomain.LSN:
+        return current_lsn(session).value
+    goal = snapshot_and_csn(session).csn.value - 1
+    session.query("ROLLBACK", doing="ending the snapshot")
+    return goal
+
+
+def _order(project: Project, identity: StreamIdentity, state: BronzeState, control: ControlTables) -> Order:
+    source = project.family
+    if identity.domain is OrderDomain.LSN or source.slot_order == "csn":
+        return ArrivalOrder(None if identity.seen is None else identity.seen.value)
+    return CsnOrder(
+        state.upto,
+        state.confirm,
+        bound=source.csn_gap.bound / 1000,
+        policy=source.csn_gap.policy,
+        clock=time.monotonic,
+        empty=state.empty,
+        recorded=recorded_gaps(control, BronzeReader(project.bronze), state),
+    )
+
+
+def _layouts(project: Project, facts: FamilyServerFacts, session: WireSession) -> Layouts:
+    tables = frozenset(tables_in_database(session))
+    return Layouts(FamilyTables(session), codec_of(project, facts.encoding), tables=tables)

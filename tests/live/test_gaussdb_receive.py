@@ -1,0 +1,83 @@
+"""The receive loop over the family's wire: a live PostgreSQL's workload through every way to read ends in bronze, whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.testing.workload import Workload
+from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
+from tests.live.test_receive_loop import bronze_rows, once, tables_at_source, tables_from_bronze
+
+pytestmark = pytest.mark.live
+
+__all__ = ["stand_in"]
+
+SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+
+
+def project_of(stand_in: StandIn, kind: Kind, root: Path, **changes: Any) -> Project:
+    server = stand_in.servers[kind.by_csn]
+    document: dict[str, Any] = {
+        "version": 1,
+        "pipeline": kind.slot,
+        "source": {
+            "type": "gaussdb" if kind.by_csn else "opengauss",
+            "host": server.host,
+            "port": server.port,
+            "replication_port": server.replication_port,
+            "database": stand_in.database.name,
+            "user": "cdc",
+            "password": PASSWORD,
+            "tls": {"mode": "disable"},
+            "slot": {"output_order": "csn"} if kind.by_csn else {},
+            "decoding": decoding(kind),
+            "tables": ["public.*"],
+        },
+        "snapshot": {"chunk_rows": 37},
+        "bronze": {"batch": {"max_transactions": 20, "max_delay": "20 ms"}, "durability": "os"},
+    }
+    for section, values in changes.items():
+        document[section] = {**document.get(section, {}), **values}
+    return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
+
+
+def decoding(kind: Kind) -> dict[str, Any]:
+    if kind.style is Style.SERIAL:
+        return {"parallel-decode-num": 1}
+    return {"parallel-decode-num": 4, "decode-style": kind.style.value, "sending-batch": int(kind.batch)}
+
+
+def assert_equal_to_source(project: Project, stand_in: StandIn) -> None:
+    assert tables_from_bronze(project) == {t: rows for t, rows in tables_at_source(stand_in.database).items() if rows}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.slot)
+def test_copy_and_changes_land_whole_and_a_second_run_goes_on(stand_in: StandIn, kind: Kind, tmp_path: Path) -> None:
+    print("CDC_LAKE_SEED =", SEED)
+    project = project_of(stand_in, kind, tmp_path)
+    truncates = kind.style is Style.SERIAL
+    with stand_in.database.connect() as conn:
+        workload = Workload(conn, SEED, truncates=truncates)
+        workload.run(40)
+        first = once(project)
+        assert first.snapshot_rows > 0
+        assert_equal_to_source(project, stand_in)
+        workload.run(40)
+        second = once(project)
+        assert second.snapshot_rows == 0
+        assert second.transactions > 0
+    assert_equal_to_source(project, stand_in)
+    positions = [row["position"] for row in bronze_rows(project) if row["op"] == "C"]
+    assert positions == sorted(positions)
+    domain = StreamIdentity.parse(second.stream or "").domain
+    assert domain.value == ("lsn" if kind.style is Style.SERIAL and not kind.by_csn else "csn")
