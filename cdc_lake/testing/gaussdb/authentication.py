@@ -46,7 +46,11 @@ class Stored(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user's password and how it is stored."""
+    """A user's password and how it is stored.
+
+    Who asks by code 11, or an old client by code 10, is not told the iterations and takes 2048 for granted: with
+    10000 stored, the default of servers, such a login is refused though the password is right.
+    """
 
     password: str
     stored: Stored = Stored.SHA256

@@ -20,10 +20,20 @@ WORDS: Final = frozenset(
         "CREATE_REPLICATION_SLOT",
         "DROP_REPLICATION_SLOT",
         "ADVANCE_REPLICATION_SLOT",
+        "ADVANCE_REPLICATION",
         "START_REPLICATION",
     ]
 )
-"""First words of the commands; recognised in upper case only. Everything else is SQL."""
+"""First words of the commands; recognised in upper case only. ADVANCE_REPLICATION is none, but taken for one."""
+
+_SQL: Final = frozenset(
+    """
+    abort alter analyze begin call close comment commit copy create declare delete discard drop end execute explain
+    fetch grant insert lock merge move prepare release reset revoke rollback savepoint select set show start table
+    truncate update vacuum values with
+    """.split()  # noqa: SIM905
+)
+"""First words of SQL statements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,14 @@ class BadCommand(Exception):
 def is_command(sql: str) -> bool:
     """True if the text is a replication command, well-formed or not."""
     return (words := sql.split(None, 1)) != [] and words[0].rstrip(";") in WORDS
+
+
+def stranger(sql: str) -> Failed | None:
+    """The syntax error of a text that is neither a command nor SQL; None if it may be either."""
+    words = sql.split(None, 1)
+    if not words or is_command(sql) or words[0].lower().strip("(;") in _SQL:
+        return None
+    return Failed("42601", f'syntax error at or near "{words[0]}"', severity="FATAL")
 
 
 def parse_lsn(text: str) -> int:

@@ -44,6 +44,7 @@ class StreamOptions:
     tables: frozenset[tuple[str, str]] | None = None
     excluded_users: frozenset[str] = field(default=frozenset())
     heartbeat: bool = False
+    standby: bool = False
     output_order: int | None = None
     sender_timeout: float | None = None
 
@@ -198,7 +199,7 @@ def _common(dialect: Dialect) -> dict[str, _Parse]:
         "white-table-list": _white_list,
         "max-txn-in-memory": _integer(0, 100),
         "max-reorderbuffer-in-memory": _integer(0, 100),
-        "standby-connection": _boolean(None),
+        "standby-connection": _boolean("standby"),
         "sender-timeout": _timeout,
     }
     if dialect.origins:

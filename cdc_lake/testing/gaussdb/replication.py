@@ -143,22 +143,33 @@ class Replication:
             options = self._open(slot, command)
             if options is None:
                 return
-            faults = self._faults()
-            sender = FaultySender(self._channel, self._channel.socket, faults)
-            plugin: Plugin = "test_decoding" if slot.plugin == "test_decoding" else "mppdb_decoding"
-            view = View(session.database, plugin, options, state.dialect)
-            stream = Stream(
-                state, self._channel, sender, slot, command.start, view, faults, self._released, self._stopping
-            )
-            stream.run()
+            self._stream(slot, command.start, options)
         except Ended as ended:
             if ended.failed is not None:
                 self._fail(ended.failed)
+        except OSError:
+            self._stopping.wait(state.lingering)
+            raise
         finally:
             state.slots.release(command.slot, session.pid)
 
+    def _stream(self, slot: Slot, start: int, options: StreamOptions) -> None:
+        state = self._state
+        if options.parallel > 1 and not state.dispatchers.acquire(blocking=False):
+            raise SlotError(Failed("XX000", "can't create logical decode dispatcher", severity="FATAL"))
+        try:
+            self._channel.send(COPY_BOTH)
+            faults = self._faults()
+            sender = FaultySender(self._channel, self._channel.socket, faults)
+            plugin: Plugin = "test_decoding" if slot.plugin == "test_decoding" else "mppdb_decoding"
+            view = View(self._session.database, plugin, options, state.dialect)
+            Stream(state, self._channel, sender, slot, start, view, faults, self._released, self._stopping).run()
+        finally:
+            if options.parallel > 1:
+                state.dispatchers.release()
+
     def _open(self, slot: Slot, command: StartStream) -> StreamOptions | None:
-        """Send CopyBothResponse and give the options, in the order in which the server finds their mistakes."""
+        """The options, their mistakes found in the server's order; None where the stream is over already."""
         foreign = slot.database != self._session.database
         try:
             options = parse_options(command.options, self._state.dialect)
@@ -172,15 +183,25 @@ class Replication:
             where = f'slot "{slot.name}", output plugin "{slot.plugin}", in the startup callback'
             self._fail(refused.failed, "LOGICAL_DECODE", ((b"W", where),))
             return None
+        self._check_place(slot, options)
         wants = SlotOrder.CSN if options.output_order else SlotOrder.LSN
         if slot.order is not wants:
             words = f'output-order {options.output_order or 0} does not fit the order of slot "{slot.name}"'
             raise SlotError(Failed("22023", words, severity="FATAL"))
-        self._channel.send(COPY_BOTH)
         if foreign:
+            self._channel.send(COPY_BOTH)
             self._foreign(slot)
             return None
         return options
+
+    def _check_place(self, slot: Slot, options: StreamOptions) -> None:
+        state = self._state
+        if options.standby and not state.in_recovery:
+            raise SlotError(Failed("XX000", "walsender closed because of role is primary.", severity="FATAL"))
+        if slot.restart_lsn < state.wal_start:
+            segment = f"{1:08X}{slot.restart_lsn >> 32:08X}{slot.restart_lsn >> 24 & 0xFF:08X}"
+            words = f"requested WAL segment {segment} has already been removed"
+            raise SlotError(Failed("58P01", words, severity="FATAL"))
 
     def _foreign(self, slot: Slot) -> None:
         words = f'replication slot "{slot.name}" was not created in this database'

@@ -6,11 +6,11 @@ import secrets
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from cdc_lake.testing.gaussdb.authentication import DENIED, Credentials, Method, authenticate
-from cdc_lake.testing.gaussdb.commands import is_command
+from cdc_lake.testing.gaussdb.commands import is_command, stranger
 from cdc_lake.testing.gaussdb.faults import Faults
 from cdc_lake.testing.gaussdb.replication import Replication
 from cdc_lake.testing.gaussdb.sql import Answer, CopyOut, Done, Failed, ResultSet, SqlAnswers, SqlSession
@@ -207,15 +207,22 @@ class Connection:
                 self._state, self._answers, self.channel, session, self._faults, self._released, self._stopping
             )
             return replication.execute(sql)
+        if session.replication and (failed := stranger(sql)) is not None:
+            self.channel.send(error(failed) + ready(session.status))
+            return False
         if not sql.strip(" \t\r\n;"):
             self.channel.send(packet(b"I") + ready(session.status))
             return True
+        alive = True
         for answer in self._answers.answer(sql, session):
+            if isinstance(answer, Failed):
+                # a walsender knows no lesser errors: each ends it
+                severity = "FATAL" if session.replication else answer.severity
+                answer = replace(answer, severity=severity)  # noqa: PLW2901
+                alive = severity != "FATAL"
             self._answer(answer)
-            if isinstance(answer, Failed) and answer.severity == "FATAL":
-                return False
         self.channel.send(ready(session.status))
-        return True
+        return alive
 
     def _answer(self, answer: Answer) -> None:
         match answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import dataclass, field
 
 from cdc_lake.testing.gaussdb.batches import Encoded
@@ -20,6 +21,8 @@ class ServerState:
 
     `sender_timeout`, `keepalive_every` and `heartbeat_every` are in seconds, the first 0 = never; `batch_bytes` is the
     size a batch must exceed to be sent. `prepared`: transactions encoded beforehand, by index in the ledger;
+    `wal_start`: where the log begins, a slot that needs more is lost; `dispatchers`: places for parallel streams;
+    `lingering`: seconds a slot stays active after its client was cut off;
     `recordings`: CopyData messages that the streams of a slot send as they are, before anything else.
     """
 
@@ -36,6 +39,9 @@ class ServerState:
     batch_bytes: int = 1 << 20
     heartbeat_every: float = 1.0
     heartbeat_form: HeartbeatForm = field(default_factory=HeartbeatForm)
+    lingering: float = 0.0
+    wal_start: int = 0
+    dispatchers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(20))
     settings: dict[str, str] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
     recordings: dict[str, list[bytes]] = field(default_factory=dict)
