@@ -100,13 +100,6 @@ class LateTransaction(StateError):
     hint = "its content is kept in the file named; `cdc-lake explain STA641` says how to get it into the tables"
 
 
-class NoCsn(StateError):
-    """A stream ordered by CSN sent a transaction without one."""
-
-    code = "STA642"
-    hint = "CSN order needs parallel decoding, `parallel-decode-num` 2 to 20; serial decoding goes with `order: lsn`"
-
-
 class CsnTwice(StateError):
     """Two different transactions of a stream have one CSN."""
 

@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal, cast
 
 from cdc_lake.decode.raw import Raw
-from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoCsn
+from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.pipeline.order import Closed, Gap
@@ -78,11 +78,11 @@ class CsnOrder:
         return len(self._waiting)
 
     def take(self, transaction: Raw) -> Sequence[Closed]:
-        """See Order. Raises NoCsn, CsnTwice, LateTransaction."""
+        """See Order. Raises NoOrderNumber, CsnTwice, LateTransaction."""
         bounds = transaction.bounds
         csn = bounds.csn
         if csn is None:
-            raise NoCsn(f"the transaction that ends at {_lsn(bounds)} has no CSN")
+            raise NoOrderNumber(f"the transaction that ends at {_lsn(bounds)} has no CSN")
         if csn <= self._upto:
             return self._again(transaction, csn)
         heappush(self._arrived, (bounds.confirm, csn))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from cdc_lake.decode.raw import Raw, RawTransaction
-from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoCsn, Retry
+from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber, Retry
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.pipeline.csn_order import CROWD, CROWD_BYTES, CsnOrder
 from cdc_lake.pipeline.order import ArrivalOrder, Closed, Gap
@@ -319,7 +319,7 @@ def test_a_gap_that_bronze_did_not_get_past_is_open_again() -> None:
 
 def test_what_cannot_be_counted_is_refused() -> None:
     order, _ = new()
-    with pytest.raises(NoCsn, match="0/100"):
+    with pytest.raises(NoOrderNumber, match="0/100"):
         order.take(transaction(None, 0x100))
     assert not order.take(transaction(12, 0x200))
     assert not order.take(transaction(12, 0x200))
