@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cdc_lake.config.gaussdb_options import Mode, as_number
 from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
+from cdc_lake.decode.mppdb.captured import Captured
 from cdc_lake.decode.mppdb.codec import Codec, Policy
+from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.source.gaussdb.stream import GaussStream
@@ -37,6 +39,40 @@ def assembler_of(project: Project, domain: OrderDomain, encoding: str) -> Family
     style, batch = style_of(project)
     by_csn = project.family.slot_order == "csn"
     return FamilyAssembler(style, batch=batch, domain=domain, codec=codec_of(project, encoding), confirms_csn=by_csn)
+
+
+class CapturedAssembler:
+    """An assembler whose transactions hold captured rows only (implements `source.stream.TransactionAssembler`)."""
+
+    def __init__(self, assembler: FamilyAssembler, captured: Captured) -> None:
+        self._assembler = assembler
+        self._captured = captured
+
+    @property
+    def in_transaction(self) -> bool:
+        """True between a BEGIN and its COMMIT."""
+        return self._assembler.in_transaction
+
+    @property
+    def open_csn(self) -> int | None:
+        """See TransactionAssembler."""
+        return self._assembler.open_csn
+
+    def feed(self, payload: bytes, lsn: int) -> Sequence[RecordTransaction]:
+        """Take a payload and the LSN of its header; the transactions it completes."""
+        return self._captured.of(self._assembler.feed(payload, lsn))
+
+    def reset(self) -> None:
+        """Forget what this connection sent."""
+        self._assembler.reset()
+
+
+def sends_more(project: Project) -> bool:
+    """Whether the server lets rows through that the pipeline does not take: the white list cannot say its patterns."""
+    patterns = project.family.tables
+    listed = effective_options(project.family).get("white-table-list")
+    everything = (listed or "*.*").split(",")
+    return any(pattern.startswith("!") for pattern in patterns) or set(everything) != set(patterns)
 
 
 def start_frames(project: Project, replication: WireSession, start: int) -> GaussStream:

@@ -11,6 +11,7 @@ from functools import partial
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.captured import Captured
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import BronzeAhead, OtherSource
@@ -19,7 +20,7 @@ from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
 from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.family_frames import assembler_of, codec_of, start_frames
+from cdc_lake.pipeline.family_frames import CapturedAssembler, assembler_of, codec_of, sends_more, start_frames
 from cdc_lake.pipeline.gaps import recorded_gaps
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder, Order
@@ -29,7 +30,8 @@ from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import FamilyServerFacts, check_server, current_lsn, identify, snapshot_and_csn
 from cdc_lake.source.gaussdb.slot import check_slot, find_slot
 from cdc_lake.source.gaussdb.stream import GaussStream
-from cdc_lake.source.stream import Kind, StreamIdentity, shown
+from cdc_lake.source.stream import Kind, StreamIdentity, TransactionAssembler, shown
+from cdc_lake.source.tables import chooses
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
 
@@ -72,9 +74,13 @@ def open_family(
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         layouts = _layouts(project, facts, dial("layouts", False))
+        whole = assembler_of(project, identity.domain, facts.encoding)
+        assembler: TransactionAssembler = whole
+        if sends_more(project):
+            assembler = CapturedAssembler(whole, Captured(layouts, layouts.takes))
         yield OpenStream(
             frames=frames,
-            assembler=assembler_of(project, identity.domain, facts.encoding),
+            assembler=assembler,
             order=_order(project, identity, state, control),
             tabulate=partial(tabulate, layouts=layouts),
             domain=identity.domain,
@@ -141,4 +147,5 @@ def _order(project: Project, identity: StreamIdentity, state: BronzeState, contr
 
 def _layouts(project: Project, facts: FamilyServerFacts, session: WireSession) -> Layouts:
     tables = frozenset(tables_in_database(session))
-    return Layouts(FamilyTables(session), codec_of(project, facts.encoding), tables=tables)
+    codec, takes = codec_of(project, facts.encoding), chooses(project.family.tables)
+    return Layouts(FamilyTables(session), codec, tables=tables, takes=takes)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +81,25 @@ def test_copy_and_changes_land_whole_and_a_second_run_goes_on(stand_in: StandIn,
     assert positions == sorted(positions)
     domain = StreamIdentity.parse(second.stream or "").domain
     assert domain.value == ("lsn" if kind.style is Style.SERIAL and not kind.by_csn else "csn")
+
+
+@pytest.mark.parametrize("kind", [Kind(Style.BINARY, batch=True), Kind(Style.TEXT), Kind(Style.SERIAL)], ids=str)
+def test_tables_that_the_white_list_cannot_leave_out_are_left_out_here(
+    stand_in: StandIn, kind: Kind, tmp_path: Path
+) -> None:
+    project = project_of(stand_in, kind, tmp_path, source={"tables": ["public.w_*", "!public.w_texts"]})
+    once(project)
+    with stand_in.database.connect() as conn:
+        workload = Workload(conn, SEED, truncates=kind.style is Style.SERIAL)
+        workload.run(60)
+        conn.execute("TRUNCATE w_texts")
+        conn.execute("CREATE TABLE other (id int PRIMARY KEY)")
+        conn.execute("INSERT INTO other VALUES (1)")
+        once(project)
+    left_out = {"public.w_texts", "public.other"}
+    assert not left_out & {row["relation"] for row in bronze_rows(project)}
+    source = tables_at_source(stand_in.database)
+    wanted = {t: rows for t, rows in source.items() if t.name not in ("w_texts", "other") and rows}
+    assert tables_from_bronze(project) == wanted
+    commits = [json.loads(row["info"]) for row in bronze_rows(project) if row["op"] == "C"]
+    assert all(commit["counts"] for commit in commits) or kind.style is Style.SERIAL

@@ -15,7 +15,7 @@ Old rows (openGauss 3.0 to 7.0, relcache.cpp, knl_uheap.cpp, and recordings):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -63,6 +63,7 @@ class Layouts:
 
     `known`: layouts that the stream had before, the last one of each table (bronze has them): without them a DELETE
     that comes first has the layout of the catalog. `tables`: what style t needs where a name has a blank in it.
+    `takes`: whether a table is captured, asked of those that a TRUNCATE names.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class Layouts:
         *,
         known: Iterable[Relation] = (),
         tables: frozenset[TableName] = frozenset(),
+        takes: Callable[[TableName], bool] = lambda _: True,
     ) -> None:
         self.codec: Final = codec or Codec()
         self.tables: Final = tables
+        self.takes: Final = takes
         self._catalog = catalog
         self._tables: dict[TableName, _Table] = {}
         for relation in known:

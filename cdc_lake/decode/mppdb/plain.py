@@ -46,7 +46,7 @@ def changes(raw: RecordTransaction, layouts: Layouts) -> list[tuple[int, Change]
     inserts: dict[TableName, list[int]] = {}
     for at, data in enumerate(raw.records):
         try:
-            for change in _changes_of(_read(raw.style, data, layouts), layouts):
+            for change in _changes_of(read_record(raw.style, data, layouts), layouts):
                 if isinstance(change, TableName):
                     out[_taken_back(change, inserts)] = None
                     continue
@@ -64,7 +64,8 @@ def where(raw: RecordTransaction, at: int) -> str:
     return f"change {at + 1} of the transaction at {raw.bounds.position}"
 
 
-def _read(style: Style, data: bytes, layouts: Layouts) -> Record:
+def read_record(style: Style, data: bytes, layouts: Layouts) -> Record:
+    """One record of a raw transaction. Raises DecodeError."""
     match style:
         case Style.BINARY:
             return record_of(data, layouts.codec)
@@ -82,7 +83,9 @@ def _changes_of(record: Record, layouts: Layouts) -> Sequence[Change | TableName
             change = layouts.change(record)
             return (record.table if change is None else change,)
         case Truncated(tables=tables, cascade=cascade, restart_identity=restart):
-            return [Truncate(layouts.relation_of(table), cascade, restart) for table in tables]
+            # TRUNCATE is not filtered by the server
+            taken = [table for table in tables if layouts.takes(table)]
+            return [Truncate(layouts.relation_of(table), cascade, restart) for table in taken]
         case Begin() | Commit() | Ended() | Ddl() | Heartbeat() | Other():
             raise OutOfSequence(f"a record of kind {type(record).__name__} is not a change")
         case _ as never:
