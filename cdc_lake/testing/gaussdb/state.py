@@ -19,11 +19,11 @@ from cdc_lake.testing.gaussdb.sql import Exported
 class ServerState:
     """The server's facts. `settings` are what SHOW and current_setting answer, beside the ones derived here.
 
-    `sender_timeout`, `keepalive_every` and `heartbeat_every` are in seconds, the first 0 = never; `batch_bytes` is the
-    size a batch must exceed to be sent. `prepared`: transactions encoded beforehand, by index in the ledger;
-    `wal_start`: where the log begins, a slot that needs more is lost; `dispatchers`: places for parallel streams;
-    `lingering`: seconds a slot stays active after its client was cut off;
-    `recordings`: CopyData messages that the streams of a slot send as they are, before anything else.
+    `sender_timeout`, `keepalive_every` and `heartbeat_every` are in seconds, the first 0 = never. `batch_bytes` is the
+    size a batch must exceed to be sent, `batch_seconds` how long one that does not waits in silence. `lingering`:
+    seconds a slot stays active after its client was cut off. `wal_start`: where the log begins; a slot that needs
+    more is lost. `dispatchers`: places for parallel streams. `prepared`: transactions encoded beforehand, by index in
+    the ledger. `recordings`: CopyData messages that the streams of a slot send as they are, before anything else.
     """
 
     ledger: Ledger
@@ -37,6 +37,7 @@ class ServerState:
     sender_timeout: float = 30.0
     keepalive_every: float = 1.0
     batch_bytes: int = 1 << 20
+    batch_seconds: float = 1.0
     heartbeat_every: float = 1.0
     heartbeat_form: HeartbeatForm = field(default_factory=HeartbeatForm)
     lingering: float = 0.0

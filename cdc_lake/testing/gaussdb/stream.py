@@ -31,9 +31,6 @@ _CHUNK: Final = 4 << 20
 _IDLE: Final = 0.01
 """Seconds between looks at the client while nothing is to be sent."""
 
-_TIMER: Final = 1.0
-"""Seconds after which a batch that waits is sent (XLogSendParallelLogical)."""
-
 
 class Ended(Exception):
     """The stream is over; `failed` is the server's last word, if it has one."""
@@ -144,7 +141,7 @@ class Stream:
     def _timers(self) -> None:
         now = time.monotonic()
         clock = self._clock
-        if self._batcher.waiting and now - clock.data >= _TIMER:
+        if self._batcher.waiting and now - clock.data >= self._state.batch_seconds:
             self._sender.send(self._batcher.flush())
             clock.data = now
         if self._view.options.heartbeat and now - clock.beat >= self._state.heartbeat_every:
