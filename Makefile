@@ -12,8 +12,8 @@ INSTALL = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) $(BIN)/uv pip install --quiet
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
-demo: $(VENV)/.run ## set everything up, run the shop into a lake, prove it equal, report
-	@PATH="$(CURDIR)/$(BIN):$$PATH" sh pipelines/demo.sh
+demo: $(VENV)/.run ## set everything up, run the shop into a lake, prove it equal, report (SOURCE=gaussdb: over GaussDB's wire)
+	@SOURCE="$(SOURCE)" PATH="$(CURDIR)/$(BIN):$$PATH" sh pipelines/demo.sh
 
 test: $(VENV)/.dev ## all tests, with a small budget for the random ones
 	@$(BIN)/pytest
@@ -49,9 +49,9 @@ lock: $(VENV)/.uv ## solve the versions of constraints.txt again
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-header --no-annotate --no-emit-index-url \
 	  --constraint constraints.in --output-file constraints.txt pyproject.toml
 
-clean: ## remove the environment, the demo's lake and its server
+clean: ## remove the environment, the demo's lakes and its servers
 	@if [ -d .demo ] && [ -x $(BIN)/python ]; then $(BIN)/python pipelines/shop_workload.py remove; fi
-	@rm -rf $(VENV) .demo lake reports
+	@rm -rf $(VENV) .demo lake lake-gaussdb reports
 
 $(VENV)/.uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cdc_lake needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }

@@ -1,5 +1,6 @@
 #!/bin/sh
 # The demo: nothing but a pipeline file, the public commands, and a workload. A second run goes on from the slot.
+# SOURCE=gaussdb does the same through a server that speaks as GaussDB, in front of the same PostgreSQL.
 set -e
 cd "$(dirname "$0")/.."
 
@@ -8,17 +9,22 @@ export JDK_JAVA_OPTIONS="${JDK_JAVA_OPTIONS:--XX:TieredStopAtLevel=1}"
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
 [ -t 2 ] || say() { printf '\n%s\n' "$*" >&2; }
-PIPELINE=pipelines/shop.yaml
+SOURCE="${SOURCE:-postgres}"
+case "$SOURCE" in
+  postgres) PIPELINE=pipelines/shop.yaml ;;
+  gaussdb) PIPELINE=pipelines/gaussdb.yaml ;;
+  *) echo "SOURCE is postgres or gaussdb, not \`$SOURCE\`" >&2; exit 2 ;;
+esac
 cdc() { printf '$ cdc-lake %s --pipeline %s\n' "$*" "$PIPELINE" >&2; cdc-lake "$@" --pipeline "$PIPELINE"; }
 
 say "1  a PostgreSQL with a small shop"
-python pipelines/shop_workload.py start
+python pipelines/shop_workload.py start "$SOURCE"
 
 say "2  the initial copy, at the slot's consistent point (a second run: what came since)"
 cdc run --once --only receive
 
 say "3  life goes on: one round of changes of every kind"
-python pipelines/shop_workload.py live
+python pipelines/shop_workload.py live "$SOURCE"
 
 say "4  receive into bronze, apply to silver (Delta and Iceberg)"
 cdc run --once
@@ -33,4 +39,4 @@ cdc report
 say "next"
 echo "  cdc-lake inspect row public.customers 1901 -p $PIPELINE   # every change of one row, from bronze"
 echo "  cdc-lake run -p $PIPELINE                                 # both loops until Ctrl-C; changes meanwhile with"
-echo "                                                                    #   python pipelines/shop_workload.py live"
+echo "                                                                    #   python pipelines/shop_workload.py live $SOURCE"

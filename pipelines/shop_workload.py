@@ -6,19 +6,26 @@
     python pipelines/shop_workload.py remove   stop it and remove its data
 
 The server lives in `.demo/` of the project and listens on 127.0.0.1 at a free port, written to `.demo/port`.
+
+`start gaussdb` also starts a stand-in in front of it: a process that speaks as GaussDB and shows this PostgreSQL's
+changes as GaussDB would. Its ports are written to `.demo/gaussdb-port` and `.demo/gaussdb-ha-port`. `live gaussdb`
+leaves out what GaussDB's parallel decoding cannot show.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 from pathlib import Path
 
 import psycopg
 
+from cdc_lake.testing.gaussdb.standin import Settings, StandIn
 from cdc_lake.testing.server import HOST, EmbeddedServer
 
 DEMO = Path(__file__).resolve().parent.parent / ".demo"
+GAUSSDB = DEMO / "gaussdb"
 CUSTOMERS, ORDERS, NOTES = 2000, 8000, 600
 
 SCHEMA = """
@@ -36,22 +43,40 @@ CREATE TABLE shop_runs (run int PRIMARY KEY);
 """
 
 
-def main(verb: str) -> None:
+def main(verb: str, source: str = "postgres") -> None:
     """Do what the command line says."""
     server = EmbeddedServer(DEMO / "postgres")
+    if source not in ("postgres", "gaussdb") or verb not in ("start", "live", "stop", "remove"):
+        raise SystemExit(__doc__)
     if verb == "start":
         server.start()
         prepare(server)
         print(f"PostgreSQL runs on {HOST}:{server.port}, database shop")
+        if source == "gaussdb":
+            stand_in(server)
     elif verb == "live":
         with psycopg.connect(server.dsn("shop")) as db:
-            live(db)
-    elif verb == "stop":
-        server.stop()
-    elif verb == "remove":
-        server.remove()
+            live(db, parallel=source == "gaussdb")
     else:
-        raise SystemExit(__doc__)
+        if GAUSSDB.exists():
+            StandIn(GAUSSDB).stop()
+        if verb == "stop":
+            server.stop()
+        else:
+            server.remove()
+            shutil.rmtree(GAUSSDB, ignore_errors=True)
+
+
+def stand_in(server: EmbeddedServer) -> None:
+    """Start the stand-in, and write down how to reach it."""
+    password = (DEMO / "password").read_text()
+    settings = Settings(server.dsn("shop"), server.dsn("shop", "cdc", password), "cdc", password)
+    running = StandIn(GAUSSDB).start(settings)
+    for name, value in (("port", running.port), ("ha-port", running.replication_port), ("password", password)):
+        file = DEMO / f"gaussdb-{name}"
+        file.touch(mode=0o600)
+        file.write_text(str(value))
+    print(f"in front of it, GaussDB on {HOST}:{running.port}, its stream on port {running.replication_port}")
 
 
 def prepare(server: EmbeddedServer) -> None:
@@ -103,8 +128,12 @@ def load(db: psycopg.Connection) -> None:
     reload_prices(db, rng)
 
 
-def live(db: psycopg.Connection) -> None:
-    """One round of changes, each kind as its own transaction; which kinds is printed."""
+def live(db: psycopg.Connection, *, parallel: bool = False) -> None:
+    """One round of changes, each kind as its own transaction; which kinds is printed.
+
+    With `parallel` nothing is truncated, and DDL has a transaction of its own: parallel decoding sends neither a
+    TRUNCATE nor the rows behind a change of the catalog, and says so to nobody.
+    """
     run = db.execute("INSERT INTO shop_runs SELECT count(*) + 1 FROM shop_runs RETURNING run").fetchone()[0]
     db.commit()
     rng = random.Random(run)
@@ -115,16 +144,18 @@ def live(db: psycopg.Connection) -> None:
         key_changes,
         swapped_keys,
         deletes,
-        truncate_and_reload,
+        delete_and_reload if parallel else truncate_and_reload,
         rolled_back_savepoint,
         aborted_transaction,
-        added_column,
+        column_added_apart if parallel else added_column,
         rows_that_break_a_rule,
     )
     for kind in kinds:
         kind(db, rng, run)
         db.commit()
     print(f"round {run}: " + ", ".join(kind.__name__.replace("_", " ") for kind in kinds))
+    if parallel:
+        print("left out, as parallel decoding does not show it: TRUNCATE, and changes behind DDL in one transaction")
 
 
 def multi_row_insert(db: psycopg.Connection, rng: random.Random, run: int) -> None:
@@ -158,7 +189,7 @@ def updates_that_leave_large_text(db: psycopg.Connection, rng: random.Random, ru
 
 def key_changes(db: psycopg.Connection, rng: random.Random, run: int) -> None:
     """A customer's key moves, its orders follow by cascade; a note moves with its large body unsent."""
-    for old in rng.sample(range(1, CUSTOMERS), 5):
+    for old in rng.sample(range(1001, 1900), 5):  # customers that no other change names
         db.execute("UPDATE customers SET id = id + %s WHERE id = %s", (10_000 * run, old))
     db.execute(
         "UPDATE notes SET id = id + %s WHERE id IN (SELECT id FROM notes WHERE id <= %s ORDER BY id LIMIT 5)",
@@ -187,6 +218,14 @@ def truncate_and_reload(db: psycopg.Connection, rng: random.Random, run: int) ->
     db.execute("INSERT INTO carts SELECT n, n, '{}' FROM generate_series(1, 50) n")
 
 
+def delete_and_reload(db: psycopg.Connection, rng: random.Random, run: int) -> None:
+    """The same rows go and come, without a TRUNCATE."""
+    if run % 2 == 0:
+        reload_prices(db, rng, empty="DELETE FROM prices")
+    db.execute("DELETE FROM carts")
+    db.execute("INSERT INTO carts SELECT n, n, '{}' FROM generate_series(1, 50) n")
+
+
 def rolled_back_savepoint(db: psycopg.Connection, rng: random.Random, run: int) -> None:
     """What was done inside the savepoint never happened."""
     try:
@@ -204,10 +243,18 @@ def aborted_transaction(db: psycopg.Connection, rng: random.Random, run: int) ->
     db.rollback()
 
 
-def added_column(db: psycopg.Connection, rng: random.Random, run: int) -> None:
+def added_column(db: psycopg.Connection, rng: random.Random, run: int, *, there: bool = False) -> None:
     """A new column, and rows that have it."""
-    db.execute("ALTER TABLE orders ADD COLUMN IF NOT EXISTS channel text")
+    if not there:
+        db.execute("ALTER TABLE orders ADD COLUMN IF NOT EXISTS channel text")
     db.execute("UPDATE orders SET channel = 'web' WHERE id %% 400 = %s", (run % 400,))
+
+
+def column_added_apart(db: psycopg.Connection, rng: random.Random, run: int) -> None:
+    """The same, with the ALTER TABLE committed before any row has the new column."""
+    db.execute("ALTER TABLE orders ADD COLUMN IF NOT EXISTS channel text")
+    db.commit()
+    added_column(db, rng, run, there=True)
 
 
 def rows_that_break_a_rule(db: psycopg.Connection, rng: random.Random, run: int) -> None:
@@ -222,9 +269,9 @@ def rows_that_break_a_rule(db: psycopg.Connection, rng: random.Random, run: int)
     db.execute("UPDATE orders SET status = 'lost' WHERE id %% 900 = 7 AND id < %s", (ORDERS,))
 
 
-def reload_prices(db: psycopg.Connection, rng: random.Random) -> None:
+def reload_prices(db: psycopg.Connection, rng: random.Random, *, empty: str = "TRUNCATE prices") -> None:
     """A new price list."""
-    db.execute("TRUNCATE prices")
+    db.execute(empty)
     rows = [
         (f"p{n}", currency, f"{rng.randrange(100, 9999) / 100:.2f}")
         for n in range(1, 101)
@@ -240,4 +287,4 @@ def large(rng: random.Random) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) == 2 else "help")
+    main(*sys.argv[1:] or ["help"])

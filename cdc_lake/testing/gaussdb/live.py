@@ -180,6 +180,11 @@ class LivePostgres:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
+    @property
+    def reading(self) -> bool:
+        """False once the reader has failed or stopped."""
+        return self._thread.is_alive()
+
     def snapshot(self, take: Callable[[], Visible], *, aligned: bool = False) -> SnapshotPoint:
         """Take a snapshot with `take` and give it a place: see `SnapshotPoint`.
 

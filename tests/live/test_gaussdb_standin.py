@@ -1,0 +1,98 @@
+"""The stand-in as a process: found again by its folder, it goes on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cdc_lake.decode.mppdb.assembler import FamilyAssembler
+from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.source.gaussdb.slot import create_slot_by_function, find_slot
+from cdc_lake.source.gaussdb.stream import GaussStream
+from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.testing.gaussdb.standin import Settings, StandIn
+from tests.conftest import Database
+
+pytestmark = pytest.mark.live
+
+OPTIONS = {"parallel-decode-num": "2", "decode-style": "b", "sending-batch": "0"}
+
+
+@pytest.fixture
+def stand_in(database: Database, tmp_path: Path) -> Iterator[tuple[StandIn, Settings]]:
+    made = StandIn(tmp_path / "standin")
+    superuser = database.server.dsn(database.name)
+    yield made, Settings(superuser, database.dsn, "cdc", "Gauss@123")
+    made.stop()
+
+
+def target(database: Database, settings: Settings) -> WireTarget:
+    address = (("127.0.0.1", settings.port),)
+    return WireTarget(address, database.name, "cdc", settings.password, settings.replication_port, WireTls("disable"))
+
+
+def received(where: WireTarget, count: int) -> list[tuple[int | None, int]]:
+    """CSN and rows of the next transactions of slot `s`, which are then confirmed."""
+    stream = GaussStream(connect(where, replication=True), "s", 0, OPTIONS, keepalives_confirm=False, status_interval=5)
+    assembler = FamilyAssembler(Style.BINARY, batch=False, domain=OrderDomain.CSN)
+    done = []
+    while len(done) < count:
+        frames = stream.poll(10)
+        assert frames
+        for lsn, payload in frames:
+            done.extend(assembler.feed(payload, lsn))
+    stream.confirm(done[-1].bounds.confirm)
+    session = connect(where)
+    while (slot := find_slot(session, "s")) is None or slot.confirmed != done[-1].bounds.confirm:
+        stream.poll(0.05)
+    session.close()
+    stream.close()
+    return [(raw.bounds.csn, raw.count) for raw in done]
+
+
+def test_what_came_while_it_was_down_comes_with_the_next_csns(
+    database: Database, stand_in: tuple[StandIn, Settings]
+) -> None:
+    process, settings = stand_in
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE items (id int PRIMARY KEY)")
+        settings = process.start(settings)
+        where = target(database, settings)
+        session = connect(where)
+        made = create_slot_by_function(session, "s", "mppdb_decoding", None)
+        session.close()
+        conn.execute("INSERT INTO items VALUES (1), (2)")
+        assert received(where, 1) == [(2000, 2)]
+        conn.execute("DELETE FROM items WHERE id = 1")
+        process.stop()
+        assert not process.running
+        conn.execute("INSERT INTO items VALUES (3)")
+        assert process.start(settings) == settings  # on the same ports
+        session = connect(where)
+        facts = find_slot(session, "s")
+        assert facts is not None
+        assert facts.confirmed is not None
+        assert facts.confirmed > made.consistent.value
+        assert received(where, 2) == [(2001, 1), (2002, 1)]
+        session.close()
+
+
+def test_a_second_start_finds_the_running_process(database: Database, stand_in: tuple[StandIn, Settings]) -> None:
+    process, settings = stand_in
+    first = process.start(settings)
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert StandIn(process.folder).start(settings) == first
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == children
+
+
+def test_a_stand_in_that_cannot_start_says_why(database: Database, stand_in: tuple[StandIn, Settings]) -> None:
+    process, settings = stand_in
+    wrong = Settings(database.server.dsn("nowhere"), database.dsn, "cdc", "x")
+    with pytest.raises(RuntimeError, match='database "nowhere" does not exist'):
+        process.start(wrong)
+    assert process.start(settings).port
