@@ -1,0 +1,108 @@
+"""What the receiver makes of the recorded streams (assembler, layouts, changes of the model) is what their records say.
+
+The records of the same streams are proven against the server's own tables beside this file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from cdc_lake.decode.mppdb.assembler import FamilyAssembler
+from cdc_lake.decode.mppdb.facts import FamilyTableFacts, Storage
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.plain import transaction
+from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.records import Begin, Field, Operation, Row, Truncated
+from cdc_lake.model.change import Change, Delete, Insert, OldKind, Truncate, Tuple, Update
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+from tests.unit.samples.recorded import CODEC, HEADS, KEYLESS, KEYS, State, Stream, stream
+
+OWN_TYPES = dict.fromkeys(range(1, 70_000), "public.own")
+"""Names of types by OID, for those nobody knows: which it is does not matter here."""
+
+FULL = {"t_full", "t_pkfull", "t_toastfull", "u_full"}
+STREAMS = [
+    ("6.0.2", "og_a_par2_b_batch1"),
+    ("6.0.2", "og_a_par2_t_batch1"),
+    ("6.0.2", "og_a_ser_default"),
+    ("5.0.3", "og_a_par2_j_batch1"),
+    ("3.0.0", "og_a_par2_b_batch1"),
+]
+
+
+def facts(table: TableName) -> FamilyTableFacts:
+    """What the catalog said of a table of the workload, but for its columns: they changed in the stream's time."""
+    key = () if table.name in KEYLESS else KEYS.get(table.name, ("id",))
+    identity = ReplicaIdentity.DEFAULT
+    if table.name in FULL:
+        identity = ReplicaIdentity.FULL
+    elif table.name == "t_ridnothing":
+        identity = ReplicaIdentity.NOTHING
+    logged = key if identity is ReplicaIdentity.DEFAULT else ()
+    storage = Storage.USTORE if table.name.startswith("u_") else Storage.ASTORE
+    return FamilyTableFacts((), key, identity, logged, storage, OWN_TYPES)
+
+
+def assembled(recorded: Stream) -> list[RecordTransaction]:
+    assembler = FamilyAssembler(recorded.style, batch=recorded.batch, domain=OrderDomain.LSN, codec=CODEC)
+    found = [one for lsn, payload in recorded.messages() for one in assembler.feed(payload, lsn)]
+    assert not assembler.in_transaction
+    assert not assembler.others
+    return found
+
+
+@pytest.mark.parametrize(("version", "name"), STREAMS)
+def test_the_receivers_changes_give_the_state_of_the_records(version, name):
+    recorded = stream(version, name)
+    layouts = Layouts(facts, CODEC, tables=HEADS)
+    state = State()
+    for raw in assembled(recorded):
+        state.apply([row_of(change) for change in transaction(raw, layouts).changes])
+    wanted = State().run(recorded.records())
+    assert bags(state) == bags(wanted)
+    assert sum(len(rows) for rows in state.tables().values()) > 4000
+
+
+@pytest.mark.parametrize(("version", "name"), STREAMS)
+def test_the_receiver_sees_every_transaction_once_and_in_order(version, name):
+    recorded = stream(version, name)
+    positions = [raw.bounds.position for raw in assembled(recorded)]
+    assert len(positions) == sum(isinstance(r, Begin) for r in recorded.records())
+    assert positions == sorted(set(positions))
+
+
+@pytest.mark.parametrize(("version", "name"), [s for s in STREAMS if "_par" in s[1]])
+def test_csns_are_dense_where_empty_transactions_are_sent(version, name):
+    csns = sorted(raw.bounds.csn for raw in assembled(stream(version, name)))
+    assert csns == list(range(csns[0], csns[0] + len(csns)))
+
+
+def row_of(change: Change) -> Row | Truncated:
+    match change:
+        case Insert(relation=relation, new=new):
+            return Row(Operation.INSERT, relation.table, new=fields(relation, new))
+        case Update(relation=relation, new=new, old=old, old_kind=kind):
+            return Row(Operation.UPDATE, relation.table, fields(relation, new), sent(relation, old, kind))
+        case Delete(relation=relation, old=old, old_kind=kind):
+            return Row(Operation.DELETE, relation.table, old=sent(relation, old, kind))
+        case Truncate(relation=relation):
+            return Truncated((relation.table,))
+    raise AssertionError(change)
+
+
+def fields(relation: Relation, values: Tuple) -> tuple[Field, ...]:
+    return tuple(Field(name, value) for name, value in zip(relation.names, values, strict=True))
+
+
+def sent(relation: Relation, old: Tuple | None, kind: OldKind | None) -> tuple[Field, ...] | None:
+    if old is None:
+        return None
+    named = zip(relation.columns, old, strict=True)
+    return tuple(Field(c.name, value) for c, value in named if kind is OldKind.FULL or c.key)
+
+
+def bags(state: State) -> dict[str, Counter]:
+    return {t.name: Counter(tuple(sorted(r.items())) for r in rows) for t, rows in state.tables().items() if rows}
