@@ -21,7 +21,7 @@ from cdc_lake.pipeline.payload import PayloadReader, reading_of
 from cdc_lake.source.capture import Capture, PostgresCapture
 from cdc_lake.source.connection import connect
 from cdc_lake.source.quoting import identifier
-from cdc_lake.source.recording import Data, RecordingHeader, RecordingWriter, copy_data
+from cdc_lake.source.recording import Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
 
 _WAIT = 0.2  # seconds between two looks at the limits
 
@@ -64,6 +64,7 @@ def record(
     """Record until a limit or `stop`. Raises SourceError, RecordingNotWritten; what came until then is in the file."""
     plugin = plugin or project.pipeline.source.slot.plugin
     options = _options(project, plugin)
+    refuse_existing(file)
     with closing(_open(project, plugin, options, slot)) as capture:
         source = project.pipeline.source
         header = RecordingHeader(
@@ -100,7 +101,11 @@ def _options(project: Project, plugin: str) -> dict[str, str]:
 def _open(project: Project, plugin: str, options: dict[str, str], slot: str | None) -> PostgresCapture:
     source = project.postgres
     session = connect(source, project.root, application=f"cdc_lake {project.name} record", replication=True)
-    return PostgresCapture(session, plugin, options, slot=slot, status_interval=source.status_interval / 1000)
+    try:
+        return PostgresCapture(session, plugin, options, slot=slot, status_interval=source.status_interval / 1000)
+    except BaseException:
+        session.close()
+        raise
 
 
 class _Run:

@@ -175,17 +175,22 @@ def is_recording(file: BinaryIO) -> bool:
     return head[4:5] in (b"w", b"k") and plausible and length <= max(size - _LENGTH.size, 1 << 24)
 
 
+def refuse_existing(path: Path) -> None:
+    """Raises RecordingNotWritten where there is a file of that name."""
+    if path.exists():
+        raise RecordingNotWritten("there is such a file already", where=str(path))
+
+
 class RecordingWriter:
     """Writes a new recording. After `close` it is on the disk; a file that is there is never overwritten."""
 
     def __init__(self, path: Path, header: RecordingHeader) -> None:
         """Raises RecordingNotWritten."""
+        refuse_existing(path)
         self._path = path
         self.size = 0
         try:
             self._file = path.open("xb")
-        except FileExistsError as exists:
-            raise RecordingNotWritten("there is such a file already", where=str(path)) from exists
         except OSError as failed:
             raise self._failed(failed) from failed
         self._write(header.line())

@@ -1,0 +1,136 @@
+"""`record` against a real PostgreSQL: what was committed is in the file, and the source is as it was."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.cli.app import app
+from cdc_lake.cli.process import run_command
+from cdc_lake.config.load import load_project
+from cdc_lake.decode.assembler import Assembler
+from cdc_lake.pipeline.record import Limits, record
+from cdc_lake.source.catalog import SourceCatalog
+from cdc_lake.source.connection import connect
+from cdc_lake.source.recording import RecordingSource
+from tests.conftest import Database
+
+pytestmark = pytest.mark.live
+
+PIPELINE = """\
+version: 1
+pipeline: shop
+source:
+  type: postgres
+  host: {host}
+  port: {port}
+  database: {name}
+  user: {user}
+  password: {password}
+  tables: ["public.*"]
+"""
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, database: Database) -> Path:
+    file = tmp_path / "shop.yaml"
+    file.write_text(PIPELINE.format(**{k: getattr(database, k) for k in ("host", "port", "name", "user", "password")}))
+    with database.connect() as session:
+        session.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        session.execute("CREATE PUBLICATION shop FOR TABLE t")
+    return file
+
+
+def write_until(database: Database, done: threading.Event) -> None:
+    with database.connect() as session:
+        for number in range(10_000):
+            session.execute("INSERT INTO t VALUES (%s, %s)", [number, f"row {number}"])
+            session.execute("UPDATE t SET v = %s WHERE id = %s", ["changed\nit", number])
+            if done.wait(0.02):
+                return
+
+
+def recorded(database: Database, project, file: Path, limits: Limits, **more):
+    done = threading.Event()
+    writer = threading.Thread(target=write_until, args=(database, done))
+    writer.start()
+    try:
+        return record(project, file, limits, stop=threading.Event(), tell=lambda _: None, **more)
+    finally:
+        done.set()
+        writer.join()
+
+
+def slots(database: Database) -> list[tuple]:
+    with database.admin() as session:
+        query = "SELECT slot_name, confirmed_flush_lsn FROM pg_replication_slots WHERE database = %s"
+        return session.execute(query, [database.name]).fetchall()
+
+
+def test_a_recording_holds_whole_transactions_and_leaves_nothing_behind(database, pipeline, tmp_path):
+    project, file = load_project(pipeline), tmp_path / "a.rec"
+    found = recorded(database, project, file, Limits(seconds=20, transactions=20))
+    assert (found.transactions, found.plugin, found.slot) == (20, "pgoutput", None)
+    assert slots(database) == []
+    source = RecordingSource(file)
+    assert source.header is not None
+    assert source.header.start == found.start
+    session = connect(project.postgres, project.root)
+    try:
+        assembler = Assembler(SourceCatalog(session))
+        got = [one for lsn, payload in source.poll(0) for one in assembler.feed(payload, lsn)]
+    finally:
+        session.close()
+        source.close()
+    assert len(got) == 20
+    assert sum(one.count for one in got) == 20
+
+
+def test_a_recording_is_replayed_and_inspected(database, pipeline, tmp_path, capsys):
+    file = tmp_path / "a.rec"
+    recorded(database, load_project(pipeline), file, Limits(seconds=20, transactions=6))
+    assert run_command(app, ["replay", str(file), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["recordings"]
+    assert found["plugin"] == "pgoutput"
+    assert (found["transactions"], found["changes"]["public.t"]["insert"]) == (6, 3)
+    assert run_command(app, ["inspect", "payload", str(file)]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    update = next(line for line in lines if line["type"] == "update")
+    assert {"name": "v", "type_oid": 25, "value": "changed\nit"} in update["new"]
+
+
+def test_a_slot_that_is_given_is_read_and_not_moved(database, pipeline, tmp_path):
+    with database.connect() as session:
+        session.execute("SELECT pg_create_logical_replication_slot('mine', 'pgoutput')")
+        session.execute("INSERT INTO t VALUES (-1, 'before the recording')")
+    before = slots(database)
+    limits = Limits(seconds=20, transactions=3)
+    found = recorded(database, load_project(pipeline), tmp_path / "a.rec", limits, slot="mine")
+    assert (found.slot, found.transactions) == ("mine", 3)
+    again = record(
+        load_project(pipeline), tmp_path / "b.rec", limits, slot="mine", stop=threading.Event(), tell=lambda _: None
+    )
+    assert again.transactions == 3
+    assert slots(database) == before
+    a, b = (RecordingSource(tmp_path / name) for name in ("a.rec", "b.rec"))
+    assert b"before the recording" in b"".join(payload for _, payload in a.poll(0))
+    assert b"before the recording" in b"".join(payload for _, payload in b.poll(0))
+    a.close()
+    b.close()
+
+
+def test_the_command_ends_by_its_limits_and_refuses_to_overwrite(database, pipeline, tmp_path, capsys):
+    file = tmp_path / "a.rec"
+    started = time.monotonic()
+    assert run_command(app, ["record", str(pipeline), str(file), "--seconds", "0.3", "--json"]) == 0
+    assert time.monotonic() - started < 20
+    assert json.loads(capsys.readouterr().out)["schema"] == "cdc-lake/record/1"
+    size = file.stat().st_size
+    assert run_command(app, ["record", str(pipeline), str(file), "--bytes", "1 KiB"]) == 1
+    assert "STA630" in capsys.readouterr().err
+    assert file.stat().st_size == size
+    assert run_command(app, ["record", str(pipeline), str(tmp_path / "b.rec"), "--bytes", "lots"]) == 2
