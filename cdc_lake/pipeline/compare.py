@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 import pyarrow as pa
 
@@ -28,18 +29,14 @@ from cdc_lake.lake.read import read_silver, silver_exists
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.accounting import folded, held_changes
+from cdc_lake.pipeline.compare_source import CompareSource, compare_source
 from cdc_lake.pipeline.comparison import SAMPLE, Comparison, TableComparison, Verdict
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.match import Differences, Key, match, rows_of
 from cdc_lake.pipeline.point import Gap, Point, point
 from cdc_lake.silver.shape import default_keys
-from cdc_lake.source.catalog import relation_of
-from cdc_lake.source.connection import Session, connect
-from cdc_lake.source.publication import Published, published
-from cdc_lake.source.rows import read_rows
-from cdc_lake.source.server import check_same, identify
-from cdc_lake.source.stream import StreamIdentity, shown
-from cdc_lake.source.visible import visible
+from cdc_lake.source.captured import Published
+from cdc_lake.source.stream import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class _Job:
     bronze: BronzeReader
     control: ControlTables
     state: BronzeState
-    session: Session
+    source: CompareSource
     pinned: _Pinned
 
 
@@ -86,18 +83,14 @@ def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
     if state is None:
         raise NoStream("bronze holds no stream yet: there is nothing to compare")
 
-    def session() -> Session:
-        return connect(project.postgres, project.root, application="cdc_lake compare")
-
-    _same_source(project, state)
-    with session() as reading:
-        chosen = _chosen(published(reading, project.publication), tables)
+    with compare_source(project, state) as source:
+        chosen = _chosen(source.captured(), tables)
         pinned = [_pin(project, state, one) for one in chosen]
         tell(Progress("compare", "taking a snapshot of the source"))
-        with visible(reading, [one.table for one in chosen]) as seen:
+        with source.snapshot([one.table for one in chosen]) as seen:
             lowest = min((p.watermark for p in pinned), default=state.upto)
-            where = point(project, bronze, seen, lowest, session)
-            found = [_told(_table(_Job(project, bronze, control, state, reading, one), where), tell) for one in pinned]
+            where = point(bronze, seen, lowest, partial(source.ahead, seen))
+            found = [_told(_table(_Job(project, bronze, control, state, source, one), where), tell) for one in pinned]
     position, seconds = shown(state.stream, seen.position), round(time.monotonic() - began, 3)
     comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds)
     comparison.write(project.reports)
@@ -111,12 +104,6 @@ def _told(result: TableComparison, tell: Tell) -> TableComparison:
     return result
 
 
-def _same_source(project: Project, state: BronzeState) -> None:
-    source = project.postgres
-    with connect(source, project.root, application="cdc_lake compare", replication=True) as replication:
-        check_same(identify(replication), StreamIdentity.parse(state.stream), project.slot, state.upto)
-
-
 def _chosen(captured: Sequence[Published], wanted: Sequence[str]) -> list[Published]:
     by_name = {one.table: one for one in captured}
     if not wanted:
@@ -128,7 +115,7 @@ def _chosen(captured: Sequence[Published], wanted: Sequence[str]) -> list[Publis
         except ValueError as wrong:
             raise NoTableMatches(f"`{text}` is no table: {wrong}") from wrong
         if name not in by_name:
-            raise NoTableMatches(f"the publication carries no table {name}", hint="`cdc-lake plan` lists the tables")
+            raise NoTableMatches(f"the stream carries no table {name}", hint="`cdc-lake plan` lists the tables")
         chosen.append(by_name[name])
     return chosen
 
@@ -159,12 +146,12 @@ def _table(job: _Job, where: Point) -> TableComparison:
 def _sides(job: _Job) -> _Sides | Gap:
     """Both sides, or why they cannot be set side by side."""
     pinned = job.pinned
-    relation = relation_of(job.session, pinned.target.source, pinned.published.columns)
+    relation = job.source.relation_of(pinned.published)
     try:
         keys = pinned.target.keys or default_keys(relation)
     except NoKey as none:
         return Gap(none.message, none.remedy)
-    source = read_rows(job.session, relation, pinned.published.row_filter)
+    source = job.source.rows(relation, pinned.published)
     if not silver_exists(job.project, pinned.target):
         if source.num_rows:
             return Gap("the silver table has not been made yet", "run `cdc-lake run --once`")

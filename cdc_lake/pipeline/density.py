@@ -17,7 +17,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import Stopped
-from cdc_lake.pipeline.family_frames import Dial, assembler_of, start_frames
+from cdc_lake.pipeline.family_frames import Dial, assembler_of, frames_of
 from cdc_lake.source.gaussdb.server import snapshot_and_csn
 from cdc_lake.source.wire.session import WireSession
 
@@ -60,7 +60,7 @@ def _missing(project: Project, dial: Dial, session: WireSession, stop: threading
     # below the CSN of a snapshot taken after the slot was made, the slot may leave transactions out
     base = snapshot_and_csn(session).csn.value
     session.query("ROLLBACK", doing="ending the snapshot")
-    frames = start_frames(project, dial("density", True), 0)
+    frames = frames_of(project, dial("density", True), 0)
     try:
         assembler = assembler_of(project, OrderDomain.LSN, "UTF8")
         csns: list[int] = []

@@ -10,9 +10,12 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.captured import Captured
 from cdc_lake.decode.mppdb.codec import Codec, Policy
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.plain import read_record
 from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.mppdb.records import Row, Style, Truncated
 from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import TableName
 from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.wire.session import WireSession
 
@@ -67,6 +70,20 @@ class CapturedAssembler:
         self._assembler.reset()
 
 
+def tables_of(raw: RecordTransaction, layouts: Layouts) -> frozenset[TableName]:
+    """The tables that a transaction changes. Raises DecodeError."""
+    found: set[TableName] = set()
+    for record in raw.records:
+        match read_record(raw.style, record, layouts):
+            case Row(table=table):
+                found.add(table)
+            case Truncated(tables=tables):
+                found.update(tables)
+            case _:
+                pass
+    return frozenset(found)
+
+
 def sends_more(project: Project) -> bool:
     """Whether the server lets rows through that the pipeline does not take: the white list cannot say its patterns."""
     patterns = project.family.tables
@@ -75,7 +92,7 @@ def sends_more(project: Project) -> bool:
     return any(pattern.startswith("!") for pattern in patterns) or set(everything) != set(patterns)
 
 
-def start_frames(project: Project, replication: WireSession, start: int) -> GaussStream:
+def frames_of(project: Project, replication: WireSession, start: int) -> GaussStream:
     """Start the stream of the pipeline's slot after `start`, 0 for the slot's own position. Raises SourceError."""
     source = project.family
     serial = source.decoding_mode is Mode.SERIAL

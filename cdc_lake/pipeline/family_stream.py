@@ -20,7 +20,7 @@ from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
 from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.family_frames import CapturedAssembler, assembler_of, codec_of, sends_more, start_frames
+from cdc_lake.pipeline.family_frames import CapturedAssembler, assembler_of, codec_of, frames_of, sends_more
 from cdc_lake.pipeline.gaps import recorded_gaps
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder, Order
@@ -66,7 +66,7 @@ def open_family(
                 lambda: family_start.begin(project, start, bronze, control, stop, tell), stop, tell, patience
             )
         else:
-            _check_resume(project, session, facts, state)
+            check_resume(project, session, facts, state)
         identity = StreamIdentity.parse(state.stream)
         goal = _goal(session, identity.domain)
         frames = patiently(lambda: _start(project, dial("stream", True), state), stop, tell, patience)
@@ -90,7 +90,7 @@ def open_family(
         )
 
 
-def _check_resume(project: Project, session: WireSession, facts: FamilyServerFacts, state: BronzeState) -> None:
+def check_resume(project: Project, session: WireSession, facts: FamilyServerFacts, state: BronzeState) -> None:
     """Raise unless the stream that bronze holds can go on at this server, database and slot."""
     identity = StreamIdentity.parse(state.stream)
     for what, was, now in (
@@ -118,7 +118,7 @@ def _check_resume(project: Project, session: WireSession, facts: FamilyServerFac
 
 
 def _start(project: Project, replication: WireSession, state: BronzeState) -> GaussStream:
-    return start_frames(project, replication, state.confirm)
+    return frames_of(project, replication, state.confirm)
 
 
 def _goal(session: WireSession, domain: OrderDomain) -> int:

@@ -25,6 +25,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import CopiedTable, copy_tables
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
 from cdc_lake.source import publication, slot, snapshot
+from cdc_lake.source.captured import Published
 from cdc_lake.source.catalog import check_identities, relation_of
 from cdc_lake.source.connection import Session
 from cdc_lake.source.server import ServerFacts
@@ -100,7 +101,7 @@ class _Reader:
     """Reads published tables in the slot's snapshot (`copying.TableReader`)."""
 
     session: Session
-    carried: Mapping[TableName, publication.Published]
+    carried: Mapping[TableName, Published]
     chunk_rows: int
 
     def read(self, relation: Relation) -> Iterator[pa.ListArray]:

@@ -8,21 +8,12 @@ in silence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from cdc_lake.errors import PublicationMissing, PublicationUnfit
 from cdc_lake.model.relation import TableName
+from cdc_lake.source.captured import Published
 from cdc_lake.source.connection import Session, named
 from cdc_lake.source.quoting import identifier
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """One table of a publication: the columns it carries in order, and its row filter (SQL), if any."""
-
-    table: TableName
-    columns: tuple[str, ...]
-    row_filter: str | None
 
 
 def tables_in_database(session: Session) -> list[TableName]:

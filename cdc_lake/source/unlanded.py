@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
+from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.connection import Session, named
 from cdc_lake.source.quoting import identifier
 
@@ -25,15 +25,6 @@ _PEEK = (
     "FROM pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, 'proto_version', '1', 'publication_names', %s) "
     "WHERE get_byte(data, 0) IN (67, 68, 73, 82, 84, 85)"  # C D I R T U
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Unlanded:
-    """A committed transaction: its position, its 32-bit id, the tables it changes."""
-
-    position: int
-    xid: int
-    tables: frozenset[TableName]
 
 
 def unlanded(session: Session, slot: str, publication: str, after: int, upto: int) -> list[Unlanded]:

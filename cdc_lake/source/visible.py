@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
@@ -38,6 +39,15 @@ class Visible:
         """Whether the snapshot shows a committed transaction, by its id as the stream gives it."""
         whole = self.whole(xid)
         return whole < self.xmin or (whole < self.xmax and whole not in self.in_progress)
+
+    @property
+    def column(self) -> str:
+        """See `captured.Shown`."""
+        return "xid"
+
+    def near(self, numbers: Any) -> Any:
+        """See `captured.Shown`; modulo 2^32, because the stream gives 32 bits."""
+        return (numbers - self.xmin) % _WHOLE < _HALF
 
     def whole(self, xid: int) -> int:
         """The 64-bit id that a 32-bit one stands for."""

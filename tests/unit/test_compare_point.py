@@ -77,7 +77,7 @@ def test_peeked_messages_become_transactions_above_a_position():
         (10, b"U" + struct.pack(">I", 2)), (10, commit(300)),
     ]  # fmt: skip
     found = transactions(messages, 100)
-    assert [(t.position, t.xid, t.tables) for t in found] == [(200, 9, {A, B}), (300, 10, {B})]
+    assert [(t.position, t.number, t.tables) for t in found] == [(200, 9, {A, B}), (300, 10, {B})]
     with pytest.raises(StreamProtocol):
         transactions([(1, b"D" + struct.pack(">I", 9))], 0)
 

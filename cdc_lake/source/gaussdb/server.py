@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc_lake.errors import QueryRefused, ServerSettings, StreamProtocol
@@ -98,14 +99,17 @@ def current_lsn(session: WireSession) -> Lsn:
     return Lsn.parse(row[0] or "")
 
 
-def snapshot_and_csn(session: WireSession) -> CsnSnapshot:
+def snapshot_and_csn(session: WireSession, locked: Sequence[str] = ()) -> CsnSnapshot:
     """Begin a REPEATABLE READ transaction and export its snapshot, with its CSN; the caller ends the transaction.
 
+    Tables named in `locked`, as SQL has them, are locked against TRUNCATE and rewrites before the snapshot is taken.
     Not for a replication connection. Raises SourceError.
     """
     doing = "exporting a snapshot"
     near = _next_csn(session)
     session.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
+    if locked:
+        session.query(f"LOCK TABLE {', '.join(locked)} IN ACCESS SHARE MODE", doing="locking the tables")
     name, printed = _one(session, "SELECT * FROM pg_export_snapshot_and_csn()", doing)
     return CsnSnapshot(name or "", Csn(_whole_csn(int(printed or "", 16), near)))
 

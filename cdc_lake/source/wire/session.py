@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 from cdc_lake.errors import AuthenticationRefused, ServerSettings, ServerUnreachable, SourceError, StreamProtocol
 from cdc_lake.source.wire import authentication, protocol
@@ -18,7 +19,7 @@ from cdc_lake.source.wire.protocol import ServerMessage
 from cdc_lake.source.wire.refusals import server_error, startup_error
 from cdc_lake.source.wire.target import WireTarget
 
-_AFTER_FATAL = 5.0  # seconds: after a fatal error some commands go on with ReadyForQuery, others hang up
+_FATAL = frozenset({"FATAL", "PANIC"})
 _SILENT = frozenset({protocol.NOTICE, protocol.PARAMETER, protocol.BACKEND_KEY, protocol.NOTIFICATION})
 
 
@@ -42,6 +43,12 @@ class WireSession:
         self.target = target
         self.parameters: dict[str, str] = {}
         self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def closed(self) -> bool:
@@ -180,20 +187,18 @@ class WireSession:
                 return letter, body
 
     def _recover(self, said: ServerMessage, doing: str) -> None:
-        """After an error: read up to where the next statement can be sent, or close."""
-        fatal = said.severity in {"FATAL", "PANIC"}
-        if fatal:
-            self.channel.wait_until(time.monotonic() + _AFTER_FATAL)
+        """After an error: read up to where the next statement can be sent, or close where the server ends the session.
+
+        A replication connection is ended by every error, also where ReadyForQuery follows.
+        """
         try:
-            while self.channel.read(doing)[0] != protocol.READY:
-                pass
+            while said.severity not in _FATAL:
+                if self.channel.read(doing)[0] == protocol.READY:
+                    return
         except SourceError:
-            # hung up instead; the server's own words come first
-            self._closed = True
-            self.channel.close()
-            return
-        if fatal:
-            self.channel.wait_until(None)
+            pass  # hung up instead: the server's own words, which are raised now, say more
+        self._closed = True
+        self.channel.close()
 
     def _unexpected(self, letter: int, body: bytes, doing: str) -> SourceError:
         self.close()

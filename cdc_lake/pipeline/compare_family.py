@@ -1,0 +1,156 @@
+"""The GaussDB family's side of a comparison (`pipeline.compare_source.CompareSource`).
+
+The snapshot is exported with its CSN and shows exactly the transactions below it. What the slot still has is read from
+it as the receiver would, and nothing is confirmed, so that the next receiver gets it again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.errors import SlotActive
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.family_frames import assembler_of, frames_of, tables_of
+from cdc_lake.pipeline.family_stream import check_resume
+from cdc_lake.source.captured import Published, Shown, Unlanded
+from cdc_lake.source.copy_csv import csv_statement, table_of
+from cdc_lake.source.gaussdb.catalog import FamilyTables, facts_of, quoted, tables_in_database
+from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn, identify, snapshot_and_csn
+from cdc_lake.source.quoting import identifier
+from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.tables import select_tables
+from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.wire.session import WireSession
+
+PATIENCE = 10.0
+"""Seconds that the slot may take to send what the snapshot shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CsnShown:
+    """A snapshot that shows the transactions below a CSN (implements `captured.Shown`)."""
+
+    csn: int
+    position: int
+
+    @property
+    def column(self) -> str:
+        """See Shown."""
+        return "csn"
+
+    def shows(self, number: int) -> bool:
+        """See Shown."""
+        return number < self.csn
+
+    def near(self, numbers: Any) -> Any:
+        """See Shown."""
+        return numbers >= self.csn
+
+
+class FamilySide:
+    """One session that reads everything in one snapshot, and a replication connection for what is not landed."""
+
+    def __init__(
+        self, project: Project, state: BronzeState, facts: FamilyServerFacts, reading: WireSession, opened: ExitStack
+    ) -> None:
+        self._project = project
+        self._state = state
+        self._facts = facts
+        self._reading = reading
+        self._opened = opened
+        self._domain = StreamIdentity.parse(state.stream).domain
+        self._layouts = Layouts(FamilyTables(reading))
+
+    def captured(self) -> list[Published]:
+        """See CompareSource."""
+        wanted = select_tables(self._project.family.tables, tables_in_database(self._reading))
+        found = [(table, facts_of(self._reading, table)) for table in wanted]
+        return [Published(table, tuple(c.name for c in facts.columns), None) for table, facts in found if facts]
+
+    @contextmanager
+    def snapshot(self, tables: Sequence[TableName]) -> Iterator[Shown]:
+        """See CompareSource. TRUNCATE and rewrites are locked out: no snapshot shows a table through them."""
+        taken = snapshot_and_csn(self._reading, [quoted(table) for table in tables])
+        try:
+            if self._domain is OrderDomain.CSN:
+                yield CsnShown(taken.csn.value, taken.csn.value - 1)
+            else:
+                yield CsnShown(taken.csn.value, current_lsn(self._reading).value)
+        finally:
+            if not self._reading.closed:
+                self._reading.query("ROLLBACK", doing="ending the snapshot")
+
+    def relation_of(self, one: Published) -> Relation:
+        """See CompareSource."""
+        return self._layouts.relation_of(one.table)
+
+    def rows(self, relation: Relation, one: Published) -> pa.Table:
+        """See CompareSource."""
+        columns = ", ".join(identifier(name) for name in relation.names)
+        statement = csv_statement(f"SELECT {columns} FROM {quoted(one.table)}")
+        return table_of(self._reading.copy_out(statement, doing=f"reading {one.table}"), relation.names)
+
+    def ahead(self, shown: Shown, after: int) -> Sequence[Unlanded] | None:
+        """See CompareSource."""
+        session = connect(target_of(self._project.family, self._project.root), replication=True)
+        self._opened.callback(session.close)
+        try:
+            frames = frames_of(self._project, session, self._state.confirm)
+        except SlotActive:
+            return None
+        self._opened.callback(frames.close)
+        assembler = assembler_of(self._project, self._domain, self._facts.encoding)
+        with connect(target_of(self._project.family, self._project.root)) as other:
+            layouts = Layouts(FamilyTables(other))
+            found: list[Unlanded] = []
+            numbers: set[int] = set()
+            deadline = time.monotonic() + PATIENCE
+            while not self._reached(shown, after, numbers, frames.keepalive_end):
+                if time.monotonic() > deadline:
+                    return None
+                sent = frames.poll(0.2)
+                if not sent:
+                    frames.tick(ping=True)
+                for number, payload in sent:
+                    for raw in assembler.feed(payload, number):
+                        numbers.add(raw.bounds.position)
+                        if raw.count and raw.bounds.position > after:
+                            found.append(_unlanded(raw, layouts))
+        return found
+
+    def _reached(self, shown: Shown, after: int, numbers: set[int], keepalive_end: int) -> bool:
+        """Whether everything the snapshot shows was sent."""
+        if self._domain is OrderDomain.CSN and self._project.family.slot_order == "lsn":
+            return all(csn in numbers for csn in range(after + 1, shown.position + 1))
+        return max(numbers, default=0) >= shown.position or keepalive_end >= shown.position
+
+
+def _unlanded(raw: RecordTransaction, layouts: Layouts) -> Unlanded:
+    return Unlanded(raw.bounds.position, raw.bounds.csn or 0, tables_of(raw, layouts))
+
+
+@contextmanager
+def family_side(project: Project, state: BronzeState) -> Iterator[FamilySide]:
+    """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
+    target = target_of(project.family, project.root)
+    application = "cdc_lake compare"
+    with ExitStack() as opened:
+        reading = connect(target, application=application)
+        opened.callback(reading.close)
+        replication = connect(target, application=application, replication=True)
+        opened.callback(replication.close)
+        facts = identify(replication)
+        check_resume(project, reading, facts, state)
+        yield FamilySide(project, state, facts, reading, opened)

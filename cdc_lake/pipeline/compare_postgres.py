@@ -1,0 +1,73 @@
+"""The PostgreSQL side of a comparison (`pipeline.compare_source.CompareSource`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.errors import SlotActive
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.source.captured import Published, Shown, Unlanded
+from cdc_lake.source.catalog import relation_of
+from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.publication import published
+from cdc_lake.source.rows import read_rows
+from cdc_lake.source.server import check_same, goal, identify
+from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.unlanded import unlanded
+from cdc_lake.source.visible import visible
+
+_APPLICATION = "cdc_lake compare"
+
+
+class PostgresSide:
+    """One session that reads everything in one snapshot, and another that peeks into the slot."""
+
+    def __init__(self, project: Project, reading: Session) -> None:
+        self._project = project
+        self._reading = reading
+
+    def captured(self) -> list[Published]:
+        """See CompareSource."""
+        return published(self._reading, self._project.publication)
+
+    @contextmanager
+    def snapshot(self, tables: Sequence[TableName]) -> Iterator[Shown]:
+        """See CompareSource."""
+        with visible(self._reading, tables) as seen:
+            yield seen
+
+    def relation_of(self, one: Published) -> Relation:
+        """See CompareSource."""
+        return relation_of(self._reading, one.table, one.columns)
+
+    def rows(self, relation: Relation, one: Published) -> pa.Table:
+        """See CompareSource."""
+        return read_rows(self._reading, relation, one.row_filter)
+
+    def ahead(self, shown: Shown, after: int) -> list[Unlanded] | None:
+        """See CompareSource."""
+        project = self._project
+        with connect(project.postgres, project.root, application=_APPLICATION) as session:
+            flushed = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+            assert flushed is not None
+            if Lsn.parse(str(flushed[0])).value < shown.position:
+                goal(session)  # decoding stops at what is flushed: a commit of our own flushes all before it
+            try:
+                return unlanded(session, project.slot, project.publication, after, shown.position)
+            except SlotActive:
+                return None
+
+
+@contextmanager
+def postgres_side(project: Project, state: BronzeState) -> Iterator[PostgresSide]:
+    """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
+    with connect(project.postgres, project.root, application=_APPLICATION, replication=True) as replication:
+        check_same(identify(replication), StreamIdentity.parse(state.stream), project.slot, state.upto)
+    with connect(project.postgres, project.root, application=_APPLICATION) as reading:
+        yield PostgresSide(project, reading)

@@ -1,0 +1,51 @@
+"""The source's side of a comparison, whatever the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import pyarrow as pa
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.source.captured import Published, Shown, Unlanded
+
+
+class CompareSource(Protocol):
+    """What a comparison asks of the source. Every method raises SourceError."""
+
+    def captured(self) -> list[Published]:
+        """The tables that the stream carries, sorted."""
+        ...
+
+    def snapshot(self, tables: Sequence[TableName]) -> AbstractContextManager[Shown]:
+        """One snapshot for all that is read inside."""
+        ...
+
+    def relation_of(self, one: Published) -> Relation:
+        """The layout of a captured table, as the stream would announce it."""
+        ...
+
+    def rows(self, relation: Relation, one: Published) -> pa.Table:
+        """All rows of a captured table in the snapshot: large_string columns by name, text as the server prints it."""
+        ...
+
+    def ahead(self, shown: Shown, after: int) -> Sequence[Unlanded] | None:
+        """What the slot still has of what the snapshot shows, above position `after`; None where somebody reads it."""
+        ...
+
+
+def compare_source(project: Project, state: BronzeState) -> AbstractContextManager[CompareSource]:
+    """Connect to the source that bronze was fed from. Raises SourceError, StateError."""
+    # imported here: each kind of source needs its own driver only
+    if isinstance(project.pipeline.source, FamilySource):
+        from cdc_lake.pipeline.compare_family import family_side  # noqa: PLC0415
+
+        return family_side(project, state)
+    from cdc_lake.pipeline.compare_postgres import postgres_side  # noqa: PLC0415
+
+    return postgres_side(project, state)
