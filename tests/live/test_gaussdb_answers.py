@@ -95,6 +95,11 @@ def test_the_catalog_hides_what_the_stand_in_keeps(client: Client) -> None:
         "ON n.oid = c.relnamespace WHERE c.relkind = 'r' AND n.nspname = 'public' ORDER BY 1"
     )
     assert client.rows(session, query) == [["bare", "n", "n"], ["items", "d", "n"]]
+    client.do(session, "CREATE UNIQUE INDEX wide ON items (name, id) INCLUDE (id)")
+    client.do(session, "CREATE TABLE parts (n int PRIMARY KEY) PARTITION BY RANGE (n)")
+    client.do(session, "CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (9)")
+    assert client.rows(session, "SELECT indkey FROM pg_index WHERE indexrelid = 'wide'::regclass") == [["2 1"]]
+    assert client.rows(session, query) == [["bare", "n", "n"], ["items", "d", "n"], ["parts", "d", "p"]]
 
 
 def test_transactions_copy_and_errors_pass_through(client: Client) -> None:

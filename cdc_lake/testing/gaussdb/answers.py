@@ -8,18 +8,19 @@ several statements in one query where one of them needs something of the family,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.quoting import literal
 from cdc_lake.source.visible import Visible
+from cdc_lake.testing.gaussdb.answers_catalog import ShownCatalog
 from cdc_lake.testing.gaussdb.answers_relay import Relay
+from cdc_lake.testing.gaussdb.answers_settings import SessionSettings
 from cdc_lake.testing.gaussdb.answers_sql import Function, NotConstant, Rows, call_of, with_calls, with_views
 from cdc_lake.testing.gaussdb.live import LivePostgres
 from cdc_lake.testing.gaussdb.live_order import SnapshotPassed
-from cdc_lake.testing.gaussdb.live_rows import SCHEMA
 from cdc_lake.testing.gaussdb.slot_functions import (
     FunctionError,
     Table,
@@ -29,24 +30,9 @@ from cdc_lake.testing.gaussdb.slot_functions import (
     read_changes,
     slots_view,
 )
-from cdc_lake.testing.gaussdb.sql import Answer, Done, Exported, Failed, ResultColumn, ResultSet, SqlSession
+from cdc_lake.testing.gaussdb.sql import Answer, Exported, Failed, ResultSet, SqlSession
 
-_SHOW: Final = re.compile(r"\s*SHOW\s+([\w.]+)\s*;?\s*", re.IGNORECASE)
-_SET: Final = re.compile(r"\s*SET\s+(?:SESSION\s+|LOCAL\s+)?([a-z_]+)\s*(?:=|\bTO\b)\s*(.*?)\s*;?\s*", re.IGNORECASE)
 _BEGIN: Final = re.compile(r"\s*(BEGIN|START\s+TRANSACTION)\b", re.IGNORECASE)
-_SECONDS: Final = re.compile(r"(\d+)s")
-_OPTION: Final = re.compile(r"(?:-c\s*|--)([\w.]+)=((?:\\.|\S)*)")
-
-_OF_THE_SESSION: Final = frozenset(
-    {
-        *("datestyle", "intervalstyle", "timezone", "bytea_output", "extra_float_digits", "lc_monetary"),
-        *("transaction_isolation", "standard_conforming_strings", "statement_timeout"),
-        *("client_encoding", "search_path", "application_name"),
-    }
-)
-"""Settings that PostgreSQL keeps for the session, under the same names."""
-
-_NOT_SETTINGS: Final = frozenset(["user", "database", "replication", "options", "client_encoding", "application_name"])
 
 _TYPES: Final = {16: "bool", 19: "name", 25: "text", 26: "oid", 28: "xid", 2278: "text"}
 """SQL types by OID, of what functions and views of slots bring; void is shown as empty text."""
@@ -60,7 +46,7 @@ class _Own:
     """What is kept of a session: its connection, the one that holds an exported snapshot, how its transaction began."""
 
     relay: Relay
-    settings: dict[str, str]
+    settings: SessionSettings
     exporter: Relay | None = None
     began: str | None = None
 
@@ -71,7 +57,7 @@ class LiveAnswers:
     def __init__(self, live: LivePostgres, dsn: str) -> None:
         self._live = live
         self._dsn = dsn
-        self._columns: list[str] = []
+        self._catalog = ShownCatalog(live.keyless)
 
     def answer(self, sql: str, session: SqlSession) -> Sequence[Answer]:
         """See SqlAnswers."""
@@ -82,7 +68,7 @@ class LiveAnswers:
         if _BEGIN.match(sql):
             own.began = sql
         try:
-            given = _setting_statement(sql, own, session) or self._polled(sql, session)
+            given = own.settings.answer(sql) or self._polled(sql, session)
             return own.relay.run(self._rewritten(sql, session, own)) if given is None else [given]
         except FunctionError as refused:
             return [refused.failed]
@@ -120,17 +106,11 @@ class LiveAnswers:
             return own
         if session.database != self._live.database:
             return Failed("3D000", f'database "{session.database}" does not exist', severity="FATAL")
-        own = _Own(Relay(self._dsn, session), {})
+        settings = SessionSettings(session)
+        own = _Own(Relay(self._dsn, session), settings)
         session.own["live"] = own
-        parameters = {k.lower(): v for k, v in session.parameters.items() if k.lower() not in _NOT_SETTINGS}
-        for name, value in _OPTION.findall(session.parameters.get("options", "")):
-            parameters[name.lower()] = re.sub(r"\\(.)", r"\1", value)
-        own.relay.run("SET client_encoding = 'UTF8'")
-        for name, value in parameters.items():
-            if name in _OF_THE_SESSION:
-                own.relay.run(f"SET {identifier(name)} = {literal(value)}")
-            else:
-                own.settings[name] = value
+        for statement in settings.startup():
+            own.relay.run(statement)
         return own
 
     @staticmethod
@@ -172,7 +152,7 @@ class LiveAnswers:
 
         def setting(arguments: list[str | None]) -> Rows:
             name = str(arguments[0])
-            value = _setting(name, own, session)
+            value = own.settings.value(name)
             if value is None:
                 value = own.relay.rows(f"SELECT pg_catalog.current_setting({literal(name)}, true)")[0][0]
             return Rows({"current_setting": "text"}, [[value]])
@@ -187,7 +167,12 @@ class LiveAnswers:
             "current_setting": setting,
             **self._slot_functions(session),
         }
-        return with_views(with_calls(sql, functions), self._views(session, own))
+        views = {
+            "pg_replication_slots": lambda: _rows(slots_view(session)).query(),
+            "pg_settings": own.settings.view,
+            **self._catalog.views(server.compatibility, own.relay),
+        }
+        return with_views(with_calls(sql, functions), views)
 
     def _slot_functions(self, session: SqlSession) -> dict[str, Function]:
         def advance(arguments: list[str | None]) -> Rows:
@@ -219,88 +204,6 @@ class LiveAnswers:
     def _location(self, name: str) -> Rows:
         return Rows({name: "text"}, [[str(Lsn(self._live.settled()))]])
 
-    def _views(self, session: SqlSession, own: _Own) -> Mapping[str, Callable[[], str]]:
-        server = session.server
-        hidden = f"(SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = {literal(SCHEMA)})"
-
-        def settings() -> str:
-            names = ("wal_level", "max_replication_slots", "max_wal_senders", "enable_thread_pool", "server_version")
-            more = (
-                "sql_compatibility",
-                "logical_sender_timeout",
-                "wal_sender_timeout",
-                "enable_slot_log",
-                "server_encoding",
-            )
-            given = Rows(
-                {"name": "text", "setting": "text", "unit": "text"},
-                [[name, *_in_units(_setting(name, own, session))] for name in (*names, *more)],
-            )
-            listed = ", ".join(map(literal, (*names, *more)))
-            rest = f"SELECT name, setting, unit FROM pg_catalog.pg_settings WHERE name NOT IN ({listed})"
-            return f"{given.query()} UNION ALL {rest}"
-
-        return {
-            "pg_replication_slots": lambda: _rows(slots_view(session)).query(),
-            "pg_database": lambda: (
-                f"SELECT d.*, {literal(server.compatibility)}::name AS datcompatibility FROM pg_catalog.pg_database d"
-            ),
-            "pg_settings": settings,
-            "pg_namespace": lambda: f"SELECT * FROM pg_catalog.pg_namespace WHERE nspname <> {literal(SCHEMA)}",
-            "pg_class": lambda: (
-                f"SELECT {', '.join(self._class_columns(own))} FROM pg_catalog.pg_class AS c "
-                f"WHERE NOT relispartition AND relnamespace <> ALL (ARRAY{hidden})"
-            ),
-        }
-
-    def _class_columns(self, own: _Own) -> list[str]:
-        """Columns of pg_class, partitioned tables shown as the family shows them, `keyless` ones without identity."""
-        if not self._columns:
-            found = own.relay.rows(
-                "SELECT attname FROM pg_catalog.pg_attribute WHERE attrelid = 'pg_catalog.pg_class'::regclass "
-                "AND attnum > 0 ORDER BY attnum"
-            )
-            self._columns = [f"c.{name}" for (name,) in found]
-        keyless = ", ".join(literal(f"{identifier(t.schema)}.{identifier(t.name)}") for t in self._live.keyless)
-        shown = {
-            "c.relkind": "CASE c.relkind WHEN 'p' THEN 'r' ELSE c.relkind END::\"char\" AS relkind",
-            "c.relreplident": f"CASE WHEN c.oid = ANY (ARRAY[{keyless}]::regclass[]) THEN 'n' "
-            'ELSE c.relreplident END::"char" AS relreplident',
-        }
-        parts = "CASE c.relkind WHEN 'p' THEN 'p' ELSE 'n' END::\"char\" AS parttype"
-        return [*(shown.get(name, name) for name in self._columns), parts]
-
 
 def _rows(table: Table) -> Rows:
     return Rows({column.name: _TYPES[column.type_oid] for column in table.columns}, table.rows)
-
-
-def _setting(name: str, own: _Own, session: SqlSession) -> str | None:
-    """A setting that is not PostgreSQL's to answer."""
-    if name.lower() in _OF_THE_SESSION:
-        return None
-    return own.settings.get(name.lower(), session.server.setting(name))
-
-
-def _in_units(shown: str | None) -> tuple[str | None, str | None]:
-    """A setting as pg_settings has it, with its unit, from what SHOW prints."""
-    if shown is not None and (seconds := _SECONDS.fullmatch(shown)) is not None:
-        return str(int(seconds[1]) * 1000), "ms"
-    return shown, None
-
-
-def _setting_statement(sql: str, own: _Own, session: SqlSession) -> Answer | None:
-    """The answer to SHOW and SET of a setting of the family; None for any other statement."""
-    if (show := _SHOW.fullmatch(sql)) is not None:
-        value = _setting(show[1], own, session)
-        return None if value is None else ResultSet([ResultColumn(show[1].lower())], [[value]], "SHOW")
-    if (given := _SET.fullmatch(sql)) is not None:
-        name = given[1].lower()
-        known = name in own.settings or session.server.setting(name) is not None
-        if name not in _OF_THE_SESSION and (known or name in _FAMILY_ONLY):
-            own.settings[name] = given[2].strip("'")
-            return Done("SET")
-    return None
-
-
-_FAMILY_ONLY: Final = frozenset(["session_timeout", "idle_in_transaction_session_timeout", "behavior_compat_options"])
