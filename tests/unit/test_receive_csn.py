@@ -47,7 +47,7 @@ TRANSFERS = Path(__file__).resolve().parents[1] / "data" / "opengauss" / "6.0.2"
 FIRST, LAST = 2681328, 2708050  # CSNs of the stream
 TABLES = ("tr_a", "tr_b")
 FACTS = FamilyTableFacts(
-    (FamilyColumn("id", "int4", 23), FamilyColumn("bal", "int4", 23), FamilyColumn("note", "text", 25)),
+    (FamilyColumn("id", "int4", 23), FamilyColumn("balance", "int8", 20), FamilyColumn("note", "text", 25)),
     primary_key=("id",),
     identity_columns=("id",),
 )
