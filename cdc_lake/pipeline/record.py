@@ -1,27 +1,36 @@
 """Recording a pipeline's stream: raw, into a file, without touching the pipeline's own slot or lake.
 
-The slot is a temporary one that begins now, unless one is named; nothing is confirmed, so a recording changes nothing
-at the source. The file is the format of `source.recording`, on the disk when the call returns.
+The slot is one of its own that begins now and goes at the end, unless one is named; nothing is confirmed, so a
+recording changes nothing at the source. The file is the format of `source.recording`, on the disk when the call returns.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import assert_never
 
+from cdc_lake.config.gaussdb_options import Mode
+from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.errors import DecodeError
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.payload import PayloadReader, reading_of
 from cdc_lake.source.capture import Capture, PostgresCapture
 from cdc_lake.source.connection import connect
+from cdc_lake.source.gaussdb.capture import FamilyCapture
+from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.gaussdb.server import identify
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.recording import Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
+from cdc_lake.source.wire import connect as wire
+from cdc_lake.source.wire.session import WireSession
 
 _WAIT = 0.2  # seconds between two looks at the limits
 
@@ -51,6 +60,16 @@ class Recorded:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A capture, and how its stream is written."""
+
+    capture: Capture
+    start: str
+    options: Mapping[str, str]
+    encoding: str = "UTF8"
+
+
 def record(
     project: Project,
     file: Path,
@@ -62,28 +81,29 @@ def record(
     tell: Tell,
 ) -> Recorded:
     """Record until a limit or `stop`. Raises SourceError, RecordingNotWritten; what came until then is in the file."""
-    plugin = plugin or project.pipeline.source.slot.plugin
-    options = _options(project, plugin)
     refuse_existing(file)
-    with closing(_open(project, plugin, options, slot)) as capture:
-        source = project.pipeline.source
+    source = project.pipeline.source
+    plugin = plugin or source.slot.plugin
+    opened = _open(project, plugin, slot)
+    with closing(opened.capture):
         header = RecordingHeader(
             source=source.type,
             plugin=plugin,
-            options=options,
-            start=capture.start,
+            options=opened.options,
+            encoding=opened.encoding,
+            start=opened.start,
             started=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        tell(Progress("record", f"recording {source.place} from {capture.start} into {file}"))
+        tell(Progress("record", f"recording {source.place} from {opened.start} into {file}"))
         with RecordingWriter(file, header) as writer:
-            run = _Run(capture, writer, limits, _commits(header) if limits.transactions is not None else None)
+            run = _Run(opened.capture, writer, limits, _commits(header) if limits.transactions is not None else None)
             run.follow(stop)
     return Recorded(
         file=str(file),
         source=source.type,
         plugin=plugin,
         slot=slot,
-        start=capture.start,
+        start=opened.start,
         messages=run.messages,
         keepalives=run.keepalives,
         bytes=writer.size,
@@ -92,20 +112,45 @@ def record(
     )
 
 
-def _options(project: Project, plugin: str) -> dict[str, str]:
+def _open(project: Project, plugin: str, slot: str | None) -> _Open:
+    match project.pipeline.source:
+        case PostgresSource() as source:
+            return _postgres(project, source, plugin, slot)
+        case FamilySource() as source:
+            return _family(project, source, plugin, slot)
+        case _ as never:
+            assert_never(never)
+
+
+def _postgres(project: Project, source: PostgresSource, plugin: str, slot: str | None) -> _Open:
+    options = {}
     if plugin == "pgoutput":
-        return {"proto_version": "1", "publication_names": identifier(project.publication)}
-    return {}
-
-
-def _open(project: Project, plugin: str, options: dict[str, str], slot: str | None) -> PostgresCapture:
-    source = project.postgres
-    session = connect(source, project.root, application=f"cdc_lake {project.name} record", replication=True)
+        options = {"proto_version": "1", "publication_names": identifier(project.publication)}
+    session = connect(source, project.root, application=_application(project), replication=True)
     try:
-        return PostgresCapture(session, plugin, options, slot=slot, status_interval=source.status_interval / 1000)
+        capture = PostgresCapture(session, plugin, options, slot=slot, status_interval=source.status_interval / 1000)
     except BaseException:
         session.close()
         raise
+    return _Open(capture, capture.start, options)
+
+
+def _family(project: Project, source: FamilySource, plugin: str, slot: str | None) -> _Open:
+    target = target_of(source, project.root)
+
+    def dial(replication: bool) -> WireSession:
+        return wire.connect(target, application=_application(project), replication=replication)
+
+    mode = Mode.SERIAL if source.decoding_mode is Mode.SQL else None  # SQL functions read as serial decoding does
+    options = effective_options(source, mode)
+    with closing(dial(True)) as session:
+        encoding = identify(session).encoding
+    capture = FamilyCapture(dial, plugin, options, slot=slot, status_interval=source.reply_interval / 1000)
+    return _Open(capture, capture.start, options, encoding)
+
+
+def _application(project: Project) -> str:
+    return f"cdc_lake {project.name} record"
 
 
 class _Run:

@@ -1,0 +1,90 @@
+"""Capturing a stream of the GaussDB family raw, for `record` (implements `source.capture.Capture`).
+
+From a slot that is given, or from one of its own, made now and dropped at the end: these servers know no temporary
+slots, so one whose recording was killed stays, and `SELECT * FROM pg_replication_slots` shows it by its name. Nothing
+is confirmed: every reply says 0, which the server ignores.
+
+Payloads are as they came. Of the header, start and end are the server's (it sends one number twice), the clock is
+ours; keepalives, which hold rubbish in part, are answered and not kept.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from cdc_lake.errors import SlotActive
+from cdc_lake.source.gaussdb.slot import create_slot, drop_slot
+from cdc_lake.source.gaussdb.stream import GaussStream
+from cdc_lake.source.wire.session import WireSession
+
+_DATA: Final = struct.Struct(">cQQq")  # 'w', start, end, clock
+_EPOCH_2000: Final = 946_684_800  # seconds from 1970 to the servers' own epoch
+_PATIENCE: Final = 10.0  # seconds: a slot stays active for about one after its reader's end
+
+
+class FamilyCapture:
+    """An open stream; `start` is the position it began at, `0/0` where that is the slot's confirmed position.
+
+    `dial` opens a session, for replication or not, and is asked again at the end where a slot is to be dropped.
+    """
+
+    def __init__(
+        self,
+        dial: Callable[[bool], WireSession],
+        plugin: str,
+        options: Mapping[str, str],
+        *,
+        slot: str | None,
+        status_interval: float,
+    ) -> None:
+        """`slot` None: one of its own. Raises SourceError."""
+        self._dial = dial
+        self._own: str | None = None
+        self.start = "0/0"
+        if slot is None:
+            slot = f"cdc_lake_record_{secrets.token_hex(4)}"
+            maker = dial(True)
+            try:
+                self.start = str(create_slot(maker, slot, plugin).consistent)
+            finally:
+                maker.close()
+            self._own = slot
+        try:
+            self._stream = GaussStream(
+                dial(True), slot, 0, options, keepalives_confirm=False, status_interval=status_interval
+            )
+        except BaseException:
+            self._drop()
+            raise
+
+    def poll(self, timeout: float) -> list[bytes]:
+        """See Capture."""
+        clock = int((time.time() - _EPOCH_2000) * 1_000_000)
+        return [_DATA.pack(b"w", lsn, lsn, clock) + payload for lsn, payload in self._stream.poll(timeout)]
+
+    def close(self) -> None:
+        """See Capture. Raises SourceError where the slot of its own cannot be dropped, which names it."""
+        self._stream.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        if self._own is None:
+            return
+        until = time.monotonic() + _PATIENCE
+        session = self._dial(False)
+        try:
+            while True:
+                try:
+                    drop_slot(session, self._own)
+                    break
+                except SlotActive:
+                    if time.monotonic() > until:
+                        raise
+                time.sleep(0.2)
+        finally:
+            session.close()
+        self._own = None

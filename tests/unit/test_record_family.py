@@ -1,0 +1,140 @@
+"""`record` against the server that speaks as GaussDB: every way of writing replays, the slot goes, nothing is confirmed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.cli.app import app
+from cdc_lake.cli.process import run_command
+from cdc_lake.config.load import load_project
+from cdc_lake.decode.mppdb.records import Field, Operation, Row
+from cdc_lake.errors import SlotMissing
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.record import Limits, record
+from cdc_lake.source.gaussdb.slot import create_slot
+from cdc_lake.source.recording import RecordingSource
+from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.testing.gaussdb.ledger import Ledger
+from cdc_lake.testing.gaussdb.scripted import Rule, ScriptedAnswers
+from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake.testing.gaussdb.sql import ResultColumn, ResultSet
+
+PIPELINE = """\
+version: 1
+pipeline: shop
+source:
+  type: opengauss
+  host: {host}
+  port: {port}
+  replication_port: {replication_port}
+  database: postgres
+  user: cdc
+  password: Gauss@123
+  tls: {{mode: disable}}
+  decoding: {decoding}
+  tables: ["public.*"]
+"""
+STYLES = [
+    {"parallel-decode-num": 1},
+    *({"parallel-decode-num": 2, "decode-style": s, "sending-batch": b} for s in "btj" for b in (0, 1)),
+]
+
+CATALOG = [
+    Rule(
+        "from pg_settings",
+        ResultSet(
+            (ResultColumn("name"), ResultColumn("setting")),
+            [("wal_level", "logical"), ("enable_thread_pool", "on"), ("logical_sender_timeout", "30000")],
+        ),
+    ),
+    Rule("datcompatibility", ResultSet((ResultColumn("encoding"), ResultColumn("datcompatibility")), [("GBK", "PG")])),
+]
+TABLE = TableName("public", "orders")
+
+
+def row(ledger: Ledger, number: int) -> Row:
+    fields = (Field("id", str(number), "integer", 23), Field("note", "中文", "text", 25))
+    return Row(Operation.INSERT, TABLE, new=fields, lsn=ledger.allot())
+
+
+@pytest.fixture
+def server() -> Iterator[GaussServer]:
+    ledger, answers = Ledger(), ScriptedAnswers(CATALOG)
+    with GaussServer(ledger, users={"cdc": "Gauss@123"}, answers=answers, encoding="GBK") as running:
+        yield running
+
+
+def pipeline(server: GaussServer, folder: Path, decoding: dict) -> Path:
+    file = folder / "shop.yaml"
+    where = {"host": server.host, "port": server.port, "replication_port": server.replication_port}
+    file.write_text(PIPELINE.format(**where, decoding=json.dumps(decoding)))
+    return file
+
+
+def slots(server: GaussServer) -> dict[str, object]:
+    return {slot.name: slot.confirmed for slot, _ in server.state.slots.all()}
+
+
+def write(ledger: Ledger, done: threading.Event) -> None:
+    for number in range(100_000):
+        ledger.commit([row(ledger, number), row(ledger, number)])
+        if done.wait(0.01):
+            return
+
+
+@pytest.mark.parametrize("decoding", STYLES, ids=lambda d: "-".join(str(v) for v in d.values()))
+def test_every_way_of_writing_is_recorded_and_replays(server, tmp_path, capsys, decoding):
+    project = load_project(pipeline(server, tmp_path, decoding))
+    done = threading.Event()
+    writer = threading.Thread(target=write, args=(server.ledger, done))
+    writer.start()
+    try:
+        limits = Limits(seconds=20, transactions=10)
+        found = record(project, tmp_path / "a.rec", limits, stop=threading.Event(), tell=lambda _: None)
+    finally:
+        done.set()
+        writer.join()
+    assert found.transactions >= 10
+    assert slots(server) == {}
+    assert run_command(app, ["replay", str(tmp_path / "a.rec"), "--json"]) == 0
+    (played,) = json.loads(capsys.readouterr().out)["recordings"]
+    assert played["transactions"] == found.transactions
+    assert played["changes"]["public.orders"]["insert"] == 2 * found.transactions
+    assert run_command(app, ["inspect", "payload", str(tmp_path / "a.rec")]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    insert = next(line for line in lines if line["type"] == "insert")
+    assert insert["new"][1]["value"] == "中文", "the header says the encoding"
+
+
+def test_a_slot_that_is_given_is_read_and_not_moved(server, tmp_path):
+    target = WireTarget(
+        hosts=((server.host, server.port),), database="postgres", user="cdc", password="Gauss@123",
+        replication_port=server.replication_port, tls=WireTls("disable"),
+    )  # fmt: skip
+    session = connect(target, replication=True)
+    create_slot(session, "mine", "mppdb_decoding")
+    session.close()
+    for number in range(3):
+        server.ledger.commit([row(server.ledger, number)])
+    before = slots(server)
+    project = load_project(pipeline(server, tmp_path, {"parallel-decode-num": 2, "decode-style": "b"}))
+    for name in ("a.rec", "b.rec"):
+        limits = Limits(seconds=20, transactions=3)
+        record(project, tmp_path / name, limits, slot="mine", stop=threading.Event(), tell=lambda _: None)
+        source = RecordingSource(tmp_path / name)
+        assert b"".join(payload for _, payload in source.poll(0)).count("中文".encode("gbk")) == 3
+        source.close()
+    assert slots(server) == before
+
+
+def test_a_slot_that_is_not_there_is_said_and_no_file_is_left(server, tmp_path):
+    project = load_project(pipeline(server, tmp_path, {"parallel-decode-num": 2, "decode-style": "b"}))
+    with pytest.raises(SlotMissing):
+        record(project, tmp_path / "a.rec", Limits(seconds=1), slot="none", stop=threading.Event(), tell=lambda _: None)
+    assert not (tmp_path / "a.rec").exists()
