@@ -8,6 +8,7 @@ columns; whatever does not fit raises `Irregular`, and the plain decoder then sa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -33,18 +34,23 @@ class Chunk:
 
     `bytes` holds all frames and the padding, `start` and `end` (int64 ndarrays) the bounds of each frame, `data` the
     bytes as uint8, `window[i]` the eight bytes from i on as one big-endian number. The bytes are a copy of one's own:
-    with `writable`, they may be changed through `data`.
+    with `writable`, they may be changed through `data`. `sizes`: of the frames, where they are known.
     """
 
     __slots__ = ("bytes", "data", "end", "start", "window")
 
-    def __init__(self, frames: list[bytes], *, writable: bool = False) -> None:
+    def __init__(self, frames: list[bytes], sizes: Any = None, *, writable: bool = False) -> None:
         self.bytes: Any = (bytearray() if writable else b"").join([*frames, PADDING])
-        self.end = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)))
+        self.end = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)) if sizes is None else sizes)
         self.start = np.concatenate([np.zeros(1, np.int64), self.end[:-1]])
         self.data = np.frombuffer(self.bytes, np.uint8)
         # one unaligned gather gives a value's kind and its length: measured 4 ns, byte by byte 10
         self.window: Any = np.ndarray((len(self.bytes) - 7,), ">u8", self.bytes, strides=(1,))
+
+    def words(self, count: int) -> Any:
+        """An array whose i-th entry is the bytes from i on, eight times `count`, as one value without a type."""
+        size = 8 * count
+        return np.ndarray((len(self.bytes) - size + 1,), f"V{size}", self.bytes, strides=(1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +113,59 @@ def _walk(chunk: Chunk, at: Any, end: Any, width: int) -> tuple[Any, Any, Any]:
 
 
 def texts(chunk: Chunk, tuples: Tuples) -> pa.Array:
-    """The values as a string array (v), NULL where absent.
+    """The values as a string array (v), NULL where absent."""
+    count = len(tuples.slots)
+    if not count:
+        return pa.array([], pa.string())
+    ends, data = copied(chunk, tuples.slots)
+    mask = None if tuples.absent is None else bitmap(~tuples.absent)
+    return pa.StringArray.from_buffers(count, ends, data, mask)
+
+
+def copied(chunk: Chunk, slots: Any) -> tuple[pa.Buffer, pa.Buffer]:
+    """The texts at these slots (int64 ndarray, not empty): offsets and bytes of a string array, known to be UTF-8.
 
     The slots ascend, so start, end, start, end … are valid offsets of an array over the chunk's own bytes, in which
     every second string is a value: one `take` of those copies all of them.
     """
-    count = len(tuples.slots)
-    if not count:
-        return pa.array([], pa.string())
-    offsets = pa.py_buffer(tuples.slots.astype("<i8", copy=False).view("<i4"))
+    count = len(slots)
+    offsets = pa.py_buffer(slots.astype("<i8", copy=False).view("<i4"))
     every = pa.StringArray.from_buffers(2 * count - 1, offsets, pa.py_buffer(chunk.bytes))
-    values = every.take(pa.array(np.arange(0, 2 * count, 2)))
+    _, ends, data = every.take(evens(count)).buffers()
+    starts = np.frombuffer(ends, np.int32, count + 1)
+    size = int(starts[-1])
+    if size and not _utf8(data, np.frombuffer(data, np.int8, size), starts):
+        raise Irregular
+    return ends, data
+
+
+def evens(count: int) -> pa.Array:
+    """The numbers 0, 2, 4 … as indices, so many; most are made once."""
+    return (_evens(_EVENS) if count <= _EVENS else _evens(count)).slice(0, count)
+
+
+_EVENS: Final = 1 << 16
+
+
+@lru_cache(maxsize=2)
+def _evens(count: int) -> pa.Array:
+    return pa.array(np.arange(0, 2 * count, 2))
+
+
+def _utf8(buffer: pa.Buffer, data: Any, starts: Any) -> bool:
+    """Whether all texts are UTF-8: their bytes as one are, and none begins inside a character.
+
+    A quarter of the time that looking at each takes (measured), a twentieth where all is ASCII. `data`: signed bytes.
+    """
+    if data.min() >= 0:
+        return True
     try:
-        values.validate(full=True)  # UTF-8, value by value
+        whole = pa.py_buffer(np.array([0, len(data)], np.int32))
+        pa.StringArray.from_buffers(1, whole, buffer).validate(full=True)
     except pa.ArrowInvalid:
-        raise Irregular from None  # the cause would quote the value
-    if tuples.absent is None:
-        return values
-    _, ends, data = values.buffers()
-    return pa.StringArray.from_buffers(count, ends, data, bitmap(~tuples.absent))
+        return False
+    inside = np.flatnonzero(data < -0x40)  # 0x80 to 0xBF: any byte of a character but its first
+    return bool((starts[np.searchsorted(starts, inside)] != inside).all())
 
 
 def bitmap(valid: Any) -> pa.Buffer:

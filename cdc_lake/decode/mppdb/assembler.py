@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from cdc_lake.decode.mppdb import framing, heartbeat, lines
-from cdc_lake.decode.mppdb.binary import BODY, END, MORE, following, record_end, record_of
+from cdc_lake.decode.mppdb.binary import BODY, END, LEAST, MORE, following, record_end, record_of
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Begin, Commit, Heartbeat, Style
@@ -131,19 +132,19 @@ class FamilyAssembler:
         """Keep the rows that stand one behind the other; where the first record stands that is not one, or wrong."""
         before = len(self._records)
         keep, note = self._records.append, self._lsns.append
-        head, rows, size, at = _HEAD.unpack_from, _ROWS, len(payload), start
-        last = size - _HEAD.size
-        while at <= last:
-            length, lsn, letter = head(payload, at)
-            end = at + 4 + length
-            if letter not in rows or end >= size or end < at + _HEAD.size:
-                break
-            separator = payload[end]
-            if separator != MORE and (separator != END or end + 1 != size):
-                break
-            keep(payload[at + BODY : end])
-            note(lsn)
-            at = end + 1
+        head, rows, at = _HEAD.unpack_from, _ROWS, start
+        with suppress(struct.error, IndexError):  # the end of the payload: no record can be read, or none follows
+            while True:
+                length, lsn, letter = head(payload, at)
+                end = at + 4 + length
+                separator = payload[end]
+                if letter not in rows or length < LEAST:
+                    break
+                if separator != MORE and (separator != END or end + 1 != len(payload)):
+                    break
+                keep(payload[at + BODY : end])
+                note(lsn)
+                at = end + 1
         self._bytes += at - start - (BODY + 1) * (len(self._records) - before)
         return at
 

@@ -37,7 +37,8 @@ _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 _THREE: Final = struct.Struct(">QQq")
-_LEAST: Final = 9  # length of a record of one letter: LSN and letter
+LEAST: Final = 9
+"""Length of a record of one letter: LSN and letter."""
 
 
 def records_binary(payload: bytes, codec: Codec) -> list[Record]:
@@ -63,8 +64,8 @@ def record_end(payload: bytes, at: int) -> int | None:
         if left:
             raise MalformedMessage(f"{left} bytes after the length of zero that ends a payload", offset=at + 4)
         return None
-    if length < _LEAST:
-        raise MalformedMessage(f"a record of {length} bytes: an LSN and a letter are {_LEAST}", offset=at)
+    if length < LEAST:
+        raise MalformedMessage(f"a record of {length} bytes: an LSN and a letter are {LEAST}", offset=at)
     if length + 1 > left:  # with the letter behind it
         raise TruncatedMessage(need=length + 1, left=left, at=at + 4)
     end: int = at + 4 + length

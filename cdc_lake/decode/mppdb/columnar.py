@@ -24,7 +24,7 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.mppdb.shape_digests import digests_of
 from cdc_lake.decode.mppdb.shapes import Group, Values, groups
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
-from cdc_lake.decode.walk import Chunk, Irregular, Tuples, lists, require, texts
+from cdc_lake.decode.walk import Chunk, Irregular, Tuples, bitmap, copied, lists, require, texts
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import OldKind
 from cdc_lake.model.relation import Relation, TableName
@@ -64,7 +64,7 @@ def _tabulate(batch: Sequence[RecordTransaction], sizes: list[int], layouts: Lay
     refuse_oversize(sum(raw.size for raw in batch))
     numbering = Numbering()
     records = list(chain.from_iterable(raw.records for raw in batch))
-    parts = [_part(cut, layouts, numbering) for cut in _cuts(records)]
+    parts = [_part(cut, sizes, layouts, numbering) for cut, sizes in _cuts(records)]
     columns = ChangeColumns(
         relations=numbering.relations,
         transaction=np.repeat(np.arange(len(batch), dtype=np.int32), sizes),
@@ -86,11 +86,14 @@ def _joined(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _cuts(records: list[bytes]) -> Iterator[list[bytes]]:
-    """The records in pieces of about `CHUNK_BYTES`, at least one each."""
-    piece = np.cumsum(np.fromiter(map(len, records), np.int64, len(records))) // CHUNK_BYTES
+def _cuts(records: list[bytes]) -> Iterator[tuple[list[bytes], Any]]:
+    """The records in pieces of about `CHUNK_BYTES` and of equal size, at least one each, with their sizes."""
+    sizes = np.fromiter(map(len, records), np.int64, len(records))
+    ends = np.cumsum(sizes)
+    pieces = max(1, round(int(ends[-1]) / CHUNK_BYTES))
+    piece = (ends - 1) * pieces // max(int(ends[-1]), 1)
     for first, end in pairwise([0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(records)]):
-        yield records[first:end]
+        yield records[first:end], sizes[first:end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +109,8 @@ class _Part:
     cancels: Any
 
 
-def _part(frames: list[bytes], layouts: Layouts, numbering: Numbering) -> _Part:
-    chunk = Chunk(frames, writable=True)
+def _part(frames: list[bytes], sizes: Any, layouts: Layouts, numbering: Numbering) -> _Part:
+    chunk = Chunk(frames, sizes, writable=True)
     count = len(frames)
     found = list(groups(chunk, frames, layouts.codec))
     plans = _plans(found, layouts)
@@ -119,8 +122,8 @@ def _part(frames: list[bytes], layouts: Layouts, numbering: Numbering) -> _Part:
     return _Part(
         op=chunk.data[chunk.start],
         relation=relation,
-        new=_tuple_lists(chunk, [(g.rows, g.new) for g in found if g.new is not None], count),
-        old=_tuple_lists(chunk, _olds(chunk, found, plans), count),
+        new=_tuple_lists(chunk, _news(found), count),
+        old=_tuple_lists(chunk, _olds(found, plans), count),
         old_kind=_KIND_NAMES.take(pa.array(kind, mask=kind < 0)),
         digests=digests_of(chunk, found, plans, count),
         cancels=cancels,
@@ -150,53 +153,85 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
     return plans
 
 
-def _olds(chunk: Chunk, found: list[Group], plans: list[Plan]) -> list[tuple[Any, Values]]:
-    """Rows with an old tuple and its values, as many as the relation has columns: what was not sent is NULL."""
-    out = []
-    for group, plan in zip(found, plans, strict=True):
-        if group.old is None or plan.old_kind is None:
-            continue
-        sent, width = group.old, len(plan.relation.columns)
-        require(list(plan.places) == sorted(plan.places))
-        start, end = np.empty((len(group.rows), width), np.int64), np.empty((len(group.rows), width), np.int64)
-        null = np.ones((len(group.rows), width), bool)
-        at = sent.start[:, 0] if plan.places else chunk.end[group.rows]
-        places = {place: nth for nth, place in enumerate(plan.places)}
-        for column in range(width):
-            nth = places.get(column)
-            if nth is None:
-                start[:, column] = end[:, column] = at
-                continue
-            start[:, column], at = sent.start[:, nth], sent.end[:, nth]
-            end[:, column], null[:, column] = at, False if sent.null is None else sent.null[:, nth]
-        out.append((group.rows, Values(start, end, null if null.any() else None)))
-    return out
+@dataclass(frozen=True, slots=True)
+class _Tuples:
+    """Tuples of some rows of a chunk: the values sent, where each stands in its row, and how many values a row has."""
+
+    rows: Any
+    values: Values
+    places: list[int]
+    width: int
 
 
-def _tuple_lists(chunk: Chunk, parts: list[tuple[Any, Values]], count: int) -> pa.Array:
+def _news(found: list[Group]) -> list[_Tuples]:
+    tuples = [(group.rows, group.new) for group in found if group.new is not None]
+    return [_Tuples(rows, new, list(range(new.slots.shape[1])), new.slots.shape[1]) for rows, new in tuples]
+
+
+def _olds(found: list[Group], plans: list[Plan]) -> list[_Tuples]:
+    """As many values as the relation has columns: what was not sent is NULL."""
+    return [
+        _Tuples(group.rows, group.old, list(plan.places), len(plan.relation.columns))
+        for group, plan in zip(found, plans, strict=True)
+        if group.old is not None and plan.old_kind is not None
+    ]
+
+
+def _tuple_lists(chunk: Chunk, parts: list[_Tuples], count: int) -> pa.Array:
     """The tuples of some rows of `count` as lists, NULL for the other rows."""
     if not parts:
         return pa.nulls(count, TUPLES)
     lengths, valid = np.zeros(count, np.int64), np.zeros(count, bool)
-    for rows, values in parts:
-        lengths[rows], valid[rows] = values.start.shape[1], True
+    for part in parts:
+        require(part.places == sorted(part.places))
+        lengths[part.rows], valid[part.rows] = part.width, True
+    return lists(TUPLES, lengths, valid, _texts(chunk, parts, lengths))
+
+
+def _texts(chunk: Chunk, parts: list[_Tuples], lengths: Any) -> pa.Array:
+    """The values of all tuples in the order of rows, which have `lengths` values each."""
+    whole = all(len(part.places) == part.width for part in parts)
+    slots = _in_order([(part.rows, part.values.slots.view(np.int64)[:, :, 0]) for part in parts], lengths, whole=whole)
+    if whole and all(part.values.null is None for part in parts):
+        return texts(chunk, Tuples(None, slots, None, None, None))
+    sizes = _in_order([(part.rows, _spread(part, _sizes(part.values), -1)) for part in parts], lengths, whole=True)
+    ends = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(np.maximum(sizes, 0), out=ends[1:])
+    data = copied(chunk, slots)[1] if len(slots) else None
+    mask = bitmap(sizes >= 0) if (sizes < 0).any() else None
+    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), data or pa.py_buffer(b""), mask)
+
+
+def _sizes(values: Values) -> Any:
+    """The size of each value, -1 for NULL: int32 ndarray (r, k)."""
+    sizes = values.slots[:, :, 1] - values.slots[:, :, 0]
+    if values.null is not None:
+        sizes[values.null] = -1
+    return sizes
+
+
+def _spread(part: _Tuples, given: Any, missing: int) -> Any:
+    """One entry a column of the row, from one a value sent."""
+    if len(part.places) == part.width:
+        return given
+    out = np.full((len(given), part.width), missing, given.dtype)
+    out[:, part.places] = given
+    return out
+
+
+def _in_order(parts: list[tuple[Any, Any]], lengths: Any, *, whole: bool) -> Any:
+    """The entries (r, k) of all parts in the order of their rows. `whole`: rows have `lengths` entries, else fewer."""
     if len(parts) == 1:
-        slots = (parts[0][1].start | (parts[0][1].end << 32)).ravel()
-        absent = None if parts[0][1].null is None else parts[0][1].null.ravel()
-    else:
-        slots, absent = _scattered(parts, np.cumsum(lengths) - lengths, int(lengths.sum()))
-    return lists(TUPLES, lengths, valid, texts(chunk, Tuples(None, slots, absent, None, None)))
-
-
-def _scattered(parts: list[tuple[Any, Values]], first: Any, size: int) -> tuple[Any, Any]:
-    """Slots and NULLs of all parts in the order of rows; `first`: where a row's values begin."""
-    slots, absent = np.empty(size, np.int64), np.zeros(size, bool)
-    for rows, values in parts:
-        target = first[rows][:, None] + np.arange(values.start.shape[1])
-        slots[target] = values.start | (values.end << 32)
-        if values.null is not None:
-            absent[target] = values.null
-    return slots, absent if absent.any() else None
+        return np.ascontiguousarray(parts[0][1]).ravel()
+    if not whole:
+        lengths = np.zeros_like(lengths)
+        for rows, entries in parts:
+            lengths[rows] = entries.shape[1]
+    first = np.cumsum(lengths) - lengths
+    out = np.empty(int(lengths.sum()), parts[0][1].dtype)
+    for rows, entries in parts:
+        out[first[rows][:, None] + np.arange(entries.shape[1])] = entries
+    return out
 
 
 def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:

@@ -16,12 +16,13 @@ import pyarrow as pa
 from cdc_lake.decode.digest import canonical_relation, digests_after, prefix_state
 from cdc_lake.decode.mppdb.layouts import Plan
 from cdc_lake.decode.mppdb.shapes import Group, Values
-from cdc_lake.decode.walk import PADDING, Chunk
+from cdc_lake.decode.walk import PADDING, Chunk, evens
 from cdc_lake.model.change import OldKind
 
 _BEFORE: Final = 5  # the OID's last byte and the length
 _LETTERS: Final = {OldKind.KEY: b"K", OldKind.FULL: b"O"}
 _NULL, _TEXT = b"nt"
+_NOTHING, _HEAD = -1, -2  # pieces that stand in the padding
 
 
 def digests_of(chunk: Chunk, found: list[Group], plans: list[Plan], count: int) -> list[bytes]:
@@ -53,47 +54,51 @@ def _of_group(chunk: Chunk, group: Group, plan: Plan) -> list[bytes]:
 
 def _tails(chunk: Chunk, group: Group, plan: Plan, head: bytes) -> list[bytes]:
     """What follows the prefix in the canonical bytes of each row."""
-    rows, width = len(group.rows), len(plan.relation.columns)
     sent = [values for values in (group.new, group.old if plan.old_kind is not None else None) if values is not None]
-    each = sum(values.start.shape[1] for values in sent)
+    slots = [_marked(chunk, values) for values in sent]
+    pieces = sum(each.shape[0] * each.shape[1] for each in slots)
     # the pieces of the chunk in its own order, then an `n` and the head of a new tuple, which stand in the padding
-    slots = np.empty((rows, each), np.int64)
-    at = 0
-    for values in sent:
-        slots[:, at : at + values.start.shape[1]] = _marked(chunk, values)
-        at += values.start.shape[1]
-    pieces = rows * each
     padding = len(chunk.bytes) - len(PADDING)
     chunk.data[padding : padding + 1 + len(head)] = np.frombuffer(b"n" + head, np.uint8)
-    offsets = np.empty(2 * pieces + 4, np.int32)
-    offsets[: 2 * pieces] = slots.ravel().astype("<i8", copy=False).view("<i4")
-    offsets[2 * pieces :] = padding, padding + 1, padding + 1, padding + 1 + len(head)
-    nothing, new_head = 2 * pieces, 2 * pieces + 2
-    # which pieces make a row, by their number in the row
-    order = []
-    if plan.old_kind is not None:
-        base = group.new.start.shape[1] if group.new is not None else 0
-        places = {place: base + nth for nth, place in enumerate(plan.places)}
-        order += [places.get(column, -1) for column in range(width)]
-        order += [-2] if group.new is not None else []
-    order += range(width) if group.new is not None else ()
-    wanted = np.array(order, np.int64)
-    take = 2 * (np.arange(rows, dtype=np.int64)[:, None] * each + wanted)
-    take[:, wanted == -1], take[:, wanted == -2] = nothing, new_head
+    constants = np.array([padding, padding + 1, padding + 1, padding + 1 + len(head)], np.int32)
+    offsets = np.concatenate([(slots[0] if len(slots) == 1 else np.concatenate(slots, axis=1)).ravel(), constants])
+    take, each = _order(group, plan, pieces)
     every = pa.BinaryArray.from_buffers(
         pa.binary(), 2 * pieces + 3, [None, pa.py_buffer(offsets), pa.py_buffer(chunk.bytes)]
     )
-    _, ends, data = every.take(pa.array(take.ravel())).buffers()
-    borders = np.frombuffer(ends, np.int32, rows * len(order) + 1)[:: len(order)].tolist()
+    _, ends, data = every.take(take).buffers()
+    borders = np.frombuffer(ends, np.int32, len(group.rows) * each + 1)[::each].tolist()
     joined = data.to_pybytes() if data is not None else b""
     return [joined[start:end] for start, end in pairwise(borders)]
 
 
+def _order(group: Group, plan: Plan, pieces: int) -> tuple[Any, int]:
+    """Which pieces make the rows, by their number in the array of pieces and gaps, and how many make one row."""
+    width, base = len(plan.relation.columns), 0
+    order: list[int] = []
+    if plan.old_kind is not None:
+        base = width if group.new is not None else 0
+        places = {place: base + nth for nth, place in enumerate(plan.places)}
+        order += [places.get(column, _NOTHING) for column in range(width)]
+        order += [_HEAD] if group.new is not None else []
+    elif group.new is not None:
+        return evens(pieces), width
+    order += range(width) if group.new is not None else ()
+    wanted = np.array(order, np.int32)
+    each = pieces // len(group.rows)
+    take = 2 * (np.arange(0, pieces or len(group.rows), each or 1, dtype=np.int32)[:, None] + wanted)
+    take[:, wanted == _NOTHING], take[:, wanted == _HEAD] = 2 * pieces, 2 * pieces + 2
+    return pa.array(take.ravel()), len(order)
+
+
 def _marked(chunk: Chunk, values: Values) -> Any:
-    """The canonical bytes of each value as slots: start in the low, end in the high half; the chunk is changed."""
-    first = values.start - _BEFORE
+    """The canonical bytes of each value as slots; the chunk is changed."""
+    slots = values.slots.copy()
+    slots[:, :, 0] -= _BEFORE
+    first = slots[:, :, 0]
     if values.null is None:
         chunk.data[first] = _TEXT
-        return first | (values.end << 32)
-    chunk.data[first] = np.where(values.null, np.uint8(_NULL), np.uint8(_TEXT))
-    return first | (np.where(values.null, first + 1, values.end) << 32)
+    else:
+        chunk.data[first] = np.where(values.null, np.uint8(_NULL), np.uint8(_TEXT))
+        slots[:, :, 1] -= np.where(values.null, np.int32(_BEFORE - 1), np.int32(0))
+    return slots

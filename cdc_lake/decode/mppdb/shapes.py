@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -27,21 +28,18 @@ SOME: Final = 8
 _WORD: Final = 8
 _COUNT: Final = 2  # bytes of a tuple's number of columns
 _TAIL: Final = 8  # a column's type OID and its value's length
-_LENGTH: Final = np.uint64(NULL)
-_OID: Final = np.uint64(32)
 _NEW, _OLD = b"NO"
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The values of one tuple for each of r rows, w columns: start and end of the bytes, int64 ndarrays (r, w).
+    """The values of one tuple for each of r rows, w columns.
 
-    Before `start` stands the length, before that the last byte of the type OID. `null`: bool ndarray (r, w), None where
-    there is no NULL, whose start and end are the same.
+    `slots`: int32 ndarray (r, w, 2), start and end of the bytes; before the start stands the length, before that the
+    last byte of the type OID. `null`: bool ndarray (r, w), None where there is no NULL; its start and end are the same.
     """
 
-    start: Any
-    end: Any
+    slots: Any
     null: Any
 
 
@@ -57,10 +55,27 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """What stands before each value of a column: the length of its name, the name, the type OID."""
+    """What stands before each value of a column, as `words` of eight bytes, the last of them the OID and the length.
 
-    head: bytes  # without the OID
-    oid: int
+    `mask` is what of the first word belongs to the column. Words are little-endian, as numbers are compared fastest.
+    """
+
+    size: int  # bytes of name, OID and length
+    words: tuple[np.uint64, ...]  # without the last one
+    mask: np.uint64
+    oid: np.uint32
+
+
+@lru_cache(maxsize=4096)
+def _column(name: bytes, oid: bytes) -> _Column:
+    """From the length and the name, and the type OID, as they stand in a row."""
+    padded = name.rjust(-(-len(name) // _WORD) * _WORD, b"\0")
+    return _Column(
+        size=len(name) + _TAIL,
+        words=tuple(np.frombuffer(padded, "<u8")),
+        mask=np.uint64((1 << 64) - (1 << 8 * (len(padded) - len(name)))),
+        oid=np.uint32(int.from_bytes(oid, "little")),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +137,7 @@ def _shape(frame: bytes, codec: Codec) -> _Shape:
         for _ in range(int.from_bytes(before[1:], "big")):
             name = at
             at += _COUNT + int.from_bytes(frame[at : at + _COUNT], "big")
-            columns.append(_Column(frame[name:at], int.from_bytes(frame[at : at + 4], "big")))
+            columns.append(_column(frame[name:at], frame[at : at + 4]))
             size = int.from_bytes(frame[at + 4 : at + _TAIL], "big")
             at += _TAIL + (0 if size == NULL else size)
         tuples.append((letter, before, tuple(columns)))
@@ -147,11 +162,13 @@ def _equal(chunk: Chunk, at: Any, wanted: bytes) -> Any:
     if size < _WORD:
         shift = np.uint64(8 * (_WORD - size))
         return (chunk.window[at].astype(np.uint64) >> shift) == np.uint64(int.from_bytes(wanted, "big"))
-    same = None
-    for offset in [*range(0, size - _WORD, _WORD), size - _WORD]:
-        word = np.uint64(int.from_bytes(wanted[offset : offset + _WORD], "big"))
-        equal = chunk.window[at + offset] == word
-        same = equal if same is None else same & equal
+    count = -(-size // _WORD)
+    words = chunk.words(count)[at].view("<u8").reshape(len(at), count)
+    same = (words[:, -1] & np.uint64((1 << 8 * (size - _WORD * (count - 1))) - 1)) == np.frombuffer(
+        wanted.ljust(count * _WORD, b"\0"), "<u8"
+    )[-1]
+    for nth, word in enumerate(np.frombuffer(wanted, "<u8", count - 1)):
+        same &= words[:, nth] == word
     return same
 
 
@@ -182,26 +199,34 @@ def _attempt(chunk: Chunk, rows: Any, shape: _Shape) -> tuple[Any, dict[int, Val
 
 def _columns(chunk: Chunk, at: Any, end: Any, columns: tuple[_Column, ...]) -> tuple[Any, Values, Any]:
     """Which rows have the columns as far as all have them, None for all rows and columns; values, and what follows."""
-    starts = np.empty((len(at), len(columns)), np.int64)
-    ends = np.empty((len(at), len(columns)), np.int64)
+    slots = np.empty((len(at), len(columns), 2), np.int32)
     nulls = None
+    # no column is read that the frame has no room for: of every row there is left what all heads to come need
+    room = end - sum(column.size for column in columns)
+    if not (good := at <= room).all():
+        return good, Values(slots, None), at
     for nth, column in enumerate(columns):
-        value = at + (len(column.head) + _TAIL)
-        good = value <= end
-        if not good.all():
-            return good, Values(starts, ends, None), at
-        tail = chunk.window[value - _TAIL].astype(np.uint64)
-        size = (tail & _LENGTH).view(np.int64)
-        null = size == NULL
-        if null.any():
-            nulls = np.zeros(starts.shape, bool) if nulls is None else nulls
+        count = len(column.words) + 1
+        # one unaligned gather a column, of everything before the value (6 ns a row, a word alone is 5); what a tuple
+        # stands behind is longer than the seven bytes by which this may begin too early
+        before = chunk.words(count)[at + (column.size - count * _WORD)]
+        words = before.view("<u8").reshape(len(at), count)
+        halves = before.view("<u4").reshape(len(at), 2 * count)
+        size = before.view(">u4").reshape(len(at), 2 * count)[:, -1].astype(np.int64)
+        start = at + column.size
+        room += column.size
+        at = start + size
+        if not (good := at <= room).all() and (null := size == NULL).any():  # read as a length, NULL fits nowhere
+            nulls = np.zeros(slots.shape[:2], bool) if nulls is None else nulls
             nulls[:, nth] = null
             size[null] = 0
-        good = _equal(chunk, at, column.head)
-        good &= (tail >> _OID) == np.uint64(column.oid)
-        at = value + size
-        good &= at <= end
+            at = start + size
+            good = at <= room
+        good &= halves[:, -2] == column.oid
+        good &= (words[:, 0] & column.mask) == column.words[0]
+        for further, word in enumerate(column.words[1:], 1):
+            good &= words[:, further] == word
         if not good.all():
-            return good, Values(starts, ends, None), at
-        starts[:, nth], ends[:, nth] = value, at
-    return None, Values(starts, ends, nulls), at
+            return good, Values(slots, None), at
+        slots[:, nth, 0], slots[:, nth, 1] = start, at
+    return None, Values(slots, nulls), at

@@ -1,0 +1,192 @@
+"""Decoding speed of the GaussDB family's style b: from payloads to Arrow columns, on one core, in one process.
+
+    python benchmarks/decode_mppdb.py [--rows 200000] [--seconds 20] [--save]
+
+Workload: 10 columns, about 390 bytes a row on the wire, 80/15/5 insert/update/delete, updates with the old key as the
+servers send them, batches of 1 MiB (`sending-batch` 1). Two shapes: 1,000 rows a transaction and 10. Decoding is
+assembling transactions and making columns of their values; digests (what bronze's hash chain is made of) are measured
+on top. The machine is noisy, so the runs of all decoders are interleaved and the best of each is shown; the ratio is
+what to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
+
+import measured
+
+from cdc_lake.decode.mppdb import columnar
+from cdc_lake.decode.mppdb.assembler import FamilyAssembler
+from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.plain import tabulate_plain
+from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Record, Row, Style
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import TableName
+from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
+
+SEED = 7
+BATCH = 50_000
+TARGET_MB = 400
+TARGET_RATIO = 8
+MESSAGE = 1 << 20
+ORDERS = TableName("public", "orders")
+COLUMNS = {
+    "id": ("int8", 20),
+    "customer_id": ("int8", 20),
+    "status": ("varchar", 1043),
+    "amount": ("numeric", 1700),
+    "currency": ("bpchar", 1042),
+    "created_at": ("timestamptz", 1184),
+    "updated_at": ("timestamptz", 1184),
+    "city": ("text", 25),
+    "reference": ("text", 25),
+    "note": ("text", 25),
+}
+
+
+def catalog(_: TableName) -> FamilyTableFacts:
+    columns = tuple(FamilyColumn(name, kind, oid) for name, (kind, oid) in COLUMNS.items())
+    return FamilyTableFacts(columns, ("id",), identity_columns=("id",))
+
+
+def some_row(rng: random.Random, nth: int, lsn: int) -> Row:
+    values = (
+        str(10_000_000 + nth),
+        str(rng.randrange(10**9)),
+        rng.choice(("new", "paid", "shipped")),
+        f"{rng.randrange(10**6)}.{rng.randrange(100):02}",
+        "EUR",
+        f"2026-01-{1 + nth % 28:02} 12:00:{nth % 60:02}.{rng.randrange(10**6):06}+00",
+        f"2026-02-{1 + nth % 28:02} 08:30:{nth % 60:02}.{rng.randrange(10**6):06}+00",
+        rng.choice(("Dortmund", "Münster", "Kraków", "Wuhan")),
+        f"{rng.getrandbits(128):032x}",
+        f"order {nth} " + "x" * rng.randrange(60),
+    )
+    new = tuple(
+        Field(name, value, type_oid=oid) for (name, (_, oid)), value in zip(COLUMNS.items(), values, strict=True)
+    )
+    draw = rng.random()
+    if draw < 0.80:
+        return Row(Operation.INSERT, ORDERS, new, None, lsn)
+    if draw < 0.95:
+        return Row(Operation.UPDATE, ORDERS, new, new[:1], lsn)
+    return Row(Operation.DELETE, ORDERS, None, new[:1], lsn)
+
+
+def records(rows: int, per_transaction: int) -> Iterator[Record]:
+    rng = random.Random(SEED)
+    for nth, first in enumerate(range(0, rows, per_transaction)):
+        lsn = 1_000_000 + first * 500
+        yield Begin(lsn=lsn, csn=2_000 + nth, first_lsn=lsn, xid=5_000 + nth)
+        for at in range(first, first + per_transaction):
+            yield some_row(rng, at, 1_000_000 + at * 500)
+        yield Commit(lsn=lsn + per_transaction * 500, xid=5_000 + nth)
+
+
+def payloads(rows: int, per_transaction: int) -> list[bytes]:
+    """Messages of about a megabyte, as the server closes them."""
+    how, framing = Print(Style.BINARY), Framing(batch=True, ending=Ending.SIZE)
+    out, part, size = [], [], 0
+    for record in records(rows, per_transaction):
+        part.append(record)
+        size += len(encode_payload([record], how, framing))
+        if size > MESSAGE:
+            out.append(encode_payload(part, how, framing))
+            part, size = [], 0
+    return [*out, encode_payload(part, how, framing)]
+
+
+def assemble(messages: Sequence[bytes]) -> list[RecordTransaction]:
+    feed = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN).feed
+    return [raw for payload in messages for raw in feed(payload, 1)]
+
+
+def batches(transactions: list[RecordTransaction]) -> list[list[RecordTransaction]]:
+    size = max(1, BATCH // transactions[0].count)
+    return [transactions[at : at + size] for at in range(0, len(transactions), size)]
+
+
+def decode(messages: Sequence[bytes], make: Callable[[Sequence[RecordTransaction], Layouts], object]) -> None:
+    layouts = Layouts(catalog)
+    for batch in batches(assemble(messages)):
+        make(batch, layouts)
+
+
+def without_digests(work: Callable[[], object]) -> Callable[[], object]:
+    def run() -> None:
+        with (
+            mock.patch.object(columnar, "digests_of", lambda _c, _f, _p, count: [b""] * count),
+            mock.patch("cdc_lake.decode.plain.canonical_of", return_value=b""),
+            mock.patch("cdc_lake.decode.plain.digest_of", return_value=b""),
+        ):
+            work()
+
+    return run
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    before = time.process_time()
+    work()
+    return time.process_time() - before
+
+
+def measure(rows: int, per_transaction: int, budget: float) -> tuple[dict[str, object], list[list[str]]]:
+    messages = payloads(rows, per_transaction)
+    size = sum(map(len, messages))
+    columns = lambda: decode(messages, tabulate)  # noqa: E731
+    plain = lambda: decode(messages, tabulate_plain)  # noqa: E731
+    works: dict[str, Callable[[], object]] = {
+        "assemble": lambda: assemble(messages),
+        "columnar": without_digests(columns),
+        "columnar and digests": columns,
+        "plain": without_digests(plain),
+        "plain and digests": plain,
+    }
+    best = dict.fromkeys(works, float("inf"))
+    end = time.perf_counter() + budget
+    while time.perf_counter() < end or best["plain and digests"] == float("inf"):
+        for name, work in works.items():
+            repeat = 1 if name.startswith("plain") else 4
+            best[name] = min(best[name], *(seconds_of(work) for _ in range(repeat)), float("inf"))
+    ratio = best["plain"] / best["columnar"]
+    run: dict[str, object] = {"per_transaction": per_transaction, "rows": rows, "bytes": size, "ratio": round(ratio, 1)}
+    run |= {f"{name} seconds": round(took, 4) for name, took in best.items()}
+    shown = [
+        [name, f"{rows / took:,.0f}", f"{size / took / 1e6:,.0f}", f"{took / rows * 1e6:.2f}"]
+        for name, took in best.items()
+    ]
+    shown.append(["columnar to plain", "", f"{ratio:.1f} x", ""])
+    both = best["plain and digests"] / best["columnar and digests"]
+    shown.append(["the same, with digests", "", f"{both:.1f} x", ""])
+    return run, shown
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rows", type=int, default=200_000)
+    options.add_argument("--seconds", type=float, default=20.0, help="time for both shapes together")
+    options.add_argument("--save", action="store_true", help="write benchmarks/results/decode_mppdb.json")
+    chosen = options.parse_args()
+    runs, tables = [], []
+    for per_transaction in (1_000, 10):
+        run, rows = measure(chosen.rows, per_transaction, chosen.seconds / 2)
+        runs.append(run)
+        size = run["bytes"] / chosen.rows  # type: ignore[operator]
+        title = f"Style b, {per_transaction:,} rows a transaction, {size:.0f} bytes a row on the wire"
+        tables.append(measured.table(title, ["what", "rows/s", "MB/s of wire", "µs a row"], rows))
+    parameters = {"rows": chosen.rows, "target MB/s": TARGET_MB, "target ratio to plain": TARGET_RATIO}
+    if chosen.save:
+        measured.save("decode_mppdb", parameters=parameters, runs=runs, tables=tables)
+    else:
+        measured.show(tables)
+
+
+if __name__ == "__main__":
+    main()
