@@ -1,7 +1,8 @@
 """Recording a pipeline's stream: raw, into a file, without touching the pipeline's own slot or lake.
 
 The slot is one of its own that begins now and goes at the end, unless one is named; nothing is confirmed, so a
-recording changes nothing at the source. The file is the format of `source.recording`, on the disk when the call returns.
+recording changes nothing at the source. The file is of the format of `source.recording`, and on the disk when the call
+returns.
 """
 
 from __future__ import annotations
