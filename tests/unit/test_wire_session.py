@@ -431,9 +431,8 @@ def test_two_completions_of_one_drop_are_one_answer() -> None:
         session.close()
 
 
-@pytest.mark.parametrize("severity", ["ERROR", "FATAL"])
-def test_after_an_error_the_session_goes_on_where_the_server_does(severity: str) -> None:
-    refusal = error("42704", 'replication slot "shop" does not exist', severity)
+def test_after_an_error_the_session_goes_on() -> None:
+    refusal = error("42704", 'replication slot "shop" does not exist')
     with Scripted(answers({"DROP": refusal, "SELECT": table(("x",), ("1",))})) as server:
         session = connect(server.target())
         with pytest.raises(SlotMissing, match="dropping"):
@@ -442,6 +441,16 @@ def test_after_an_error_the_session_goes_on_where_the_server_does(severity: str)
         assert session.query("SELECT 1").rows == (("1",),)
         session.close()
         assert session.closed
+
+
+def test_after_a_fatal_error_the_session_is_over_though_the_server_says_ready() -> None:
+    refusal = error("42704", 'replication slot "shop" does not exist', "FATAL")
+    with Scripted(answers({"DROP": refusal})) as server:
+        session = connect(server.target(), replication=True)
+        with pytest.raises(SlotMissing):
+            session.query("DROP_REPLICATION_SLOT shop")
+        assert session.closed
+        session.close()
 
 
 def test_an_error_before_the_end_of_the_connection_is_what_is_told() -> None:

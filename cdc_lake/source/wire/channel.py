@@ -37,6 +37,11 @@ class Channel:
         self._start = self._end = 0
         self._unsent: OSError | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """False after `close`."""
+        return self.socket.fileno() >= 0
+
     def settle(self) -> None:
         """The start-up is over: messages of any length, and they may take their time."""
         self._limit = _LIMIT

@@ -19,6 +19,7 @@ from cdc_lake.source.wire.protocol import ServerMessage
 from cdc_lake.source.wire.refusals import server_error, startup_error
 from cdc_lake.source.wire.target import WireTarget
 
+_GOODBYE = 1.0  # seconds to say it in: a server that does not read is left without
 _FATAL = frozenset({"FATAL", "PANIC"})
 _SILENT = frozenset({protocol.NOTICE, protocol.PARAMETER, protocol.BACKEND_KEY, protocol.NOTIFICATION})
 
@@ -129,10 +130,10 @@ class WireSession:
 
     def close(self) -> None:
         """Say goodbye and close the socket; again is no harm."""
-        if not self._closed:
-            self._closed = True
-            self.channel.wait_until(time.monotonic() + 1.0)
+        if not self._closed and self.channel.is_open:
+            self.channel.wait_until(time.monotonic() + _GOODBYE)
             self.channel.send(protocol.terminate())
+        self._closed = True
         self.channel.close()
 
     def error(self, body: bytes, doing: str) -> SourceError:
