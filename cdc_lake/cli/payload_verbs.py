@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc_lake.cli.inspect_verbs import inspect_app
-from cdc_lake.cli.process import EXIT_FAILED
+from cdc_lake.cli.process import EXIT_FAILED, EXIT_INTERRUPTED
 from cdc_lake.cli.verb import Call, Environment, verb
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def record(
     from cdc_lake.cli.interrupt import StopOnSignal
     from cdc_lake.cli.render_replay import recorded_text
     from cdc_lake.config.load import load_project
+    from cdc_lake.pipeline.copying import Stopped
     from cdc_lake.pipeline.record import Limits
     from cdc_lake.pipeline.record import record as run
 
@@ -133,7 +134,10 @@ def record(
     limits = Limits(seconds, None if size is None else _bytes(size), transactions)
     with StopOnSignal(call.view.note) as stop:
         told = plugin.value if plugin else None
-        found = run(project, file, limits, plugin=told, slot=slot, stop=stop.event, tell=call.view.tell)
+        try:
+            found = run(project, file, limits, plugin=told, slot=slot, stop=stop.event, tell=call.view.tell)
+        except Stopped as early:
+            raise typer.Exit(EXIT_INTERRUPTED) from early
     call.view.result(found, recorded_text(found))
 
 

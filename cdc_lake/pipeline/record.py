@@ -22,6 +22,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.errors import DecodeError
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.open_stream import PATIENCE, patiently
 from cdc_lake.pipeline.payload import PayloadReader, reading_of
 from cdc_lake.source.capture import Capture, PostgresCapture
 from cdc_lake.source.connection import connect
@@ -81,11 +82,14 @@ def record(
     stop: threading.Event,
     tell: Tell,
 ) -> Recorded:
-    """Record until a limit or `stop`. Raises SourceError, RecordingNotWritten; what came until then is in the file."""
+    """Record until a limit or `stop`. Raises SourceError, RecordingNotWritten; what came until then is in the file.
+
+    A slot that somebody has just left is waited for: raises Stopped where `stop` comes first.
+    """
     refuse_existing(file)
     source = project.pipeline.source
     plugin = plugin or source.slot.plugin
-    opened = _open(project, plugin, slot)
+    opened = patiently(lambda: _open(project, plugin, slot), stop, tell, PATIENCE)
     with closing(opened.capture):
         header = RecordingHeader(
             source=source.type,
