@@ -1,0 +1,239 @@
+"""Layouts: a row's columns are its own, their modifiers and keys the catalog's, and an old row is what the server logs."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.records import Field, Operation, Row
+from cdc_lake.errors import MalformedMessage, UnknownType, UnreadableRow
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+
+T = TableName("public", "t")
+ID, NAME, PRICE = (
+    FamilyColumn("id", "int4", 23),
+    FamilyColumn("name", "varchar", 1043, 24),
+    FamilyColumn("price", "numeric", 1700, 655366),
+)
+KEYED = FamilyTableFacts((ID, NAME, PRICE), ("id",), identity_columns=("id",))
+OIDS = {"id": 23, "name": 1043, "price": 1700, "oid": 26, "gone": 25, "mood": 16500}
+PRINTED = {"id": "integer", "name": "character varying", "price": "numeric", "oid": "oid", "gone": "text"}
+
+
+class Catalog:
+    """Answers what it holds, and counts."""
+
+    def __init__(self, facts: FamilyTableFacts | None) -> None:
+        self.facts = facts
+        self.asked = 0
+
+    def __call__(self, table: TableName) -> FamilyTableFacts | None:
+        self.asked += 1
+        return self.facts
+
+
+def fields(values: dict[str, object] | None, *, printed: bool = False) -> tuple[Field, ...] | None:
+    if values is None:
+        return None
+    return tuple(
+        Field(name, value, type_name=PRINTED[name]) if printed else Field(name, value, type_oid=OIDS[name])
+        for name, value in values.items()
+    )
+
+
+def insert(printed: bool = False, /, **new: object) -> Row:
+    return Row(Operation.INSERT, T, fields(new, printed=printed))
+
+
+def update(new: dict[str, object], old: dict[str, object] | None = None) -> Row:
+    return Row(Operation.UPDATE, T, fields(new), fields(old))
+
+
+def delete(old: dict[str, object] | None, *, printed: bool = False) -> Row:
+    return Row(Operation.DELETE, T, None, fields(old, printed=printed))
+
+
+FULL_ROW = {"id": "1", "name": "a", "price": ".5"}
+LAYOUT = Relation(
+    T,
+    (Column("id", "int4", 23, -1, True), Column("name", "varchar", 1043, 24), Column("price", "numeric", 1700, 655366)),
+    ReplicaIdentity.DEFAULT,
+    ("id",),
+)
+
+
+@pytest.mark.parametrize("printed", [False, True])
+def test_a_row_by_oids_and_one_by_printed_types_have_the_same_layout(printed):
+    catalog = Catalog(KEYED)
+    layouts = Layouts(catalog)
+    assert layouts.change(insert(printed, **FULL_ROW)) == Insert(LAYOUT, ("1", "a", ".5"))
+    assert layouts.change(insert(printed, **FULL_ROW)).relation is layouts.change(insert(printed, **FULL_ROW)).relation
+    assert catalog.asked == 1
+
+
+def test_an_old_key_is_spread_over_the_columns_and_what_is_missing_of_it_is_null():
+    two = FamilyTableFacts((ID, NAME, PRICE), ("id", "name"), identity_columns=("id", "name"))
+    layouts = Layouts(Catalog(two))
+    for old, values in [({"id": "1", "name": "a"}, ("1", "a", None)), ({"id": "1"}, ("1", None, None))]:
+        change = layouts.change(update(FULL_ROW, old))
+        assert isinstance(change, Update)
+        assert (change.old, change.old_kind) == (values, OldKind.KEY)
+    assert layouts.change(update(FULL_ROW)).old is None
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        FamilyTableFacts((ID, NAME, PRICE), ("id",), ReplicaIdentity.FULL),
+        FamilyTableFacts((ID, NAME, PRICE), storage=Storage.USTORE),
+        FamilyTableFacts((ID, NAME, PRICE), ("id",), ReplicaIdentity.NOTHING, storage=Storage.USTORE),
+    ],
+)
+def test_under_full_and_of_ustore_without_identity_an_old_row_is_whole_and_missing_columns_are_null(facts):
+    layouts = Layouts(Catalog(facts))
+    change = layouts.change(delete({"id": "1", "name": "a"}))  # 3.0.x leaves NULLs out
+    assert isinstance(change, Delete)
+    assert (change.old, change.old_kind) == (("1", "a", None), OldKind.FULL)
+    assert change.relation.identity is ReplicaIdentity.FULL
+    assert layouts.change(delete({})) == Delete(change.relation, (None, None, None), OldKind.FULL)
+
+
+def test_more_than_the_key_is_a_whole_row_as_ustore_of_3_0_sends_it():
+    layouts = Layouts(
+        Catalog(FamilyTableFacts((ID, NAME, PRICE), ("id",), identity_columns=("id",), storage=Storage.USTORE))
+    )
+    change = layouts.change(update(FULL_ROW, {"id": "1", "price": "2"}))
+    assert isinstance(change, Update)
+    assert (change.old, change.old_kind) == (("1", None, "2"), OldKind.FULL)
+    assert change.relation == LAYOUT
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [FamilyTableFacts((ID, NAME, PRICE)), FamilyTableFacts((ID, NAME, PRICE), ("id",), ReplicaIdentity.NOTHING)],
+)
+def test_without_an_identity_nothing_is_known_of_old_rows(facts):
+    layouts = Layouts(Catalog(facts))
+    assert layouts.change(update(FULL_ROW)).old_kind is None
+    change = layouts.change(delete(None))
+    assert isinstance(change, Delete)
+    assert (change.old, change.old_kind) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        KEYED,
+        FamilyTableFacts((ID, NAME, PRICE), (), ReplicaIdentity.INDEX, ("id",)),
+        FamilyTableFacts((ID,), (), ReplicaIdentity.FULL),
+    ],
+)
+def test_a_delete_without_a_key_on_a_table_that_has_one_takes_an_insert_back(facts):
+    assert Layouts(Catalog(facts)).change(delete(None)) is None
+
+
+def test_a_column_that_is_gone_has_the_types_of_the_row_and_no_modifier():
+    layouts = Layouts(Catalog(KEYED))
+    relation = layouts.change(insert(id="1", gone="x", price="2")).relation
+    assert relation.columns == (LAYOUT.columns[0], Column("gone", "text", 25), LAYOUT.columns[2])
+
+
+def test_a_table_that_is_gone_is_known_by_its_rows_alone():
+    layouts = Layouts(Catalog(None))
+    change = layouts.change(update(FULL_ROW, {"id": "0"}))
+    assert isinstance(change, Update)
+    assert [(c.name, c.modifier, c.key) for c in change.relation.columns] == [
+        ("id", -1, True),
+        ("name", -1, False),
+        ("price", -1, False),
+    ]
+    assert (change.old, change.old_kind) == (("0", None, None), OldKind.KEY)
+    assert layouts.change(delete({"id": "1"})).relation == change.relation
+
+
+def test_a_column_keeps_the_modifier_it_had_when_it_leaves_the_catalog():
+    catalog = Catalog(KEYED)
+    layouts = Layouts(catalog)
+    layouts.change(insert(**FULL_ROW))
+    catalog.facts = FamilyTableFacts((ID, PRICE), ("id",), identity_columns=("id",))
+    assert layouts.change(insert(**FULL_ROW)).relation == LAYOUT
+    assert layouts.change(insert(id="1", price="1")).relation.names == ("id", "price")
+    assert Layouts(catalog, known=[LAYOUT]).change(insert(**FULL_ROW)).relation == LAYOUT
+
+
+def test_a_delete_has_the_last_layout_of_its_table_or_else_the_catalogs():
+    wide = FamilyTableFacts((*KEYED.columns, FamilyColumn("more", "text", 25)), ("id",), identity_columns=("id",))
+    fresh = Layouts(Catalog(wide))
+    assert fresh.change(delete({"id": "1"})).relation.names == ("id", "name", "price", "more")
+    fresh.change(insert(**FULL_ROW))
+    assert fresh.change(delete({"id": "1"})).relation == LAYOUT
+    assert Layouts(Catalog(wide), known=[LAYOUT]).change(delete({"id": "1"})).relation == LAYOUT
+
+
+def test_adding_a_column_asks_the_catalog_again():
+    catalog = Catalog(KEYED)
+    layouts = Layouts(catalog)
+    layouts.change(insert(id="1", name="a", price="1"))
+    catalog.facts = FamilyTableFacts(
+        (*KEYED.columns, FamilyColumn("gone", "text", 25, 7)), ("id",), identity_columns=("id",)
+    )
+    assert layouts.change(insert(**FULL_ROW, gone="x")).relation.columns[3] == Column("gone", "text", 25, 7)
+    assert layouts.change(insert(**FULL_ROW)).relation == LAYOUT
+
+
+def test_an_identity_that_changed_since_is_told_from_what_was_sent():
+    layouts = Layouts(Catalog(KEYED))
+    change = layouts.change(update(FULL_ROW, {"name": "b"}))
+    assert isinstance(change, Update)
+    assert (change.old, change.old_kind) == ((None, "b", None), OldKind.KEY)
+    assert change.relation.identity is ReplicaIdentity.INDEX
+    assert [c.name for c in change.relation.columns if c.key] == ["name"]
+    assert layouts.change(insert(**FULL_ROW)).relation == LAYOUT
+
+
+def test_the_system_column_oid_that_old_text_prints_first_is_left_out():
+    layouts = Layouts(Catalog(KEYED))
+    assert layouts.change(insert(True, oid="16401", **FULL_ROW)) == Insert(LAYOUT, ("1", "a", ".5"))
+    own = FamilyTableFacts((FamilyColumn("oid", "oid", 26), ID), ("id",), identity_columns=("id",))
+    assert Layouts(Catalog(own)).change(insert(True, oid="1", id="2")).relation.names == ("oid", "id")
+
+
+def test_a_type_without_a_name_is_an_error_in_binary_and_a_name_without_an_oid_is_none():
+    with pytest.raises(UnknownType):
+        Layouts(Catalog(KEYED)).change(insert(id="1", mood="sad"))
+    named = FamilyTableFacts(KEYED.columns, ("id",), type_names={16500: "public.mood"})
+    assert Layouts(Catalog(named)).change(insert(id="1", mood="sad")).relation.columns[1].type_name == "public.mood"
+    row = Row(Operation.INSERT, T, (Field("mood", "sad", type_name="public.mood"),))
+    assert Layouts(Catalog(None)).change(row).relation.columns == (Column("mood", "public.mood", 0),)
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        (Row(Operation.INSERT, T), UnreadableRow),
+        (Row(Operation.INSERT, T, ()), UnreadableRow),
+        (Row(Operation.UPDATE, T, None, fields({"id": "1"})), UnreadableRow),
+        (Row(Operation.INSERT, T, fields(FULL_ROW), fields({"id": "1"})), MalformedMessage),
+        (Row(Operation.DELETE, T, fields(FULL_ROW), fields({"id": "1"})), MalformedMessage),
+        (Row(Operation.INSERT, T, (*fields({"id": "1"}), *fields({"id": "2"}))), MalformedMessage),
+        (update({"id": "1"}, {"name": "b"}), MalformedMessage),
+        (update(FULL_ROW, {"id": UNCHANGED}), MalformedMessage),
+    ],
+)
+def test_rows_that_contradict_themselves_are_refused_also_when_their_columns_are_known(row, kind):
+    layouts = Layouts(Catalog(KEYED))
+    layouts.change(insert(**FULL_ROW))
+    layouts.change(update(FULL_ROW, {"id": "1"}))
+    for _ in range(2):
+        with pytest.raises(kind):
+            layouts.change(row)
+
+
+def test_a_truncated_table_has_its_last_layout_the_catalogs_or_none():
+    layouts = Layouts(Catalog(KEYED))
+    assert layouts.relation_of(T) == LAYOUT
+    layouts.change(insert(id="1", price="2"))
+    assert layouts.relation_of(T).names == ("id", "price")
+    assert Layouts(Catalog(None)).relation_of(T) == Relation(T, (), ReplicaIdentity.DEFAULT)
