@@ -19,6 +19,7 @@ from cdc_lake.decode.describe import (
     value_object,
 )
 from cdc_lake.decode.pgoutput import parse
+from cdc_lake.decode.pgoutput_later import WITH_XID, later
 from cdc_lake.decode.records import (
     AnnouncedColumn,
     Begin,
@@ -39,14 +40,28 @@ _ROWS: Final = frozenset(b"IUD")
 
 
 class PgoutputDescriber:
-    """Reads the messages of one connection in order, and remembers which relations and types it announced."""
+    """Reads the messages of one connection in order, and remembers which relations and types it announced.
+
+    Messages of protocol versions 2 to 4 are read as well (`decode.pgoutput_later`).
+    """
 
     def __init__(self) -> None:
+        self._streaming = False
         self._relations: dict[int, RelationMessage] = {}
         self._types: dict[int, str] = {}
 
     def described(self, payload: bytes) -> Described:
-        """The object of one message. Raises DecodeError."""
+        """The object of one message. Raises DecodeError; inside a streamed block its offset leaves out the xid."""
+        if (found := later(payload)) is not None:
+            self._streaming = found["type"] == "stream_start"
+            return found
+        if self._streaming and payload[:1] and payload[0] in WITH_XID:
+            xid = {"xid": int.from_bytes(payload[1:5], "big")}
+            return {**self._first(payload[:1] + payload[5:]), **xid}
+        return self._first(payload)
+
+    def _first(self, payload: bytes) -> Described:
+        """The object of a message of version 1."""
         columns = None
         if payload[:1] and payload[0] in _ROWS and (known := self._relations.get(int.from_bytes(payload[1:5], "big"))):
             columns = len(known.columns)

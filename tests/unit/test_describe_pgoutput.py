@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import pytest
 
@@ -136,3 +137,49 @@ def test_a_time_beyond_what_iso_can_write_is_a_number():
     assert time_text(0) == "1970-01-01T00:00:00.000000+00:00"
     assert time_text(-62135596800_000_000) == "0001-01-01T00:00:00.000000+00:00"
     assert time_text(1 << 62) == 1 << 62
+
+
+# ── protocol versions 2 to 4 ─────────────────────────────────────────────────────────────────────────────────────
+
+AT = 1_000_000  # µs since 2000
+WHEN = "2000-01-01T00:00:01.000000+00:00"
+LATER = [
+    (b"S" + struct.pack(">IB", 7, 1), {"type": "stream_start", "xid": 7, "first": True}),
+    (b"E", {"type": "stream_stop"}),
+    (b"c" + struct.pack(">IBQQq", 7, 0, 16, 32, AT), {"type": "stream_commit", "lsn": "0/10", "end_lsn": "0/20", "timestamp": WHEN, "xid": 7}),
+    (b"A" + struct.pack(">II", 7, 8), {"type": "stream_abort", "xid": 7, "subxid": 8}),
+    (b"A" + struct.pack(">IIQq", 7, 8, 16, AT), {"type": "stream_abort", "xid": 7, "subxid": 8, "lsn": "0/10", "timestamp": WHEN}),
+    (b"b" + struct.pack(">QQqI", 16, 32, AT, 7) + b"gid\x00", {"type": "begin_prepare", "lsn": "0/10", "end_lsn": "0/20", "timestamp": WHEN, "xid": 7, "gid": "gid"}),
+    (b"P" + struct.pack(">BQQqI", 0, 16, 32, AT, 7) + b"gid\x00", {"type": "prepare", "lsn": "0/10", "end_lsn": "0/20", "timestamp": WHEN, "xid": 7, "gid": "gid"}),
+    (b"K" + struct.pack(">BQQqI", 0, 16, 32, AT, 7) + b"gid\x00", {"type": "commit_prepared", "lsn": "0/10", "end_lsn": "0/20", "timestamp": WHEN, "xid": 7, "gid": "gid"}),
+    (b"r" + struct.pack(">BQQqqI", 0, 16, 32, AT, AT, 7) + b"gid\x00", {"type": "rollback_prepared", "lsn": "0/10", "end_lsn": "0/20", "timestamp": WHEN, "xid": 7, "gid": "gid"}),
+    (b"p" + struct.pack(">BQQqI", 0, 16, 32, AT, 7) + b"gid\x00", {"type": "stream_prepare", "lsn": "0/10", "end_lsn": "0/20", "timestamp": WHEN, "xid": 7, "gid": "gid"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("payload", "expected"), LATER)
+def test_messages_of_later_versions(payload, expected):
+    assert read(payload) == [expected]
+    for size in range(1, len(payload)):
+        if payload[:size] != b"E" and not (payload[:1] == b"A" and size == 9):
+            with pytest.raises(DecodeError):
+                PgoutputDescriber().described(payload[:size])
+    with pytest.raises(DecodeError):
+        PgoutputDescriber().described(payload + b"x" * 30)
+
+
+def test_messages_inside_a_streamed_block_have_their_transaction():
+    def streamed(message: bytes) -> bytes:
+        return message[:1] + struct.pack(">I", 9) + message[1:]
+
+    start, stop = LATER[0][0], LATER[1][0]
+    _, relation, insert, _, plain = read(
+        start,
+        streamed(messages.relation(ORDERS)),
+        streamed(messages.insert(ORDERS, ("1", None, UNCHANGED))),
+        stop,
+        messages.insert(ORDERS, ("2", None, "x")),
+    )
+    assert (relation["table"], relation["xid"]) == ("orders", 9)
+    assert (insert["new"][0]["value"], insert["xid"]) == ("1", 9)
+    assert (plain["new"][0]["value"], "xid" in plain) == ("2", False)
