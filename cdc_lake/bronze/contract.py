@@ -60,7 +60,7 @@ def order_app(stream: str) -> str:
 
 
 def confirm_app(stream: str) -> str:
-    """The application id whose version is the slot position that may be confirmed: an LSN also in the csn domain."""
+    """The application id whose version is the slot position that may be confirmed; an ordinary slot's is an LSN."""
     return f"cdc_lake:{stream}:confirm"
 
 

@@ -135,6 +135,12 @@ class _Run:
         self._note(state.upto, state.confirm)
         self._batch = OpenBatch(self._limits, time.monotonic, state.upto, state.confirm)
         self._advanced_at = time.monotonic()
+        try:
+            self._loop(stream)
+        finally:
+            self.count(repeats=stream.order.repeats)
+
+    def _loop(self, stream: OpenStream) -> None:
         with Landing(self._bronze) as landing:
             while not self._done(landing):
                 self._confirm(stream, landing.taken())

@@ -79,8 +79,8 @@ Each commit of the table carries application transactions (Delta's `txn`):
 
 | application id | version |
 |---|---|
-| `cdc_lake:<stream>` | every transaction at or below this position is in bronze |
-| `cdc_lake:<stream>:confirm` | the position that the server may be told to forget up to |
+| `cdc_lake:<stream>` | every transaction up to this position is in bronze; by CSN: every CSN up to it arrived |
+| `cdc_lake:<stream>:confirm` | what the server may be told to forget up to; on an ordinary slot always an LSN |
 | `cdc_lake:<stream>:snapshot:<id>` | chunks of the initial copy that are in bronze |
 """
 
