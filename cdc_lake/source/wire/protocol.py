@@ -86,8 +86,11 @@ def terminate() -> bytes:
 
 
 def text(value: str) -> bytes:
-    """A text with its terminator. A zero byte inside cannot be sent: raises StreamProtocol."""
-    raw = value.encode()
+    """A text with its terminator. What cannot be sent raises StreamProtocol."""
+    try:
+        raw = value.encode()
+    except UnicodeEncodeError as wrong:
+        raise StreamProtocol("a text that is no Unicode cannot be sent to the server") from wrong
     if b"\0" in raw:
         raise StreamProtocol("a text with a zero byte cannot be sent to the server", hint="take the zero byte out")
     return raw + b"\0"
@@ -126,11 +129,13 @@ def read_columns(body: bytes) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_row(body: bytes) -> tuple[str | None, ...]:
-    """The values of a DataRow as text; NULL is None."""
+def read_row(body: bytes, columns: int) -> tuple[str | None, ...]:
+    """The values of a DataRow as text, so many as were described; NULL is None."""
+    if (count := _count(body)) != columns:
+        raise StreamProtocol(f"a row of {count} values where {columns} columns were described")
     values: list[str | None] = []
     at = 2
-    for _ in range(_count(body)):
+    for _ in range(count):
         if at + 4 > len(body):
             raise StreamProtocol(f"a row ends after {len(values)} values")
         (size,) = _LENGTH.unpack_from(body, at)

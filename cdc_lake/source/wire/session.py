@@ -155,7 +155,7 @@ class WireSession:
                 case protocol.ROW_DESCRIPTION:
                     names, rows = protocol.read_columns(body), []
                 case protocol.DATA_ROW:
-                    rows.append(protocol.read_row(body))
+                    rows.append(protocol.read_row(body, len(names)))
                 case protocol.COMMAND_COMPLETE | protocol.EMPTY_QUERY:
                     result = Result(names, tuple(rows))
                     names, rows = (), []
