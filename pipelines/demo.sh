@@ -5,7 +5,7 @@ set -e
 cd "$(dirname "$0")/.."
 
 # A short run ends before Java's second compiler pays.
-export JDK_JAVA_OPTIONS="${JDK_JAVA_OPTIONS:--XX:TieredStopAtLevel=1}"
+export JDK_JAVA_OPTIONS="${JDK_JAVA_OPTIONS:--XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m}"
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
 [ -t 2 ] || say() { printf '\n%s\n' "$*" >&2; }

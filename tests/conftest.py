@@ -17,7 +17,7 @@ from cdc_lake.testing.server import HOST, EmbeddedServer
 from tests.maven_postgres import jar, unpacked
 
 # Tests are short: Java's second compiler costs more than it gives before they end (a first apply: 18 s instead of 30).
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m")
 
 CDC_USER = "cdc"
 CDC_PASSWORD = "read only the log"
