@@ -21,13 +21,13 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.errors import SlotActive
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.pipeline.family_frames import assembler_of, frames_of, tables_of
-from cdc_lake.pipeline.family_stream import check_resume
+from cdc_lake.pipeline.family_frames import assembler_of, frames_of, reads_by_sql, tables_of
+from cdc_lake.pipeline.family_stream import check_resume, server_facts
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.copy_csv import csv_statement, table_of
 from cdc_lake.source.gaussdb.catalog import FamilyTables, facts_of, quoted, tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
-from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn, identify, snapshot_and_csn
+from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn, snapshot_and_csn
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.source.tables import select_tables
@@ -104,7 +104,8 @@ class FamilySide:
 
     def ahead(self, shown: Shown, after: int) -> Sequence[Unlanded] | None:
         """See CompareSource."""
-        session = connect(target_of(self._project.family, self._project.root), replication=True)
+        by_sql = reads_by_sql(self._project)
+        session = connect(target_of(self._project.family, self._project.root), replication=not by_sql)
         self._opened.callback(session.close)
         try:
             frames = frames_of(self._project, session, self._state.confirm)
@@ -149,8 +150,8 @@ def family_side(project: Project, state: BronzeState) -> Iterator[FamilySide]:
     with ExitStack() as opened:
         reading = connect(target, application=application)
         opened.callback(reading.close)
-        replication = connect(target, application=application, replication=True)
-        opened.callback(replication.close)
-        facts = identify(replication)
+        by_sql = reads_by_sql(project)
+        asked = reading if by_sql else connect(target, application=application, replication=True)
+        facts = server_facts(asked, by_sql=by_sql)
         check_resume(project, reading, facts, state)
         yield FamilySide(project, state, facts, reading, opened)

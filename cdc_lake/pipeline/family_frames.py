@@ -16,7 +16,9 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Row, Style, Truncated
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
+from cdc_lake.source.gaussdb.polling import PollingStream
 from cdc_lake.source.gaussdb.stream import GaussStream
+from cdc_lake.source.stream import FrameSource
 from cdc_lake.source.wire.session import WireSession
 
 Dial = Callable[[str, bool], WireSession]
@@ -33,8 +35,11 @@ def style_of(project: Project) -> tuple[Style, bool]:
 
 
 def codec_of(project: Project, encoding: str) -> Codec:
-    """The codec of the database's encoding, with the pipeline's policy. Raises UnknownEncoding."""
-    return Codec(encoding, Policy(project.family.encoding_errors))
+    """The codec of what is read, with the pipeline's policy. Raises UnknownEncoding.
+
+    A stream is in the database's encoding; what SQL functions answer, the server has made UTF-8 of.
+    """
+    return Codec("UTF8" if reads_by_sql(project) else encoding, Policy(project.family.encoding_errors))
 
 
 def assembler_of(project: Project, domain: OrderDomain, encoding: str) -> FamilyAssembler:
@@ -92,15 +97,27 @@ def sends_more(project: Project) -> bool:
     return any(pattern.startswith("!") for pattern in patterns) or set(everything) != set(patterns)
 
 
-def frames_of(project: Project, replication: WireSession, start: int) -> GaussStream:
-    """Start the stream of the pipeline's slot after `start`, 0 for the slot's own position. Raises SourceError."""
+def frames_of(project: Project, session: WireSession, start: int) -> FrameSource:
+    """Start to read the pipeline's slot after `start`, 0 for the slot's own position. Raises SourceError.
+
+    `session` is a replication connection, in `mode: polling` an ordinary one; it is closed with the frames.
+    """
     source = project.family
+    options = effective_options(source)
+    if source.mode == "polling":
+        interval, most = source.polling.interval / 1000, source.polling.max_changes
+        return PollingStream(session, project.slot, start, options, interval=interval, max_changes=most)
     serial = source.decoding_mode is Mode.SERIAL
     return GaussStream(
-        replication,
+        session,
         project.slot,
         start,
-        effective_options(source),
+        options,
         keepalives_confirm=serial and source.slot_order == "lsn",
         status_interval=source.reply_interval / 1000,
     )
+
+
+def reads_by_sql(project: Project) -> bool:
+    """Whether the slot is read by SQL functions, for which no replication connection is needed."""
+    return project.family.mode == "polling"

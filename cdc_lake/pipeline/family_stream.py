@@ -20,16 +20,29 @@ from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
 from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.family_frames import CapturedAssembler, assembler_of, codec_of, frames_of, sends_more
+from cdc_lake.pipeline.family_frames import (
+    CapturedAssembler,
+    assembler_of,
+    codec_of,
+    frames_of,
+    reads_by_sql,
+    sends_more,
+)
 from cdc_lake.pipeline.gaps import recorded_gaps
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder, Order
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
-from cdc_lake.source.gaussdb.server import FamilyServerFacts, check_server, current_lsn, identify, snapshot_and_csn
+from cdc_lake.source.gaussdb.server import (
+    FamilyServerFacts,
+    check_server,
+    current_lsn,
+    identify,
+    identify_by_sql,
+    snapshot_and_csn,
+)
 from cdc_lake.source.gaussdb.slot import check_slot, find_slot
-from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.stream import Kind, StreamIdentity, TransactionAssembler, shown
 from cdc_lake.source.tables import chooses
 from cdc_lake.source.wire.connect import connect
@@ -55,9 +68,8 @@ def open_family(
             return session
 
         session = dial("catalog", False)
-        replication = dial("identify", True)
-        facts = identify(replication)
-        replication.close()
+        by_sql = reads_by_sql(project)
+        facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
         check_server(facts, session.place)
         state, copied = bronze.state(), 0
         if state is None or not is_complete(control, state.stream, state.epoch):
@@ -69,7 +81,7 @@ def open_family(
             check_resume(project, session, facts, state)
         identity = StreamIdentity.parse(state.stream)
         goal = _goal(session, identity.domain)
-        frames = patiently(lambda: _start(project, dial("stream", True), state), stop, tell, patience)
+        frames = patiently(lambda: frames_of(project, dial("stream", not by_sql), state.confirm), stop, tell, patience)
         opened.callback(frames.close)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
@@ -117,8 +129,12 @@ def check_resume(project: Project, session: WireSession, facts: FamilyServerFact
     check_slot(there, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
 
 
-def _start(project: Project, replication: WireSession, state: BronzeState) -> GaussStream:
-    return frames_of(project, replication, state.confirm)
+def server_facts(session: WireSession, *, by_sql: bool) -> FamilyServerFacts:
+    """Who the server is; a replication connection is closed after it was asked. Raises SourceError."""
+    if by_sql:
+        return identify_by_sql(session)
+    with session as replication:
+        return identify(replication)
 
 
 def _goal(session: WireSession, domain: OrderDomain) -> int:

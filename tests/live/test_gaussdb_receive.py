@@ -103,3 +103,19 @@ def test_tables_that_the_white_list_cannot_leave_out_are_left_out_here(
     assert tables_from_bronze(project) == wanted
     commits = [json.loads(row["info"]) for row in bronze_rows(project) if row["op"] == "C"]
     assert all(commit["counts"] for commit in commits) or kind.style is Style.SERIAL
+
+
+def test_a_slot_behind_sql_functions_gives_the_same(stand_in: StandIn, tmp_path: Path) -> None:
+    print("CDC_LAKE_SEED =", SEED)
+    polling = {"mode": "polling", "decoding": {}, "replication_port": 1, "polling": {"max_changes": 50}}
+    project = project_of(stand_in, Kind(Style.SERIAL), tmp_path, source=polling)
+    with stand_in.database.connect() as conn:
+        workload = Workload(conn, SEED)
+        workload.run(30)
+        first = once(project)
+        assert first.snapshot_rows > 0
+        workload.run(60)
+        second = once(project)
+    assert second.transactions > 0
+    assert_equal_to_source(project, stand_in)
+    assert once(project).transactions == 0

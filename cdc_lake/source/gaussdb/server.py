@@ -12,6 +12,7 @@ from cdc_lake.source.wire.session import WireSession
 
 _CSN_WRAP = 1 << 32  # pg_export_snapshot_and_csn prints the lower 32 bits only
 _MILLISECONDS = 1000
+_DOING = "identifying the server"
 _SETTINGS = ("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_sender_timeout")
 
 
@@ -49,33 +50,42 @@ class CsnSnapshot:
 
 def identify(replication: WireSession) -> FamilyServerFacts:
     """Ask a replication connection who the server is; it takes plain SQL as well. Raises SourceError."""
-    doing = "identifying the server"
-    version = parse_version(_one(replication, "SELECT version()", doing)[0] or "")
-    system = replication.query("IDENTIFY_SYSTEM", doing=doing).records()
-    if len(system) != 1:
-        raise StreamProtocol(f"IDENTIFY_SYSTEM answered {len(system)} rows", where=replication.place)
-    doing = "reading the server's settings"
+    rows = replication.query("IDENTIFY_SYSTEM", doing=_DOING).records()
+    if len(rows) != 1:
+        raise StreamProtocol(f"IDENTIFY_SYSTEM answered {len(rows)} rows", where=replication.place)
+    flushed = Lsn.parse(rows[0].get("xlogpos") or "")
+    return _facts(replication, rows[0].get("systemid") or "", int(rows[0].get("timeline") or 0), flushed)
+
+
+def identify_by_sql(session: WireSession) -> FamilyServerFacts:
+    """The same without a replication connection: a database's OID has to stand for the system. Raises SourceError."""
+    oid = _one(session, "SELECT oid FROM pg_database WHERE datname = current_database()", _DOING)[0]
+    return _facts(session, f"oid{oid}", 0, current_lsn(session))
+
+
+def _facts(session: WireSession, system: str, timeline: int, flushed: Lsn) -> FamilyServerFacts:
+    version = parse_version(_one(session, "SELECT version()", _DOING)[0] or "")
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
-    rows = replication.query(f"SELECT name, setting FROM pg_settings WHERE name IN ({names})", doing=doing).rows
-    settings = {row[0]: row[1] or "" for row in rows}
+    sql = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
+    settings = {row[0]: row[1] or "" for row in session.query(sql, doing="reading the server's settings").rows}
     encoding, compatibility = _one(
-        replication,
+        session,
         "SELECT getdatabaseencoding(), datcompatibility FROM pg_database WHERE datname = current_database()",
         "reading the database's encoding",
     )
     timeout = settings.get("logical_sender_timeout") or settings.get("wal_sender_timeout") or "0"
     return FamilyServerFacts(
         version=version,
-        system=system[0].get("systemid") or "",
-        timeline=int(system[0].get("timeline") or 0),
-        flushed=Lsn.parse(system[0].get("xlogpos") or ""),
-        database=system[0].get("dbname") or replication.target.database,
+        system=system,
+        timeline=timeline,
+        flushed=flushed,
+        database=session.target.database,
         encoding=encoding or "",
         compatibility=compatibility or "",
         wal_level=settings.get("wal_level", ""),
         thread_pool=settings.get("enable_thread_pool", "off") == "on",
         sender_timeout=int(timeout) / _MILLISECONDS,
-        in_recovery=in_recovery(replication),
+        in_recovery=in_recovery(session),
     )
 
 
