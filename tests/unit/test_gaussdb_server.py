@@ -358,7 +358,7 @@ def test_declared_answers_come_first_and_copies_are_copies() -> None:
     names = (ResultColumn("relname"), ResultColumn("note"))
     rules = [
         Rule(r"from pg_class", ResultSet(names, [("t", None), ("u", "")])),
-        Rule(r"^copy \(select", CopyOut([b"1\ta\n", b"2\tb\n3\tc\n"])),
+        Rule(r"^copy \(select", CopyOut([b"1\ta\n", b"2\tb\n", b"3\tc\n"])),
         Rule(r"^create table (\w+)", lambda found, _: Done(f"CREATE TABLE {found[1]}")),
     ]
     with GaussServer(Ledger(), answers=ScriptedAnswers(rules)) as running:

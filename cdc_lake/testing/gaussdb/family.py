@@ -33,6 +33,7 @@ _SELECT: Final = re.compile(
     re.IGNORECASE,
 )
 _CALL: Final = re.compile(r"(?:pg_catalog\.)?([a-z_]+) ?\((.*)\)", re.IGNORECASE)
+_AMONG: Final = re.compile(r"([a-z_]+) in \((.+)\)", re.IGNORECASE)
 _EQUAL: Final = re.compile(r"(?:[a-z_]+\.)?([a-z_]+)(?:::[a-z_]+)? ?= ?(.+)", re.IGNORECASE)
 _MISSING: Final = "current transaction is aborted, commands ignored until end of transaction block"
 
@@ -57,9 +58,8 @@ def transaction_answer(sql: str, session: SqlSession) -> Answer | None:
         return Done("ROLLBACK")
     if session.status == "E":
         return Failed("25P02", _MISSING)
-    if head in {"set", "reset"}:
-        return Done(head.upper())
-    return None
+    tags = {"set": "SET", "reset": "RESET", "lock": "LOCK TABLE"}
+    return Done(tags[head]) if head in tags else None
 
 
 def family_answer(sql: str, session: SqlSession, exporter: Exporter) -> Answer | None:
@@ -112,18 +112,22 @@ def _aliased(item: str) -> tuple[str, str, str]:
 
 
 def _where(table: Table, names: list[str], condition: str, session: SqlSession, exporter: Exporter) -> Table:
-    found = _EQUAL.fullmatch(condition.strip())
+    found = _AMONG.fullmatch(condition.strip()) or _EQUAL.fullmatch(condition.strip())
     if found is None or found[1].lower() not in names:
         raise _Unknown
     at = names.index(found[1].lower())
-    _, _, pick = _expression(found[2].strip(), Table((), [()]), [], session, exporter)
-    wanted = pick(())
-    return Table(table.columns, [row for row in table.rows if row[at] == wanted])
+    items = split(found[2]) if found.re is _AMONG else [found[2].strip()]
+    wanted = {_expression(item, Table((), [()]), [], session, exporter)[2](()) for item in items}
+    return Table(table.columns, [row for row in table.rows if row[at] in wanted])
 
 
 def _expression(
     text: str, table: Table, names: list[str], session: SqlSession, exporter: Exporter
 ) -> tuple[str, int, Callable[[tuple[str | None, ...]], str | None]]:
+    whole = re.fullmatch(r"int8in\(xidout\((.+)\)\)", text.strip(), re.IGNORECASE)
+    if whole is not None:  # how an xid becomes a bigint in 9.2
+        _, _, pick = _expression(whole[1], table, names, session, exporter)
+        return "int8in", 20, pick
     bare = re.sub(r"(::[a-z_ ]+(\[\])?)+$", "", text.strip(), flags=re.IGNORECASE)
     oid = {"bigint": 20, "int8": 20, "int": 23, "int4": 23, "integer": 23}.get(text[len(bare) + 2 :].lower(), 25)
     column = bare.rpartition(".")[2].lower()
@@ -182,38 +186,58 @@ def _scalar(text: str, session: SqlSession, exporter: Exporter) -> tuple[str, in
     raise _Unknown
 
 
-def _source(  # noqa: PLR0911 - a case a function
-    text: str | None, session: SqlSession, exporter: Exporter
-) -> Table:
+def _source(text: str | None, session: SqlSession, exporter: Exporter) -> Table:
     if text is None:
         return Table((), [()])
     name = text.lower().removeprefix("pg_catalog.")
-    if name in {"pg_replication_slots", "pg_get_replication_slots()"}:
-        return slots_view(session)
+    if (view := _VIEWS.get(name)) is not None:
+        return view(session)
     found = _CALL.fullmatch(text)
-    if found is None:
+    function = None if found is None else _FUNCTIONS.get(found[1].lower())
+    if found is None or function is None:
         raise _Unknown
     raw = [re.sub(r"^variadic ", "", part, flags=re.IGNORECASE) for part in split(found[2])]
-    match found[1].lower():
-        case "pg_export_snapshot_and_csn":
-            return export_with_csn(session, exporter)
-        case "pg_export_snapshot":
-            return Table(columns(("pg_export_snapshot", 25)), [(exporter.export(session, use=False).name,)])
-        case "gs_get_next_xid_csn":
-            row = ("node1", str(session.server.ledger.next_csn), str(session.server.ledger.next_csn))
-            return Table(columns(("node_name", 25), ("next_xid", 28), ("next_csn", 28)), [row])
-        case "pg_create_logical_replication_slot":
-            return create_slot(_arguments(raw), session, exporter)
-        case "pg_drop_replication_slot":
-            return drop_slot(_arguments(raw), session)
-        case "pg_replication_slot_advance":
-            return advance_slot(_arguments(raw), session)
-        case "pg_logical_slot_peek_changes":
-            return read_changes(_arguments(raw), session, consume=False)
-        case "pg_logical_slot_get_changes":
-            return read_changes(_arguments(raw), session, consume=True)
-        case _:
-            raise _Unknown
+    return function(_arguments(raw), session, exporter)
+
+
+def _settings(session: SqlSession) -> Table:
+    state = session.server
+    known = state.all_settings()
+    known["logical_sender_timeout"] = str(round(state.sender_timeout * 1000))  # in its unit, milliseconds
+    known["wal_sender_timeout"] = "6000"
+    return Table(columns(("name", 25), ("setting", 25)), list(known.items()))
+
+
+def _database(session: SqlSession) -> Table:
+    row = (session.database, session.server.compatibility)
+    return Table(columns(("datname", 19), ("datcompatibility", 19)), [row])
+
+
+def _next_numbers(arguments: Arguments, session: SqlSession, exporter: Exporter) -> Table:  # noqa: ARG001
+    csn = str(session.server.ledger.next_csn)
+    return Table(columns(("node_name", 25), ("next_xid", 28), ("next_csn", 28)), [("node1", csn, csn)])
+
+
+def _snapshot(arguments: Arguments, session: SqlSession, exporter: Exporter) -> Table:  # noqa: ARG001
+    return Table(columns(("pg_export_snapshot", 25)), [(exporter.export(session, use=False).name,)])
+
+
+_VIEWS: Final[dict[str, Callable[[SqlSession], Table]]] = {
+    "pg_replication_slots": slots_view,
+    "pg_get_replication_slots()": slots_view,
+    "pg_settings": _settings,
+    "pg_database": _database,
+}
+_FUNCTIONS: Final[dict[str, Callable[[Arguments, SqlSession, Exporter], Table]]] = {
+    "pg_export_snapshot_and_csn": lambda _, session, exporter: export_with_csn(session, exporter),
+    "pg_export_snapshot": _snapshot,
+    "gs_get_next_xid_csn": _next_numbers,
+    "pg_create_logical_replication_slot": create_slot,
+    "pg_drop_replication_slot": lambda arguments, session, _: drop_slot(arguments, session),
+    "pg_replication_slot_advance": lambda arguments, session, _: advance_slot(arguments, session),
+    "pg_logical_slot_peek_changes": lambda arguments, session, _: read_changes(arguments, session, consume=False),
+    "pg_logical_slot_get_changes": lambda arguments, session, _: read_changes(arguments, session, consume=True),
+}
 
 
 def _arguments(raw: list[str]) -> Arguments:

@@ -57,6 +57,7 @@ class Ledger:
         self._end = start
         self._next_csn = first_csn
         self._next_xid = first_xid
+        self._allotted: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._transactions)
@@ -93,6 +94,7 @@ class Ledger:
         """The next CSN; who allots it commits it, in whatever order."""
         with self._changed:
             self._next_csn += 1
+            self._allotted.add(self._next_csn - 1)
             return self._next_csn - 1
 
     def append(self, transaction: LedgerTransaction) -> int:
@@ -107,6 +109,7 @@ class Ledger:
                 msg = f"a commit record from {transaction.commit_start} to {transaction.commit_end} is none"
                 raise ValueError(msg)
             self._transactions.append(transaction)
+            self._allotted.discard(transaction.csn)
             self._end = max(self._end, transaction.commit_end)
             self._next_csn = max(self._next_csn, transaction.csn + 1)
             self._next_xid = max(self._next_xid, transaction.xid + 1)
@@ -142,6 +145,18 @@ class Ledger:
             )
             self.append(transaction)
             return transaction
+
+    def snapshot(self, patience: float = 10.0) -> tuple[int, int]:
+        """The CSN of a snapshot taken now, and the end of the log: waits for lower CSNs that are still to be committed.
+
+        What is below the CSN is in the ledger then, and what is not lies behind that end. Raises TimeoutError.
+        """
+        with self._changed:
+            csn, end = self._next_csn, self._end
+            if not self._changed.wait_for(lambda: all(held >= csn for held in self._allotted), patience):
+                msg = f"CSN {min(self._allotted)} was allotted and not committed within {patience:g} s"
+                raise TimeoutError(msg)
+            return csn, end
 
     def since(self, index: int) -> list[LedgerTransaction]:
         """The transactions from `index` on."""

@@ -1,8 +1,8 @@
 """Scripted answers: what a family server says of itself, and whatever a test declares.
 
 Understood is the SQL a change-capture client sends: transactions, SHOW, and SELECT of expressions, optionally from
-`pg_replication_slots` or from the slot functions. Anything else is looked up among the declared rules, first match
-first, and refused with 0A000 where none fits.
+`pg_replication_slots` or from the slot functions; questions about declared tables, and copies of them. Rules of the
+test come before all that, first match first; what nobody knows is refused with 0A000.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from cdc_lake.testing.gaussdb.declared import DeclaredTable, DeclaredTables
 from cdc_lake.testing.gaussdb.family import family_answer, transaction_answer
-from cdc_lake.testing.gaussdb.sql import Answer, Exported, Failed, SqlSession
+from cdc_lake.testing.gaussdb.sql import Answer, Done, Exported, Failed, SqlSession
+
+_SNAPSHOT: Final = "snapshot"
+"""Where a session keeps the CSN its transaction reads by."""
 
 Told: TypeAlias = Sequence[Answer] | Answer | Callable[[re.Match[str], SqlSession], Sequence[Answer] | Answer]
 
@@ -27,10 +31,11 @@ class Rule:
 
 
 class ScriptedAnswers:
-    """Answers from rules, then from the server's own facts."""
+    """Answers from rules, then from declared tables, then from the server's own facts."""
 
-    def __init__(self, rules: Sequence[Rule] = ()) -> None:
+    def __init__(self, rules: Sequence[Rule] = (), tables: Sequence[DeclaredTable] = ()) -> None:
         self.rules = list(rules)
+        self._tables = DeclaredTables(tables)
 
     def answer(self, sql: str, session: SqlSession) -> Sequence[Answer]:
         """See SqlAnswers."""
@@ -44,11 +49,12 @@ class ScriptedAnswers:
                 break
         return answers
 
-    def export(self, session: SqlSession, *, use: bool) -> Exported:  # noqa: ARG002 - there are no rows to see
+    def export(self, session: SqlSession, *, use: bool) -> Exported:
         """See SqlAnswers."""
-        ledger = session.server.ledger
-        csn = ledger.next_csn
-        return Exported(f"{csn:08X}-{session.pid & 0xFFFFFFFF:08X}-1", csn, ledger.end_lsn)
+        csn, end = session.server.ledger.snapshot()
+        if use or session.status == "T":
+            session.own[_SNAPSHOT] = csn
+        return Exported(f"{csn:08X}-{session.pid & 0xFFFFFFFF:08X}-1", csn, end)
 
     def end(self, session: SqlSession) -> None:
         """See SqlAnswers."""
@@ -60,10 +66,25 @@ class ScriptedAnswers:
             if found is not None:
                 told = rule.told(found, session) if callable(rule.told) else rule.told
                 return list(told) if isinstance(told, Sequence) else [told]
-        answer = transaction_answer(folded, session) or family_answer(folded, session, self)
+        answer = _imported(folded, session) or transaction_answer(folded, session)
+        if session.status == "I":
+            session.own.pop(_SNAPSHOT, None)
+        if answer is None:
+            csn = session.own.get(_SNAPSHOT, session.server.ledger.next_csn)
+            assert isinstance(csn, int)
+            answer = self._tables.answer(folded, session, csn) or family_answer(folded, session, self)
         if answer is not None:
             return [answer]
         return [Failed("0A000", f"no answer is scripted for: {folded[:200]}")]
+
+
+def _imported(folded: str, session: SqlSession) -> Answer | None:
+    """`SET TRANSACTION SNAPSHOT`: the names of snapshots begin with their CSN."""
+    found = re.fullmatch(r"set transaction snapshot '([0-9A-F]+)-[0-9A-F]+-\d+'", folded, re.IGNORECASE)
+    if found is None:
+        return None
+    session.own[_SNAPSHOT] = int(found[1], 16)
+    return Done("SET")
 
 
 def statements(sql: str) -> list[str]:

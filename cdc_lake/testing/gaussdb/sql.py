@@ -44,7 +44,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class CopyOut:
-    """COPY … TO STDOUT: the data as the server sends it (bytes in any portions, line ends included)."""
+    """COPY … TO STDOUT: a CopyData message each, which real servers send one a line, line end included."""
 
     data: Iterable[bytes]
     columns: int = 1

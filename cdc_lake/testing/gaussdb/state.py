@@ -79,7 +79,11 @@ class ServerState:
 
     def setting(self, name: str) -> str | None:
         """The value of a server setting, None for one nobody knows."""
-        known = {
+        return self.all_settings().get(name.lower())
+
+    def all_settings(self) -> dict[str, str]:
+        """Every setting that is known, in SHOW's words."""
+        return {
             "server_version": "9.2.4",
             "server_version_num": "90204",
             "server_encoding": self.encoding,
@@ -103,5 +107,5 @@ class ServerState:
             "logical_decode_options_default": "",
             "undo_retention_time": "0",
             "password_encryption_type": "2",
+            **self.settings,
         }
-        return self.settings.get(name.lower(), known.get(name.lower()))
