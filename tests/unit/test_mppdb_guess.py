@@ -43,6 +43,7 @@ CASES = [
     (b"table public.t: INSERT: a[integer]:1", Style.SERIAL, False),
     (b'table "My Schema"."Tab.le ""x""": DELETE: (no-tuple-data)', Style.SERIAL, False),
     (b"table public.a, public.b: TRUNCATE: (no-flags)", Style.SERIAL, False),
+    (b"table public.u_pk:", Style.SERIAL, False),
     (b'{"table_name":"public.t"}', Style.JSON, False),
     (b"BEGIN", Style.SERIAL, False),
     (b"BEGIN 5", Style.SERIAL, False),
