@@ -22,7 +22,7 @@ _SERIAL: Final = re.compile(rb"(?:BEGIN|COMMIT|ABORT|PREPARE)(?: |\s*\Z)|prefix:
 _HINT: Final = "say how: `--style serial` takes any line, b, t and j what parallel decoding prints"
 _NAME: Final = rb'(?:"(?:[^"]|"")*"|[^\s".:,]+)'
 _QUALIFIED: Final = _NAME + rb"\." + _NAME
-# `table public.t: INSERT:`, of serial decoding (3.0.x may end before the operation); `table public t INSERT:` is parallel
+# `table public.t: INSERT:`, of serial decoding (3.0.x may leave out the operation); parallel: `table public t INSERT:`
 _SERIAL_ROW: Final = re.compile(
     rb"table " + _QUALIFIED + rb"(?:, " + _QUALIFIED + rb")*:(?: (?:INSERT|UPDATE|DELETE|TRUNCATE):|\s*\Z)"
 )
