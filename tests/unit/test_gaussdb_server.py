@@ -354,6 +354,12 @@ def test_sql_about_the_server_is_answered_without_a_script(server: GaussServer) 
         sql.query("SELECT relname FROM pg_class")
 
 
+def test_3_0_does_not_show_what_was_confirmed() -> None:
+    with GaussServer(Ledger(), version="3.0.0") as running:
+        running.state.create_slot("s", "mppdb_decoding", "postgres", POINT)
+        assert session(running).query("SELECT * FROM pg_replication_slots").names[-1] == "dummy_standby"
+
+
 def test_declared_answers_come_first_and_copies_are_copies() -> None:
     names = (ResultColumn("relname"), ResultColumn("note"))
     rules = [

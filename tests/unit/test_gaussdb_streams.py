@@ -232,6 +232,9 @@ def test_a_transaction_that_commits_where_the_slot_stands_is_sent_again_from_5_o
             first.commit_end: [second, third] if again else [third],
             first.commit_end + 1: [third],
         }
+        running.state.create_slot("serial", "mppdb_decoding", "postgres", Exported("", 0, first.commit_end))
+        with open_raw(running, {}, slot="serial") as raw:  # serial decoding of every version counts what starts there
+            assert xids(decoded(raw.data(5), Style.SERIAL)) == [second.xid, third.xid]
         for position, expected in wanted.items():
             name = f"s{position}"
             running.state.create_slot(name, "mppdb_decoding", "postgres", Exported("", 0, position))
@@ -551,6 +554,23 @@ def test_a_client_that_does_not_read_stops_the_stream_and_is_still_heard(server:
         raw.reply(ledger[3].commit_end)
         wait_until(lambda: server.state.slots.get("s").confirmed == ledger[3].commit_end)
         assert len(raw.data(120)) == 120
+
+
+@pytest.mark.parametrize("style", ["b", "t", "j", "serial"])
+def test_a_database_in_gbk_is_streamed_in_gbk(ledger: Ledger, style: str) -> None:
+    table = TableName("公", "表")
+    row = Row(Operation.INSERT, table, (Field("编", "誠\\'", "text", 25),))
+    options = {} if style == "serial" else PARALLEL | {"decode-style": style}
+    with GaussServer(ledger, encoding="GBK") as running:
+        running.state.create_slot("s", "mppdb_decoding", "postgres", POINT)
+        ledger.commit([row])
+        with open_raw(running, options) as raw:
+            (lsn, payload) = raw.data(2)[1]
+    assert "誠".encode("gbk")[:1] in payload
+    (found,) = records(payload, Style(style), batch=False, codec=Codec("GBK"), header_lsn=lsn)
+    assert isinstance(found, Row)
+    assert found.table == table
+    assert [(f.name, f.value) for f in found.new or ()] == [("编", "誠\\'")]
 
 
 def test_prepared_transactions_are_sent_from_their_bytes(ledger: Ledger) -> None:

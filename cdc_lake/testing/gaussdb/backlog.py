@@ -1,4 +1,9 @@
-"""The backlog: which transactions a stream sends next, in the order of its slot."""
+"""The backlog: which transactions a stream sends next, in the order of its slot.
+
+A stream in LSN order sends a transaction (again) if its commit record starts at or after the slot's position, one in
+CSN order if its CSN is above it. Parallel decoding of 3.0 differs: only what starts strictly after is sent, so that
+confirming the end of a commit loses a transaction that starts right there.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,10 @@ _PATIENCE: Final = 0.5
 
 
 class Backlog:
-    """Walks the ledger from a position on. `hold_back()` says how many of the newest transactions are kept back."""
+    """Walks the ledger from a position on. `hold_back()` says how many of the newest transactions are kept back.
+
+    `at_start`: a commit record that starts at the position counts.
+    """
 
     def __init__(
         self, ledger: Ledger, position: int, order: SlotOrder, hold_back: Callable[[], int], *, at_start: bool

@@ -65,9 +65,10 @@ def columns(*pairs: tuple[str, int]) -> tuple[ResultColumn, ...]:
 
 
 def slots_view(session: SqlSession) -> Table:
-    """`pg_replication_slots`; GaussDB shows `confirmed_csn` as well (empty for a slot in LSN order)."""
+    """`pg_replication_slots`; 3.0 has no `confirmed_flush`, GaussDB also `confirmed_csn` (empty in LSN order)."""
     state = session.server
     vendor = state.product == "GaussDB"
+    shown = _SLOTS[:-1] if state.version == "3.0.0" else _SLOTS
     rows: list[tuple[str | None, ...]] = []
     for slot, pid in state.slots.all():
         by_csn = slot.order is SlotOrder.CSN
@@ -84,8 +85,9 @@ def slots_view(session: SqlSession) -> Table:
             "f",
             lsn_text(slot.restart_lsn if by_csn else slot.confirmed),
         )
+        row = row[: len(shown)]
         rows.append((*row, str(slot.confirmed) if by_csn else None) if vendor else row)
-    return Table(columns(*_SLOTS, *([("confirmed_csn", 28)] if vendor else [])), rows)
+    return Table(columns(*shown, *([("confirmed_csn", 28)] if vendor else [])), rows)
 
 
 def create_slot(arguments: Arguments, session: SqlSession, exporter: Exporter) -> Table:
@@ -166,7 +168,7 @@ def _decoded(
 ) -> tuple[list[tuple[str | None, ...]], int]:
     state = session.server
     how = Print(view.options.style, state.codec, view.plugin)
-    backlog = Backlog(state.ledger, slot.confirmed, slot.order, lambda: 0, at_start=view.dialect.at_start)
+    backlog = Backlog(state.ledger, slot.confirmed, slot.order, lambda: 0, at_start=True)
     rows: list[tuple[str | None, ...]] = []
     confirmed = 0
     while (limit is None or len(rows) < limit) and (found := backlog.next()) is not None:

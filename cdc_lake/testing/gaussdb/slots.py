@@ -1,4 +1,4 @@
-"""Replication slots: what they remember, and where each version starts again.
+"""Replication slots: what they remember.
 
 A slot survives a restart. A crash takes it back to its last checkpoint, so that what was confirmed since is sent
 again: a server writes its slots down now and then, not at every reply.
@@ -11,7 +11,6 @@ import re
 import threading
 from dataclasses import dataclass, replace
 
-from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
 from cdc_lake.testing.gaussdb.sql import Failed
 
 _NAME = re.compile(r"[a-z0-9_?.-]{1,63}")
@@ -50,17 +49,6 @@ class SlotError(Exception):
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
         self.failed = failed
-
-
-def sent_again(transaction: LedgerTransaction, position: int, order: SlotOrder, *, at_start: bool) -> bool:
-    """True where a stream from `position` sends the transaction.
-
-    By LSN, its commit record starts at or after it (`at_start`, openGauss 5 and later), or strictly after it (3.0).
-    By CSN, its CSN is above it.
-    """
-    if order is SlotOrder.CSN:
-        return transaction.csn > position
-    return transaction.commit_start >= position if at_start else transaction.commit_start > position
 
 
 class Slots:

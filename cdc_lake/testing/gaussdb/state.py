@@ -6,6 +6,7 @@ import hashlib
 import threading
 from dataclasses import dataclass, field
 
+from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.testing.gaussdb.batches import Encoded
 from cdc_lake.testing.gaussdb.dialect import Dialect, Product, Version, dialect_of, version_text
 from cdc_lake.testing.gaussdb.faults import HeartbeatForm
@@ -60,8 +61,8 @@ class ServerState:
 
     @property
     def codec(self) -> str:
-        """The Python codec of the database's encoding; SQL_ASCII holds bytes, so surrogates stand for them."""
-        return {"UTF8": "utf-8", "GBK": "gbk", "GB18030": "gb18030", "LATIN1": "latin-1"}.get(self.encoding, "utf-8")
+        """The Python codec of the database's encoding; raises UnknownEncoding."""
+        return Codec(self.encoding).python
 
     def create_slot(
         self, name: str, plugin: str, database: str, exported: Exported, order: SlotOrder = SlotOrder.LSN

@@ -78,7 +78,8 @@ class Stream:
         codec = state.codec
         self._how = Print(view.options.style, codec, view.plugin, dialect.label, dialect.upper_commit)
         position = slot.starts_after(start) if faults.repeat_from is None else faults.repeat_from
-        self._backlog = Backlog(state.ledger, position, slot.order, self._hold_back, at_start=dialect.at_start)
+        at_start = dialect.at_start or view.options.serial
+        self._backlog = Backlog(state.ledger, position, slot.order, self._hold_back, at_start=at_start)
         self._batcher = Batcher(view, slot.order, state.batch_bytes, faults.cuts)
         self._prepared = state.prepared.get(view, {})
         self._recorded = iter(state.recordings.get(slot.name, ()))
