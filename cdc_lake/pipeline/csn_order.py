@@ -30,7 +30,7 @@ STEP: Final = 1.0
 read could not arrive."""
 CROWD: Final = 1000
 """With this many transactions behind a hole (inversions were measured at a distance of at most 9) …"""
-CROWD_BYTES: Final = 256 << 20
+CROWD_BYTES: Final = 128 << 20
 """… of this size in all, nothing more is waited for: memory has an end."""
 
 _NEVER: Final = 1 << 64  # above every CSN: what was never closed is never confirmed
