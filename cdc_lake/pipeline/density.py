@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.project import Project
+from cdc_lake.errors import ServerSettings
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import Stopped
@@ -43,6 +44,16 @@ def decide(project: Project, dial: Dial, session: WireSession, stop: threading.E
         return OrderDomain.CSN
     tell(Progress("connect", f"CSN {missing} is missing in the stream: it is ordered by LSN"))
     return OrderDomain.LSN
+
+
+def refuse_csn(project: Project) -> None:
+    """Raise where the pipeline asks for CSN order of a server that gives no CSN with a snapshot."""
+    if project.family.order == "csn":
+        raise ServerSettings(
+            "the server has no function pg_export_snapshot_and_csn: there is no CSN to count from",
+            where=project.family.place,
+            hint="set `source.order: auto`; the stream is then ordered by LSN",
+        )
 
 
 def hole(csns: Iterable[int], base: int) -> int | None:

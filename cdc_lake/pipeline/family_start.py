@@ -13,6 +13,8 @@ the lsn domain what the slot sends of them again is left out by CSN (`order.Arri
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
@@ -27,16 +29,18 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import CopiedTable, copy_tables
-from cdc_lake.pipeline.density import decide
+from cdc_lake.pipeline.density import decide, refuse_csn
 from cdc_lake.pipeline.family_frames import Dial
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
 from cdc_lake.source.gaussdb.catalog import check_identities, facts_of, tables_in_database
-from cdc_lake.source.gaussdb.server import CsnSnapshot, FamilyServerFacts
+from cdc_lake.source.gaussdb.server import FamilyServerFacts, exports_csn
 from cdc_lake.source.gaussdb.slot import CreatedSlot, create_slot, create_slot_by_function, drop_slot, find_slot
-from cdc_lake.source.gaussdb.snapshot import exported, readers
+from cdc_lake.source.gaussdb.snapshot import FamilySnapshot, create_slot_with_snapshot, exported, readers
 from cdc_lake.source.stream import Kind, StreamIdentity
 from cdc_lake.source.tables import select_tables
 from cdc_lake.source.wire.session import WireSession
+
+_INEXACT = "this server gives no CSN with a snapshot, so a transaction near it may be missing or come twice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,10 @@ def begin(
     tables = captured(project, start.session)
     _clear_the_way(project, start, bronze.state(), control, tell)
     _record_intention(project, start.facts, control)
-    made = _make_slot(project, start)
-    domain = decide(project, start.dial, start.session, stop, tell)
-    with exported(start.session) as taken:
-        state = _begin_stream(project, start.facts, made, taken, domain, bronze, control)
-        tell(Progress("snapshot", f"initial copy of all below CSN {taken.csn}", facts={"epoch": state.epoch}))
+    with _slot_and_snapshot(project, start, stop, tell) as (made, domain, taken):
+        state = _begin_stream(project, start.facts, made, taken.csn, domain, bronze, control)
+        what = f"of all below CSN {taken.csn}" if taken.csn else f"as of about {made.consistent}: {_INEXACT}"
+        tell(Progress("snapshot", f"initial copy {what}", facts={"epoch": state.epoch}))
         copied: tuple[CopiedTable, ...] = ()
         if project.pipeline.snapshot.mode == "initial":
             copied = _copy(project, start, taken, tables, bronze, state, stop, tell)
@@ -81,6 +84,27 @@ def captured(project: Project, session: WireSession) -> dict[TableName, FamilyTa
     found = {table: facts for table in wanted if (facts := facts_of(session, table)) is not None}
     check_identities(found, session.place)
     return found
+
+
+@contextmanager
+def _slot_and_snapshot(
+    project: Project, start: FamilyStart, stop: threading.Event, tell: Tell
+) -> Iterator[tuple[CreatedSlot, OrderDomain, FamilySnapshot]]:
+    """Make the slot, decide what orders the stream, and hold a snapshot from after the slot was made."""
+    if exports_csn(start.session) or project.family.slot_order == "csn":
+        made = _make_slot(project, start)
+        domain = decide(project, start.dial, start.session, stop, tell)
+        with exported(start.session) as taken:
+            yield made, domain, FamilySnapshot(taken.name, taken.csn)
+        return
+    # without a CSN at hand there is nothing to count from: the stream is ordered by LSN
+    refuse_csn(project)
+    replication = start.dial("slot", True)
+    try:
+        made, snapshot = create_slot_with_snapshot(replication, project.slot, project.family.slot.plugin)
+        yield made, OrderDomain.LSN, snapshot
+    finally:
+        replication.close()
 
 
 def _make_slot(project: Project, start: FamilyStart) -> CreatedSlot:
@@ -101,12 +125,12 @@ def _begin_stream(
     project: Project,
     facts: FamilyServerFacts,
     made: CreatedSlot,
-    taken: CsnSnapshot,
+    csn: Csn | None,
     domain: OrderDomain,
     bronze: BronzeWriter,
     control: ControlTables,
 ) -> BronzeState:
-    last = Csn(taken.csn.value - 1)
+    last = None if csn is None else Csn(csn.value - 1)
     identity = StreamIdentity(
         facts.system,
         facts.database,
@@ -116,14 +140,15 @@ def _begin_stream(
         kind=Kind.GAUSS,
         seen=last if domain is OrderDomain.LSN else None,
     )
-    by_csn = project.family.slot_order == "csn"
-    return begin_stream(identity, last.value if by_csn else made.consistent.value, bronze, control)
+    # a CSN-ordered slot is confirmed by CSN
+    confirm = identity.start if project.family.slot_order == "csn" else made.consistent.value
+    return begin_stream(identity, confirm, bronze, control)
 
 
 def _copy(
     project: Project,
     start: FamilyStart,
-    taken: CsnSnapshot,
+    taken: FamilySnapshot,
     tables: dict[TableName, FamilyTableFacts],
     bronze: BronzeWriter,
     state: BronzeState,

@@ -13,6 +13,8 @@ import pytest
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.errors import ServerSettings
+from cdc_lake.pipeline import family_start
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.workload import Workload
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
@@ -119,3 +121,21 @@ def test_a_slot_behind_sql_functions_gives_the_same(stand_in: StandIn, tmp_path:
     assert second.transactions > 0
     assert_equal_to_source(project, stand_in)
     assert once(project).transactions == 0
+
+
+def test_a_server_that_gives_no_csn_with_a_snapshot_is_copied_in_the_slots_own(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(family_start, "exports_csn", lambda _: False)
+    project = project_of(stand_in, Kind(Style.BINARY, batch=True), tmp_path)
+    with stand_in.database.connect() as conn:
+        workload = Workload(conn, SEED, truncates=False)
+        workload.run(30)
+        assert once(project).snapshot_rows > 0
+        workload.run(30)
+        summary = once(project)
+    assert_equal_to_source(project, stand_in)
+    assert StreamIdentity.parse(summary.stream or "").domain.value == "lsn"
+    by_csn = project_of(stand_in, Kind(Style.TEXT, batch=True), tmp_path / "csn", source={"order": "csn"})
+    with pytest.raises(ServerSettings, match="no CSN to count from"):
+        once(by_csn)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.model.relation import Relation
 from cdc_lake.source.copy_text import chunks_of
 from cdc_lake.source.gaussdb.catalog import quoted
 from cdc_lake.source.gaussdb.server import CsnSnapshot, snapshot_and_csn
+from cdc_lake.source.gaussdb.slot import CreatedSlot, check_name
 from cdc_lake.source.quoting import identifier, literal
 from cdc_lake.source.wire.session import WireSession
 
@@ -35,6 +37,30 @@ class FamilyReader:
         return chunks_of(blocks, len(relation.columns), self.chunk_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class FamilySnapshot:
+    """A snapshot that other sessions can take over. `csn`: it shows exactly what is below; None where unknown."""
+
+    name: str
+    csn: Csn | None
+
+
+def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) -> tuple[CreatedSlot, FamilySnapshot]:
+    """Make a slot inside a transaction that sees its consistent point, and export that snapshot.
+
+    Lasts as long as the transaction of `replication`, a replication connection. Raises SourceError.
+    """
+    check_name(name)
+    doing = f"creating slot `{name}`"
+    replication.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
+    command = f"CREATE_REPLICATION_SLOT {identifier(name)} LOGICAL {identifier(plugin)} USE_SNAPSHOT"
+    row = replication.query(command, doing=doing).records()[0]
+    csn = row.get("snapshot_csn")
+    exported_as = replication.query("SELECT pg_export_snapshot()", doing="exporting the slot's snapshot").rows[0][0]
+    made = CreatedSlot(name, Lsn.parse(row["consistent_point"] or ""), exported_as)
+    return made, FamilySnapshot(exported_as or "", Csn(int(csn)) if csn else None)
+
+
 @contextmanager
 def exported(session: WireSession) -> Iterator[CsnSnapshot]:
     """A transaction of `session` that exports a snapshot with its CSN, held until the end. Raises SourceError."""
@@ -48,7 +74,7 @@ def exported(session: WireSession) -> Iterator[CsnSnapshot]:
 
 @contextmanager
 def readers(
-    dial: Callable[[], WireSession], taken: CsnSnapshot, count: int, chunk_rows: int
+    dial: Callable[[], WireSession], taken: FamilySnapshot, count: int, chunk_rows: int
 ) -> Iterator[list[FamilyReader]]:
     """Sessions that all see the exported snapshot, opened by `dial` and closed at the end. Raises SourceError."""
     with ExitStack() as opened:
