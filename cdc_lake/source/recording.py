@@ -47,6 +47,11 @@ class RecordingHeader:
     start: str = "0/0"
     started: str = ""
 
+    @property
+    def keepalives_confirm(self) -> bool:
+        """Whether a keepalive says that everything before its position was sent: not so in parallel decoding."""
+        return self.source == "postgres" or self.options.get("parallel-decode-num") == "1"
+
     def line(self) -> bytes:
         """The first line of the file."""
         body = {
@@ -190,7 +195,8 @@ class RecordingWriter:
         self._path = path
         self.size = 0
         try:
-            self._file = path.open("xb")
+            # it holds the rows of the source: nobody else's to read
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         except OSError as failed:
             raise self._failed(failed) from failed
         self._write(header.line())
@@ -240,9 +246,16 @@ class RecordingSource:
     holds already is a repeat. `ended` is True once everything was given out; `confirmed` is what `confirm` was told.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Raises RecordingUnreadable."""
+    def __init__(self, path: Path, *, keepalives_confirm: bool | None = None) -> None:
+        """`keepalives_confirm`: whether everything before a keepalive's position was sent, so that it may be confirmed.
+
+        None: as the header says, False without one. True of PostgreSQL and of serial decoding of the GaussDB family,
+        never of parallel decoding. Raises RecordingUnreadable.
+        """
         self._reader = RecordingReader.open(path)
+        header = self._reader.header
+        said = header is not None and header.keepalives_confirm
+        self._keepalives_confirm = said if keepalives_confirm is None else keepalives_confirm
         self._keepalive_end = 0
         self.ended = False
         self.confirmed = 0
@@ -272,7 +285,8 @@ class RecordingSource:
                     self.ended = True
                 case Alive(end=end):
                     # frames before it are given out first: they are in the same list
-                    self._keepalive_end = max(self._keepalive_end, end)
+                    if self._keepalives_confirm:
+                        self._keepalive_end = max(self._keepalive_end, end)
                 case Data(lsn=lsn, payload=payload):
                     frames.append((lsn, payload))
                     size += len(payload)

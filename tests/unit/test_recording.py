@@ -158,6 +158,28 @@ def test_a_source_plays_a_recording(tmp_path):
     source.close()
 
 
+@pytest.mark.parametrize(
+    ("header", "end"),
+    [
+        (RecordingHeader("postgres", "pgoutput"), 18),
+        (RecordingHeader("opengauss", "mppdb_decoding", {"parallel-decode-num": "1"}), 18),
+        (RecordingHeader("opengauss", "mppdb_decoding", {"parallel-decode-num": "4"}), 0),
+    ],
+)
+def test_a_keepalive_counts_only_where_it_promises_something(tmp_path, header, end):
+    with RecordingWriter(tmp_path / "a.rec", header) as writer:
+        for body in BODIES:
+            writer.append(body)
+    source = RecordingSource(tmp_path / "a.rec")
+    source.poll(0)
+    assert source.keepalive_end == end
+    source.close()
+
+
+def test_a_recording_is_for_its_owner_only(tmp_path):
+    assert written(tmp_path / "a.rec").stat().st_mode & 0o077 == 0
+
+
 def test_a_source_gives_about_a_megabyte_at_a_time(tmp_path):
     many = [data(at, bytes(1 << 18)) for at in range(1, 10)]
     source = RecordingSource(written(tmp_path / "a.rec", many))
