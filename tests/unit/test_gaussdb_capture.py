@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.receive import ReceiveSummary, receive
 from cdc_lake.testing.gaussdb.declared import DeclaredTable
+from cdc_lake.testing.gaussdb.dialect import Product, Version
 from cdc_lake.testing.gaussdb.faults import Faults
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
@@ -89,13 +91,31 @@ class Writer:
             time.sleep(pause)
 
 
-def project_of(server: GaussServer, root: Path, style: Style, batch: int) -> Project:
-    serial = style is Style.SERIAL
+@dataclass(frozen=True)
+class Way:
+    """How a stream is read, and from which server."""
+
+    style: Style
+    batch: int = 0
+    version: Version = "6.0.2"
+    by_csn: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.style.value}{self.batch}-{self.version}{'-csn' if self.by_csn else ''}"
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        if self.style is Style.SERIAL:
+            return {"parallel-decode-num": 1}
+        return {"parallel-decode-num": 2, "decode-style": self.style.value, "sending-batch": self.batch}
+
+
+def project_of(server: GaussServer, root: Path, way: Way) -> Project:
     document: dict[str, Any] = {
         "version": 1,
         "pipeline": "konten",
         "source": {
-            "type": "opengauss",
+            "type": "gaussdb" if way.by_csn else "opengauss",
             "host": server.host,
             "port": server.port,
             "replication_port": server.replication_port,
@@ -103,9 +123,8 @@ def project_of(server: GaussServer, root: Path, style: Style, batch: int) -> Pro
             "user": "cdc",
             "password": "x",
             "tls": {"mode": "disable"},
-            "decoding": {"parallel-decode-num": 1}
-            if serial
-            else {"parallel-decode-num": 2, "decode-style": style.value, "sending-batch": batch},
+            "slot": {"output_order": "csn"} if way.by_csn else {},
+            "decoding": way.decoding,
             "tables": ["public.*"],
         },
         "bronze": {"batch": {"max_transactions": 20, "max_delay": "20 ms"}, "durability": "os"},
@@ -125,23 +144,23 @@ def assert_bronze_is_the_table(project: Project, ledger: Ledger) -> None:
     assert {key: tuple(values.values()) for key, values in found.items()} == wanted
 
 
-WAYS = [(Style.BINARY, 1), (Style.TEXT, 0), (Style.SERIAL, 0)]
+WAYS = [Way(Style.BINARY, 1), Way(Style.BINARY, 1, "3.0.0"), Way(Style.SERIAL)]
 if BUDGET > 1:
-    WAYS += [(Style.BINARY, 0), (Style.TEXT, 1), (Style.JSON, 0), (Style.JSON, 1)]
+    WAYS += [Way(Style.BINARY, 0), Way(Style.TEXT, 0), Way(Style.TEXT, 1), Way(Style.JSON, 0), Way(Style.JSON, 1)]
+    WAYS += [Way(Style.BINARY, 1, "5.0.3"), Way(Style.SERIAL, 0, "3.0.0"), Way(Style.BINARY, 1, by_csn=True)]
 
 
-@pytest.mark.parametrize(("style", "batch"), WAYS, ids=lambda way: str(getattr(way, "value", way)))
-def test_copy_and_stream_end_as_the_ledger_does_whatever_happens_to_the_connection(
-    tmp_path: Path, style: Style, batch: int
-) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_copy_and_stream_end_as_the_ledger_does_whatever_happens_to_the_connection(tmp_path: Path, way: Way) -> None:
     print("CDC_LAKE_SEED =", SEED)
     ledger = Ledger()
     writer = Writer(ledger, SEED)
     answers = ScriptedAnswers(tables=[TABLE])
-    with GaussServer(ledger, answers=answers, users={"cdc": "x"}) as server:
+    product: Product = "GaussDB" if way.by_csn else "openGauss"
+    with GaussServer(ledger, version=way.version, product=product, answers=answers, users={"cdc": "x"}) as server:
         server.state.batch_bytes, server.state.batch_seconds = 3000, 0.05
         server.state.keepalive_every = 0.1
-        project = project_of(server, tmp_path, style, batch)
+        project = project_of(server, tmp_path, way)
         writer.transactions(20)
         thread = threading.Thread(target=writer.transactions, args=(60, 0.002))
         thread.start()

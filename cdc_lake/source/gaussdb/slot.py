@@ -20,7 +20,10 @@ _BACKUP = "gs_roach"  # names of the backup tool begin so
 
 @dataclass(frozen=True, slots=True)
 class FamilySlotFacts:
-    """A slot as `pg_replication_slots` shows it. `confirmed` is an LSN or a CSN, by `order`."""
+    """A slot as `pg_replication_slots` shows it. `confirmed` is an LSN or a CSN, by `order`.
+
+    Servers of the 3.0 line do not show what was confirmed: there it is `restart`, which is never above it.
+    """
 
     name: str
     kind: str
@@ -58,7 +61,7 @@ def find_slot(session: WireSession, name: str) -> FamilySlotFacts | None:
     if not found:
         return None
     row = found[0]
-    csn, lsn = row.get("confirmed_csn"), row.get("confirmed_flush")
+    csn, lsn = row.get("confirmed_csn"), row.get("confirmed_flush", row.get("restart_lsn"))
     order = OrderDomain.CSN if csn and int(csn) else OrderDomain.LSN
     confirmed = int(csn or 0) if order is OrderDomain.CSN else (Lsn.parse(lsn).value if lsn else None)
     restart = row.get("restart_lsn")

@@ -65,7 +65,7 @@ def columns(*pairs: tuple[str, int]) -> tuple[ResultColumn, ...]:
 
 
 def slots_view(session: SqlSession) -> Table:
-    """`pg_replication_slots`; 3.0 has no `confirmed_flush`, GaussDB also `confirmed_csn` (empty in LSN order)."""
+    """`pg_replication_slots`; 3.0 has no `confirmed_flush`, GaussDB has one of two, by the slot's order."""
     state = session.server
     vendor = state.product == "GaussDB"
     shown = _SLOTS[:-1] if state.version == "3.0.0" else _SLOTS
@@ -83,7 +83,7 @@ def slots_view(session: SqlSession) -> Table:
             "14727",
             lsn_text(slot.restart_lsn),
             "f",
-            lsn_text(slot.restart_lsn if by_csn else slot.confirmed),
+            None if by_csn else lsn_text(slot.confirmed),
         )
         row = row[: len(shown)]
         rows.append((*row, str(slot.confirmed) if by_csn else None) if vendor else row)
