@@ -1,0 +1,112 @@
+"""The receive loop over the family's wire when things break: killed receivers, cut connections, servers that repeat.
+
+The source is a live PostgreSQL whose transactions are retold with CSNs, three of ten out of the order of the log. What
+ends in bronze is the source, each transaction once; and in the csn domain of an ordinary slot every CSN is accounted for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.testing.gaussdb.faults import Faults
+from cdc_lake.testing.workload import Workload
+from tests.live.test_gaussdb_receive import assert_equal_to_source, project_of
+from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in
+from tests.live.test_receive_loop import CHILD, bronze_rows, once
+
+pytestmark = pytest.mark.live
+
+__all__ = ["stand_in"]
+
+SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+KINDS = [Kind(Style.BINARY, batch=True), Kind(Style.SERIAL), Kind(Style.JSON, batch=True, by_csn=True)]
+
+KILLED = KINDS if BUDGET > 1 else KINDS[:1]
+
+
+def assert_whole(project: Project, stand_in: StandIn, kind: Kind) -> None:
+    assert_equal_to_source(project, stand_in)
+    reader = BronzeReader(project.bronze)
+    verdict = verify(reader)
+    assert verdict.holds, verdict.reason
+    state = reader.state()
+    assert state is not None
+    identity = StreamIdentity.parse(state.stream)
+    if identity.domain is OrderDomain.CSN and not kind.by_csn:
+        commits = [
+            json.loads(row["info"]) for row in bronze_rows(project) if row["op"] == "C" and row["epoch"] == state.epoch
+        ]
+        counted = len(commits) + sum(info["empty_before"] for info in commits) + state.empty
+        assert counted == state.upto - identity.start, "every CSN is landed or counted"
+
+
+@pytest.mark.parametrize("kind", KILLED, ids=lambda kind: kind.slot)
+def test_a_receiver_killed_at_random_points_loses_nothing_and_repeats_nothing(
+    stand_in: StandIn, kind: Kind, tmp_path: Path
+) -> None:
+    print("CDC_LAKE_SEED =", SEED)
+    dice = random.Random(SEED)
+    project = project_of(stand_in, kind, tmp_path)
+    document = project.pipeline.model_dump(mode="json", by_alias=True)
+    document["source"]["password"] = PASSWORD
+    (tmp_path / "pipeline.json").write_text(json.dumps(document))
+    with stand_in.database.connect() as conn:
+        workload = Workload(conn, SEED, truncates=kind.style is Style.SERIAL)
+        workload.run(40)
+        for wanted in ("snapshot", *["connect"] * (1 + BUDGET)):
+            child = subprocess.Popen([sys.executable, "-c", CHILD, tmp_path], stdout=subprocess.PIPE, text=True)
+            try:
+                assert child.stdout is not None
+                for line in child.stdout:
+                    if line.strip() == wanted:
+                        break
+                if wanted == "connect":
+                    workload.run(dice.randint(0, 60))
+                time.sleep(dice.uniform(0, 0.2))
+            finally:
+                os.kill(child.pid, signal.SIGKILL)
+                child.communicate()
+        workload.run(10)
+    once(project)
+    assert_whole(project, stand_in, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.slot)
+def test_connections_cut_anywhere_and_repeats_of_what_was_confirmed(
+    stand_in: StandIn, kind: Kind, tmp_path: Path
+) -> None:
+    print("CDC_LAKE_SEED =", SEED)
+    dice = random.Random(SEED)
+    project = project_of(stand_in, kind, tmp_path)
+    server = stand_in.servers[kind.by_csn]
+    with stand_in.database.connect() as conn:
+        workload = Workload(conn, SEED, truncates=kind.style is Style.SERIAL)
+        workload.run(30)
+        once(project)
+        for _ in range(BUDGET):
+            workload.run(60)
+            everything = Faults(repeat_from=0, keepalive_ahead=0 if kind.style is Style.SERIAL else 1 << 30)
+            server.inject(
+                Faults(cut_after=dice.randint(0, 20_000), repeat_from=0),
+                Faults(reset_after=dice.randint(0, 20_000), single_bytes=2000, cuts=(1, 2, 3)),
+                everything,
+            )
+            summary = once(project)
+            assert summary.reconnects >= 1
+    assert_whole(project, stand_in, kind)
