@@ -22,7 +22,7 @@ from cdc_lake.decode.mppdb.payload import records
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.postgres_lines import described_line, line
 from cdc_lake.errors import DecodeError, RecordingUnreadable
-from cdc_lake.source.recording import Data, RecordingHeader, RecordingReader, copy_data, is_recording
+from cdc_lake.source.recording_file import Data, RecordingHeader, RecordingReader, copy_data, is_recording
 
 Plugin: TypeAlias = Literal["mppdb_decoding", "test_decoding", "pgoutput"]
 PLUGINS: Final[tuple[Plugin, ...]] = get_args(Plugin)

@@ -1,8 +1,8 @@
 """Recording a pipeline's stream: raw, into a file, without touching the pipeline's own slot or lake.
 
 The slot is one of its own that begins now and goes at the end, unless one is named; nothing is confirmed, so a
-recording changes nothing at the source. The file is of the format of `source.recording`, and on the disk when the call
-returns.
+recording changes nothing at the source. The file is of the format of `source.recording_file`, and on the disk when the
+call returns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cdc_lake.source.gaussdb.capture import FamilyCapture
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import identify
 from cdc_lake.source.quoting import identifier
-from cdc_lake.source.recording import Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
+from cdc_lake.source.recording_file import Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
 from cdc_lake.source.wire import connect as wire
 from cdc_lake.source.wire.session import WireSession
 
@@ -90,15 +90,10 @@ def record(
     source = project.pipeline.source
     plugin = plugin or source.slot.plugin
     opened = patiently(lambda: _open(project, plugin, slot), stop, tell, PATIENCE)
+    header = RecordingHeader(
+        source.type, plugin, opened.options, opened.encoding, opened.start, datetime.now(UTC).isoformat("T", "seconds")
+    )
     with closing(opened.capture):
-        header = RecordingHeader(
-            source=source.type,
-            plugin=plugin,
-            options=opened.options,
-            encoding=opened.encoding,
-            start=opened.start,
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
         tell(Progress("record", f"recording {source.place} from {opened.start} into {file}"))
         with RecordingWriter(file, header) as writer:
             run = _Run(opened.capture, writer, limits, _commits(header) if limits.transactions is not None else None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from cdc_lake.decode.describe import Described
 from cdc_lake.errors import DecodeError, OutOfSequence
 from cdc_lake.pipeline.payload import PayloadReader, Reading, reading_of
-from cdc_lake.source.recording import Alive, Data, RecordingReader
+from cdc_lake.source.recording_file import Alive, Data, RecordingReader
 
 _CHANGES = frozenset({"insert", "update", "delete", "truncate"})
 

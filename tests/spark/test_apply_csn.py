@@ -42,7 +42,7 @@ from cdc_lake.pipeline.csn_order import CsnOrder
 from cdc_lake.pipeline.order import Closed
 from cdc_lake.pipeline.status import status
 from cdc_lake.pipeline.streams import snapshot_id
-from cdc_lake.source.recording import Data, RecordingReader
+from cdc_lake.source.recording_file import Data, RecordingReader
 from cdc_lake.source.stream import Kind, StreamIdentity
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 

@@ -40,7 +40,8 @@ from cdc_lake.pipeline import receive as loop
 from cdc_lake.pipeline.connect import OpenStream
 from cdc_lake.pipeline.csn_order import CsnOrder
 from cdc_lake.pipeline.gaps import recorded_gaps
-from cdc_lake.source.recording import Data, RecordingReader, RecordingSource
+from cdc_lake.source.recording import RecordingSource
+from cdc_lake.source.recording_file import Data, RecordingReader
 from cdc_lake.source.stream import Kind, StreamIdentity
 
 TRANSFERS = Path(__file__).resolve().parents[1] / "data" / "opengauss" / "6.0.2" / "transfers"

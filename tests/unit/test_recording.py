@@ -8,12 +8,12 @@ import struct
 import pytest
 
 from cdc_lake.errors import RecordingNotWritten, RecordingUnreadable
-from cdc_lake.source.recording import (
+from cdc_lake.source.recording import RecordingSource
+from cdc_lake.source.recording_file import (
     Alive,
     Data,
     RecordingHeader,
     RecordingReader,
-    RecordingSource,
     RecordingWriter,
     copy_data,
     is_recording,

@@ -25,7 +25,7 @@ from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Recor
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Truncate, Tuple
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries, Transaction
-from cdc_lake.source.recording import Data, RecordingReader
+from cdc_lake.source.recording_file import Data, RecordingReader
 from cdc_lake.testing.oracle import Oracle
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "opengauss"

@@ -24,7 +24,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.pipeline.csn_order import CsnOrder
 from cdc_lake.pipeline.order import Closed
-from cdc_lake.source.recording import Data, RecordingReader
+from cdc_lake.source.recording_file import Data, RecordingReader
 from tests.unit.samples.recorded import DATA
 
 FOLDER = DATA / "6.0.2" / "transfers"
