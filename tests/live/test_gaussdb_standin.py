@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +90,19 @@ def test_a_second_start_finds_the_running_process(database: Database, stand_in: 
     children = {child.pid for child in psutil.Process().children(recursive=True)}
     assert StandIn(process.folder).start(settings) == first
     assert {child.pid for child in psutil.Process().children(recursive=True)} == children
+
+
+def test_it_keeps_nothing_open_of_whoever_started_it(
+    database: Database, stand_in: tuple[StandIn, Settings], tmp_path: Path
+) -> None:
+    """As with `flock FILE make demo`: the lock is a descriptor that children inherit."""
+    process, settings = stand_in
+    with (tmp_path / "lock").open("w") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process.start(settings)
+    with (tmp_path / "lock").open("w") as again:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_stand_in_that_cannot_start_says_why(database: Database, stand_in: tuple[StandIn, Settings]) -> None:

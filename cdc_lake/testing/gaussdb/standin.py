@@ -150,6 +150,7 @@ class StandIn:
                     (os.POSIX_SPAWN_DUP2, null, 0),
                     (os.POSIX_SPAWN_DUP2, log, 1),
                     (os.POSIX_SPAWN_DUP2, log, 2),
+                    *((os.POSIX_SPAWN_CLOSE, inherited) for inherited in _inheritable()),
                 ],
                 setsid=True,
             )
@@ -181,6 +182,16 @@ class StandIn:
         text = json.dumps([{**asdict(slot), "order": slot.order.value} for slot, _ in slots.all()])
         if not self._slots.exists() or self._slots.read_text() != text:
             _write(self._slots, text)
+
+
+def _inheritable() -> list[int]:
+    """Descriptors that a new process would keep open: a lock of whoever started it must not outlive them."""
+    found = []
+    for entry in list(Path("/dev/fd").iterdir()):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed by now
+            if (descriptor := int(entry.name)) > 2 and os.get_inheritable(descriptor):
+                found.append(descriptor)
+    return found
 
 
 def _write(path: Path, text: str) -> None:
