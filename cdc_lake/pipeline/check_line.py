@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.relation import TableName
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +18,21 @@ class CheckLine:
     text: str
     fix: str = ""
     code: str = ""
+
+
+def failed(subject: str, error: CdcLakeError) -> CheckLine:
+    """What an error says, as a finding."""
+    return CheckLine(ok=False, subject=subject, text=error.message, fix=error.remedy, code=error.code)
+
+
+def listed(names: Sequence[TableName]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(str, names[:5])) + more
+
+
+def room(subject: str, used: int, most: int, needed: int, setting: str, code: str) -> CheckLine:
+    """Whether enough is left of what the server limits by a setting."""
+    ok = most - used >= needed
+    fix = "" if ok else f"ALTER SYSTEM SET {setting} = {max(most, used) + 5};  then restart the server"
+    return CheckLine(ok=ok, subject=subject, text=f"{used} of {most} in use, {needed} needed", fix=fix, code=code)

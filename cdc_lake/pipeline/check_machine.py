@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from cdc_lake.config.project import Project
+from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import DriverMissing, JavaMissing, QualityEngineMissing, SparkMissing
 from cdc_lake.lake.session import JAVA_MAJORS, PACKAGES, SPARK_VERSION, java_version
 from cdc_lake.pipeline.check_line import CheckLine
@@ -71,7 +72,8 @@ def _have(package: str) -> bool:
 def _packages(project: Project) -> Iterator[CheckLine]:
     silver = project.pipeline.silver
     iceberg = "iceberg" in {silver.defaults.format, *(t.format for t in silver.tables)}
-    wanted = [("psycopg", DriverMissing.hint, DriverMissing.code, True)]
+    of_postgres = isinstance(project.pipeline.source, PostgresSource)
+    wanted = [("psycopg", DriverMissing.hint, DriverMissing.code, of_postgres)]
     if iceberg:
         wanted.append(("pyiceberg", "pip install 'cdc_lake[iceberg]'", "", True))
     rules = any(t.rules for t in silver.tables)

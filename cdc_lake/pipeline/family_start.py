@@ -167,6 +167,11 @@ def _intention(project: Project, facts: FamilyServerFacts) -> tuple[str, str]:
     return f"slot:{project.slot}", f"{Kind.GAUSS}:{facts.system}:{facts.database}:{project.slot}"
 
 
+def intended(project: Project, facts: FamilyServerFacts, control: ControlTables) -> bool:
+    """Whether this pipeline once set out to make its slot: then one that bronze knows nothing of yet is ours."""
+    return any((row.snapshot, row.stream) == _intention(project, facts) for row in control.snapshots())
+
+
 def _record_intention(project: Project, facts: FamilyServerFacts, control: ControlTables) -> None:
     snapshot, stream = _intention(project, facts)
     control.record(SnapshotRow(snapshot, stream, 0, 0, "[]", "started", control_now()))
@@ -182,8 +187,7 @@ def _clear_the_way(
         tell(Progress("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
     if there is None:
         return
-    intended = any((row.snapshot, row.stream) == _intention(project, start.facts) for row in control.snapshots())
-    if not intended:
+    if not intended(project, start.facts, control):
         raise SlotForeign(f"slot `{project.slot}` exists, but this pipeline did not make it")
     if state is not None:
         before = StreamIdentity.parse(state.stream)

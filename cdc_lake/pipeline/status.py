@@ -9,131 +9,32 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project
-from cdc_lake.errors import CdcLakeError, SourceError
+from cdc_lake.errors import SourceError
 from cdc_lake.lake.control import ControlTables, CutRow
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
+from cdc_lake.pipeline.status_values import HeldRows, Lag, SlotStatus, Status, TableStatus
 from cdc_lake.pipeline.streams import is_complete
-from cdc_lake.source.stream import domain_of
 
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far one stage is behind the source's newest position; None where it cannot be known.
-
-    `bytes` of WAL, not known in the csn domain; `seconds` since the oldest transaction that waits was committed, 0
-    where none does, for what is not in bronze at most since the last one that is; `transactions` that wait: to be
-    applied as far as they are in bronze, to be received or landed as far as CSNs count them.
-    """
-
-    bytes: int | None = None
-    seconds: float | None = None
-    transactions: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SlotStatus:
-    """The slot: `active`, `idle`, `missing`, `lost` or `unknown`; bytes of WAL the server keeps for it."""
-
-    name: str
-    state: str
-    reason: str
-    retained_bytes: int | None = None
-    confirmed: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatus:
-    """One table: `pending → snapshot → catching-up → live`, or `held`, `broken`; why; how far; rows held."""
-
-    source: str
-    table: str
-    format: str
-    state: str
-    reason: str
-    position: str | None
-    version: int | None
-    held: int
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRows:
-    """Rows of a table kept back by a rule; `rule` is `waiting` for those behind a held change of their key."""
-
-    table: str
-    rule: str
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Where a pipeline stands at `at`. Positions are as people paste them."""
-
-    pipeline: str
-    at: datetime
-    source: str
-    reachable: bool
-    unreachable_because: str
-    stream: str | None
-    epoch: int | None
-    source_position: str | None
-    bronze_position: str | None
-    silver_position: str | None
-    last_commit: datetime | None
-    received: Lag
-    landed: Lag
-    applied: Lag
-    slot: SlotStatus
-    tables: tuple[TableStatus, ...]
-    held: tuple[HeldRows, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What the source said: positions, its slot, and the tables it would send."""
-
-    error: CdcLakeError | None = None
-    end: int | None = None
-    sent: int | None = None
-    slot: Any = None
-    tables: tuple[TableName, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Lake:
-    """What the lake says."""
-
-    state: BronzeState | None
-    copied: bool
-    cut: CutRow | None
-    tables: Mapping[str, Mapping[str, Any]]
-    waiting: Sequence[CommitRow]
-    last_commit: datetime | None
-    captured: tuple[TableName, ...]
-
-    @property
-    def domain(self) -> OrderDomain:
-        return domain_of(self.state.stream) if self.state else OrderDomain.LSN
-
-    @property
-    def silver(self) -> int | None:
-        return self.cut.position if self.cut is not None else None
+__all__ = ["HeldRows", "Lag", "SlotStatus", "Status", "TableStatus", "status"]
 
 
 def status(project: Project, *, at: datetime | None = None) -> Status:
     """Look at everything. A source that cannot be reached is part of the answer, not an error. Raises LakeError."""
     now = at or datetime.now(UTC)
-    source, lake = _ask_source(project), _ask_lake(project)
+    lake = _ask_lake(project)
+    source = _ask_source(project, lake.domain)
     held = ControlTables(project.control).read("held")
     names = sorted({*lake.captured, *source.tables})
     tables, held_rows = [], []
@@ -152,36 +53,31 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
         bronze_position=_shown(lake.state.upto if lake.state else None, lake.domain),
         silver_position=_shown(lake.silver, lake.domain),
         last_commit=lake.last_commit,
-        **_lags(source, lake, now),
+        **lags_of(source, lake, now),
         slot=_slot(project, source, lake),
         tables=tuple(tables),
         held=tuple(held_rows),
     )
 
 
-def _ask_source(project: Project) -> _Source:
+def _ask_source(project: Project, domain: OrderDomain) -> SourceSide:
     try:
-        from cdc_lake.pipeline import source_facts  # noqa: PLC0415  # without a driver the rest is still shown
-        from cdc_lake.source.slot import find_slot  # noqa: PLC0415
-
-        with source_facts.session_of(project) as session:
-            end = source_facts.wal_position(session).value
-            sent = source_facts.sent_position(session, project.slot)
-            found = find_slot(session, project.slot)
+        with source_view(project) as view:
+            end, received, slot = view.end(domain), view.received(), view.slot()
             try:
-                tables = tuple(source_facts.captured(project, session))
+                tables = tuple(view.tables())
             except SourceError:
                 tables = ()  # nothing matches any more: bronze still says which tables there were
-            return _Source(None, end, sent.value if sent else None, found, tables)
+            return SourceSide(None, end, received, slot, tables)
     except SourceError as error:
-        return _Source(error)
+        return SourceSide(error)
 
 
-def _ask_lake(project: Project) -> _Lake:
+def _ask_lake(project: Project) -> LakeSide:
     reader, control = BronzeReader(project.bronze), ControlTables(project.control)
     state = reader.state()
     if state is None:
-        return _Lake(None, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())
+        return LakeSide(None, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())
     copied = is_complete(control, state.stream, state.epoch)
     cut = control.last_cut(state.stream)
     waiting = reader.commits(Span(state.epoch, cut.position, state.upto)) if cut and cut.position < state.upto else []
@@ -190,7 +86,7 @@ def _ask_lake(project: Project) -> _Lake:
     captured = sorted({layout.table for layout in reader.layouts().values()})
     tables = json.loads(cut.tables) if cut is not None else {}
     last = _last_commit(reader, state, waiting, cut)
-    return _Lake(state, copied, cut, tables, waiting, last, tuple(captured))
+    return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured))
 
 
 def _last_commit(
@@ -207,64 +103,23 @@ def _last_commit(
     return found[-1].commit_ts if found else None
 
 
-def _lags(source: _Source, lake: _Lake, now: datetime) -> dict[str, Lag]:
-    """Received, landed, applied: each counted from the source's newest position, as far as it is known."""
-    landed_at = lake.state.upto if lake.state else None
-    received_at = max(p for p in (source.sent, landed_at) if p is not None) if landed_at is not None else source.sent
-    known_end = source.end if source.end is not None else landed_at
-    behind_landed = _behind(source.end, landed_at)
-    waiting = len(lake.waiting) if lake.state and lake.copied else None
-    oldest = next((c.commit_ts for c in lake.waiting if c.commit_ts), None)
-    applied_seconds = (now - oldest).total_seconds() if oldest else 0.0 if waiting == 0 else None
-    landed_seconds = _landed_seconds(behind_landed, lake, now)
-    received, received_seconds = _behind(source.end, received_at), landed_seconds if received_at == landed_at else None
-    if lake.domain is OrderDomain.CSN:  # the distance of two CSNs is a number of transactions
-        return {
-            "received": Lag(None, received_seconds, received),
-            "landed": Lag(None, landed_seconds, behind_landed),
-            "applied": Lag(None, applied_seconds, waiting),
-        }
-    return {
-        "received": Lag(received, received_seconds),
-        "landed": Lag(behind_landed, landed_seconds),
-        "applied": Lag(_behind(known_end, lake.silver), applied_seconds, waiting),
-    }
-
-
-def _landed_seconds(behind: int | None, lake: _Lake, now: datetime) -> float | None:
-    """Zero where nothing is missing; otherwise at most the time since the last commit that landed."""
-    if behind == 0:
-        return 0.0
-    if behind is None or lake.last_commit is None:
-        return None
-    return max(0.0, (now - lake.last_commit).total_seconds())
-
-
-def _behind(end: int | None, at: int | None) -> int | None:
-    return max(0, end - at) if end is not None and at is not None else None
-
-
-def _slot(project: Project, source: _Source, lake: _Lake) -> SlotStatus:
+def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     found = source.slot
     if source.error is not None:
         return SlotStatus(project.slot, "unknown", "the source cannot be reached")
     if found is None:
         reason = "it is made by the first run" if lake.state is None else "bronze was fed from it, and it is gone"
         return SlotStatus(project.slot, "missing", reason)
-    confirmed = str(found.confirmed) if found.confirmed is not None else None
-    if found.lost:
-        why = found.invalidation or found.wal_status
-        return SlotStatus(project.slot, "lost", f"the server dropped WAL it needed ({why})", found.retained, confirmed)
-    if found.active_pid is not None:
-        return SlotStatus(
-            project.slot, "active", f"read by server process {found.active_pid}", found.retained, confirmed
-        )
-    return SlotStatus(
-        project.slot, "idle", "nobody reads it: the server keeps WAL until a run does", found.retained, confirmed
-    )
+    if found.lost is not None:
+        state, reason = "lost", f"the server dropped WAL it needed ({found.lost})"
+    elif found.read_by is not None:
+        state, reason = "active", f"read by {found.read_by}"
+    else:
+        state, reason = "idle", "nobody reads it: the server keeps WAL until a run does"
+    return SlotStatus(project.slot, state, reason, found.retained, found.confirmed)
 
 
-def _table(project: Project, lake: _Lake, name: TableName, held: Any) -> TableStatus:
+def _table(project: Project, lake: LakeSide, name: TableName, held: Any) -> TableStatus:
     target = project.target(name)
     in_cut = lake.tables.get(str(name), {})
     marker = read_marker(project, target, lake.state.stream) if lake.state else None
@@ -277,7 +132,7 @@ def _table(project: Project, lake: _Lake, name: TableName, held: Any) -> TableSt
     return TableStatus(str(name), target.label, target.format, state, reason, _shown(at, lake.domain), version, waiting)
 
 
-def _state(lake: _Lake, name: TableName, at: int | None, in_cut: Mapping[str, Any], held: int) -> tuple[str, str]:  # noqa: PLR0911  # one return a state
+def _state(lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str, Any], held: int) -> tuple[str, str]:  # noqa: PLR0911  # one return a state
     if lake.state is None:
         return "pending", "nothing has been received yet"
     if not lake.copied:
@@ -294,13 +149,13 @@ def _state(lake: _Lake, name: TableName, at: int | None, in_cut: Mapping[str, An
     return "live", "everything received is applied"
 
 
-def _open_rows(lake: _Lake, name: TableName, held: Any, at: int | None) -> int:
+def _open_rows(lake: LakeSide, name: TableName, held: Any, at: int | None) -> int:
     if lake.state is None or at is None:
         return 0
     return int(open_holds(held, str(name), lake.state.epoch, at).rows.num_rows)
 
 
-def _held(project: Project, lake: _Lake, name: TableName, held: Any) -> list[HeldRows]:
+def _held(project: Project, lake: LakeSide, name: TableName, held: Any) -> list[HeldRows]:
     if lake.state is None:
         return []
     rows = open_holds(held, str(name), lake.state.epoch, lake.silver or 0).rows

@@ -1,4 +1,4 @@
-"""What the source says of itself without being touched: for `check`, `plan` and `status`.
+"""What a PostgreSQL says of itself without being touched: for `check`, `plan` and `status`.
 
 Everything is read in one short SQL session; nothing is created, locked or advanced.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cdc_lake.config.project import Project
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.source import publication
 from cdc_lake.source.catalog import quoted
 from cdc_lake.source.connection import Session, connect, named
@@ -40,17 +41,6 @@ class RoleFacts:
     replication: bool
     superuser: bool
     create_in_database: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TableFacts:
-    """A captured table: rows as the planner estimates them (None: never analysed), size, and what the role may."""
-
-    table: TableName
-    rows: int | None
-    size: int
-    readable: bool
-    owned: bool
 
 
 @contextmanager

@@ -1,0 +1,184 @@
+"""The doctor's look at a PostgreSQL: server, role, slot, publication, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CdcLakeError, NoReplicaIdentity, NoTableMatches
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.action import TableFacts
+from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room
+from cdc_lake.pipeline.postgres_facts import (
+    RoleFacts,
+    ServerLimits,
+    captured,
+    limits,
+    role,
+    session_of,
+    tables,
+)
+from cdc_lake.source import publication, slot
+from cdc_lake.source.catalog import check_identities, quoted
+from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.quoting import identifier
+from cdc_lake.source.server import OLDEST
+from cdc_lake.source.tables import select_tables
+
+
+def findings(project: Project) -> Iterator[CheckLine]:
+    """One line a finding. Raises SourceError where the server cannot be asked."""
+    where = project.pipeline.source
+    with session_of(project) as session:
+        facts = limits(session)
+        major = facts.version // 10000
+        yield CheckLine(ok=True, subject="server", text=f"PostgreSQL {major} at {where.place}, as {where.user}")
+        yield from _server(project, session, facts)
+        rights = role(session)
+        yield from _role(project, rights)
+        yield from _slot(project, session)
+        yield from _tables(project, session, rights)
+
+
+def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator[CheckLine]:
+    if facts.version // 10000 < OLDEST:
+        fix = f"upgrade the server to PostgreSQL {OLDEST} or later"
+        yield CheckLine(ok=False, subject="version", text=f"older than PostgreSQL {OLDEST}", fix=fix, code="SRC208")
+    if facts.in_recovery:
+        fix = "point `source.host` at the primary"
+        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code="SRC208")
+    logical = facts.wal_level == "logical"
+    fix = "ALTER SYSTEM SET wal_level = logical;  then restart the server"
+    yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level, fix="" if logical else fix, code="SRC208")
+    have = slot.find_slot(session, project.slot) is not None
+    needed = 0 if have else 2  # the first copy holds a temporary slot beside the lasting one
+    yield room("replication slots", facts.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
+    yield room("WAL senders", facts.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
+    if facts.keep_size == "-1":
+        fix = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB';  bounds it: a slot that falls further behind is lost"
+        text = "unlimited: a pipeline that stands still fills the server's disk"
+        yield CheckLine(ok=None, subject="WAL kept for slots", text=text, fix=fix)
+    else:
+        yield CheckLine(ok=True, subject="WAL kept for slots", text=f"at most {facts.keep_size}")
+
+
+def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
+    may = rights.replication or rights.superuser
+    fix = f"ALTER ROLE {identifier(rights.name)} REPLICATION;"
+    text = "may replicate" if may else "lacks the REPLICATION attribute"
+    yield CheckLine(ok=may, subject="role", text=f"{rights.name} {text}", fix="" if may else fix, code="SRC205")
+    if may:
+        try:
+            connect(project.postgres, project.root, replication=True).close()
+        except CdcLakeError as error:
+            yield failed("replication", error)
+        else:
+            yield CheckLine(ok=True, subject="replication", text="a replication connection is accepted")
+
+
+def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
+    found = slot.find_slot(session, project.slot)
+    state = BronzeReader(project.bronze).state()
+    if found is None and state is None:
+        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the first run")
+        return
+    if found is not None and state is None:
+        fix = (
+            f"if nothing else uses it: SELECT pg_drop_replication_slot('{project.slot}');\n"
+            "otherwise name another one in `source.slot.name`"
+        )
+        text = f"{project.slot} exists, but bronze holds nothing"
+        yield CheckLine(ok=False, subject="slot", text=text, fix=fix, code="SRC214")
+        return
+    assert state is not None
+    try:
+        facts = slot.check_slot(found, project.slot, project.postgres.database, state.upto)
+    except CdcLakeError as error:
+        yield failed("slot", error)
+        return
+    if facts.active_pid is not None:
+        text = f"{project.slot} is read by server process {facts.active_pid}"
+        fix = "a second run would wait for it: stop the other receiver first"
+        yield CheckLine(ok=None, subject="slot", text=text, fix=fix, code="SRC213")
+    else:
+        yield CheckLine(ok=True, subject="slot", text=f"{project.slot} is free, confirmed up to {facts.confirmed}")
+
+
+def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[CheckLine]:
+    try:
+        names = captured(project, session)
+        exists = publication.publication_exists(session, project.publication)
+        wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
+    except CdcLakeError as error:
+        yield failed("tables" if isinstance(error, NoTableMatches) else "publication", error)
+        return
+    facts = tables(session, wanted)
+    yield _publication(project, names, wanted, facts, exists=exists, may_create=rights.create_in_database)
+    unreadable = [f.table for f in facts if not f.readable]
+    if unreadable:
+        fix = "\n".join(f"GRANT SELECT ON {quoted(t)} TO {identifier(rights.name)};" for t in unreadable)
+        text = f"no right to read {listed(unreadable)}"
+        yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
+    for name in wanted:
+        try:
+            check_identities(session, [name])
+        except NoReplicaIdentity:
+            fix = f"add a primary key, or: ALTER TABLE {quoted(name)} REPLICA IDENTITY FULL;"
+            text = f"{name} has no primary key and no replica identity"
+            yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code="SRC223")
+    known = [f.rows for f in facts if f.rows is not None]
+    rows = f"about {sum(known):,} rows" if len(known) == len(facts) else "rows not counted yet by the server"
+    yield CheckLine(ok=True, subject="tables", text=f"{len(wanted)}: {listed(wanted)}; {rows}")
+
+
+def _publication(
+    project: Project,
+    names: list[TableName],
+    wanted: list[TableName],
+    facts: list[TableFacts],
+    *,
+    exists: bool,
+    may_create: bool,
+) -> CheckLine:
+    name = project.publication
+    if exists:
+        try:
+            publication.check_published(name, names, wanted)
+        except CdcLakeError as error:
+            return failed("publication", error)
+        return CheckLine(ok=True, subject="publication", text=f"{name} carries {len(names)} tables")
+    foreign = [f.table for f in facts if not f.owned]
+    if may_create and not foreign:
+        return CheckLine(ok=True, subject="publication", text=f"{name}: made by the first run")
+    why = f"{listed(foreign)} belong to others" if foreign else "no CREATE right in the database"
+    return CheckLine(
+        ok=False,
+        subject="publication",
+        text=f"{name} is not there, and this role cannot make it: {why}",
+        fix=_create_publication(name, wanted),
+        code="SRC224",
+    )
+
+
+def _create_publication(name: str, names: list[TableName]) -> str:
+    listed = ", ".join(quoted(n) for n in names)
+    return f"CREATE PUBLICATION {identifier(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true);"
+
+
+def dba_sql(project: Project) -> str:
+    """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
+    with session_of(project) as session:
+        wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
+        facts, rights = limits(session), role(session)
+        exists = publication.publication_exists(session, project.publication)
+    user, lines = identifier(rights.name), []
+    if facts.wal_level != "logical":
+        lines.append("ALTER SYSTEM SET wal_level = logical;  -- then restart the server")
+    if not rights.replication and not rights.superuser:
+        lines.append(f"ALTER ROLE {user} REPLICATION;")
+    lines += [f"GRANT USAGE ON SCHEMA {identifier(s)} TO {user};" for s in sorted({t.schema for t in wanted})]
+    lines += [f"GRANT SELECT ON {quoted(t)} TO {user};" for t in wanted]
+    if not exists:
+        lines.append(_create_publication(project.publication, wanted))
+    return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

@@ -1,0 +1,68 @@
+"""The source as `plan` and `status` see it, whatever the server. Nothing is made, locked or advanced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.action import Action
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSeen:
+    """The slot on the server: its confirmed position as people paste it, and bytes of WAL kept for it.
+
+    `read_by`: who reads it, None where nobody does; `lost`: why it can no longer be used, None where it can.
+    """
+
+    confirmed: str | None
+    retained: int | None
+    read_by: str | None
+    lost: str | None
+
+
+class SourceView(Protocol):
+    """A short session on the source. Every method raises SourceError."""
+
+    def tables(self) -> list[TableName]:
+        """The tables that the stream carries, or would."""
+        ...
+
+    def end(self, domain: OrderDomain) -> int:
+        """The newest position: everything committed by now lies at or below it."""
+        ...
+
+    def received(self) -> int | None:
+        """The position up to which the slot's receiver has read, as far as the server tells."""
+        ...
+
+    def slot(self) -> SlotSeen | None:
+        """The pipeline's slot."""
+        ...
+
+    def steps(self, state: BronzeState | None) -> Iterator[Action]:
+        """What `run` would do at the source from this state of bronze. Raises StateError where it could not go on."""
+        ...
+
+    def layout(self, table: TableName) -> Relation | None:
+        """The layout of a captured table now; None where it is none."""
+        ...
+
+
+def source_view(project: Project) -> AbstractContextManager[SourceView]:
+    """Connect to the pipeline's source. Raises SourceError."""
+    # imported here: each kind of source needs its own driver only
+    if isinstance(project.pipeline.source, FamilySource):
+        from cdc_lake.pipeline.source_view_family import family_view  # noqa: PLC0415
+
+        return family_view(project)
+    from cdc_lake.pipeline.source_view_postgres import postgres_view  # noqa: PLC0415
+
+    return postgres_view(project)

@@ -1,0 +1,95 @@
+"""PostgreSQL as `plan` and `status` see it (`pipeline.source_view.SourceView`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.action import Action, ActionKind, copies, size
+from cdc_lake.pipeline.postgres_facts import captured, limits, sent_position, session_of, tables, wal_position
+from cdc_lake.pipeline.source_view import SlotSeen
+from cdc_lake.source import publication, slot
+from cdc_lake.source.catalog import check_identities, relation_of
+from cdc_lake.source.connection import Session, place_of
+from cdc_lake.source.server import check_server
+from cdc_lake.source.stream import StreamIdentity, shown
+
+
+class PostgresView:
+    """One SQL session."""
+
+    def __init__(self, project: Project, session: Session) -> None:
+        self._project = project
+        self._session = session
+
+    def tables(self) -> list[TableName]:
+        """See SourceView."""
+        return captured(self._project, self._session)
+
+    def end(self, domain: OrderDomain) -> int:
+        """See SourceView; always an LSN."""
+        del domain
+        return wal_position(self._session).value
+
+    def received(self) -> int | None:
+        """See SourceView."""
+        sent = sent_position(self._session, self._project.slot)
+        return sent.value if sent is not None else None
+
+    def slot(self) -> SlotSeen | None:
+        """See SourceView."""
+        found = slot.find_slot(self._session, self._project.slot)
+        if found is None:
+            return None
+        return SlotSeen(
+            confirmed=str(found.confirmed) if found.confirmed is not None else None,
+            retained=found.retained,
+            read_by=f"server process {found.active_pid}" if found.active_pid is not None else None,
+            lost=(found.invalidation or found.wal_status) if found.lost else None,
+        )
+
+    def steps(self, state: BronzeState | None) -> Iterator[Action]:
+        """See SourceView."""
+        check_server(limits(self._session), place_of(self._project.postgres))
+        names = self.tables()
+        yield from self._publication(names)
+        yield from self._stream(state, names)
+
+    def layout(self, table: TableName) -> Relation | None:
+        """See SourceView."""
+        carried = publication.published(self._session, self._project.publication)
+        columns = next((p.columns for p in carried if p.table == table), None)
+        return None if columns is None else relation_of(self._session, table, columns)
+
+    def _publication(self, names: Sequence[TableName]) -> Iterator[Action]:
+        name = self._project.publication
+        if not publication.publication_exists(self._session, name):
+            check_identities(self._session, names)
+            listed = str(names[0]) if len(names) == 1 else f"{len(names)} tables"
+            yield Action(ActionKind.CREATE_PUBLICATION, name, f"create publication `{name}` for {listed}")
+
+    def _stream(self, state: BronzeState | None, names: Sequence[TableName]) -> Iterator[Action]:
+        project, session = self._project, self._session
+        there = slot.find_slot(session, project.slot)
+        started = state is not None and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
+        if state is not None and started:
+            checked = slot.check_slot(there, project.slot, project.postgres.database, state.upto)
+            behind = max(0, wal_position(session).value - state.upto)
+            retained = f", {size(checked.retained)} of WAL retained" if checked.retained is not None else ""
+            after = shown(state.stream, state.upto)
+            text = f"resume slot `{project.slot}` after {after}: {size(behind)} behind{retained}"
+            yield Action(ActionKind.RESUME, project.slot, text, changes=False, bytes=behind)
+            return
+        yield Action(ActionKind.CREATE_SLOT, project.slot, f"create slot `{project.slot}` (pgoutput)")
+        yield from copies(project, tables(session, names))
+
+
+@contextmanager
+def postgres_view(project: Project) -> Iterator[PostgresView]:
+    """Connect. Raises SourceError."""
+    with session_of(project) as session:
+        yield PostgresView(project, session)

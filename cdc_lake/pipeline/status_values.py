@@ -1,0 +1,77 @@
+"""What a status is made of: frozen values, from which text, JSON, metrics and reports are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far one stage is behind the source's newest position; None where it cannot be known.
+
+    `bytes` of WAL, not known in the csn domain; `seconds` since the oldest transaction that waits was committed, 0
+    where none does, for what is not in bronze at most since the last one that is; `transactions` that wait: to be
+    applied as far as they are in bronze, to be received or landed as far as CSNs count them.
+    """
+
+    bytes: int | None = None
+    seconds: float | None = None
+    transactions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStatus:
+    """The slot: `active`, `idle`, `missing`, `lost` or `unknown`; bytes of WAL the server keeps for it."""
+
+    name: str
+    state: str
+    reason: str
+    retained_bytes: int | None = None
+    confirmed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """One table: `pending → snapshot → catching-up → live`, or `held`, `broken`; why; how far; rows held."""
+
+    source: str
+    table: str
+    format: str
+    state: str
+    reason: str
+    position: str | None
+    version: int | None
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows of a table kept back by a rule; `rule` is `waiting` for those behind a held change of their key."""
+
+    table: str
+    rule: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where a pipeline stands at `at`. Positions are as people paste them."""
+
+    pipeline: str
+    at: datetime
+    source: str
+    reachable: bool
+    unreachable_because: str
+    stream: str | None
+    epoch: int | None
+    source_position: str | None
+    bronze_position: str | None
+    silver_position: str | None
+    last_commit: datetime | None
+    received: Lag
+    landed: Lag
+    applied: Lag
+    slot: SlotStatus
+    tables: tuple[TableStatus, ...]
+    held: tuple[HeldRows, ...]
