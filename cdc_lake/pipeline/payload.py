@@ -22,6 +22,7 @@ from cdc_lake.decode.mppdb.payload import records
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.postgres_lines import described_line, line
 from cdc_lake.errors import DecodeError, RecordingUnreadable
+from cdc_lake.model.position import Lsn
 from cdc_lake.source.recording_file import Data, RecordingHeader, RecordingReader, copy_data, is_recording
 
 Plugin: TypeAlias = Literal["mppdb_decoding", "test_decoding", "pgoutput"]
@@ -33,7 +34,8 @@ _STARTS: Final = re.compile(
     rb"(?:opening|closing|aborting|preparing|committing) (?:a )?streamed"
 )
 """How a statement of text decoding begins; another line goes on with the one before it."""
-_MESSAGES: Final = (b"message: transactional: ", b"streaming message: ")
+_PEEKED: Final = re.compile(rb" *([0-9A-F]{1,8}/[0-9A-F]{1,8})(?:\t| *\| *)[0-9]+(?:\t| *\| ?)(.*)", re.DOTALL)
+"""A row of location, xid and data."""
 _PRINTABLE: Final = 0x20  # below it: the first byte of a length
 
 
@@ -121,20 +123,24 @@ def error_object(error: DecodeError, file: str, entry: int | None = None) -> Des
     return present(type="error", **body, where=error.where or None, hint=error.remedy or None)
 
 
-def statements(payload: bytes) -> list[bytes]:
+def statements(payload: bytes) -> list[tuple[int | None, bytes]]:
     """Lines of text decoding as one payload a statement, without the line feed an editor puts behind them.
 
-    Framed payloads, and logical messages (whose content may hold any line), are given back whole.
+    Each with its LSN where it stands before it, as in the rows of `pg_logical_slot_peek_changes` (location, xid, data)
+    that a program printed with tabs or bars. A line that begins inside a value goes on with the one before it. Framed
+    payloads are given back whole.
     """
-    if not payload or payload[0] < _PRINTABLE or payload.startswith(_MESSAGES):
-        return [payload]
-    found: list[bytes] = []
+    if not payload or payload[0] < _PRINTABLE:
+        return [(None, payload)]
+    found: list[tuple[int | None, bytes]] = []
     for text in payload.splitlines(keepends=True):
-        if found and _STARTS.match(text) is None:
-            found[-1] += text
+        if (row := _PEEKED.match(text)) is not None:
+            found.append((Lsn.parse(row[1].decode()).value, row[2]))
+        elif found and (_STARTS.match(text) is None or found[-1][1].count(b"'") % 2):
+            found[-1] = (found[-1][0], found[-1][1] + text)
         else:
-            found.append(text)
-    return [statement.rstrip(b"\r\n") for statement in found]
+            found.append((None, text))
+    return [(lsn, statement.rstrip(b"\r\n")) for lsn, statement in found]
 
 
 def _opened(name: str) -> BinaryIO:
@@ -154,8 +160,18 @@ def _payloads(reader: PayloadReader, data: bytes, name: str) -> Iterator[Describ
         data, lsn = whole.payload, whole.lsn
     elif whole is not None:
         return
-    for payload in statements(data) if reader.reads_text else [data]:
-        yield from _objects(reader, payload, lsn, name)
+    yield from _whole_or_parts(reader, data, lsn, name)
+
+
+def _whole_or_parts(reader: PayloadReader, data: bytes, lsn: int | None, name: str) -> Iterator[Described]:
+    """What a payload says; only where it says nothing, what its lines say: a value may hold any line."""
+    parts = statements(data) if reader.reads_text else [(None, data)]
+    found = [] if _PEEKED.match(data) else _objects(reader, data, lsn, name)
+    if parts == [(None, data)] or not {one["type"] for one in found} <= {"error", "other"}:
+        yield from found
+        return
+    for before, payload in parts:
+        yield from _objects(reader, payload, lsn if before is None else before, name)
 
 
 def _objects(

@@ -81,7 +81,7 @@ def test_any_bytes_are_objects_or_a_decode_error():
         data = damaged(chance.choice(whole), chance)
         reader = PayloadReader(chance.choice(READINGS))
         try:
-            for statement in statements(data) if reader.reads_text else [data]:
+            for _, statement in statements(data) if reader.reads_text else [(None, data)]:
                 for found in reader.objects(statement, chance.choice([None, 0, 1 << 63])):
                     assert json.loads(line(found))["type"]
         except DecodeError as error:

@@ -243,6 +243,61 @@ def test_a_transaction_printed_on_several_lines(inspect):
     assert inspect("\n".join(lines) + "\n") == ([expected for _, expected in PRINTED[:3]], 0)
 
 
+PEEKED = """\
+0/140001C8{0}16020{0}BEGIN 16020
+0/140001C8{0}16020{0}table public.t1: INSERT: a[integer]:14 b[text]:'two
+lines'
+0/14000538{0}16020{0}COMMIT 16020 (at 2024-02-05 14:46:35.203057+08) CSN 2155
+"""
+
+
+@pytest.mark.parametrize("between", ["\t", " | ", "|"])
+def test_rows_of_the_peek_function_have_their_location(inspect, between):
+    (begin, insert, commit), code = inspect(PEEKED.format(between), options="--plugin test_decoding")
+    assert (begin, code) == ({"type": "begin", "lsn": "0/140001C8", "xid": 16020}, 0)
+    assert [c["value"] for c in insert["new"]] == ["14", "two\nlines"]
+    assert (commit["lsn"], commit["csn"]) == ("0/14000538", 2155)
+
+
+@pytest.mark.parametrize(
+    "value", ["one\nBEGIN 5\nCOMMIT 5", "\ntable public t INSERT: a[integer]:1", "0/10\t5\tBEGIN 5\n"]
+)
+def test_a_value_may_hold_any_line(inspect, value):
+    row = f"table public t INSERT: a[text]:'{value}'"
+    (insert,), code = inspect(row)
+    assert (insert["new"][0]["value"], code) == (value, 0)
+    found, code = inspect(f"BEGIN CSN: 1 first_lsn: 0/1\n{row}\ncommit\n")
+    assert ([f["type"] for f in found], code) == (["begin", "insert", "commit"], 0)
+    assert found[1]["new"][0]["value"] == value
+    message = f"message: transactional: 1 prefix: p, sz: {len(value)} content:{value}"
+    (found,), code = inspect(message, options="--plugin test_decoding")
+    assert (found["content"], code) == (value, 0)
+
+
+SALES = (
+    '{"table_name":"public.t_sales","op_type":"INSERT","columns_name":["id","goods_name","sales_date"],'
+    '"columns_type":["integer","character","timestamp without time zone"],'
+    '"columns_val":["1","\'aq                  \'","\'2024-03-14 20:30:58\'"],'
+    '"old_keys_name":[],"old_keys_type":[],"old_keys_val":[]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "commit", "csn"),
+    [
+        ("BEGIN CSN: 951909 first_lsn: 5/59825858", "commit xid: 1004573", 951909),
+        ("BEGIN 1004573", "COMMIT 1004573 (at 2024-03-14 20:31:12.098179+08) CSN 951909", 951909),
+        ("BEGIN 1010024", "COMMIT 1010024 CSN 1010023", 1010023),
+    ],
+)
+def test_a_transaction_in_json_as_documents_print_it(inspect, begin, commit, csn):
+    (first, insert, last), code = inspect(f"{begin}\n{SALES}\n{commit}\n")
+    assert (first["type"], insert["type"], last["type"], code) == ("begin", "insert", "commit", 0)
+    assert csn in (first.get("csn"), last.get("csn"))
+    assert [c["value"] for c in insert["new"]] == ["1", "aq                  ", "2024-03-14 20:30:58"]
+    assert "old" not in insert
+
+
 SERIAL_TEXT = [
     ("BEGIN 16039", {"type": "begin", "xid": 16039}),
     ("table public.t: INSERT: a[integer]:4 b[integer]:null", {"type": "insert", "schema": "public", "table": "t", "new": [{"name": "a", "type": "integer", "value": "4"}, {"name": "b", "type": "integer", "value": None}]}),
