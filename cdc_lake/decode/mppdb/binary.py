@@ -135,7 +135,11 @@ class _Body:
 
     def number(self, kind: struct.Struct) -> int:
         """The next number."""
-        value: int = kind.unpack_from(self._data, self.take(kind.size))[0]
+        at, behind = self.at, self.at + kind.size
+        if behind > self._end:
+            raise TruncatedMessage(need=kind.size, left=self._end - at, at=at)
+        self.at = behind
+        value: int = kind.unpack_from(self._data, at)[0]
         return value
 
     def three(self) -> tuple[int, int, int]:
@@ -239,7 +243,7 @@ def _field(body: _Body) -> Field:
     name = unquote(body.name(), at)
     oid = body.number(_U32)
     length = body.number(_U32)
-    return Field(name=name, value=None if length == NULL else body.text(length), type_oid=oid)
+    return Field(name, None if length == NULL else body.text(length), None, oid)
 
 
 def _heartbeat(body: _Body, lsn: int | None) -> Heartbeat:

@@ -1,0 +1,278 @@
+"""Style b of the GaussDB family: both decoders agree on any stream, and no bytes fail otherwise than by a DecodeError."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.mppdb import columnar, shapes
+from cdc_lake.decode.mppdb.assembler import FamilyAssembler
+from cdc_lake.decode.mppdb.binary import record_of, records_binary
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.plain import tabulate_plain
+from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Record, Row, Style
+from cdc_lake.errors import DecodeError
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import ReplicaIdentity, TableName
+from cdc_lake.model.transaction import Boundaries
+from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload
+
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+SEED = int(os.environ.get("CDC_LAKE_SEED", "0"))
+BINARY = Print(Style.BINARY)
+CODEC = Codec()
+
+
+def facts(*names: str, key: Sequence[str] = (), **more: object) -> FamilyTableFacts:
+    columns = tuple(FamilyColumn(name, "text", 25) for name in names)
+    return FamilyTableFacts(columns, tuple(key), identity_columns=tuple(key), **more)  # type: ignore[arg-type]
+
+
+CATALOG = {
+    TableName("public", "a"): facts("id", "note", key=("id",)),
+    TableName("public", "wide"): facts(*(f"c{n}" for n in range(6)), key=("c1", "c4")),
+    TableName('S"', "fullest table of all"): facts(
+        'k"', "v", "a name of 7", "a_column_with_a_long_name_x", identity=ReplicaIdentity.FULL
+    ),
+    TableName("u", "u"): facts("x", "fifteen_letters", storage=Storage.USTORE),
+    TableName("public", "ü"): facts("id", "ö"),
+}
+UNKNOWN = TableName("not", "there")
+MORE = TableName("public", "a")
+NAMES = {table: [column.name for column in one.columns] for table, one in CATALOG.items()} | {UNKNOWN: ["one", "two"]}
+VALUES = (None, "", "a", "é", "日本", "𝄞", "x" * 40, "0", "t", "n")
+
+
+def layouts() -> Layouts:
+    return Layouts(CATALOG.get)
+
+
+def random_fields(rng: random.Random, names: Sequence[str]) -> tuple[Field, ...]:
+    return tuple(Field(name, rng.choice(VALUES), type_oid=25) for name in names)
+
+
+def random_old(rng: random.Random, table: TableName, names: Sequence[str]) -> tuple[Field, ...] | None:
+    """What the server sends of an old row; 3.0.x leaves NULLs out."""
+    known = CATALOG.get(table)
+    logged = ["one"] if known is None else names if known.whole else known.identity_columns
+    if not logged:
+        return None
+    old = random_fields(rng, logged)
+    return tuple(f for f in old if f.value is not None) or old if rng.random() < 0.3 else old
+
+
+def random_row(rng: random.Random, *, altered: bool) -> Row:
+    table = rng.choice(list(NAMES))
+    names = NAMES[table]
+    if altered and table == MORE and rng.random() < 0.5:
+        names = [*names, "more"]
+    pick = rng.randrange(10)
+    if pick < 4:
+        return Row(Operation.INSERT, table, random_fields(rng, names))
+    if pick < 7:
+        old = random_old(rng, table, names) if altered or table in CATALOG else None
+        return Row(Operation.UPDATE, table, random_fields(rng, names), old)
+    return Row(Operation.DELETE, table, None, random_old(rng, table, names))
+
+
+class Pool:
+    """Encoded rows of a seed, drawn from again and again: making them costs more than decoding them."""
+
+    def __init__(self, seed: int, size: int = 1500, *, altered: bool = False) -> None:
+        self.rng = random.Random(seed)
+        made = [random_row(self.rng, altered=altered) for _ in range(size)]
+        self.rows = [
+            row for row in made if row.operation is not Operation.DELETE or row.old or row.table not in CATALOG
+        ]
+        self.encoded = [(binary_record(row, "utf-8")[12:], row.operation, row.table) for row in self.rows]
+        self.cancels = {table: binary_record(Row(Operation.DELETE, table), "utf-8")[12:] for table in CATALOG}
+
+    def transaction(self, position: int, size: int, *, upserts: bool = True) -> RecordTransaction:
+        """A transaction of so many rows at least; with `upserts` some INSERTs are taken back."""
+        records: list[bytes] = []
+        inserts: Counter[TableName] = Counter()
+        for data, operation, table in self.rng.choices(self.encoded, k=size):
+            records.append(data)
+            inserts[table] += operation is Operation.INSERT
+            if upserts and table in CATALOG and inserts[table] and self.rng.random() < 0.01:
+                records.append(self.cancels[table])
+                inserts[table] -= 1
+        lsns = list(range(position, position + len(records)))
+        return RecordTransaction(Boundaries(position, position), Style.BINARY, records, lsns, sum(map(len, records)))
+
+
+def assert_same(left: ChangeColumns, right: ChangeColumns) -> None:
+    assert left.relations == right.relations
+    for name in ("transaction", "op", "relation", "lsn"):
+        a, b = getattr(left, name), getattr(right, name)
+        assert a.dtype == b.dtype, name
+        assert np.array_equal(a, b), name
+    for name in ("new", "old", "old_kind", "unchanged", "info"):
+        a, b = getattr(left, name), getattr(right, name)
+        a.validate(full=True)
+        assert a.type == b.type, name
+        assert a.equals(b), name
+    assert left.digests == right.digests
+
+
+@pytest.fixture(autouse=True)
+def columnar_from_the_first_row(monkeypatch):
+    monkeypatch.setattr(columnar, "SMALL", 1)  # none at all is the plain decoder's
+    monkeypatch.setattr(shapes, "SOME", 1 << 30)
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 5 * BUDGET))
+def test_the_columnar_decoder_equals_the_plain_one(seed, monkeypatch):
+    """Five times 200,000 rows and their keyless deletes; no batch of these takes the way back."""
+    print(f"seed {seed}")
+    pool, rows = Pool(seed), 0
+    plain, fast = layouts(), layouts()
+    first = [pool.transaction(0, 5_000)]  # a DELETE of a table nobody knows has another layout until its first INSERT
+    assert_same(tabulate(first, fast), tabulate_plain(first, plain))
+    monkeypatch.setattr(columnar, "tabulate_plain", None)
+    while rows < 200_000:
+        batch = [pool.transaction(1_000_000 * nth, pool.rng.randrange(10_000)) for nth in range(8)]
+        rows += sum(raw.count for raw in batch)
+        assert_same(tabulate(batch, fast), tabulate_plain(batch, plain))
+        assert fast.latest() == plain.latest()
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 20 * BUDGET))
+def test_layouts_that_change_in_between_are_the_same_in_both_decoders(seed, monkeypatch):
+    print(f"seed {seed}")
+    monkeypatch.setattr(columnar, "CHUNK_BYTES", random.Random(seed).choice([1, 300, 20_000]))
+    pool = Pool(seed, 100, altered=True)
+    plain, fast = layouts(), layouts()
+    for _ in range(8):
+        batch = [pool.transaction(1_000 * nth, pool.rng.randrange(30)) for nth in range(6)]
+        assert_same(tabulate(batch, fast), tabulate_plain(batch, plain))
+        assert fast.latest() == plain.latest()
+
+
+TELLING = b'NOIUDPFTX"\x00\x01\x7f\x80\xc3\xff'
+
+
+def damaged(rng: random.Random, frame: bytes) -> bytes:
+    at = rng.randrange(len(frame) + 1)
+    match rng.randrange(7):
+        case 0:
+            return frame[:at]
+        case 1:
+            return frame[:at] + frame[at + 1 + rng.randrange(3) :]
+        case 2:
+            return frame[:at] + bytes([rng.choice(TELLING)]) + frame[at:]
+        case 3:
+            return frame + bytes(rng.choice(TELLING) for _ in range(1 + rng.randrange(9)))
+        case 4:
+            return frame[:at] + rng.choice([rng.randbytes(4), b"\xff\xff\xff\xff"]) + frame[at + 4 :]
+        case _:
+            at = min(at, len(frame) - 1)
+            byte = rng.choice(TELLING) if rng.random() < 0.5 else frame[at] ^ 1 << rng.randrange(8)
+            return frame[:at] + bytes([byte]) + frame[at + 1 :]
+
+
+def outcome(decode, batch):
+    known = layouts()
+    try:
+        return decode(batch, known), known.latest()
+    except DecodeError as error:
+        return type(error), str(error), error.offset, error.where, error.__cause__
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 10 * BUDGET))
+def test_damaged_rows_give_the_same_result_or_the_same_error_in_both_decoders(seed):
+    """Ten times 2,000 damaged rows, each between two that are whole."""
+    print(f"seed {seed}")
+    pool = Pool(seed, 200)
+    rng, refused = pool.rng, 0
+    for _ in range(200):
+        raw = pool.transaction(5_000, 3, upserts=False)
+        whole = list(raw.records)
+        for _ in range(10):
+            at = rng.randrange(len(whole))
+            raw.records[:] = whole
+            raw.records[at] = damaged(rng, whole[at])
+            plain, fast = outcome(tabulate_plain, [raw]), outcome(tabulate, [raw])
+            if isinstance(plain[0], ChangeColumns) and isinstance(fast[0], ChangeColumns):
+                assert_same(fast[0], plain[0])
+                assert fast[1] == plain[1]
+            else:
+                refused += 1
+                assert fast == plain, f"seed {seed}, record {raw.records[at].hex()}"
+    assert 0 < refused < 2_000
+
+
+def random_records(rng: random.Random, pool: Pool) -> list[Record]:
+    out: list[Record] = []
+    for nth in range(1 + rng.randrange(3)):
+        options = {"xid": rng.choice([None, 9]), "time": rng.choice([None, "2026-11-21 15:00:00+00"])}
+        out.append(Begin(csn=nth, lsn=100, first_lsn=100, origin_id=rng.choice([None, 1]), **options))
+        out += rng.choices(pool.rows, k=rng.randrange(4))
+        out.append(Commit(lsn=200 + nth, **options))
+    return out
+
+
+def read(payload: bytes) -> list[Record] | DecodeError:
+    try:
+        return records_binary(payload, CODEC)
+    except DecodeError as error:
+        return error
+
+
+def feed(assembler: FamilyAssembler, payload: bytes) -> list[RecordTransaction] | DecodeError:
+    """The transactions of a payload, if all of their rows can be read."""
+    try:
+        fed = list(assembler.feed(payload, 5))
+        for raw in fed:
+            for data in raw.records:
+                record_of(data, CODEC)
+    except DecodeError as error:
+        return error
+    return fed
+
+
+def transactions_of(records: list[Record]) -> list[tuple[int | None, int]]:
+    """CSN and rows of each transaction, as the plain decoder sees them."""
+    out: list[tuple[int | None, int]] = []
+    for record in records:
+        match record:
+            case Begin():
+                out.append((record.csn, 0))
+            case Row():
+                out[-1] = (out[-1][0], out[-1][1] + 1)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 10 * BUDGET))
+def test_damaged_payloads_are_transactions_or_decode_errors(seed):
+    """Ten times 1,000 payloads: what the assembler takes for whole, the plain decoder reads the same or refuses."""
+    print(f"seed {seed}")
+    pool = Pool(seed, 100)
+    rng, refused = pool.rng, 0
+    for _ in range(1_000):
+        how = Framing(batch=True, ending=rng.choice([Ending.SIZE, Ending.TIMER]))
+        payload = encode_payload(random_records(rng, pool), BINARY, how)
+        for _ in range(rng.randrange(3)):
+            payload = damaged(rng, payload)
+        if rng.random() < 0.05:
+            payload = rng.randbytes(rng.randrange(40))
+        one = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
+        plain, fed = read(payload), feed(one, payload)
+        if isinstance(plain, DecodeError):
+            assert 0 <= plain.offset <= len(payload)
+            refused += 1
+            # of a row of a transaction that is still open: it is read when the transaction is complete
+            assert isinstance(fed, DecodeError) or one.in_transaction
+        elif not isinstance(fed, DecodeError):  # what is read may still be out of sequence, too large, or no style b
+            assert [(raw.bounds.csn, raw.count) for raw in fed] == transactions_of(plain)[: len(fed)]
+    assert 0 < refused < 1_000

@@ -1,0 +1,278 @@
+"""Changes of the GaussDB family as columns: by hand, and of what running servers sent, plain and by the column."""
+
+from __future__ import annotations
+
+import struct
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.digest import canonical_relation, digest_of
+from cdc_lake.decode.mppdb import columnar, shapes
+from cdc_lake.decode.mppdb.assembler import FamilyAssembler
+from cdc_lake.decode.mppdb.codec import Codec, Policy
+from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.plain import tabulate_plain
+from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style, Truncated
+from cdc_lake.errors import DecodeError, UnmatchedDelete
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import ReplicaIdentity, TableName
+from cdc_lake.model.transaction import Boundaries
+from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
+
+DATA = Path(__file__).parents[1] / "data" / "opengauss"
+T, U, BARE = TableName("public", "t"), TableName("public", "u"), TableName("public", "bare")
+COLUMNS = (FamilyColumn("id", "int4", 23), FamilyColumn("note", "text", 25), FamilyColumn("last", "text", 25))
+PRINTED = {23: "integer", 25: "text"}
+FACTS = {
+    T: FamilyTableFacts(COLUMNS, ("id",), identity_columns=("id",)),
+    U: FamilyTableFacts(COLUMNS, ("id",), ReplicaIdentity.FULL),
+    BARE: FamilyTableFacts(COLUMNS),
+}
+
+
+@pytest.fixture(params=["plain", "columnar"])
+def decode(request, monkeypatch):
+    if request.param == "plain":
+        return tabulate_plain
+    monkeypatch.setattr(columnar, "SMALL", 1)
+    monkeypatch.setattr(columnar, "tabulate_plain", None)  # a way back would be a TypeError
+    return tabulate
+
+
+def fields(*values: str | None) -> tuple[Field, ...]:
+    return tuple(Field(c.name, v, PRINTED[c.type_oid], c.type_oid) for c, v in zip(COLUMNS, values, strict=False))
+
+
+def insert(table: TableName, *values: str | None) -> Row:
+    return Row(Operation.INSERT, table, fields(*values))
+
+
+def update(table: TableName, values: Sequence[str | None], old: Sequence[str | None] | None = None) -> Row:
+    return Row(Operation.UPDATE, table, fields(*values), None if old is None else fields(*old))
+
+
+def delete(table: TableName, *old: str | None) -> Row:
+    return Row(Operation.DELETE, table, None, fields(*old) if old else None)
+
+
+def raw(*rows: Row, position: int = 100, style: Style = Style.BINARY) -> RecordTransaction:
+    records = [
+        binary_record(row, "utf-8")[12:] if style is Style.BINARY else statement(row, Print(style)) for row in rows
+    ]
+    lsns = list(range(position, position + len(rows)))
+    return RecordTransaction(Boundaries(position, position), style, records, lsns, sum(map(len, records)))
+
+
+def layouts() -> Layouts:
+    return Layouts(FACTS.get)
+
+
+def assert_same(left: ChangeColumns, right: ChangeColumns) -> None:
+    assert left.relations == right.relations
+    for name in ("transaction", "op", "relation", "lsn"):
+        a, b = getattr(left, name), getattr(right, name)
+        assert a.dtype == b.dtype, name
+        assert np.array_equal(a, b), name
+    for name in ("new", "old", "old_kind", "unchanged", "info"):
+        a, b = getattr(left, name), getattr(right, name)
+        a.validate(full=True)
+        assert a.type == b.type, name
+        assert a.equals(b), name
+    assert left.digests == right.digests
+
+
+def test_changes_of_every_kind(decode):
+    found = decode(
+        [
+            raw(insert(T, "1", "a", None), update(T, ("1", "", "ö"), ("1",)), delete(T, "1")),
+            raw(position=200),
+            raw(insert(U, "2", "b", "c"), update(T, ("3", "x", "y")), delete(U, "2", None, "c"), delete(BARE), position=300),
+        ],
+        layouts(),
+    )  # fmt: skip
+    assert bytes(found.op) == b"IUDIUDD"
+    assert found.transaction.tolist() == [0, 0, 0, 2, 2, 2, 2]
+    assert found.lsn.tolist() == [100, 101, 102, 300, 301, 302, 303]
+    assert [str(found.relations[at].table) for at in found.relation] == [
+        "public.t", "public.t", "public.t", "public.u", "public.t", "public.u", "public.bare",
+    ]  # fmt: skip
+    assert found.new.to_pylist() == [
+        ["1", "a", None],
+        ["1", "", "ö"],
+        None,
+        ["2", "b", "c"],
+        ["3", "x", "y"],
+        None,
+        None,
+    ]
+    assert found.old.to_pylist() == [None, ["1", None, None], ["1", None, None], None, None, ["2", None, "c"], None]
+    assert found.old_kind.to_pylist() == [None, "key", "key", None, None, "full", None]
+    assert found.unchanged.to_pylist() == found.info.to_pylist() == [None] * 7
+
+
+def test_digests_are_of_the_canonical_bytes_whatever_the_format(decode):
+    found = decode(
+        [raw(insert(T, "1", "a", None), update(T, ("1", "", "ö"), ("2",)), delete(U, "1"), delete(BARE))], layouts()
+    )
+    t, u, bare = (canonical_relation(str(table)) for table in (T, U, BARE))
+    one = b"t\0\0\0\x01"
+    assert found.digests == [
+        digest_of(b"I" + t + b"N\0\x03" + one + b"1" + one + b"an"),
+        digest_of(b"U" + t + b"K\0\x03" + one + b"2nn" + b"N\0\x03" + one + b"1t\0\0\0\0t\0\0\0\x02\xc3\xb6"),
+        digest_of(b"D" + u + b"O\0\x03" + one + b"1nn"),
+        digest_of(b"D" + bare),
+    ]
+
+
+UPSERTS = [
+    insert(T, "0", "stays", ""),
+    insert(T, "1", "speculative", ""),
+    delete(T),
+    update(T, ("1", "b", ""), ("1",)),
+    insert(T, "2", "first", ""),
+    insert(U, "9", "other table", ""),
+    insert(T, "3", "second", ""),
+    delete(T),
+    delete(T),
+    insert(T, "4", "", ""),
+]
+
+
+def test_a_delete_without_a_key_takes_the_last_insert_of_its_table_back(decode):
+    found = decode(
+        [raw(insert(T, "7", "", "")), raw(*UPSERTS, position=200), raw(delete(BARE), position=300)], layouts()
+    )
+    assert bytes(found.op) == b"IIUIID"
+    assert [row and row[0] for row in found.new.to_pylist()] == ["7", "0", "1", "9", "4", None]
+    assert found.lsn.tolist() == [100, 200, 203, 205, 209, 300]
+    assert [str(found.relations[at].table) for at in found.relation] == [
+        "public.t", "public.t", "public.t", "public.u", "public.t", "public.bare",
+    ]  # fmt: skip
+
+
+def test_a_layout_only_of_rows_taken_back_is_not_there(decode):
+    found = decode([raw(insert(U, "1", "", ""), delete(U), insert(T, "1", "", ""))], layouts())
+    assert [relation.table for relation in found.relations] == [T]
+    assert found.relation.tolist() == [0]
+
+
+@pytest.mark.parametrize("make", [tabulate, tabulate_plain])
+@pytest.mark.parametrize(
+    "rows", [[delete(T)], [insert(U, "1", "", ""), delete(T)], [insert(T, "1", "", ""), delete(T), delete(T)]]
+)
+def test_a_delete_that_takes_nothing_back_is_refused(make, rows, monkeypatch):
+    monkeypatch.setattr(columnar, "SMALL", 1)
+    with pytest.raises(UnmatchedDelete) as caught:
+        make([raw(insert(T, "1", "", "")), raw(*rows, position=200)], layouts())
+    assert caught.value.where == f"change {len(rows)} of the transaction at 200"
+
+
+def test_an_insert_of_an_existing_key_before_an_update_stays(decode):
+    """ustore, and astore in 3.0.x, send the speculative insert and nothing that takes it back."""
+    found = decode([raw(insert(T, "1", "new", ""), update(T, ("1", "b", ""), ("1",)))], layouts())
+    assert bytes(found.op) == b"IU"
+
+
+@pytest.mark.parametrize("make", [tabulate, tabulate_plain])
+def test_a_delete_has_the_layout_that_its_table_had_last(make, monkeypatch):
+    monkeypatch.setattr(columnar, "SMALL", 1)
+    narrow = Row(Operation.INSERT, T, fields("1", "a"))
+    found = make(
+        [raw(delete(T, "1"), narrow, delete(T, "1"), insert(T, "2", "", ""), delete(T, "2"), narrow)], layouts()
+    )
+    assert [len(found.relations[at].columns) for at in found.relation] == [3, 2, 2, 3, 3, 2]
+    known = layouts()
+    make([raw(insert(T, "2", "", ""), narrow, insert(T, "2", "", ""), narrow, insert(T, "2", "", ""))], known)
+    assert len(known.relation_of(T).columns) == 3
+
+
+@pytest.mark.parametrize("style", [Style.TEXT, Style.JSON, Style.SERIAL])
+def test_the_text_styles_give_the_same_columns(style):
+    rows = [insert(T, "1", "it's\n", None), update(T, ("1", "", "ö"), ("1",)), delete(T, "1"), *UPSERTS]
+    assert_same(tabulate([raw(*rows, style=style)], layouts()), tabulate([raw(*rows)], layouts()))
+
+
+def test_a_truncate_is_one_change_a_table():
+    data = statement(Truncated((T, U), cascade=True), Print(Style.SERIAL))
+    one = RecordTransaction(Boundaries(9, 9), Style.SERIAL, [data], [5], len(data))
+    found = tabulate([one], layouts())
+    assert bytes(found.op) == b"TT"
+    assert found.info.to_pylist() == ['{"cascade": true, "restart_identity": false}'] * 2
+    assert found.lsn.tolist() == [5, 5]
+
+
+def test_other_encodings_are_decoded_plainly():
+    record = binary_record(insert(T, "1", "中文", ""), "gbk")[12:]
+    one = RecordTransaction(Boundaries(9, 9), Style.BINARY, [record] * 40, list(range(40)), 40 * len(record))
+    assert tabulate([one], Layouts(FACTS.get, Codec("GBK"))).new.to_pylist() == [["1", "中文", ""]] * 40
+    with pytest.raises(DecodeError) as caught:
+        tabulate([one], layouts())
+    assert caught.value.where == "change 1 of the transaction at 9"
+    assert caught.value.__cause__ is None
+    assert tabulate([one], Layouts(FACTS.get, Codec("UTF8", Policy.HEX))).new[0].as_py() == ["1", "\\xd6d0cec4", ""]
+
+
+def test_nothing_at_all():
+    assert len(tabulate([], layouts())) == 0
+    assert len(tabulate([raw()], layouts())) == 0
+
+
+# ── what running servers sent ──
+
+
+def streams() -> Iterator[tuple[str, str]]:
+    for version in ("6.0.2", "5.0.3", "3.0.0"):
+        for archive in sorted((DATA / version).glob("*streams.tar.xz")):
+            with tarfile.open(archive) as tar:
+                for name in tar.getnames():
+                    if "_b_" in name or name.endswith("_b.bin"):
+                        yield str(archive.relative_to(DATA)), name
+
+
+class AnyType(dict):
+    """A name for every type a user made."""
+
+    def get(self, key, default=None):
+        return f"public.type_{key}"
+
+
+SPECULATIVE = FamilyTableFacts((), ("id",), identity_columns=("id",), type_names=AnyType())
+
+
+def recorded(archive: str, name: str) -> list[RecordTransaction]:
+    with tarfile.open(DATA / archive) as tar:
+        stream = tar.extractfile(name).read()
+    assembler = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
+    at, found = 0, []
+    while at < len(stream):
+        (size,) = struct.unpack_from(">I", stream, at)
+        body, at = stream[at + 4 : at + 4 + size], at + 4 + size
+        if body[:1] == b"w":
+            found += assembler.feed(body[25:], struct.unpack_from(">Q", body, 1)[0])
+    assert assembler.open_csn is None
+    return found
+
+
+@pytest.mark.parametrize(("archive", "name"), list(streams()))
+def test_recorded_streams_are_the_same_plain_and_by_the_column(archive, name, monkeypatch):
+    monkeypatch.setattr(columnar, "SMALL", 1)
+    monkeypatch.setattr(shapes, "SOME", 1 << 30)
+    facts = SPECULATIVE if name.startswith("spec") else FamilyTableFacts((), type_names=AnyType())
+    transactions = recorded(archive, name)
+    assert transactions
+    csns = sorted(raw.bounds.csn for raw in transactions if "whitelist" not in name)
+    assert not csns or csns == list(range(csns[0], csns[0] + len(csns)))  # none is missing, none twice
+    size = 40 if "batch0" in name or "spec" in name else 1 << 30
+    plain, fast = Layouts(lambda _: facts), Layouts(lambda _: facts)
+    for at in range(0, len(transactions), size):
+        batch = transactions[at : at + size]
+        assert_same(tabulate(batch, fast), tabulate_plain(batch, plain))
+        assert fast.latest() == plain.latest()
