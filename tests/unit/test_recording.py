@@ -143,6 +143,13 @@ def test_copy_data_takes_only_the_two_kinds():
     assert copy_data(b"") is None
 
 
+def test_the_worked_header_and_keepalive():
+    header = bytes.fromhex("77 0000000002816dc0 0000000002816dc0 0002b3aff38215b4")
+    assert copy_data(header + b"payload") == Data(0x2816DC0, 0x0002B3AFF38215B4, b"payload")
+    alive = bytes.fromhex("6b f06d810200000000 02000000 01000000 b41582f3afb30200 00 00 000000000000")
+    assert copy_data(alive) == Alive(0x2816DF0)
+
+
 def test_a_source_plays_a_recording(tmp_path):
     source = RecordingSource(written(tmp_path / "a.rec"))
     assert source.header == HEADER
