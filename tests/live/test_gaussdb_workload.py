@@ -192,6 +192,26 @@ def test_serial_decoding_sends_truncates(stand_in: StandIn, seed: int) -> None:
     assert oracle.run([transaction(raw, layouts) for raw in ordered]) == state
 
 
+def test_parallel_decoding_loses_what_stands_behind_ddl_and_serial_does_not(database: Database) -> None:
+    with database.connect() as conn, LivePostgres(database.server.dsn(database.name), ddl_marks=True) as live:
+        answers = LiveAnswers(live, database.dsn)
+        with GaussServer(live.ledger, users={"cdc": PASSWORD}, method=Method.SHA256, answers=answers) as server:
+            stand_in = StandIn(database, live, {False: server})
+            kinds = [Kind(Style.SERIAL), Kind(Style.JSON)]
+            for kind in kinds:
+                stand_in.make_slot(kind)
+            with conn.transaction():
+                conn.execute("CREATE TABLE made (id int PRIMARY KEY)")
+                conn.execute("INSERT INTO made VALUES (1), (2)")
+            conn.execute("INSERT INTO made VALUES (3)")
+            with conn.transaction():
+                conn.execute("DELETE FROM made WHERE id = 3")
+                conn.execute("TRUNCATE made")
+                conn.execute("INSERT INTO made VALUES (4)")
+            counts = {kind.style: [raw.count for raw in stand_in.received(kind, 3)] for kind in kinds}
+    assert counts == {Style.SERIAL: [2, 1, 3], Style.JSON: [0, 1, 1]}
+
+
 def test_a_slot_goes_on_where_it_was_confirmed(stand_in: StandIn, seed: int) -> None:
     kinds = [Kind(Style.BINARY, batch=True), Kind(Style.JSON, batch=True, by_csn=True), Kind(Style.SERIAL)]
     for kind in kinds:

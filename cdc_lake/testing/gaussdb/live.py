@@ -50,6 +50,7 @@ _IDLE: Final = 0.02  # seconds: the longest a request for a snapshot waits for t
 _GATHER: Final = 0.05  # seconds a block of transactions that may be exchanged waits to be full
 _STATUS: Final = 5.0
 _RELEASED: Final = 20.0  # seconds until the server has noticed that an earlier reader ended
+_BEFORE: Final = 8  # bytes: a slot of the 3.0 line sends what starts behind its point, not what starts there
 _FOREIGN_STEP: Final = 8  # bytes: an empty transaction of another database fits behind a commit record
 
 
@@ -180,6 +181,12 @@ class LivePostgres:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
+    def lose_csn(self) -> int:
+        """Leave a CSN out, as if its transaction were lost; to be called where everything is `settled`. The CSN."""
+        lost = self._order.next_csn
+        self._order.next_csn += 1
+        return lost
+
     @property
     def reading(self) -> bool:
         """False once the reader has failed or stopped."""
@@ -306,7 +313,8 @@ class LivePostgres:
             aligned = unseen is None or seen is None or seen < unseen
             self._append()
             if aligned or not ask.aligned:
-                return SnapshotPoint(csn, visible.position if unseen is None else min(unseen, visible.position))
+                first = visible.position if unseen is None else min(unseen, visible.position)
+                return SnapshotPoint(csn, first - _BEFORE)
 
     def _read_to(self, position: int) -> None:
         """Read until everything that was committed before `position` has come."""
