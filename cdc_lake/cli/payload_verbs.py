@@ -203,8 +203,8 @@ def _given(
 
     codec = Codec(encoding, Policy(bad_text.value))
     if plugin is PluginName.PGOUTPUT:
-        if style or batch:
-            raise typer.BadParameter("pgoutput has neither styles nor batches", param_hint="--style, --batch")
+        if style not in {None, StyleName.SERIAL} or batch is BatchFlag.ON:
+            raise typer.BadParameter("pgoutput has one style and no batches", param_hint="--style, --batch")
         if codec.python != DEFAULT.codec.python:
             raise typer.BadParameter("pgoutput sends UTF-8, as it was asked to", param_hint="--encoding")
     given = Reading(

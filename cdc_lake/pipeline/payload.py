@@ -17,7 +17,7 @@ from typing import BinaryIO, Final, Literal, TypeAlias, get_args
 from cdc_lake.decode.describe import Described, described, present
 from cdc_lake.decode.describe_pgoutput import PgoutputDescriber
 from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.guess import guess
+from cdc_lake.decode.mppdb.guess import guess, is_line
 from cdc_lake.decode.mppdb.payload import records
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.postgres_lines import described_line, line
@@ -87,10 +87,15 @@ class PayloadReader:
         only_postgres = line(payload, reading.codec.decode) if reading.plugin == "test_decoding" else None
         if only_postgres is not None:
             return [described_line(only_postgres, header_lsn)]
-        style, batch = guess(payload, reading.style)
+        style, batch = guess(payload, self._style(payload))
         batch = batch if reading.batch is None else reading.batch
         found = records(payload, style, batch=batch, codec=reading.codec, header_lsn=header_lsn, plugin=reading.plugin)
         return [described(record) for record in found]
+
+    def _style(self, payload: bytes) -> Style | None:
+        """The style that was said. Text of test_decoding has two forms, its own and style t: the bytes say which."""
+        said = self._reading.style
+        return None if (self._reading.plugin, said) == ("test_decoding", Style.TEXT) and is_line(payload) else said
 
 
 def inspect_files(

@@ -321,6 +321,11 @@ def test_a_line_of_test_decoding(inspect, payload, expected):
     assert inspect(payload, options="--plugin test_decoding") == ([expected], 0)
 
 
+@pytest.mark.parametrize(("payload", "expected"), [*SERIAL_TEXT[:3], *PRINTED[:3]])
+def test_text_of_test_decoding_has_two_forms(inspect, payload, expected):
+    assert inspect(payload, options="--plugin test_decoding --style t") == ([expected], 0)
+
+
 def test_a_ddl_line_keeps_its_line_feed(inspect):
     content = '{"fmt": "CREATE TABLE"}\ndecode to: CREATE TABLE public.t (a int), [owner none]'
     line = f"prefix: deparse, lsn: 58720256, relid 16384, cmdtype: Simple, size: 23, content: {content}"
@@ -335,7 +340,9 @@ ORDERS = table("public.orders", id="int8", note="text")
 
 def test_pgoutput_names_columns_over_files(inspect):
     one = Transaction(boundaries(1000), (Insert(ORDERS, ("1", None)),))
-    found, code = inspect(*(payload for _, payload in encode_transaction(one)), options="--plugin pgoutput")
+    given = [payload for _, payload in encode_transaction(one)]
+    found, code = inspect(*given, options="--plugin pgoutput")
+    assert inspect(*given, options="--plugin pgoutput --style serial --batch 0") == (found, code)
     assert ([f["type"] for f in found], code) == (["begin", "relation", "insert", "commit"], 0)
     assert found[2]["new"][1] == {"name": "note", "type_oid": 25, "value": None}
 

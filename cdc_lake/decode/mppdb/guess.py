@@ -35,10 +35,15 @@ def guess(payload: bytes, style: Style | None = None) -> tuple[Style, bool]:
     """
     if style is Style.SERIAL or not payload:
         return style or Style.BINARY, False
-    framed = not _FIRST_PRINTABLE <= payload[0] <= _LAST_PRINTABLE
+    framed = not is_line(payload)
     if style is not None:
         return style, framed
     return (_framed(payload), True) if framed else (_line(payload), False)
+
+
+def is_line(payload: bytes) -> bool:
+    """Whether a payload is a bare line: it begins with a sign, not with the top byte of a length."""
+    return bool(payload) and _FIRST_PRINTABLE <= payload[0] <= _LAST_PRINTABLE
 
 
 def _framed(payload: bytes) -> Style:
