@@ -1,8 +1,8 @@
-"""The columnar decoder of style b: the same result as `plain`, a chunk of rows at a time.
+"""The columnar decoder: the same result as `plain`, a chunk of rows at a time.
 
-Rows are joined into chunks of a megabyte, found by shape and walked column by column (`shapes`), and the values are
-copied once, by Arrow. Whatever is not regular goes to the plain decoder, so an error is always the plain decoder's
-error; so do the text styles, and databases whose encoding is not UTF-8.
+Rows are joined into chunks of a megabyte, found by shape and walked column by column (`shapes`; `text_columnar` makes
+such a chunk of statements), and the values are copied once, by Arrow. Whatever is not regular goes to the plain
+decoder, so an error is always the plain decoder's error; so do databases whose encoding is not UTF-8.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.layouts import Layouts, Plan
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.mppdb.shape_digests import digests_of
 from cdc_lake.decode.mppdb.shapes import Group, Values, groups
+from cdc_lake.decode.mppdb.text import heads
+from cdc_lake.decode.mppdb.text_columnar import text_groups
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
 from cdc_lake.decode.walk import Chunk, Irregular, Tuples, bitmap, copied, lists, require, texts
 from cdc_lake.errors import DecodeError
@@ -47,7 +48,7 @@ def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts) -> ChangeColu
     the catalog, so also SourceError.
     """
     sizes = [raw.count for raw in batch]
-    if sum(sizes) >= SMALL and _is_binary(batch, layouts.codec):
+    if sum(sizes) >= SMALL and layouts.codec.python == "utf-8" and len({raw.style for raw in batch}) == 1:
         before = layouts.latest()
         try:
             return _tabulate(batch, sizes, layouts)
@@ -56,15 +57,11 @@ def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts) -> ChangeColu
     return tabulate_plain(batch, layouts)
 
 
-def _is_binary(batch: Sequence[RecordTransaction], codec: Codec) -> bool:
-    return codec.python == "utf-8" and all(raw.style is Style.BINARY for raw in batch)
-
-
 def _tabulate(batch: Sequence[RecordTransaction], sizes: list[int], layouts: Layouts) -> ChangeColumns:
     refuse_oversize(sum(raw.size for raw in batch))
     numbering = Numbering()
     records = list(chain.from_iterable(raw.records for raw in batch))
-    parts = [_part(cut, sizes, layouts, numbering) for cut, sizes in _cuts(records)]
+    parts = [_part(cut, sizes, batch[0].style, layouts, numbering) for cut, sizes in _cuts(records)]
     columns = ChangeColumns(
         relations=numbering.relations,
         transaction=np.repeat(np.arange(len(batch), dtype=np.int32), sizes),
@@ -109,10 +106,9 @@ class _Part:
     cancels: Any
 
 
-def _part(frames: list[bytes], sizes: Any, layouts: Layouts, numbering: Numbering) -> _Part:
-    chunk = Chunk(frames, sizes, writable=True)
+def _part(frames: list[bytes], sizes: Any, style: Style, layouts: Layouts, numbering: Numbering) -> _Part:
+    chunk, found = _groups(frames, sizes, style, layouts)
     count = len(frames)
-    found = list(groups(chunk, frames, layouts.codec))
     plans = _plans(found, layouts)
     relation, kind, cancels = np.empty(count, np.int32), np.full(count, -1, np.int8), np.zeros(count, bool)
     for group, plan in zip(found, plans, strict=True):
@@ -130,6 +126,13 @@ def _part(frames: list[bytes], sizes: Any, layouts: Layouts, numbering: Numberin
     )
 
 
+def _groups(frames: list[bytes], sizes: Any, style: Style, layouts: Layouts) -> tuple[Chunk, list[Group]]:
+    if style is Style.BINARY:
+        chunk = Chunk(frames, sizes, writable=True)
+        return chunk, list(groups(chunk, frames, layouts.codec))
+    return text_groups(frames, style, layouts.codec, heads(layouts.tables, layouts.codec) if layouts.tables else None)
+
+
 def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
     """The plan of each group, and the layouts as they are after the last row.
 
@@ -140,6 +143,7 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
         plans = [layouts.plan(group.row) for group in found]
     except DecodeError:
         raise Irregular from None  # the plain decoder says it again, with its place
+    require(not any(plan.first for plan in plans))
     seen: dict[TableName, set[Relation]] = {}
     for group, plan in zip(found, plans, strict=True):
         if group.new is not None:
@@ -227,8 +231,14 @@ def _in_order(parts: list[tuple[Any, Any]], lengths: Any, *, whole: bool) -> Any
         lengths = np.zeros_like(lengths)
         for rows, entries in parts:
             lengths[rows] = entries.shape[1]
-    first = np.cumsum(lengths) - lengths
     out = np.empty(int(lengths.sum()), parts[0][1].dtype)
+    widths = {entries.shape[1] for _, entries in parts}
+    if len(widths) == 1 and (width := widths.pop()):  # the usual case: whole rows are placed
+        nth = np.cumsum(lengths > 0) - 1
+        for rows, entries in parts:
+            out.reshape(-1, width)[nth[rows]] = entries
+        return out
+    first = np.cumsum(lengths) - lengths
     for rows, entries in parts:
         out[first[rows][:, None] + np.arange(entries.shape[1])] = entries
     return out

@@ -12,6 +12,7 @@ doubled: there, escapes are undone on bytes and the result is decoded. Source: o
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -77,6 +78,30 @@ def json_row(statement: bytes, codec: Codec, at: int = 0) -> RowCells:
         _cells(head.names, head.types, statement[begin:old], codec, at + begin),
         _cells(names, types, statement[old_begin : -len(_END)], codec, at + old_begin),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a row stands before, between and after the values of its tuples, and how many values these have."""
+
+    before: bytes
+    between: bytes
+    after: bytes
+    new: int
+    old: int
+
+
+def shape_of(statement: bytes, codec: Codec) -> tuple[RowCells, Shape | None]:
+    """A row, and what stands around its values; None if it is not written as servers write it. Raises DecodeError."""
+    row = json_row(statement, codec)
+    values = statement.find(_VALUES) + len(_VALUES)
+    old = statement.find(_OLD, values - 1)
+    old_values = statement.find(_OLD_VALUES, old) + len(_OLD_VALUES)
+    new_count, old_count = (0 if part is None else len(part.names) for part in (row.new, row.old))
+    found = values >= len(_VALUES) and old >= 0 and old_values >= len(_OLD_VALUES)
+    if not found or not statement.startswith(START) or not statement.endswith(_END):
+        return row, None
+    return row, Shape(statement[:values], statement[old:old_values], _END, new_count, old_count)
 
 
 def _head(statement: bytes, codec: Codec, at: int) -> _Head:

@@ -16,8 +16,13 @@ from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.change import UNCHANGED, Value
 
 _WORDS: Final[dict[str, Value]] = {"null": None, "true": "t", "false": "f", "unchanged-toast-datum": UNCHANGED}
-_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][-+]?[0-9]++)?|[-+]?Infinity|NaN")
-_BITS: Final = re.compile(r"B'([01]*+)'")
+NUMBER: Final = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?Infinity|NaN"
+"""Pattern of a number, without groups and backtracking."""
+BITS: Final = "[01]*"
+"""Pattern of what a bit string has between its quotes."""
+
+_NUMBER: Final = re.compile(NUMBER)
+_BITS: Final = re.compile(f"B'({BITS})'")
 _QUOTE: Final = "'"
 
 

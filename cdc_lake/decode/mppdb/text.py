@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
 
@@ -120,6 +121,34 @@ def serial_row(statement: bytes, codec: Codec, at: int = 0) -> RowCells:
 def parallel_row(statement: bytes, codec: Codec, known: TableHeads | None = None, at: int = 0) -> RowCells:
     """The row of style t that stands at byte `at`. Raises DecodeError."""
     return _row(statement, codec, at, lambda text, bytewise: _scan_raw(text, known, bytewise=bytewise))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a row stands around its literals: `between` has one part more than there are literals.
+
+    The first `old` literals are of the old row, the others of the new one.
+    """
+
+    between: tuple[bytes, ...]
+    old: int
+
+
+def shape_of(statement: bytes, codec: Codec, known: TableHeads | None, *, serial: bool) -> tuple[RowCells, Shape]:
+    """A row, and what stands around its literals. Raises DecodeError."""
+    if serial:
+        row, scanned = serial_row(statement, codec), _scan_dotted(statement.decode("latin-1"))
+    else:
+        row = parallel_row(statement, codec, known)
+        scanned = _scan_raw(statement.decode("latin-1"), known, bytewise=True)
+    between, done = [], 0
+    for part in (scanned.old, scanned.new):
+        at = 0 if part is None else part.at
+        for name, type_name, literal, _ in part.columns if part is not None else ():
+            at += len(name) + len(type_name) + 4  # ` `, `[`, `]:`
+            between.append(statement[done:at])
+            at = done = at + len(literal)
+    return row, Shape((*between, statement[done:]), 0 if scanned.old is None else len(scanned.old.columns))
 
 
 def _row(statement: bytes, codec: Codec, at: int, scan: Callable[[str, bool], _Scanned]) -> RowCells:

@@ -1,0 +1,118 @@
+"""Rows of JSON by the column: the fast path beside `json_rows`.
+
+Every second quote that is not escaped opens a string. Rows of one shape agree in all bytes before their values, between
+the new ones and the old ones, and behind them; so the n-th value of a row stands between the same two quotes of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.mppdb.json_rows import Shape, shape_of
+from cdc_lake.decode.mppdb.literal_walk import Found, Literals
+from cdc_lake.decode.mppdb.records import Row
+from cdc_lake.decode.mppdb.statements import Statements
+from cdc_lake.decode.walk import Irregular, require
+from cdc_lake.errors import DecodeError
+
+_QUOTE: Final = ord('"')
+_BACKSLASH: Final = ord("\\")
+_COMMA: Final = ord(",")
+_FEW: Final = 16
+_SOME: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Quotes:
+    """Where quotes stand that are not escaped, and how many of them before each statement."""
+
+    at: Any
+    before: Any
+
+
+def json_rows(statements: Sequence[bytes], source: Statements, codec: Codec) -> list[Found]:
+    """The rows by shape, in the order of their first rows. Raises Irregular."""
+    quotes = _quotes(source)
+    left = np.arange(len(statements))
+    found: list[Found] = []
+    allowed = _SOME + len(statements) // _FEW
+    while len(left):
+        require(len(found) < allowed)
+        row, shape = _shape(statements[int(left[0])], codec)
+        rows, new, old = _walk(source, quotes, left, shape)
+        found.append(Found(row, rows, None if row.new is None else new, None if row.old is None else old))
+        if len(rows) == len(left):
+            break
+        gone = np.zeros(len(statements), bool)
+        gone[rows] = True
+        left = left[~gone[left]]
+    return found
+
+
+def _shape(statement: bytes, codec: Codec) -> tuple[Row, Shape]:
+    try:
+        cells, shape = shape_of(statement, codec)
+    except DecodeError:
+        raise Irregular from None  # the plain decoder says it again, with its place
+    require(shape is not None)
+    assert shape is not None
+    return cells.record(None), shape
+
+
+def _quotes(source: Statements) -> _Quotes:
+    at = np.flatnonzero(source.data == _QUOTE)
+    backslashes = np.flatnonzero(source.data == _BACKSLASH)
+    if len(backslashes):
+        # of backslashes that touch, the first, third … one escapes what follows
+        begins = np.ones(len(backslashes), bool)
+        begins[1:] = backslashes[1:] != backslashes[:-1] + 1
+        first = np.maximum.accumulate(np.where(begins, np.arange(len(backslashes)), 0))
+        escaping = (np.arange(len(backslashes)) - first) % 2 == 0
+        escaped = np.zeros(len(source.data) + 1, bool)
+        escaped[backslashes[escaping] + 1] = True
+        at = at[~escaped[at]]
+    return _Quotes(at, np.searchsorted(at, source.start))
+
+
+def _walk(source: Statements, quotes: _Quotes, rows: Any, shape: Shape) -> tuple[Any, Literals, Literals]:
+    """The rows of this shape, the first one at least, and the literals of their new and old tuples."""
+    start, end = source.start[rows], source.end[rows]
+    good = source.has(start, end, shape.before)
+    nth = quotes.before[rows] + _count(shape.before)
+    new, at, fits = _array(source, quotes, start + len(shape.before), nth, shape.new)
+    good &= fits & source.has(at, end, shape.between)
+    nth = nth + 2 * shape.new + _count(shape.between)
+    old, at, fits = _array(source, quotes, at + len(shape.between), nth, shape.old)
+    good &= fits & source.has(at, end, shape.after) & (at + len(shape.after) == end)
+    require(good[0])
+    if good.all():
+        return rows, new, old
+    return rows[good], *(Literals(part.start[good], part.end[good]) for part in (new, old))
+
+
+def _count(part: bytes) -> int:
+    """How many quotes of this part are not escaped."""
+    return part.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"')
+
+
+def _array(source: Statements, quotes: _Quotes, at: Any, nth: Any, width: int) -> tuple[Literals, Any, Any]:
+    """The strings of the array whose first one opens at `at` with the `nth` quote: what they hold, the byte behind the
+    last one, and where all of this is so.
+    """
+    if not width:
+        nothing = np.empty((len(at), 0), np.int64)
+        return Literals(nothing, nothing), at, np.ones(len(at), bool)
+    index = nth[:, None] + np.arange(2 * width)
+    good = index[:, -1] < len(quotes.at)
+    places = quotes.at[np.minimum(index, len(quotes.at) - 1)]
+    opening, closing = places[:, ::2], places[:, 1::2]
+    good &= opening[:, 0] == at
+    if width > 1:
+        good &= (opening[:, 1:] == closing[:, :-1] + 2).all(axis=1)
+        good &= (source.data[closing[:, :-1] + 1] == _COMMA).all(axis=1)
+    return Literals(opening + 1, closing), closing[:, -1] + 1, good

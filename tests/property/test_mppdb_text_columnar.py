@@ -1,0 +1,212 @@
+"""Text and JSON of the GaussDB family: the columnar decoder gives what the plain one gives, or the same error."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.mppdb import columnar
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.literals import NUMBER
+from cdc_lake.decode.mppdb.numbers import are_plain
+from cdc_lake.decode.mppdb.plain import tabulate_plain
+from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.mppdb.statements import Statements
+from cdc_lake.errors import DecodeError
+from cdc_lake.model.change import UNCHANGED
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.transaction import Boundaries
+from cdc_lake.testing.gaussdb.encode import Print, statement
+
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+SEED = int(os.environ.get("CDC_LAKE_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+
+
+@pytest.fixture(autouse=True)
+def _say_the_seed():
+    print(f"CDC_LAKE_SEED={SEED}")  # pytest shows it where a test fails
+
+
+PRINTS = {
+    "text": Print(Style.TEXT),
+    "json": Print(Style.JSON),
+    "serial json": Print(Style.SERIAL),
+    "serial text": Print(Style.SERIAL, plugin="test_decoding"),
+}
+TABLES = {
+    TableName("public", "orders"): {
+        "id": "bigint",
+        "paid": "boolean",
+        "flags": "bit varying",
+        "n": "numeric",
+        "note": "text",
+    },
+    TableName("public", "Wide one"): {f'c"{n}': "text" for n in range(7)},
+    TableName("s", "t"): {"id": "integer"},
+}
+OIDS = {"bigint": 20, "boolean": 16, "bit varying": 1562, "numeric": 1700, "text": 25, "integer": 23}
+NAMES = {
+    "bigint": "int8",
+    "boolean": "bool",
+    "bit varying": "varbit",
+    "numeric": "numeric",
+    "text": "text",
+    "integer": "int4",
+}
+TEXTS = (
+    "",
+    "x",
+    "it's",
+    "''",
+    "a\\b",
+    "\\",
+    '"',
+    "],",
+    '","',
+    " new-tuple: id[bigint]:1",
+    "null",
+    "true",
+    "B'1'",
+    "\n\t\x01",
+)
+TEXTS += ("中😀", "é" * 40, "x" * 300, " ", "unchanged-toast-datum", "B", "'", "\\x00ff")
+NUMBERS = ("0", "7", "-1", ".5", "-.000001", "1e+100", "1.5E-7", "NaN", "Infinity", "-Infinity", "0.0")
+NUMBERS += ("12345678", "123456789", "-1234567890123456", "123456789012345678901234.5", "9" * 60)
+
+
+def facts(table: TableName) -> FamilyTableFacts | None:
+    columns = TABLES.get(table)
+    if columns is None:
+        return None
+    found = tuple(FamilyColumn(name, NAMES[kind], OIDS[kind]) for name, kind in columns.items())
+    return FamilyTableFacts(found, tuple(columns)[:1], identity_columns=tuple(columns)[:1])
+
+
+def some_value(source: random.Random, kind: str, *, odd: bool):
+    if source.random() < 0.1:
+        return None
+    match kind:
+        case "boolean":
+            return source.choice("tf")
+        case "bit varying":
+            return f"{source.randrange(9):b}" if source.random() < 0.9 else ""
+        case "text":
+            return UNCHANGED if odd and source.random() < 0.02 else source.choice(TEXTS) + str(source.randrange(9))
+    return source.choice(NUMBERS) if source.random() < 0.5 else str(source.randrange(10**9))
+
+
+def some_row(source: random.Random, *, odd: bool) -> Row:
+    table = source.choice(tuple(TABLES))
+    columns = TABLES[table]
+    new = tuple(Field(name, some_value(source, kind, odd=odd), kind) for name, kind in columns.items())
+    key = tuple(Field(f.name, "1" if f.type_name != "text" else "k'", f.type_name) for f in new[:1])
+    draw = source.random()
+    if draw < 0.6:
+        return Row(Operation.INSERT, table, new)
+    if draw < 0.8:
+        return Row(Operation.UPDATE, table, new, key if draw < 0.75 else None)
+    return Row(Operation.DELETE, table, None, key)
+
+
+def batch(source: random.Random, how: Print, *, odd: bool) -> list[RecordTransaction]:
+    out = []
+    for nth in range(source.randrange(1, 4)):
+        found = [statement(some_row(source, odd=odd), how) for _ in range(source.randrange(60))]
+        bounds = Boundaries(nth + 1, nth + 1, commit_lsn=nth + 1)
+        out.append(RecordTransaction(bounds, how.style, found, list(range(len(found))), sum(map(len, found))))
+    return out
+
+
+def decoded(make, raws):
+    layouts = Layouts(facts, tables=frozenset(TABLES))
+    try:
+        return make(raws, layouts)
+    except DecodeError as error:
+        return (error.code, error.message, error.where)
+
+
+def assert_same(one, other) -> None:
+    assert type(one) is type(other)
+    if not isinstance(one, ChangeColumns):
+        assert one == other
+        return
+    assert one.relations == other.relations
+    for name in ("transaction", "op", "relation", "lsn"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    for name in ("new", "old", "old_kind", "unchanged", "info"):
+        getattr(one, name).validate(full=True)
+        assert getattr(one, name).equals(getattr(other, name)), name
+    assert one.digests == other.digests
+
+
+@pytest.mark.parametrize("form", PRINTS)
+def test_both_decoders_agree_on_what_is_printed(form):
+    source = random.Random(f"{SEED} {form}")
+    walked = mock.Mock(side_effect=columnar._tabulate)
+    with mock.patch.object(columnar, "_tabulate", walked), mock.patch.object(columnar, "CHUNK_BYTES", 5_000):
+        for nth in range(40 * BUDGET):
+            raws = batch(source, PRINTS[form], odd=nth % 10 == 0)
+            fast = decoded(columnar.tabulate, raws)
+            assert isinstance(fast, ChangeColumns), f"CDC_LAKE_SEED={SEED}"
+            assert_same(fast, decoded(tabulate_plain, raws))
+    assert walked.called
+
+
+@pytest.mark.parametrize("form", PRINTS)
+def test_regular_batches_are_not_left_to_the_plain_decoder(form):
+    source = random.Random(f"{SEED} {form} regular")
+    with mock.patch.object(columnar, "tabulate_plain", side_effect=AssertionError(f"CDC_LAKE_SEED={SEED}")):
+        for _ in range(20):
+            raws = [raw for _ in range(3) for raw in batch(source, PRINTS[form], odd=False)]
+            if sum(raw.count for raw in raws) >= columnar.SMALL * 3:
+                decoded(columnar.tabulate, raws)
+
+
+def mutated(source: random.Random, data: bytes) -> bytes:
+    out = bytearray(data)
+    at = source.randrange(len(out) + 1)
+    match source.randrange(4):
+        case 0:
+            out[at : at + 1] = bytes([source.randrange(256)])
+        case 1:
+            del out[at : at + source.randrange(1, 5)]
+        case 2:
+            out[at:at] = bytes(source.choices(b"'\"\\[]:,{} .-1\xff", k=source.randrange(1, 3)))
+        case 3:
+            out[at:at] = out[at : at + source.randrange(20)]
+    return bytes(out)
+
+
+@pytest.mark.parametrize("form", PRINTS)
+def test_both_decoders_agree_on_what_is_not(form):
+    source = random.Random(f"{SEED} {form} mutated")
+    how = PRINTS[form]
+    pool = [statement(some_row(source, odd=False), how) for _ in range(400)]
+    with mock.patch.object(columnar, "SMALL", 1):
+        for _ in range(300 * BUDGET):
+            found = source.sample(pool, 12)
+            at = source.randrange(12)
+            found[at] = mutated(source, found[at])
+            raw = RecordTransaction(Boundaries(1, 1, commit_lsn=1), how.style, found, [1] * 12, sum(map(len, found)))
+            assert_same(decoded(columnar.tabulate, [raw]), decoded(tabulate_plain, [raw]))
+
+
+def test_numbers_judged_by_the_column_are_numbers():
+    source = random.Random(f"{SEED} numbers")
+    alphabet = "0123456789" * 4 + ".-+eE x/:"
+    texts = ["".join(source.choices(alphabet, k=source.randrange(1, 28))) for _ in range(5000 * BUDGET)]
+    texts += [*NUMBERS, ".", "-", "-.", "1.", "..1", "1-", "12345678.", "123456789012345678901234"]
+    found = Statements([text.encode() for text in texts])
+    judged = are_plain(found, found.start, found.end - found.start)
+    for text, good in zip(texts, judged.tolist(), strict=True):
+        assert not good or re.fullmatch(NUMBER, text), text
+        plain = re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", text) and len(text.lstrip("-")) <= 24
+        assert good == bool(plain), text
