@@ -75,6 +75,7 @@ def test_facts_of_the_family_are_the_stand_ins(client: Client) -> None:
     assert found == ["PG"]
     listed = client.rows(session, "SELECT name, setting FROM pg_settings WHERE name IN ('wal_level', 'IntervalStyle')")
     assert sorted(listed) == [["IntervalStyle", "postgres"], ["wal_level", "logical"]]
+    assert client.rows(session, "SELECT count(*) FROM pg_stat_replication") == [["0"]]
     # a word inside a string is left alone
     assert client.rows(session, "SELECT 'version() of pg_class'") == [["version() of pg_class"]]
 

@@ -169,6 +169,7 @@ class LiveAnswers:
         }
         views = {
             "pg_replication_slots": lambda: _rows(slots_view(session)).query(),
+            "pg_stat_replication": lambda: _senders(session).query(),
             "pg_settings": own.settings.view,
             **self._catalog.views(server.compatibility, own.relay),
         }
@@ -203,6 +204,13 @@ class LiveAnswers:
 
     def _location(self, name: str) -> Rows:
         return Rows({name: "text"}, [[str(Lsn(self._live.settled()))]])
+
+
+def _senders(session: SqlSession) -> Rows:
+    """The stand-in's streams; PostgreSQL's own shows the stand-in itself."""
+    columns = {"pid": "int8", "usename": "name", "application_name": "text", "state": "text"}
+    slots = session.server.slots.all()
+    return Rows(columns, [[str(pid), session.user, slot.name, "Streaming"] for slot, pid in slots if pid is not None])
 
 
 def _rows(table: Table) -> Rows:
