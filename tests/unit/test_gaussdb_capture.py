@@ -99,9 +99,12 @@ class Way:
     batch: int = 0
     version: Version = "6.0.2"
     by_csn: bool = False
+    polling: bool = False
+    csn_export: bool = True
 
     def __str__(self) -> str:
-        return f"{self.style.value}{self.batch}-{self.version}{'-csn' if self.by_csn else ''}"
+        marks = {"csn": self.by_csn, "polling": self.polling, "no-export": not self.csn_export}
+        return "-".join([f"{self.style.value}{self.batch}", self.version, *(mark for mark, on in marks.items() if on)])
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -124,7 +127,9 @@ def project_of(server: GaussServer, root: Path, way: Way) -> Project:
             "password": "x",
             "tls": {"mode": "disable"},
             "slot": {"output_order": "csn"} if way.by_csn else {},
-            "decoding": way.decoding,
+            "mode": "polling" if way.polling else "stream",
+            "polling": {"interval": "20 ms", "max_changes": 50},
+            "decoding": {} if way.polling else way.decoding,
             "tables": ["public.*"],
         },
         "bronze": {"batch": {"max_transactions": 20, "max_delay": "20 ms"}, "durability": "os"},
@@ -148,6 +153,7 @@ WAYS = [Way(Style.BINARY, 1), Way(Style.BINARY, 1, "3.0.0"), Way(Style.SERIAL)]
 if BUDGET > 1:
     WAYS += [Way(Style.BINARY, 0), Way(Style.TEXT, 0), Way(Style.TEXT, 1), Way(Style.JSON, 0), Way(Style.JSON, 1)]
     WAYS += [Way(Style.BINARY, 1, "5.0.3"), Way(Style.SERIAL, 0, "3.0.0"), Way(Style.BINARY, 1, by_csn=True)]
+    WAYS += [Way(Style.SERIAL, polling=True), Way(Style.BINARY, 1, csn_export=False)]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -159,7 +165,7 @@ def test_copy_and_stream_end_as_the_ledger_does_whatever_happens_to_the_connecti
     product: Product = "GaussDB" if way.by_csn else "openGauss"
     with GaussServer(ledger, version=way.version, product=product, answers=answers, users={"cdc": "x"}) as server:
         server.state.batch_bytes, server.state.batch_seconds = 3000, 0.05
-        server.state.keepalive_every = 0.1
+        server.state.keepalive_every, server.state.csn_export = 0.1, way.csn_export
         project = project_of(server, tmp_path, way)
         writer.transactions(20)
         thread = threading.Thread(target=writer.transactions, args=(60, 0.002))

@@ -55,6 +55,9 @@ class PollingStream:
         self._next = clock()
         self._ends: deque[tuple[float, int]] = deque()
         self._settled = _settling(session)
+        if start:
+            # after a crash of the server the slot may be behind what is landed: the same would be shown for ever
+            advance_slot(session, slot, Lsn(start))
 
     @property
     def keepalive_end(self) -> int:

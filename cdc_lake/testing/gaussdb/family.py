@@ -204,13 +204,14 @@ def _settings(session: SqlSession) -> Table:
     state = session.server
     known = state.all_settings()
     known["logical_sender_timeout"] = str(round(state.sender_timeout * 1000))  # in its unit, milliseconds
-    known["wal_sender_timeout"] = "6000"
+    known |= {"wal_sender_timeout": "6000", "wal_writer_delay": "200"}
     return Table(columns(("name", 25), ("setting", 25)), list(known.items()))
 
 
 def _database(session: SqlSession) -> Table:
-    row = (session.database, session.server.compatibility)
-    return Table(columns(("datname", 19), ("datcompatibility", 19)), [row])
+    state, name = session.server, session.database
+    row = (str(state.database_oid(name)), name, state.compatibility)
+    return Table(columns(("oid", 26), ("datname", 19), ("datcompatibility", 19)), [row])
 
 
 def _next_numbers(arguments: Arguments, session: SqlSession, exporter: Exporter) -> Table:  # noqa: ARG001

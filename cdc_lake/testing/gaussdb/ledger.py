@@ -77,6 +77,11 @@ class Ledger:
         with self._changed:
             return self._next_csn
 
+    def reach(self, lsn: int) -> None:
+        """The log goes up to `lsn` at least, although no transaction says so."""
+        with self._changed:
+            self._end = max(self._end, lsn)
+
     def allot(self, size: int = ROW_RECORD) -> int:
         """Write a record of `size` bytes: its LSN. Records of running transactions may so be interleaved."""
         with self._changed:

@@ -52,6 +52,9 @@ class ScriptedAnswers:
     def export(self, session: SqlSession, *, use: bool) -> Exported:
         """See SqlAnswers."""
         csn, end = session.server.ledger.snapshot()
+        held = session.own.get(_SNAPSHOT)
+        if isinstance(held, int) and session.status == "T":
+            csn = held  # a transaction has one snapshot
         if use or session.status == "T":
             session.own[_SNAPSHOT] = csn
         return Exported(f"{csn:08X}-{session.pid & 0xFFFFFFFF:08X}-1", csn, end)

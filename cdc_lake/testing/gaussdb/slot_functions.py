@@ -159,6 +159,8 @@ def read_changes(arguments: Arguments, session: SqlSession, *, consume: bool) ->
 
 def export_with_csn(session: SqlSession, exporter: Exporter) -> Table:
     """`pg_export_snapshot_and_csn`: the CSN in hexadecimal."""
+    if not session.server.csn_export:
+        raise FunctionError(Failed("42883", "function pg_export_snapshot_and_csn() does not exist"))
     exported = exporter.export(session, use=False)
     return Table(columns(("snapshot", 25), ("csn", 25)), [(exported.name, f"{exported.csn:X}")])
 

@@ -23,8 +23,9 @@ class ServerState:
     `sender_timeout`, `keepalive_every` and `heartbeat_every` are in seconds, the first 0 = never. `batch_bytes` is the
     size a batch must exceed to be sent, `batch_seconds` how long one that does not waits in silence. `lingering`:
     seconds a slot stays active after its client was cut off. `wal_start`: where the log begins; a slot that needs
-    more is lost. `dispatchers`: places for parallel streams. `prepared`: transactions encoded beforehand, by index in
-    the ledger. `recordings`: CopyData messages that the streams of a slot send as they are, before anything else.
+    more is lost. `dispatchers`: places for parallel streams. `csn_export`: there is a function that exports a
+    snapshot with its CSN. `prepared`: transactions encoded beforehand, by index in the ledger. `recordings`: CopyData
+    messages that the streams of a slot send as they are, before anything else.
     """
 
     ledger: Ledger
@@ -34,6 +35,7 @@ class ServerState:
     compatibility: str = "PG"
     system: str = "7216310248822070380"
     in_recovery: bool = False
+    csn_export: bool = True
     thread_pool: bool = False
     sender_timeout: float = 30.0
     keepalive_every: float = 1.0
@@ -72,6 +74,7 @@ class ServerState:
         confirmed = exported.csn - 1 if order is SlotOrder.CSN else point
         slot = Slot(name, plugin, database, point, confirmed, order)
         self.slots.create(slot)
+        self.ledger.reach(point)
         return slot
 
     def database_oid(self, database: str) -> int:
@@ -94,6 +97,7 @@ class ServerState:
             "sql_compatibility": self.compatibility,
             "logical_sender_timeout": f"{round(self.sender_timeout)}s",
             "wal_sender_timeout": "6s",
+            "wal_writer_delay": "200ms",
             "max_replication_slots": "8",
             "max_wal_senders": "16",
             "datestyle": "ISO, MDY",
