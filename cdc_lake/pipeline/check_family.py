@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
 from cdc_lake.config.release import pad_release, parse_release, show_release
 from cdc_lake.errors import CdcLakeError, ReplicationPortNeeded, RoleLacksReplication, ServerUnreachable
+from cdc_lake.lake.control import ControlTables
 from cdc_lake.pipeline.check_family_slot import slot_line
 from cdc_lake.pipeline.check_family_tables import grants, identities
 from cdc_lake.pipeline.check_family_tables import tables as tables_found
 from cdc_lake.pipeline.check_line import CheckLine, failed, room
+from cdc_lake.pipeline.density import refuse_csn
 from cdc_lake.pipeline.family_facts import FamilyLimits, FamilyRole, captured, limits, release_of, role, session_of
 from cdc_lake.pipeline.family_frames import codec_of, reads_by_sql
 from cdc_lake.pipeline.source_view_family import order_in_words, order_of
+from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import exports_csn
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.gaussdb.traps import Effect, traps
 from cdc_lake.source.gaussdb.version import FamilyVersion
 from cdc_lake.source.quoting import identifier
+from cdc_lake.source.stream import domain_of
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
 
@@ -159,12 +164,21 @@ def _options(project: Project, facts: FamilyLimits) -> Iterator[CheckLine]:
 
 
 def _order(project: Project, session: WireSession) -> CheckLine:
+    """What orders the stream: of one that was begun this is settled."""
+    state = BronzeReader(project.bronze).state()
+    if state is not None and is_complete(ControlTables(project.control), state.stream, state.epoch):
+        text = f"{order_in_words(domain_of(state.stream))}, as it was begun"
+        return CheckLine(ok=True, subject="order", text=text)
     exports = exports_csn(session)
     order = order_of(project.family, exports=exports)
-    if exports:
+    if exports or project.family.slot_order == "csn":
         return CheckLine(ok=True, subject="order", text=order_in_words(order))
-    text = f"the server gives no CSN with a snapshot; {order_in_words(order)}"
-    fix = "a transaction near the initial copy may be missing or come twice: `compare` after the first run"
+    try:
+        refuse_csn(project)
+    except CdcLakeError as error:
+        return failed("order", error)
+    text = f"the server gives no CSN with a snapshot: {order_in_words(order)}"
+    fix = "a transaction near the initial copy may be missing or come twice: `cdc-lake compare` after the first run"
     return CheckLine(ok=None, subject="order", text=text, fix=fix)
 
 

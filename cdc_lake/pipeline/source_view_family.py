@@ -112,7 +112,7 @@ class FamilyView:
         domain, after = domain_of(state.stream), shown(state.stream, state.upto)
         behind = max(0, self.end(domain) - state.upto)
         by_csn = domain is OrderDomain.CSN
-        how_far = f"{behind:,} transactions (CSNs)" if by_csn else size(behind)
+        how_far = f"{behind:,} CSNs" if by_csn else size(behind)
         seen = self.slot()
         kept = f", {size(seen.retained)} of WAL retained" if seen is not None and seen.retained is not None else ""
         return Action(
@@ -159,8 +159,8 @@ def order_of(source: FamilySource, *, exports: bool) -> OrderDomain | None:
 def order_in_words(order: OrderDomain | None) -> str:
     """What `order_of` says, for people."""
     if order is None:
-        return "its stream is ordered by CSN if a look at it shows every CSN, otherwise by LSN"
-    return f"its stream is ordered by {order.name}"
+        return "the stream is ordered by CSN if a look at it shows every CSN, otherwise by LSN"
+    return f"the stream is ordered by {order.name}"
 
 
 def _decode(project: Project) -> Action:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -13,11 +12,12 @@ from typing import Any
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.cli.document import document, dumps
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.errors import NoReplicaIdentity, ServerUnreachable, SlotAhead, SlotForeign, SlotMissing
+from cdc_lake.errors import NoReplicaIdentity, ServerSettings, ServerUnreachable, SlotAhead, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.pipeline import family_start
+from cdc_lake.pipeline import check_family, family_start, source_view_family
 from cdc_lake.pipeline.action import ActionKind
 from cdc_lake.pipeline.check import check, dba_sql
 from cdc_lake.pipeline.check_line import CheckLine
@@ -42,11 +42,22 @@ __all__ = ["stand_in"]
 PARALLEL = Kind(Style.BINARY, batch=True)
 SERIAL = Kind(Style.SERIAL)
 BY_CSN = Kind(Style.BINARY, batch=True, by_csn=True)
-OF_THE_MACHINE = {"java", "spark", "jars", "package", "lake"}
+
+
+@pytest.fixture(autouse=True)
+def source_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what `check` says of the source: it starts Java otherwise."""
+    monkeypatch.setattr("cdc_lake.pipeline.check.machine", lambda _: ())
+
+
+def settled(stand_in: StandIn, kind: Kind, root: Path, **changes: Any) -> Project:
+    """A pipeline whose order is given, so that a first run does not look for it in the stream."""
+    order = {"order": "csn"} if kind is PARALLEL else {}
+    return project_of(stand_in, kind, root, source={**order, **changes})
 
 
 def lines(project: Project, subject: str | None = None) -> list[CheckLine]:
-    return [line for line in check(project) if line.subject not in OF_THE_MACHINE and subject in {None, line.subject}]
+    return [line for line in check(project) if subject in {None, line.subject}]
 
 
 def wrong(project: Project) -> set[tuple[str, str]]:
@@ -90,6 +101,7 @@ def test_from_nothing_to_received_as_check_plan_and_status_tell_it(
     assert planned.changes
     order = {PARALLEL: "if a look at it shows every CSN", SERIAL: "by LSN", BY_CSN: "by CSN"}[kind]
     assert order in planned.actions[0].text
+    assert order in lines(project, "order")[0].text
     before = status(project)
     assert (before.reachable, before.slot.state) == (True, "missing")
     assert [(t.source, t.state) for t in before.tables] == [
@@ -132,7 +144,8 @@ def test_from_nothing_to_received_as_check_plan_and_status_tell_it(
     (slot,) = lines(project, "slot")
     assert "is free" in slot.text
     assert ("CSN" if kind.by_csn else "LSN") in slot.text
-    json.dumps(dataclasses.asdict(plan(project)), default=str)
+    assert lines(project, "order")[0].text == f"the stream is ordered by {domain.name}, as it was begun"
+    assert json.loads(dumps(document("plan", plan(project))))["actions"][0]["kind"] == "resume"
 
     with connect(stand_in.target(by_csn=kind.by_csn)) as session:
         drop_slot(session, project.slot)
@@ -143,7 +156,7 @@ def test_from_nothing_to_received_as_check_plan_and_status_tell_it(
 
 
 def test_a_slot_that_is_read_is_active(stand_in: StandIn, tmp_path: Path) -> None:
-    project = project_of(stand_in, PARALLEL, tmp_path)
+    project = settled(stand_in, PARALLEL, tmp_path)
     once(project)
     bronze, control = DeltaBronze(project.bronze, durability="os"), ControlTables(project.control)
     with open_stream(project, bronze, control, threading.Event(), lambda _: None):
@@ -152,7 +165,7 @@ def test_a_slot_that_is_read_is_active(stand_in: StandIn, tmp_path: Path) -> Non
 
 
 def test_a_slot_that_was_read_by_somebody_else_is_ahead(stand_in: StandIn, tmp_path: Path) -> None:
-    project = project_of(stand_in, PARALLEL, tmp_path)
+    project = settled(stand_in, PARALLEL, tmp_path)
     once(project)
     with stand_in.database.connect() as conn:
         conn.execute("INSERT INTO w_items (id) VALUES (7001)")
@@ -166,7 +179,7 @@ def test_a_slot_that_was_read_by_somebody_else_is_ahead(stand_in: StandIn, tmp_p
 def test_a_slot_that_nobody_here_made_is_foreign_and_one_of_a_broken_start_is_not(
     stand_in: StandIn, tmp_path: Path
 ) -> None:
-    project = project_of(stand_in, PARALLEL, tmp_path)
+    project = settled(stand_in, PARALLEL, tmp_path)
     with connect(stand_in.target(by_csn=False)) as session:
         create_slot_by_function(session, project.slot, "mppdb_decoding", None)
         assert wrong(project) == {("slot", SlotForeign.code)}
@@ -243,6 +256,21 @@ def test_check_compares_product_and_release_with_the_file(stand_in: StandIn, tmp
     assert "GaussDB 505.1.0" in lines(gaussdb, "server")[0].text
 
 
+def test_without_a_csn_of_the_snapshot_check_and_plan_say_what_orders_the_stream(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project, by_csn = project_of(stand_in, PARALLEL, tmp_path), settled(stand_in, PARALLEL, tmp_path)
+    for module in (check_family, source_view_family):
+        monkeypatch.setattr(module, "exports_csn", lambda _: False)
+    (order,) = lines(project, "order")
+    assert order.ok is None
+    assert "ordered by LSN" in order.text
+    assert plan(project).actions[0].text.endswith("the stream is ordered by LSN")
+    with pytest.raises(ServerSettings, match="no CSN to count from"):
+        plan(by_csn)
+    assert wrong(by_csn) == {("order", "SRC208")}
+
+
 def test_rules_of_options_are_judged_with_the_release_that_the_server_names(stand_in: StandIn, tmp_path: Path) -> None:
     with server_of(stand_in, "3.0.0") as old:
         project = project_of(old, Kind(Style.TEXT), tmp_path)
@@ -270,7 +298,7 @@ def test_check_warns_of_every_trap_of_the_version_and_says_what_helps(
     stand_in: StandIn, version: Version, kind: Kind, tmp_path: Path
 ) -> None:
     with server_of(stand_in, version) as server:
-        project = project_of(server, kind, tmp_path)
+        project = settled(server, kind, tmp_path)
         found = lines(project, "trap")
         assert f"openGauss {version}" in lines(project, "server")[0].text
         handled = [line for line in lines(project, "traps") if line.ok]
@@ -335,7 +363,7 @@ def test_polling_needs_no_replication_connection(stand_in: StandIn, tmp_path: Pa
 
 
 def test_a_server_that_is_down_is_told_in_words(stand_in: StandIn, tmp_path: Path) -> None:
-    project = project_of(stand_in, PARALLEL, tmp_path)
+    project = settled(stand_in, PARALLEL, tmp_path)
     once(project)
     stand_in.servers[False].stop()
     assert wrong(project) == {("server", ServerUnreachable.code)}

