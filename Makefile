@@ -49,9 +49,9 @@ lock: $(VENV)/.uv ## solve the versions of constraints.txt again
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-header --no-annotate --no-emit-index-url \
 	  --constraint constraints.in --output-file constraints.txt pyproject.toml
 
-clean: ## remove the environment, the demo's lakes and its servers
+clean: ## remove the environment, the demo's lake and its servers
 	@if [ -d .demo ] && [ -x $(BIN)/python ]; then $(BIN)/python pipelines/shop_workload.py remove; fi
-	@rm -rf $(VENV) .demo lake lake-gaussdb reports
+	@rm -rf $(VENV) .demo lake reports
 
 $(VENV)/.uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cdc_lake needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }

@@ -137,6 +137,13 @@ def test_an_exported_snapshot_has_a_csn_and_is_imported(client: Client) -> None:
     assert (len(ledger), len(below)) == (2, 1)
 
 
+def test_a_product_without_csn_snapshots_says_so(client: Client) -> None:
+    client.state.csn_export = False
+    (failed,) = client.answers.answer("SELECT * FROM pg_export_snapshot_and_csn()", client.session())
+    assert isinstance(failed, Failed)
+    assert failed.sqlstate == "42883"
+
+
 def test_a_snapshot_older_than_the_numbers_is_refused(client: Client) -> None:
     exporter, writer = client.session(), client.session()
     client.do(exporter, "BEGIN ISOLATION LEVEL REPEATABLE READ")

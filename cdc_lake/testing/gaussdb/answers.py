@@ -157,16 +157,17 @@ class LiveAnswers:
                 value = own.relay.rows(f"SELECT pg_catalog.current_setting({literal(name)}, true)")[0][0]
             return Rows({"current_setting": "text"}, [[value]])
 
-        functions = {
+        functions: dict[str, Function] = {
             "version": lambda _: Rows({"version": "text"}, [[server.version_text]]),
             "getdatabaseencoding": lambda _: Rows({"getdatabaseencoding": "name"}, [[server.encoding]]),
             "pg_is_in_recovery": lambda _: Rows({"pg_is_in_recovery": "bool"}, [["t" if server.in_recovery else "f"]]),
             "pg_current_xlog_location": lambda _: self._location("pg_current_xlog_location"),
             "pg_current_xlog_insert_location": lambda _: self._location("pg_current_xlog_insert_location"),
-            "pg_export_snapshot_and_csn": export,
             "current_setting": setting,
             **self._slot_functions(session),
         }
+        if server.csn_export:  # otherwise PostgreSQL says that there is no such function
+            functions["pg_export_snapshot_and_csn"] = export
         views = {
             "pg_replication_slots": lambda: _rows(slots_view(session)).query(),
             "pg_stat_replication": lambda: _senders(session).query(),
