@@ -144,16 +144,16 @@ AT_A_TIME = 500
 
 @dataclass
 class State:
-    """Rows as the transactions of a stream leave them, by the dictionary oracle.
+    """Rows as the transactions of a stream leave them: a dictionary a table.
 
-    Follows the family's own traps (V13, V30): a DELETE without a key on a table with one takes back the INSERT before
+    With an `oracle`, the kit's dictionary oracle is given the same changes, and `tables` is what it holds. Follows the family's own traps (V13, V30): a DELETE without a key on a table with one takes back the INSERT before
     it; an INSERT of a key that is there replaces its row. What cannot be followed because the server does not say it
     is counted in `lost`: (what, table) → number.
     """
 
-    oracle: Oracle = field(default_factory=Oracle)
+    oracle: Oracle | None = None
     lost: Counter = field(default_factory=Counter)
-    _known: dict[TableName, set[tuple]] = field(default_factory=dict)
+    _rows: dict[TableName, dict[tuple, dict]] = field(default_factory=dict)
     _changes: list[Change] = field(default_factory=list)
     _relations: dict[tuple, Relation] = field(default_factory=dict)
 
@@ -166,21 +166,28 @@ class State:
         """One transaction."""
         for row in self._without_taken_back(rows):
             self._changes.extend(self._truncate(row) if isinstance(row, Truncated) else self._change(row))
-        if len(self._changes) >= AT_A_TIME:
-            self._flush()
+        if self.oracle is None:
+            self._changes = []
+        elif len(self._changes) >= AT_A_TIME:
+            self._flush(self.oracle)
 
     def tables(self) -> dict[TableName, list[dict[str, str | None]]]:
         """Rows by column name."""
-        self._flush()
+        if self.oracle is None:
+            return {table: list(rows.values()) for table, rows in self._rows.items()}
+        self._flush(self.oracle)
         return {table: list(rows.values()) for table, rows in self.oracle.tables.items()}
 
-    def bag(self, table: TableName, columns: tuple[str, ...]) -> Counter:
-        """The rows of a table as a bag; a column that a row has not is NULL."""
-        return Counter(tuple(row.get(c) for c in columns) for row in self.tables().get(table, []))
+    def bags(self) -> dict[str, Counter]:
+        """The rows of each table that has any, as a bag."""
+        return {
+            t.name: Counter(tuple(sorted(row.items())) for row in rows) for t, rows in self.tables().items() if rows
+        }
 
-    def _flush(self) -> None:
-        self.oracle.apply(Transaction(Boundaries(0, 0), tuple(self._changes)))
-        self._changes = []
+    def _flush(self, oracle: Oracle) -> None:
+        if self._changes:
+            oracle.apply(Transaction(Boundaries(0, 0), tuple(self._changes)))
+            self._changes = []
 
     def _without_taken_back(self, rows: Iterable[Row | Truncated]) -> list[Row | Truncated]:
         kept: list[Row | Truncated] = []
@@ -197,7 +204,7 @@ class State:
 
     def _truncate(self, truncated: Truncated) -> Iterator[Change]:
         for table in truncated.tables:
-            self._known[table] = set()
+            self._rows[table] = {}
             yield Truncate(self._relation(table, ()))
 
     def _change(self, row: Row) -> Iterator[Change]:
@@ -216,15 +223,14 @@ class State:
                 return
             yield from self._removed(row.table, fields, "insert of a row that is there", missed=False)
             relation, new, key = self._tuple(row.table, fields)
-            self._known.setdefault(row.table, set()).add(key)
+            self._rows.setdefault(row.table, {})[key] = dict(zip(relation.names, new, strict=True))
             yield Insert(relation, new)
 
     def _removed(self, table: TableName, fields: tuple[Field, ...], what: str, *, missed: bool) -> Iterator[Change]:
         """The row of this key goes, if it is there; noted as lost where it is missed, or was not to be there."""
         relation, values, key = self._tuple(table, fields)
-        there = key in self._known.setdefault(table, set())
+        there = self._rows.setdefault(table, {}).pop(key, None) is not None
         if there:
-            self._known[table].remove(key)
             yield Delete(relation, values, OldKind.KEY)
         if there is not missed:
             self.lost[what, table.name] += 1

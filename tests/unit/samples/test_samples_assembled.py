@@ -5,8 +5,6 @@ The records of the same streams are proven against the server's own tables besid
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
@@ -68,7 +66,7 @@ def test_the_receivers_changes_give_the_state_of_the_records(version, name):
     layouts, state = Layouts(facts, CODEC, tables=HEADS), State()
     for raw in raws:
         state.apply([row_of(change) for change in transaction(raw, layouts).changes])
-    assert bags(state) == bags(State().run(records))
+    assert state.bags() == State().run(records).bags()
     assert sum(len(rows) for rows in state.tables().values()) > 4000
 
 
@@ -110,7 +108,3 @@ def sent(relation: Relation, old: Tuple | None, kind: OldKind | None) -> tuple[F
         return None
     named = zip(relation.columns, old, strict=True)
     return tuple(Field(c.name, value) for c, value in named if kind is OldKind.FULL or c.key)
-
-
-def bags(state: State) -> dict[str, Counter]:
-    return {t.name: Counter(tuple(sorted(r.items())) for r in rows) for t, rows in state.tables().items() if rows}
