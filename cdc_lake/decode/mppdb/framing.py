@@ -11,6 +11,7 @@ heartbeat may stand without length and LSN.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import Final
 
 from cdc_lake.decode.mppdb.heartbeat import END_MARKS, LETTER, SIZE
@@ -31,6 +32,19 @@ def records_of_batch(payload: bytes) -> list[tuple[int, bytes]]:
 
     Raises DecodeError, whose offset counts from the payload's start.
     """
+    found: list[tuple[int, bytes]] = []
+    keep, unpack = found.append, _HEAD.unpack_from
+    size, at = len(payload), 0
+    with suppress(struct.error):  # the end of the payload has no room for a head
+        while True:
+            length, lsn = unpack(payload, at)
+            end = at + 4 + length
+            if length < _LSN or end > size:
+                break
+            keep((lsn, payload[at + HEAD : end]))
+            at = end
+    if payload[at:] == _END:
+        return found
     return [(lsn, statement) for _, lsn, statement in frames(payload)]
 
 

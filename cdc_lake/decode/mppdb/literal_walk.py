@@ -95,7 +95,7 @@ def regular_chunk(source: Statements, found: Sequence[Found], *, escaped: bool) 
     for each in found:
         letters[each.rows] = _LETTERS.index(each.row.operation.value.encode())
     chunk.start = letters + (len(chunk.bytes) - len(PADDING) - len(_LETTERS))
-    chunk.end = np.concatenate([np.zeros(1, np.int64), slots[:, 1]])[first + widths]
+    chunk.end = np.concatenate([np.zeros(1, np.int64), slots[:, 1].astype(np.int64)])[first + widths]
     return chunk, [_group(each, target, slots, bounds.null) for each, target in zip(found, targets, strict=True)]
 
 
@@ -103,7 +103,7 @@ def _group(found: Found, targets: list[Any], slots: Any, null: Any) -> Group:
     values = []
     for target in targets:
         absent = null[target]
-        values.append(Values(slots[target].astype(np.int32), absent if absent.any() else None))
+        values.append(Values(slots[target], absent if absent.any() else None))
     new = values.pop(0) if found.new is not None else None
     return Group(found.row, found.rows, new, values.pop(0) if found.old is not None else None)
 
@@ -220,9 +220,9 @@ def _chunk(values: tuple[Any, Any]) -> tuple[Chunk, Any]:
     """A chunk of the values with their lengths before them, then the letters of operations; slots (n, 2) in it."""
     data, sizes = values
     end = np.cumsum(sizes + ROOM)
-    content = memoryview(data)[: int(end[-1])] if len(sizes) else b""
+    content: Any = memoryview(data)[: int(end[-1])] if len(sizes) else b""
     chunk = Chunk([content, _LETTERS], writable=True)
     start = end - sizes
     lengths: Any = np.ndarray((len(chunk.bytes) - 3,), ">u4", chunk.bytes, strides=(1,))
     lengths[start - 4] = sizes
-    return chunk, np.stack([start, end], axis=1)
+    return chunk, np.stack([start, end], axis=1).astype(np.int32)
