@@ -534,6 +534,25 @@ def test_a_parallel_reader_can_be_ahead_of_what_is_sent(server: GaussServer, led
         assert xids(decoded(raw.data(6), Style.BINARY)) == [ledger[1].xid, ledger[2].xid]
 
 
+def test_a_keepalive_of_serial_decoding_never_names_more_than_was_sent(server: GaussServer, ledger: Ledger) -> None:
+    wide = Row(Operation.INSERT, TABLE, (Field("v", "x" * 1_000_000, "text", 25),))
+    made = [ledger.commit([wide]) for _ in range(40)]
+    with open_raw(server, {}) as raw:
+        raw.reply(0, wanted=True)
+        sent = 0
+        while sent < made[-1].commit_end:
+            message = raw.read()
+            assert message is not None
+            if message[1][:1] == b"w":
+                lsn = struct.unpack_from(">Q", message[1], 1)[0]
+                sent = lsn if message[1][25:31] == b"COMMIT" else sent
+            else:
+                named = struct.unpack_from("<Q", message[1], 1)[0]
+                unsent = next((t.commit_start for t in made if t.commit_end > sent), named)
+                assert named <= unsent
+            raw.reply(0, wanted=True)
+
+
 def test_one_stream_a_slot_and_a_cut_one_may_linger(server: GaussServer) -> None:
     server.state.lingering = 0.3
     with open_raw(server):
@@ -551,9 +570,10 @@ def test_a_client_that_does_not_read_stops_the_stream_and_is_still_heard(server:
     for _ in range(40):
         ledger.commit([wide])
     with open_raw(server) as raw:
-        raw.reply(ledger[3].commit_end)
+        raw.reply(ledger[3].commit_end, wanted=True)
         wait_until(lambda: server.state.slots.get("s").confirmed == ledger[3].commit_end)
-        assert len(raw.data(120)) == 120
+        assert len(raw.data(120)) == 120  # what was asked for came between messages, not in one
+        assert raw.keepalive()[0] == ledger.end_lsn
 
 
 @pytest.mark.parametrize("style", ["b", "t", "j", "serial"])

@@ -163,6 +163,11 @@ class Ledger:
                 raise TimeoutError(msg)
             return csn, end
 
+    def through(self, index: int) -> int:
+        """The LSN up to which every commit stands before `index`: the end of the log where nothing stands behind."""
+        with self._changed:
+            return self._end if index >= len(self._transactions) else self._transactions[index].commit_start
+
     def since(self, index: int) -> list[LedgerTransaction]:
         """The transactions from `index` on."""
         with self._changed:

@@ -88,7 +88,7 @@ class GaussServer:
         self._connections: set[Connection] = set()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._pids = itertools.count(140_000_000_000_001 & 0x7FFFFFFF)
+        self._pids = itertools.count(1_001)
         self._stopping = threading.Event()
         self._released = threading.Event()
         self.host = HOST
@@ -217,6 +217,7 @@ class GaussServer:
             )
             with self._lock:
                 self._connections.add(connection)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
             self._thread(self._serve, connection)
 
     def _serve(self, connection: Connection) -> None:

@@ -82,6 +82,8 @@ class Stream:
         self._backlog = Backlog(state.ledger, position, slot.order, self._hold_back, at_start=at_start)
         self._batcher = Batcher(view, slot.order, state.batch_bytes, faults.cuts)
         self._prepared = state.prepared.get(view, {})
+        self._sending = False
+        self._owed: bool | None = None
         self._recorded = iter(state.recordings.get(slot.name, ()))
         self._newest = 0
         self._announced = 0
@@ -112,7 +114,9 @@ class Stream:
         """What a keepalive names: the reader's position in parallel decoding, the end of what was sent otherwise."""
         if self._slot.order is SlotOrder.CSN:
             return self._newest
-        return self._state.ledger.end_lsn + self._faults.keepalive_ahead
+        ledger = self._state.ledger
+        end = ledger.through(self._backlog.index) if self._view.options.serial else ledger.end_lsn
+        return end + self._faults.keepalive_ahead
 
     def _send_more(self) -> bool:
         """Send what is there, up to a chunk; False where nothing was."""
@@ -135,7 +139,7 @@ class Stream:
                 size += len(data)
             self._newest = transaction.csn
         if messages:
-            self._sender.send(b"".join(messages) if len(messages) > 1 else messages[0])
+            self._send(b"".join(messages) if len(messages) > 1 else messages[0])
             self._clock.data = self._clock.keepalive = time.monotonic()
         return bool(messages)
 
@@ -143,10 +147,10 @@ class Stream:
         now = time.monotonic()
         clock = self._clock
         if self._batcher.waiting and now - clock.data >= self._state.batch_seconds:
-            self._sender.send(self._batcher.flush())
+            self._send(self._batcher.flush())
             clock.data = now
         if self._view.options.heartbeat and now - clock.beat >= self._state.heartbeat_every:
-            self._sender.send(self._heartbeat())
+            self._send(self._heartbeat())
             clock.beat = now
         if self._view.options.serial:
             end = self._read_up_to()
@@ -193,10 +197,24 @@ class Stream:
         if wants:
             self._keepalive(self._read_up_to())
 
+    def _send(self, data: bytes) -> None:
+        """Send; what the client asks for meanwhile is answered behind it, not inside."""
+        self._sending = True
+        try:
+            self._sender.send(data)
+        finally:
+            self._sending = False
+        if self._owed is not None:
+            ask, self._owed = self._owed, None
+            self._keepalive(self._read_up_to(), ask=ask)
+
     def _keepalive(self, position: int, *, ask: bool = False, catching_up: bool = False) -> None:
+        if self._sending:
+            self._owed = ask or bool(self._owed)
+            return
         now = time.time_ns() // 1000 - UNIX_TO_2000
         body = _KEEPALIVE.pack(b"k", position, 1, 1, now, ask, catching_up, os.urandom(6))
-        self._sender.send(packet(b"d", body))
+        self._send(packet(b"d", body))
         self._clock.keepalive = time.monotonic()
         self._announced = position
 
