@@ -132,7 +132,7 @@ def record(
 
     project = load_project(pipeline, environment=environment)
     limits = Limits(seconds, None if size is None else _bytes(size), transactions)
-    with StopOnSignal(call.view.note) as stop:
+    with StopOnSignal(lambda _: call.view.note("stopping: the recording is closed")) as stop:
         told = plugin.value if plugin else None
         try:
             found = run(project, file, limits, plugin=told, slot=slot, stop=stop.event, tell=call.view.tell)

@@ -19,7 +19,7 @@ from cdc_lake.decode.describe import (
     value_object,
 )
 from cdc_lake.decode.pgoutput import parse
-from cdc_lake.decode.pgoutput_later import WITH_XID, later
+from cdc_lake.decode.pgoutput_later import WITH_XID, in_text, later
 from cdc_lake.decode.records import (
     AnnouncedColumn,
     Begin,
@@ -34,6 +34,7 @@ from cdc_lake.decode.records import (
     UpdateMessage,
     WireMessage,
 )
+from cdc_lake.errors import UnexpectedMessage
 from cdc_lake.model.change import OldKind, Tuple
 
 _ROWS: Final = frozenset(b"IUD")
@@ -42,11 +43,13 @@ _ROWS: Final = frozenset(b"IUD")
 class PgoutputDescriber:
     """Reads the messages of one connection in order, and remembers which relations and types it announced.
 
-    Messages of protocol versions 2 to 4 are read as well (`decode.pgoutput_later`).
+    Messages of protocol versions 2 to 4 and binary values are read as well (`decode.pgoutput_later`); a value that was
+    sent in binary is `value_hex`.
     """
 
     def __init__(self) -> None:
         self._streaming = False
+        self._binary: dict[bytes, frozenset[int]] = {}
         self._relations: dict[int, RelationMessage] = {}
         self._types: dict[int, str] = {}
 
@@ -65,7 +68,16 @@ class PgoutputDescriber:
         columns = None
         if payload[:1] and payload[0] in _ROWS and (known := self._relations.get(int.from_bytes(payload[1:5], "big"))):
             columns = len(known.columns)
-        return self._object(parse(payload, columns))
+        self._binary = {}
+        try:
+            return self._object(parse(payload, columns))
+        except UnexpectedMessage:
+            if payload[:1] and payload[0] not in _ROWS:
+                raise
+            text, self._binary = in_text(payload)
+            if not any(self._binary.values()):
+                raise
+        return self._object(parse(text, columns))
 
     def _object(self, message: WireMessage) -> Described:  # noqa: PLR0911  # one return a kind of message
         match message:
@@ -116,14 +128,17 @@ class PgoutputDescriber:
     def _old(self, oid: int, old: Tuple | None, kind: OldKind | None) -> dict[str, Any]:
         if old is None or kind is None:
             return {}
-        return {"old": self._tuple(oid, old, key=kind is OldKind.KEY), "old_kind": kind.value}
+        letter = b"K" if kind is OldKind.KEY else b"O"
+        return {"old": self._tuple(oid, old, letter), "old_kind": kind.value}
 
-    def _tuple(self, oid: int, values: Tuple, *, key: bool = False) -> list[Described]:
-        """With `key`, only the columns of the identity: in an old key the others are not sent, which is no NULL."""
+    def _tuple(self, oid: int, values: Tuple, letter: bytes = b"N") -> list[Described]:
+        """Of an old key (`K`) only the columns of the identity: the others are not sent, which is no NULL."""
+        binary = self._binary.get(letter, frozenset())
+        shown = [{"value_hex": v} if at in binary else value_object(v) for at, v in enumerate(values)]
         if (known := self._relations.get(oid)) is None:
-            return [{"name": None, **value_object(value)} for value in values]
-        named = zip(known.columns, values, strict=True)
-        return [{**self._column(c), **value_object(value)} for c, value in named if c.key or not key]
+            return [{"name": None, **value} for value in shown]
+        named = zip(known.columns, shown, strict=True)
+        return [{**self._column(c), **value} for c, value in named if c.key or letter != b"K"]
 
 
 def _message(message: LogicalMessage) -> Described:

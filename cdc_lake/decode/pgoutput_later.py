@@ -1,8 +1,8 @@
-"""Messages of pgoutput's protocol versions 2 to 4 as JSON objects: streamed transactions and two-phase.
+"""What the receiver does not ask pgoutput for, as JSON objects: versions 2 to 4 of the protocol, and binary values.
 
-The receiver asks for version 1 and never sees these; `inspect payload` reads streams that others asked for. Inside a
-streamed block the messages of version 1 have a transaction id behind their letter. Specification: PostgreSQL's
-documentation, "Logical Replication Message Formats".
+The receiver asks for version 1 in text and never sees these; `inspect payload` reads streams that others asked for.
+Versions 2 to 4 brought streamed transactions and two-phase. Inside a streamed block the messages of version 1 have a
+transaction id behind their letter. Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from cdc_lake.decode.reader import Reader
 WITH_XID: Final = frozenset(b"RYIUDTM")
 """Letters of version 1 that are followed by a transaction id inside a streamed block."""
 
+_ROW_HEAD: Final = 5  # bytes: letter and OID of the table
 _PLAIN_ABORT: Final = 9  # bytes: letter and two transaction ids
 
 
@@ -34,6 +35,29 @@ def later(payload: bytes) -> Described | None:
     found = read(reader)
     reader.finish()
     return found
+
+
+def in_text(payload: bytes) -> tuple[bytes, dict[bytes, frozenset[int]]]:
+    """A row message whose binary values stand as hexadecimal text, and which values of which tuple (N K O) they are.
+
+    Takes any I, U or D; what is wrong with it otherwise stays as it is. Raises DecodeError where it ends early.
+    """
+    reader = Reader(payload)
+    out = bytearray(reader.take(_ROW_HEAD))
+    binary: dict[bytes, frozenset[int]] = {}
+    while reader.at < len(payload):
+        kind, count = reader.take(1), reader.u16()
+        out += kind + count.to_bytes(2, "big")
+        found = set()
+        for at in range(count):
+            value = reader.take(1)
+            data = reader.take(reader.u32()) if value in {b"t", b"b"} else None
+            if value == b"b" and data is not None:
+                found.add(at)
+                value, data = b"t", data.hex().encode()
+            out += value + (b"" if data is None else len(data).to_bytes(4, "big") + data)
+        binary[kind] = frozenset(found)
+    return bytes(out), binary
 
 
 def _stream_start(reader: Reader) -> Described:

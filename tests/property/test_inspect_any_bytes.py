@@ -44,6 +44,7 @@ def payloads() -> list[bytes]:
         b"table public.a, public.b: TRUNCATE: restart_seqs cascade",
         b"h" + bytes(24) + b"F",
         b"S\x00\x00\x00\x07\x01",
+        b"I\x00\x00\x40\x00N\x00\x02b\x00\x00\x00\x02\x01\x02t\x00\x00\x00\x01x",
     ]
     orders = table("public.orders", id="int8", note="text")
     changes = (Insert(orders, ("1", None)), Update(orders, ("1", UNCHANGED), ("1", None), OldKind.KEY))

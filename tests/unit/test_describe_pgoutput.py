@@ -183,3 +183,24 @@ def test_messages_inside_a_streamed_block_have_their_transaction():
     assert (relation["table"], relation["xid"]) == ("orders", 9)
     assert (insert["new"][0]["value"], insert["xid"]) == ("1", 9)
     assert (plain["new"][0]["value"], "xid" in plain) == ("2", False)
+
+
+def test_binary_values_are_given_in_hexadecimal():
+    def value(kind: bytes, data: bytes = b"") -> bytes:
+        return kind + (struct.pack(">I", len(data)) + data if kind in b"tb" else b"")
+
+    row = struct.pack(">H", 3) + value(b"b", bytes(7) + b"\x01") + value(b"t", b"text") + value(b"u")
+    key = struct.pack(">H", 3) + value(b"b", bytes(7) + b"\x02") + value(b"n") + value(b"n")
+    head = b"U" + struct.pack(">I", OID)
+    _, update, unnamed = read(messages.relation(ORDERS), head + b"K" + key + b"N" + row, b"I" + bytes(4) + b"N" + row)
+    assert update["new"] == [
+        {"name": "id", "type_oid": 20, "value_hex": "0000000000000001"},
+        {"name": "note", "type_oid": 25, "value": "text"},
+        {"name": "big", "type_oid": 25, "unchanged": True},
+    ]
+    assert update["old"] == [{"name": "id", "type_oid": 20, "value_hex": "0000000000000002"}]
+    assert unnamed["new"][0] == {"name": None, "value_hex": "0000000000000001"}
+    with pytest.raises(DecodeError):
+        PgoutputDescriber().described(b"I" + bytes(4) + b"N" + row[:-3])
+    with pytest.raises(DecodeError):
+        PgoutputDescriber().described(b"I" + bytes(4) + b"N" + row.replace(b"u", b"z"))
