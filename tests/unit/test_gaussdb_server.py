@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import socket
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -51,6 +54,7 @@ from tests.gauss_client import Raw, fields
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "opengauss"
 PASSWORD = "Gauss@123"
+SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
 POINT = Exported("", 0, 0)
 PARALLEL = {"parallel-decode-num": "2", "decode-style": "b"}
 
@@ -415,3 +419,19 @@ def test_a_slot_in_csn_order_is_confirmed_by_csn() -> None:
     with GaussServer(ledger, product="GaussDB") as running:
         slot = running.state.create_slot("c", "mppdb_decoding", "postgres", Exported("", 7, 100), SlotOrder.CSN)
         assert (slot.confirmed, slot.restart_lsn) == (6, 100)
+
+
+def test_noise_ends_its_own_connection_only(server: GaussServer) -> None:
+    chance = random.Random(SEED)
+    print("CDC_LAKE_SEED =", SEED)
+    server.state.create_slot("s", "mppdb_decoding", "postgres", POINT)
+    for number in range(60):
+        if number % 3:  # after a good start, as the body of a message or of a command
+            with Raw(server, replication=number % 2 == 0) as raw:
+                raw.until()
+                noise = chance.randbytes(chance.randrange(60))
+                raw.say(chance.choice("QdcPXZ"), noise if number % 5 else b"START_REPLICATION SLOT s " + noise)
+        else:
+            with socket.create_connection((server.host, server.port)) as bare:
+                bare.sendall(chance.randbytes(chance.randrange(200)))
+    assert session(server).query("SELECT 1").rows == (("1",),)

@@ -66,11 +66,7 @@ def family_answer(sql: str, session: SqlSession, exporter: Exporter) -> Answer |
     """The answer to a statement this module understands, otherwise None; an error of the server comes as Failed."""
     folded = " ".join(sql.rstrip("; ").split())
     if folded.lower().startswith("show "):
-        name = folded[5:].strip('" ').lower()
-        value = session.server.setting(name)
-        if value is None:
-            return Failed("42704", f'unrecognized configuration parameter "{name}"')
-        return ResultSet((ResultColumn(name),), [(value,)], "SHOW")
+        return _shown(folded[5:].strip('" ').lower(), session)
     found = _SELECT.fullmatch(folded)
     if found is None:
         return None
@@ -80,6 +76,15 @@ def family_answer(sql: str, session: SqlSession, exporter: Exporter) -> Answer |
         return None
     except FunctionError as refused:
         return refused.failed
+    except ValueError as wrong:
+        return Failed("22P02", f"invalid input syntax: {wrong}")
+
+
+def _shown(name: str, session: SqlSession) -> Answer:
+    value = session.server.setting(name)
+    if value is None:
+        return Failed("42704", f'unrecognized configuration parameter "{name}"')
+    return ResultSet((ResultColumn(name),), [(value,)], "SHOW")
 
 
 def _select(found: re.Match[str], session: SqlSession, exporter: Exporter) -> ResultSet:

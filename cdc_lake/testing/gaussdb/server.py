@@ -71,16 +71,14 @@ class GaussServer:
         self.ledger = ledger
         self.state = ServerState(ledger, version, product, encoding, compatibility, thread_pool=thread_pool)
         self.answers: SqlAnswers = ScriptedAnswers() if answers is None else answers
-        credentials = {
-            name: given if isinstance(given, Credentials) else Credentials(given)
-            for name, given in (users or {}).items()
-        }
-        context = None
-        if tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*tls)
-        existing = None if databases is None else frozenset(databases)
-        self._access = Access(credentials, method, replication_method, existing, frozenset(strangers), context)
+        self._access = Access(
+            users={name: u if isinstance(u, Credentials) else Credentials(u) for name, u in (users or {}).items()},
+            method=method,
+            replication_method=replication_method,
+            databases=None if databases is None else frozenset(databases),
+            strangers=frozenset(strangers),
+            tls=None if tls is None else _tls(*tls),
+        )
         self._faults = faults or Faults()
         self._injected: collections.deque[Faults] = collections.deque()
         self._ports = [port, replication_port]
@@ -232,3 +230,9 @@ class GaussServer:
             return self._injected.popleft()
         except IndexError:
             return self._faults
+
+
+def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context

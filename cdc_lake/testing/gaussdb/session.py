@@ -117,7 +117,7 @@ class Connection:
             raise Refusal(Failed("0A000", words, severity="FATAL"))
         fields = body.split(b"\0")
         pairs = zip(fields[::2], fields[1::2], strict=False)
-        parameters = {k.decode(): v.decode(errors="replace") for k, v in pairs if k}
+        parameters = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in pairs if k}
         replication = parameters.get("replication", "").lower() in {"database", "true", "on", "yes", "1"}
         self._check_port(replication=replication)
         user = parameters.get("user", "")
