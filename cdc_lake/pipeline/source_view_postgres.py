@@ -45,11 +45,12 @@ class PostgresView:
         found = slot.find_slot(self._session, self._project.slot)
         if found is None:
             return None
+        why = found.invalidation or found.wal_status
         return SlotSeen(
             confirmed=str(found.confirmed) if found.confirmed is not None else None,
             retained=found.retained,
             read_by=f"server process {found.active_pid}" if found.active_pid is not None else None,
-            lost=(found.invalidation or found.wal_status) if found.lost else None,
+            lost=f"the server dropped WAL it needed ({why})" if found.lost else None,
         )
 
     def steps(self, state: BronzeState | None) -> Iterator[Action]:

@@ -111,7 +111,7 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
         reason = "it is made by the first run" if lake.state is None else "bronze was fed from it, and it is gone"
         return SlotStatus(project.slot, "missing", reason)
     if found.lost is not None:
-        state, reason = "lost", f"the server dropped WAL it needed ({found.lost})"
+        state, reason = "lost", found.lost
     elif found.read_by is not None:
         state, reason = "active", f"read by {found.read_by}"
     else:

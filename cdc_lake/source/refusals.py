@@ -71,8 +71,10 @@ def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
     match sqlstate:
         case None | "57P01" | "57P02" | "57P03" | "08006" | "08003" | "08001":
             kind = ServerUnreachable
-        case "42501":
-            kind = RoleLacksReplication if "replication" in said.lower() else SourcePermission
+        case "42501" if "replication" in said.lower() and not said.startswith("permission denied for "):
+            kind = RoleLacksReplication
+        case "42501":  # also of an object that is called something with `replication`
+            kind = SourcePermission
         case "53300":
             kind = ServerBusy
         case "53400":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.authentication import Method
 from cdc_lake.testing.gaussdb.dialect import Product, Version
 from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake.testing.gaussdb.sql import Answer, Failed, SqlSession
 from tests.live.test_gaussdb_receive import project_of
-from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in
+from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in, write
 from tests.live.test_receive_loop import once
 
 pytestmark = pytest.mark.live
@@ -68,14 +69,13 @@ def wrong(project: Project) -> set[tuple[str, str]]:
 def server_of(stand_in: StandIn, version: Version, product: Product = "openGauss", **given: Any) -> Iterator[StandIn]:
     """The same database behind a server of its own."""
     given = {"thread_pool": True, "databases": [stand_in.database.name], **given}
-    answers = LiveAnswers(stand_in.live, stand_in.database.dsn)
+    given.setdefault("answers", LiveAnswers(stand_in.live, stand_in.database.dsn))
     with GaussServer(
         stand_in.live.ledger,
         version=version,
         product=product,
         users={"cdc": PASSWORD},
         method=Method.SHA256,
-        answers=answers,
         **given,
     ) as server:
         yield StandIn(stand_in.database, stand_in.live, {False: server, True: server})
@@ -254,6 +254,50 @@ def test_check_compares_product_and_release_with_the_file(stand_in: StandIn, tmp
     assert version.fix == 'source.version: "6.0.2"'
     gaussdb = project_of(stand_in, BY_CSN, tmp_path)
     assert "GaussDB 505.1.0" in lines(gaussdb, "server")[0].text
+
+
+class Hiding(LiveAnswers):
+    """A server that shows roles and WAL senders to administrators only."""
+
+    def answer(self, sql: str, session: SqlSession) -> Sequence[Answer]:
+        for hidden in ("pg_roles", "pg_stat_replication"):
+            if hidden in sql:
+                return [Failed("42501", f"permission denied for relation {hidden}")]
+        return super().answer(sql, session)
+
+
+def test_what_a_server_hides_is_said_and_the_rest_is_looked_at(stand_in: StandIn, tmp_path: Path) -> None:
+    answers = Hiding(stand_in.live, stand_in.database.dsn)
+    with server_of(stand_in, "5.0.3", "MogDB", answers=answers) as server:
+        project = project_of(server, PARALLEL, tmp_path, source={"type": "mogdb"})
+        assert wrong(project) == set()
+        assert lines(project, "server")[0].text.startswith("MogDB 5.0.3 at ")
+        (role,), (senders,) = lines(project, "role"), lines(project, "WAL senders")
+        assert (role.ok, senders.ok) == (True, None)
+        assert "pg_roles does not show" in role.text
+        assert lines(project, "tables")[0].ok
+        by_sql = project_of(server, SERIAL, tmp_path, source={"type": "mogdb", "mode": "polling"})
+        by_sql.family.decoding.clear()
+        assert wrong(by_sql) == {("role", "SRC205")}
+
+
+def test_status_plan_and_check_go_on_while_others_write(stand_in: StandIn, tmp_path: Path) -> None:
+    project = settled(stand_in, PARALLEL, tmp_path)
+    once(project)
+    stop = threading.Event()
+    writers = [threading.Thread(target=write, args=(stand_in, n, n, stop)) for n in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        behind = [status(project).landed.transactions or 0 for _ in range(10)]
+        assert plan(project).actions[0].kind is ActionKind.RESUME
+        assert wrong(project) == set()
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert behind == sorted(behind)
+    assert behind[-1] > behind[0]
 
 
 def test_without_a_csn_of_the_snapshot_check_and_plan_say_what_orders_the_stream(

@@ -85,6 +85,7 @@ def test_every_recorded_refusal_gives_its_error(refusal: dict[str, str]) -> None
             RoleLacksReplication,
         ),
         ("42501", "permission denied for relation orders", SourcePermission),
+        ("42501", "permission denied for relation replication_log", SourcePermission),
         ("22023", "output-order 0 does not match the order of slot shop", WrongOutputOrder),
         ("22023", 'option "output-order" = "1" is unknown', OptionUnknown),
         ("0A000", "Standby mode doesn't support create logical slot", ServerSettings),
