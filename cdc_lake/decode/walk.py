@@ -7,6 +7,7 @@ columns; whatever does not fit raises `Irregular`, and the plain decoder then sa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -39,13 +40,22 @@ class Chunk:
 
     __slots__ = ("bytes", "data", "end", "start", "window")
 
-    def __init__(self, frames: list[bytes], sizes: Any = None, *, writable: bool = False) -> None:
+    def __init__(self, frames: Sequence[bytes | memoryview], sizes: Any = None, *, writable: bool = False) -> None:
         self.bytes: Any = (bytearray() if writable else b"").join([*frames, PADDING])
         self.end = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)) if sizes is None else sizes)
         self.start = np.concatenate([np.zeros(1, np.int64), self.end[:-1]])
         self.data = np.frombuffer(self.bytes, np.uint8)
         # one unaligned gather gives a value's kind and its length: measured 4 ns, byte by byte 10
         self.window: Any = np.ndarray((len(self.bytes) - 7,), ">u8", self.bytes, strides=(1,))
+
+    @classmethod
+    def of(cls, data: bytearray, start: Any, end: Any) -> Chunk:
+        """A writable chunk of bytes that hold more than frames, with the padding behind them."""
+        chunk = cls([])
+        chunk.bytes, chunk.start, chunk.end = data, start, end
+        chunk.data = np.frombuffer(data, np.uint8)
+        chunk.window = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))
+        return chunk
 
     def words(self, count: int) -> Any:
         """An array whose i-th entry is the bytes from i on, eight times `count`, as one value without a type."""

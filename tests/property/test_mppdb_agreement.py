@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb import columnar, shapes
+from cdc_lake.decode.mppdb import columnar, runs, shapes
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.binary import record_of, records_binary
 from cdc_lake.decode.mppdb.codec import Codec
@@ -212,12 +212,12 @@ def test_damaged_rows_give_the_same_result_or_the_same_error_in_both_decoders(se
     assert 0 < refused < 2_000
 
 
-def random_records(rng: random.Random, pool: Pool) -> list[Record]:
+def random_records(rng: random.Random, pool: Pool, most: int = 4) -> list[Record]:
     out: list[Record] = []
     for nth in range(1 + rng.randrange(3)):
         options = {"xid": rng.choice([None, 9]), "time": rng.choice([None, "2026-11-21 15:00:00+00"])}
         out.append(Begin(csn=nth, lsn=100, first_lsn=100, origin_id=rng.choice([None, 1]), **options))
-        out += rng.choices(pool.rows, k=rng.randrange(4))
+        out += rng.choices(pool.rows, k=rng.randrange(most))
         out.append(Commit(lsn=200 + nth, **options))
     return out
 
@@ -239,6 +239,50 @@ def feed(assembler: FamilyAssembler, payload: bytes) -> list[RecordTransaction] 
     except DecodeError as error:
         return error
     return fed
+
+
+@pytest.mark.parametrize("seed", range(SEED, SEED + 5 * BUDGET))
+def test_rows_found_in_runs_are_those_found_one_by_one(seed, monkeypatch):
+    """Whole and damaged payloads, runs of two rows and more; values may end in what looks like a separator."""
+    print(f"seed {seed}")
+    pool = Pool(seed, 100)
+    rng, in_runs = pool.rng, 0
+    tricky = [
+        Field("id", rng.choice(["P", "GBP", "xF"]), type_oid=25),
+        Field("P", "P", type_oid=0x50),
+        Field("I", "P", type_oid=25),
+    ]
+    pool.rows += [Row(Operation.INSERT, UNKNOWN, (*tricky,)), Row(Operation.DELETE, TableName("P", "P"))] * 3
+    for nth in range(600):
+        payload = encode_payload(
+            random_records(rng, pool, 12), BINARY, Framing(True, rng.choice([Ending.SIZE, Ending.TIMER]))
+        )
+        for _ in range(nth % 3):
+            payload = damaged(rng, payload)
+        results = []
+        for least in (1 << 60, 0):
+            monkeypatch.setattr(runs, "SMALL", least)
+            monkeypatch.setattr(runs, "LONG", 2)
+            one = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)
+            results.append((outcome_of_feed(one, payload), one.open_bytes, one.open_csn))
+        (expected, *_), (found, *_) = results
+        assert results[0] == results[1]
+        if isinstance(expected, list):
+            in_runs += sum(isinstance(raw.records, runs.Rows) for raw in found)
+            batch = [raw for raw in expected if raw.count], [raw for raw in found if raw.count]
+            with_runs, without = outcome(tabulate, batch[1]), outcome(tabulate, batch[0])
+            if isinstance(without[0], ChangeColumns):
+                assert_same(with_runs[0], without[0])
+            else:
+                assert with_runs == without
+    assert in_runs > 200
+
+
+def outcome_of_feed(assembler: FamilyAssembler, payload: bytes) -> object:
+    try:
+        return list(assembler.feed(payload, 5))
+    except DecodeError as error:
+        return type(error), str(error), error.offset
 
 
 def transactions_of(records: list[Record]) -> list[tuple[int | None, int]]:

@@ -1,8 +1,8 @@
 """From payloads of the GaussDB family to whole transactions, without decoding a single value.
 
 A payload holds a part of a transaction, one, or many; rows stay the bytes the server sent until a batch is closed. What
-leaves has seen its COMMIT. This is the hot path of the receiver: in style b a row costs one read of its head, a slice
-and two appends.
+leaves has seen its COMMIT. This is the hot path of the receiver: in style b many rows in one payload are found together
+(`runs`), others cost one read of their head, a slice and two appends.
 
 Which LSN may be confirmed depends on how the stream is written (openGauss 3.0.0 and 6.0.2, tried on servers):
 
@@ -19,13 +19,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from cdc_lake.decode.mppdb import framing, heartbeat, lines
 from cdc_lake.decode.mppdb.binary import BODY, END, LEAST, MORE, following, record_end, record_of
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Begin, Commit, Heartbeat, Style
+from cdc_lake.decode.mppdb.runs import Lsns, Rows, Run, long_runs
 from cdc_lake.decode.mppdb.styles import verify
 from cdc_lake.decode.mppdb.timestamps import micros
 from cdc_lake.errors import DecodeError, MalformedMessage, NoOrderNumber, OutOfSequence
@@ -75,6 +78,7 @@ class FamilyAssembler:
         self._begin: Begin | None = None
         self._records: list[bytes] = []
         self._lsns: list[int] = []
+        self._before: list[tuple[list[bytes], list[int], Run]] = []  # records and LSNs, and a run behind them
         self._bytes = 0
 
     @property
@@ -116,8 +120,11 @@ class FamilyAssembler:
             return []
         done: list[RecordTransaction] = []
         at, size = 0, len(payload)
+        runs = long_runs(payload)
         while True:
             if self._begin is not None:
+                if (found := runs.get(at)) is not None:
+                    at = self._run(*found)
                 at = self._rows(payload, at)
                 if at == size and at and payload[-1] == END:
                     return done
@@ -127,6 +134,13 @@ class FamilyAssembler:
             if (after := following(payload, end)) is None:
                 return done
             at = after
+
+    def _run(self, run: Run, behind: int) -> int:
+        """Keep a run; what is behind it."""
+        self._before.append((self._records, self._lsns, run))
+        self._records, self._lsns = [], []
+        self._bytes += run.size
+        return behind
 
     def _rows(self, payload: bytes, start: int) -> int:
         """Keep the rows that stand one behind the other; where the first record stands that is not one, or wrong."""
@@ -213,8 +227,9 @@ class FamilyAssembler:
             raise OutOfSequence("a COMMIT without a BEGIN", offset=at)
         csn = begin.csn if begin.csn is not None else commit.csn
         commit_lsn = commit.lsn if commit.lsn is not None else header_lsn
-        if self._lsns and max(self._lsns) >= _STORABLE:
-            raise MalformedMessage("a row whose LSN is above 63 bits", offset=at)
+        for numbers in (self._lsns, *(earlier for _, earlier, _ in self._before)):
+            if numbers and max(numbers) >= _STORABLE:
+                raise MalformedMessage("a row whose LSN is above 63 bits", offset=at)
         bounds = Boundaries(
             position=self._position(csn, commit_lsn, at),
             confirm=self._confirm(csn, commit_lsn, at),
@@ -226,9 +241,20 @@ class FamilyAssembler:
             user=begin.user,
             origin=str(begin.origin_id) if begin.origin_id else None,  # 0: of this server
         )
-        done = RecordTransaction(bounds, self._style, self._records, self._lsns, self._bytes)
+        done = RecordTransaction(bounds, self._style, *self._kept(), self._bytes)
         self._start()
         return done
+
+    def _kept(self) -> tuple[Sequence[bytes], Sequence[int]]:
+        """All rows of the open transaction and their LSNs."""
+        if not self._before:
+            return self._records, self._lsns
+        rows: list[Run | list[bytes]] = []
+        lsns: list[Any] = []
+        for records, numbers, run in self._before:
+            rows += [records, run]
+            lsns += [np.array(numbers, np.int64), run.lsn]
+        return Rows([*rows, self._records]), Lsns([*lsns, np.array(self._lsns, np.int64)])
 
     def _position(self, csn: int | None, commit_lsn: int, at: int) -> int:
         number, name = (csn, "CSN") if self._domain is OrderDomain.CSN else (commit_lsn, "commit LSN")
@@ -252,7 +278,7 @@ class FamilyAssembler:
     def _first_lsn(self, begin: Begin) -> int | None:
         """The first LSN of a transaction with rows. 3.0.x prints stale memory for one without."""
         first = begin.first_lsn if begin.first_lsn is not None else begin.lsn  # serial: the LSN of BEGIN is it
-        return first if first and self._records and first < _STORABLE else None
+        return first if first and (self._records or self._before) and first < _STORABLE else None
 
 
 def _storable(number: int | None, what: str, at: int) -> int | None:

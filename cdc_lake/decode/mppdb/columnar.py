@@ -7,15 +7,16 @@ decoder, so an error is always the plain decoder's error; so do databases whose 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.mppdb.cuts import Piece, chunk_of, cuts, lsns_of
 from cdc_lake.decode.mppdb.layouts import Layouts, Plan
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
@@ -60,19 +61,19 @@ def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts) -> ChangeColu
 def _tabulate(batch: Sequence[RecordTransaction], sizes: list[int], layouts: Layouts) -> ChangeColumns:
     refuse_oversize(sum(raw.size for raw in batch))
     numbering = Numbering()
-    records = list(chain.from_iterable(raw.records for raw in batch))
-    parts = [_part(cut, sizes, batch[0].style, layouts, numbering) for cut, sizes in _cuts(records)]
+    count, style = sum(sizes), batch[0].style
+    parts = [_part(cut, lengths, style, layouts, numbering) for cut, lengths in cuts(batch, CHUNK_BYTES)]
     columns = ChangeColumns(
         relations=numbering.relations,
         transaction=np.repeat(np.arange(len(batch), dtype=np.int32), sizes),
         op=np.concatenate([part.op for part in parts]),
         relation=np.concatenate([part.relation for part in parts]),
-        lsn=np.fromiter(chain.from_iterable(raw.lsns for raw in batch), np.int64, len(records)),
+        lsn=lsns_of(batch),
         new=_joined([part.new for part in parts]),
         old=_joined([part.old for part in parts]),
         old_kind=_joined([part.old_kind for part in parts]),
-        unchanged=pa.nulls(len(records), POSITIONS),
-        info=pa.nulls(len(records), pa.string()),
+        unchanged=pa.nulls(count, POSITIONS),
+        info=pa.nulls(count, pa.string()),
         digests=list(chain.from_iterable(part.digests for part in parts)),
     )
     cancels = np.concatenate([part.cancels for part in parts])
@@ -81,16 +82,6 @@ def _tabulate(batch: Sequence[RecordTransaction], sizes: list[int], layouts: Lay
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
-
-
-def _cuts(records: list[bytes]) -> Iterator[tuple[list[bytes], Any]]:
-    """The records in pieces of about `CHUNK_BYTES` and of equal size, at least one each, with their sizes."""
-    sizes = np.fromiter(map(len, records), np.int64, len(records))
-    ends = np.cumsum(sizes)
-    pieces = max(1, round(int(ends[-1]) / CHUNK_BYTES))
-    piece = (ends - 1) * pieces // max(int(ends[-1]), 1)
-    for first, end in pairwise([0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(records)]):
-        yield records[first:end], sizes[first:end]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +97,9 @@ class _Part:
     cancels: Any
 
 
-def _part(frames: list[bytes], sizes: Any, style: Style, layouts: Layouts, numbering: Numbering) -> _Part:
-    chunk, found = _groups(frames, sizes, style, layouts)
-    count = len(frames)
+def _part(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts, numbering: Numbering) -> _Part:
+    chunk, found = _groups(cut, sizes, style, layouts)
+    count = len(sizes)
     plans = _plans(found, layouts)
     relation, kind, cancels = np.empty(count, np.int32), np.full(count, -1, np.int8), np.zeros(count, bool)
     for group, plan in zip(found, plans, strict=True):
@@ -126,10 +117,11 @@ def _part(frames: list[bytes], sizes: Any, style: Style, layouts: Layouts, numbe
     )
 
 
-def _groups(frames: list[bytes], sizes: Any, style: Style, layouts: Layouts) -> tuple[Chunk, list[Group]]:
+def _groups(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts) -> tuple[Chunk, list[Group]]:
     if style is Style.BINARY:
-        chunk = Chunk(frames, sizes, writable=True)
-        return chunk, list(groups(chunk, frames, layouts.codec))
+        chunk = chunk_of(cut, sizes)
+        return chunk, list(groups(chunk, layouts.codec))
+    frames = [frame for piece in cut if isinstance(piece, list) for frame in piece]
     return text_groups(frames, style, layouts.codec, heads(layouts.tables, layouts.codec) if layouts.tables else None)
 
 

@@ -6,6 +6,7 @@ and types of its columns along.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc_lake.decode.mppdb.records import Style
@@ -18,13 +19,14 @@ class RecordTransaction:
 
     `records[i]` in style b is the body of a record from its letter on; in the text styles one statement without its
     length and LSN. `lsns[i]` is the LSN the source gave for it: of the record where it has one, else of the message's
-    header. A transaction without rows is one too: counts of CSNs need it.
+    header. A transaction without rows is one too: counts of CSNs need it. Both are lists, or `runs.Rows` and
+    `runs.Lsns` where many rows came in one payload.
     """
 
     bounds: Boundaries
     style: Style
-    records: list[bytes]
-    lsns: list[int]
+    records: Sequence[bytes]
+    lsns: Sequence[int]
     size: int  # bytes of all records
 
     @property

@@ -87,23 +87,23 @@ class _Shape:
     tuples: tuple[tuple[int, bytes, tuple[_Column, ...]], ...]
 
 
-def groups(chunk: Chunk, frames: list[bytes], codec: Codec) -> Iterator[Group]:
+def groups(chunk: Chunk, codec: Codec) -> Iterator[Group]:
     """The rows of a chunk by shape, in the order of their first rows. Raises Irregular where there is none,
     or where shapes are so many that the plain decoder is faster.
     """
-    left = np.arange(len(frames))
-    allowed = SOME + len(frames) // FEW
+    left = np.arange(len(chunk.start))
+    allowed = SOME + len(left) // FEW
     while len(left):
         require(allowed)
         allowed -= 1
         first = int(left[0])
-        shape = _shape(frames[first], codec)
+        shape = _shape(bytes(chunk.bytes[chunk.start[first] : chunk.end[first]]), codec)
         alike = left[_alike(chunk, left, shape.head)]
         rows, new, old = _walk(chunk, alike, shape)
         yield Group(shape.row, rows, new, old)
         if len(rows) == len(left):
             return
-        gone = np.zeros(len(frames), bool)
+        gone = np.zeros(len(chunk.start), bool)
         gone[rows] = True
         left = left[~gone[left]]
 
