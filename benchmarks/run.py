@@ -17,11 +17,13 @@ HERE = Path(__file__).parent
 
 FULL: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py",),
+    ("decode_mppdb.py", "--save"),
     ("small_spans.py",),
     ("apply_span.py",),
 )
 QUICK: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py", "--changes", "100000", "--rounds", "2", "--no-save"),
+    ("decode_mppdb.py", "--rows", "20000", "--seconds", "10"),
     ("small_spans.py", "--rounds", "2", "--no-save"),
     ("apply_span.py", "--rows", "500000", "--changes", "10000", "--rounds", "1", "--no-save"),
 )
