@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterable
 
 from cdc_lake.config.gaussdb_options import Mode
+from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import ServerSettings
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
@@ -24,21 +26,39 @@ from cdc_lake.source.wire.session import WireSession
 
 SETTLE = 3.0
 """Seconds that are read at most."""
+QUIET = 1.5
+"""Seconds of silence after which nothing more is read: a server sends what waits in a batch after one."""
 ENOUGH = 200
 """Transactions after which nothing more is read."""
 LATE = 16
 """How far behind the highest CSN one may still come; inversions were measured at a distance of at most 9."""
 
 
-def decide(project: Project, dial: Dial, session: WireSession, stop: threading.Event, tell: Tell) -> OrderDomain:
-    """The order domain of a new stream, whose slot is there and was not read. Raises SourceError, Stopped."""
-    source = project.family
-    if source.order != "auto":
-        return OrderDomain(source.order)
+def order_of(source: FamilySource, *, exports: bool) -> OrderDomain | None:
+    """What orders a new stream; None where only a look at the stream itself decides.
+
+    `exports`: the server gives a CSN with a snapshot, without which there is nothing to count CSNs from.
+    """
     if source.slot_order == "csn":
         return OrderDomain.CSN
-    if source.decoding_mode is not Mode.PARALLEL or source.node in ("coordinator", "data_node"):
+    if not exports:
         return OrderDomain.LSN
+    if source.order != "auto":
+        return OrderDomain(source.order)
+    shows_all = source.decoding_mode is Mode.PARALLEL and effective_options(source)["skip-empty-xacts"] == "off"
+    if not shows_all or source.node in ("coordinator", "data_node"):
+        return OrderDomain.LSN
+    return None
+
+
+def decide(project: Project, dial: Dial, session: WireSession, stop: threading.Event, tell: Tell) -> OrderDomain:
+    """The order domain of a new stream, whose slot is there and was not read, of a server that gives CSNs.
+
+    Raises SourceError, Stopped.
+    """
+    order = order_of(project.family, exports=True)
+    if order is not None:
+        return order
     missing = _missing(project, dial, session, stop)
     if missing is None:
         return OrderDomain.CSN
@@ -75,11 +95,12 @@ def _missing(project: Project, dial: Dial, session: WireSession, stop: threading
     try:
         assembler = assembler_of(project, OrderDomain.LSN, "UTF8")
         csns: list[int] = []
-        until = time.monotonic() + SETTLE
-        while time.monotonic() < until and len(csns) < ENOUGH:
+        heard = begun = time.monotonic()
+        while time.monotonic() < min(begun + SETTLE, heard + QUIET) and len(csns) < ENOUGH:
             if stop.is_set():
                 raise Stopped
             for number, payload in frames.poll(0.2):
+                heard = time.monotonic()
                 csns += [raw.bounds.csn for raw in assembler.feed(payload, number) if raw.bounds.csn is not None]
     finally:
         frames.close()

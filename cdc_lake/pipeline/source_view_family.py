@@ -9,14 +9,13 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Project
-from cdc_lake.config.source import FamilySource
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import SlotForeign
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind, copies, size
-from cdc_lake.pipeline.density import refuse_csn
+from cdc_lake.pipeline.density import order_of, refuse_csn
 from cdc_lake.pipeline.family_facts import captured, catalog, retained, session_of, tables
 from cdc_lake.pipeline.family_frames import reads_by_sql
 from cdc_lake.pipeline.family_start import intended
@@ -138,22 +137,6 @@ def who(project: Project, session: WireSession) -> FamilyServerFacts:
         return server_facts(session, by_sql=True)
     replication = connect(target_of(project.family, project.root), replication=True)
     return server_facts(replication, by_sql=False)
-
-
-def order_of(source: FamilySource, *, exports: bool) -> OrderDomain | None:
-    """What orders a new stream; None where only a look at the stream itself decides (`pipeline.density`).
-
-    `exports`: the server gives a CSN with a snapshot, without which there is nothing to count CSNs from.
-    """
-    if source.slot_order == "csn":
-        return OrderDomain.CSN
-    if not exports:
-        return OrderDomain.LSN
-    if source.order != "auto":
-        return OrderDomain(source.order)
-    if source.decoding_mode is not Mode.PARALLEL or source.node in ("coordinator", "data_node"):
-        return OrderDomain.LSN
-    return None
 
 
 def order_in_words(order: OrderDomain | None) -> str:

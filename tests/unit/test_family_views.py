@@ -12,7 +12,8 @@ from cdc_lake.config.source import FamilySource
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.pipeline.action import size
 from cdc_lake.pipeline.check_line import room
-from cdc_lake.pipeline.source_view_family import order_in_words, order_of
+from cdc_lake.pipeline.density import order_of
+from cdc_lake.pipeline.source_view_family import order_in_words
 from tests.unit.test_cli_commands import cdc_lake
 
 DOWN = """\

@@ -1,0 +1,215 @@
+"""A backlog of a GaussDB slot, style b in batches, from the wire into committed Delta bronze.
+
+    python benchmarks/gaussdb_backlog.py [--rows 1000000] [--rounds 3]
+
+Ten columns, about 390 bytes a row on the wire, 1,000 rows a transaction, 80/15/5 insert/update/delete, one transaction
+in a hundred against the order of the CSNs. The sender is the test kit's server with everything encoded beforehand, in
+a process of its own on the same cores. Ours is `receive()` with everything on: hash chain, CSN order, Parquet, Delta
+commit, fsync, confirmation. The peer reads the same stream and throws it away: what sender and socket give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from decode_mppdb import COLUMNS, ORDERS, some_row
+from measured import median, save, show, table
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.gaussdb_sent import effective_options
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.family_frames import assembler_of, frames_of
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.wire.connect import connect
+from cdc_lake.testing.gaussdb.declared import DeclaredTable
+from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake.testing.gaussdb.server import GaussServer
+
+BLOCK = 1_000
+STEP = 500  # bytes of WAL a row
+TARGET_MB, AIM_MB, TARGET_MIB = 120, 150, 400
+RELATION = Relation(
+    ORDERS,
+    tuple(Column(name, kind, oid, -1, name == "id") for name, (kind, oid) in COLUMNS.items()),
+    ReplicaIdentity.DEFAULT,
+    ("id",),
+)
+
+
+def project_of(root: Path, name: str, port: int, replication_port: int) -> Project:
+    source = {
+        "type": "opengauss", "host": "127.0.0.1", "port": port, "replication_port": replication_port,
+        "database": "postgres", "user": "cdc", "tls": {"mode": "disable"}, "tables": ["public.*"], "order": "csn",
+    }  # fmt: skip
+    document = {"version": 1, "pipeline": name, "source": source, "snapshot": {"mode": "none"}}
+    (root / name).mkdir(exist_ok=True)
+    return Project(Pipeline.model_validate(document), root / name / "pipeline.yaml", root / name)
+
+
+def transactions(ledger: Ledger, rows: int) -> Iterator[LedgerTransaction]:
+    """The backlog, behind what the ledger holds."""
+    rng = random.Random(11)
+    at, csn, count = ledger.end_lsn, ledger.next_csn, rows // BLOCK
+    order = list(range(count))
+    for nth in range(50, count - 1, 100):
+        order[nth], order[nth + 1] = order[nth + 1], order[nth]
+    for nth in range(count):
+        changes = tuple(some_row(rng, nth * BLOCK + n, at + n * STEP) for n in range(BLOCK))
+        end = at + BLOCK * STEP
+        yield LedgerTransaction(csn + order[nth], 50_000 + nth, at, end, end + 64, 1_700_000_000_000_000, changes)
+        at = end + 64
+
+
+def serve() -> None:
+    """The sender's process: a server, then the backlog when a line with its size comes, until the input ends."""
+    types = {"int8": "bigint", "varchar": "character varying", "bpchar": "character"}
+    printed = tuple(types.get(kind, kind) for kind, _ in COLUMNS.values())
+    answers = ScriptedAnswers(tables=[DeclaredTable(RELATION, (), printed)])
+    with GaussServer(Ledger(), answers=answers) as server:
+        print(json.dumps([server.port, server.replication_port]), flush=True)
+        for line in sys.stdin:
+            options, rows = json.loads(line)
+            size = server.prepare(transactions(server.ledger, rows), list(options.items()))
+            print(json.dumps(size), flush=True)
+
+
+def receive_here(project: Project) -> None:
+    """The receiver's process."""
+    bronze = DeltaBronze(project.bronze, project.pipeline.bronze.durability)
+    begun = time.perf_counter()
+    done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
+    report(time.perf_counter() - begun, done.changes)
+
+
+def drain_here(project: Project, rows: int) -> None:
+    """The peer's process: read as many rows, confirm, keep nothing."""
+    target = target_of(project.family, project.root)
+    frames = frames_of(project, connect(target, replication=True), 0)
+    assembler = assembler_of(project, OrderDomain.CSN, "UTF8")
+    begun, changes = time.perf_counter(), 0
+    while changes < rows:
+        for number, payload in frames.poll(1.0):
+            changes += sum(raw.count for raw in assembler.feed(payload, number))
+    report(time.perf_counter() - begun, changes)
+    frames.close()
+
+
+def report(seconds: float, changes: int) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    facts = {"seconds": seconds, "changes": changes, "cpu": used.ru_utime + used.ru_stime}
+    print(json.dumps(facts | {"rss_mib": int(peak.split()[1]) / 1024}))
+
+
+def child(role: str, root: Path, name: str, ports: list[int], rows: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--role", role, "--root", str(root), "--name", name]
+    command += ["--ports", *map(str, ports), "--rows", str(rows)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {"peer": role, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def measure(rows: int, rounds: int, root: Path) -> list[dict[str, Any]]:
+    command = [sys.executable, __file__, "--role", "serve"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        ports = json.loads(server.stdout.readline())
+        names = {n: (f"ours_{n}", f"peer_{n}") for n in range(rounds + 1)}
+        for name in (one for both in names.values() for one in both):
+            child("receive", root, name, ports, rows)  # makes the slot, begins the stream
+        print(f"encoding {rows:,} rows", flush=True)
+        options = effective_options(project_of(root, "ours_0", *ports).family)
+        server.stdin.write(json.dumps([options, rows]) + "\n")
+        server.stdin.flush()
+        size = json.loads(server.stdout.readline())
+        runs = []
+        for n, (ours, peer) in names.items():
+            for role, name in (("receive", ours), ("drain", peer)) if n % 2 else (("drain", peer), ("receive", ours)):
+                run = {"round": n, "bytes": size, **child(role, root, name, ports, rows)}
+                if run["changes"] != rows:
+                    raise SystemExit(f"expected {rows} changes: {run['changes']}")
+                run["mb"] = size / run["seconds"] / 1e6
+                print(f"  round {n} {role:8} {run['mb']:6.0f} MB/s {rows / run['seconds']:10,.0f} rows/s", flush=True)
+                runs.append(run)
+        server.stdin.close()
+        return runs
+
+
+def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    counted = [run for run in runs if run["round"] > 0]
+    rows = []
+    for role, label in (("drain", "read, thrown away"), ("receive", "cdc_lake, into bronze")):
+        mine = [run for run in counted if run["peer"] == role]
+        rows.append(
+            [
+                label,
+                f"{max(run['mb'] for run in mine):,.0f}",
+                f"{median(run['mb'] for run in mine):,.0f}",
+                f"{median(run['changes'] / run['seconds'] for run in mine):,.0f}",
+                f"{median(run['cpu'] for run in mine):.1f}",
+                f"{max(run['rss_mib'] for run in mine):.0f}",
+            ]
+        )
+    ours = [run for run in counted if run["peer"] == "receive"]
+    rate, memory = median(run["mb"] for run in ours), max(run["rss_mib"] for run in ours)
+    return [
+        table("From the wire into bronze", ("", "best MB/s", "median MB/s", "rows/s", "CPU s", "peak MiB"), rows),
+        table(
+            "Targets",
+            ("", "measured", "target", ""),
+            [
+                ("MB/s of wire", f"{rate:,.0f}", f"{TARGET_MB}, aim {AIM_MB}", _reached(rate >= TARGET_MB)),
+                ("peak memory, MiB", f"{memory:.0f}", f"{TARGET_MIB}", _reached(memory <= TARGET_MIB)),
+            ],
+        ),
+    ]
+
+
+def _reached(yes: bool) -> str:
+    return "reached" if yes else "missed"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rows", type=int, default=1_000_000)
+    options.add_argument("--rounds", type=int, default=3, help="counted rounds; one more warms up")
+    options.add_argument("--no-save", action="store_true", help="print only")
+    for hidden in ("--role", "--root", "--name"):
+        options.add_argument(hidden, help=argparse.SUPPRESS)
+    options.add_argument("--ports", nargs=2, type=int, help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.role == "serve":
+        serve()
+        return
+    if given.role:
+        project = project_of(Path(given.root), given.name, *given.ports)
+        receive_here(project) if given.role == "receive" else drain_here(project, given.rows)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        runs = measure(given.rows, given.rounds, Path(temporary))
+    tables = summary(runs)
+    if given.no_save:
+        show(tables)
+    else:
+        save("gaussdb_backlog", parameters={"rows": given.rows, "rounds": given.rounds}, runs=runs, tables=tables)
+
+
+if __name__ == "__main__":
+    main()
