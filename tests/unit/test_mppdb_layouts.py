@@ -193,6 +193,24 @@ def test_an_identity_that_changed_since_is_told_from_what_was_sent():
     assert layouts.change(insert(**FULL_ROW)).relation == LAYOUT
 
 
+def test_an_identity_that_is_no_longer_full_is_noticed_and_a_null_is_not_taken_for_one_again_and_again():
+    full = FamilyTableFacts((ID, NAME, PRICE), ("id",), ReplicaIdentity.FULL)
+    catalog = Catalog(full)
+    layouts = Layouts(catalog)
+    layouts.change(delete(FULL_ROW))
+    catalog.facts = KEYED
+    change = layouts.change(update(FULL_ROW, {"id": "1"}))
+    assert isinstance(change, Update)
+    assert (change.old, change.old_kind, change.relation) == (("1", None, None), OldKind.KEY, LAYOUT)
+    wide = tuple(FamilyColumn(f"c{n}", "text", 25) for n in range(20))
+    catalog = Catalog(FamilyTableFacts(wide, (), ReplicaIdentity.FULL))
+    layouts = Layouts(catalog)
+    for n in range(20):
+        row = Row(Operation.DELETE, T, None, (Field(f"c{n}", "x", type_oid=25),))
+        assert layouts.change(row).old_kind is OldKind.FULL
+    assert catalog.asked == 9
+
+
 def test_the_system_column_oid_that_old_text_prints_first_is_left_out():
     layouts = Layouts(Catalog(KEYED))
     assert layouts.change(insert(True, oid="16401", **FULL_ROW)) == Insert(LAYOUT, ("1", "a", ".5"))

@@ -27,6 +27,9 @@ from cdc_lake.errors import MalformedMessage, UnknownType, UnreadableRow
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tuple, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 
+DOUBTS: Final = 8
+"""Times the catalog is asked again about the identity of one table."""
+
 Kind: TypeAlias = int | str
 """A type as a row names it: its OID in style b, what is printed in the text styles."""
 Names: TypeAlias = tuple[tuple[str, Kind], ...]
@@ -49,10 +52,14 @@ class Plan:
 
 @dataclass(slots=True)
 class _Table:
-    """What is known of one table. `deletes` are plans of rows without new tuple, which depend on `latest`."""
+    """What is known of one table. `deletes` are plans of rows without new tuple, which depend on `latest`.
+
+    `doubts`: how often the catalog was asked because an old row that should be whole was not.
+    """
 
     facts: FamilyTableFacts | None = None
     asked: bool = False
+    doubts: int = 0
     latest: Relation | None = None
     plans: dict[tuple[str, Names | None, Names | None], Plan] = field(default_factory=dict)
     deletes: dict[Names | None, Plan] = field(default_factory=dict)
@@ -147,7 +154,7 @@ class Layouts:
     def _plan(self, row: Row, table: _Table, new: Names | None, old: Names | None) -> Plan:
         _check(row)
         facts = table.facts
-        if not table.asked or not _explained(facts, new, old):
+        if not table.asked or not _explained(facts, new, old) or _doubtful(table, old):
             facts = self._facts(row.table, table)
         first = _first(facts, new if new is not None else old)
         sent = None if old is None else old[first:]
@@ -214,6 +221,18 @@ def _explained(facts: FamilyTableFacts | None, new: Names | None, old: Names | N
         return False
     logged = {c.name for c in facts.columns} if facts.whole else set(facts.identity_columns)
     return old is None or {name for name, _ in old} <= logged
+
+
+def _doubtful(table: _Table, old: Names | None) -> bool:
+    """Whether an old row that the server logs whole lacks columns: they are NULL (3.0.x), or the identity was changed.
+
+    A few times, because on 3.0.x it may be any set of columns.
+    """
+    facts = table.facts
+    if facts is None or not facts.whole or old is None or len(old) >= len(facts.columns):
+        return False
+    table.doubts += 1
+    return table.doubts <= DOUBTS
 
 
 def _first(facts: FamilyTableFacts | None, names: Names | None) -> int:
