@@ -16,7 +16,7 @@ from cdc_lake.pipeline.check_family_tables import grants, identities
 from cdc_lake.pipeline.check_family_tables import tables as tables_found
 from cdc_lake.pipeline.check_line import CheckLine, failed, room
 from cdc_lake.pipeline.density import order_of, refuse_csn
-from cdc_lake.pipeline.family_facts import FamilyLimits, FamilyRole, captured, limits, release_of, role, session_of
+from cdc_lake.pipeline.family_facts import FamilyLimits, FamilyRole, captured, limits, role, session_of
 from cdc_lake.pipeline.family_frames import codec_of, reads_by_sql
 from cdc_lake.pipeline.source_view_family import order_in_words
 from cdc_lake.pipeline.streams import is_complete
@@ -24,7 +24,7 @@ from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import exports_csn
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.gaussdb.traps import Effect, traps
-from cdc_lake.source.gaussdb.version import FamilyVersion
+from cdc_lake.source.gaussdb.version import FamilyVersion, release_of
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.stream import domain_of
 from cdc_lake.source.wire.connect import connect

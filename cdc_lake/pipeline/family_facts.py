@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cdc_lake.config.project import Project
-from cdc_lake.config.release import Release, pad_release, parse_release
 from cdc_lake.decode.mppdb.facts import FamilyTableFacts
 from cdc_lake.errors import QueryRefused, SourcePermission, StreamProtocol
 from cdc_lake.model.position import Lsn
@@ -110,11 +109,6 @@ def role(session: WireSession) -> FamilyRole:
         return FamilyRole(name, _right(session, found[0], doing) if found else None)
     except (QueryRefused, SourcePermission):
         return FamilyRole(name, None)  # a product may hide roles, even one's own
-
-
-def release_of(version: FamilyVersion) -> Release:
-    """The release that rules of options compare: the openGauss it is made from, or GaussDB's own."""
-    return parse_release(version.release) if version.base is None else pad_release(version.base)
 
 
 def captured(project: Project, session: WireSession) -> list[TableName]:

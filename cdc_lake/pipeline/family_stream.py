@@ -10,11 +10,12 @@ from functools import partial
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.captured import Captured
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.errors import BronzeAhead, OtherSource
+from cdc_lake.errors import BronzeAhead, OptionRefused, OtherSource
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
@@ -43,6 +44,7 @@ from cdc_lake.source.gaussdb.server import (
     snapshot_and_csn,
 )
 from cdc_lake.source.gaussdb.slot import check_slot, find_slot
+from cdc_lake.source.gaussdb.version import release_of
 from cdc_lake.source.stream import Kind, StreamIdentity, TransactionAssembler, shown
 from cdc_lake.source.tables import chooses
 from cdc_lake.source.wire.connect import connect
@@ -71,6 +73,7 @@ def open_family(
         by_sql = reads_by_sql(project)
         facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
         check_server(facts, session.place)
+        check_options(project, facts)
         state, copied = bronze.state(), 0
         if state is None or not is_complete(control, state.stream, state.epoch):
             start = family_start.FamilyStart(dial, session, facts)
@@ -100,6 +103,14 @@ def open_family(
             goal=goal,
             copied=copied,
         )
+
+
+def check_options(project: Project, facts: FamilyServerFacts) -> None:
+    """Raise OptionRefused for what the pipeline asks of a release that cannot give it, or not safely."""
+    refused = judge(project.family, release_of(facts.version))
+    if refused:
+        first, more = refused[0], f" (and {len(refused) - 1} more: `cdc-lake check`)" if len(refused) > 1 else ""
+        raise OptionRefused(f"{first.summary}{more}", where=project.family.place, hint=first.remedy)
 
 
 def check_resume(project: Project, session: WireSession, facts: FamilyServerFacts, state: BronzeState) -> None:

@@ -13,10 +13,14 @@ import pytest
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.errors import ServerSettings
+from cdc_lake.errors import OptionRefused, ServerSettings
 from cdc_lake.pipeline import family_start
 from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.testing.gaussdb.answers import LiveAnswers
+from cdc_lake.testing.gaussdb.live import LivePostgres
+from cdc_lake.testing.gaussdb.server import GaussServer
 from cdc_lake.testing.workload import Workload
+from tests.conftest import Database
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import bronze_rows, once, tables_at_source, tables_from_bronze
 
@@ -139,3 +143,18 @@ def test_a_server_that_gives_no_csn_with_a_snapshot_is_copied_in_the_slots_own(
     by_csn = project_of(stand_in, Kind(Style.TEXT, batch=True), tmp_path / "csn", source={"order": "csn"})
     with pytest.raises(ServerSettings, match="no CSN to count from"):
         once(by_csn)
+
+
+def test_what_a_release_cannot_give_safely_is_refused_before_a_slot_is_made(database: Database, tmp_path: Path) -> None:
+    """Text without batches on the 3.0 line: its headers do not say what may be confirmed."""
+    with (
+        LivePostgres(database.server.dsn(database.name)) as live,
+        GaussServer(
+            live.ledger, version="3.0.0", users={"cdc": PASSWORD}, answers=LiveAnswers(live, database.dsn)
+        ) as server,
+    ):
+        kind = Kind(Style.TEXT)
+        project = project_of(StandIn(database, live, {False: server}), kind, tmp_path)
+        with pytest.raises(OptionRefused, match="no position to confirm on 3.0.0"):
+            once(project)
+        assert not server.state.slots.all()

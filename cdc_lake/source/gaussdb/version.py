@@ -6,6 +6,7 @@ import enum
 import re
 from dataclasses import dataclass
 
+from cdc_lake.config.release import Release, pad_release, parse_release
 from cdc_lake.errors import ServerSettings
 
 _KNOWN = re.compile(r"(openGauss|MogDB|GaussDB)(?:[ -](?:Kernel|lite))?\s+v?(\d[\w.-]*)", re.IGNORECASE)
@@ -48,6 +49,11 @@ def parse_version(text: str) -> FamilyVersion:
     base = _BASE.search(text)
     # MogDB counts like the openGauss it is made from, and mostly does not name it
     return FamilyVersion(product, found[2], _numbers(base[1] if base else found[2]))
+
+
+def release_of(version: FamilyVersion) -> Release:
+    """The release that rules of options compare: the openGauss it is made from, or GaussDB's own."""
+    return parse_release(version.release) if version.base is None else pad_release(version.base)
 
 
 def _numbers(release: str) -> tuple[int, ...]:
