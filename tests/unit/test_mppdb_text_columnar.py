@@ -1,0 +1,127 @@
+"""Text and JSON by the column: recorded streams, and what is left to the plain decoder."""
+
+from __future__ import annotations
+
+import struct
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.mppdb import columnar, json_walk, text_walk
+from cdc_lake.decode.mppdb.assembler import FamilyAssembler
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.decode.mppdb.facts import FamilyTableFacts
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.plain import tabulate_plain
+from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.mppdb.text_columnar import text_groups
+from cdc_lake.decode.walk import Irregular
+from cdc_lake.errors import DecodeError
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.relation import TableName
+
+DATA = Path(__file__).parents[1] / "data" / "opengauss"
+TABLES = frozenset({TableName("My Schema", 'Tab.le "x"')})
+FACTS = FamilyTableFacts(())
+
+
+def streams() -> Iterator[tuple[str, str, Style, bool]]:
+    for version in ("6.0.2", "5.0.3", "3.0.0"):
+        with tarfile.open(DATA / version / "streams.tar.xz") as tar:
+            for name in sorted(tar.getnames()):
+                parts = name.removesuffix(".bin").split("_")
+                if "og" not in parts:
+                    continue
+                if "ser" in parts or "decoding" in parts:
+                    yield version, name, Style.SERIAL, False
+                elif "b" not in parts:
+                    yield version, name, Style.TEXT if "t" in parts else Style.JSON, "batch1" in parts
+
+
+def recorded(version: str, name: str, style: Style, batch: bool) -> list[RecordTransaction]:
+    with tarfile.open(DATA / version / "streams.tar.xz") as tar:
+        stream = tar.extractfile(name).read()
+    assembler = FamilyAssembler(style, batch=batch, domain=OrderDomain.LSN)
+    at, found = 0, []
+    while at < len(stream):
+        (size,) = struct.unpack_from(">I", stream, at)
+        body, at = stream[at + 4 : at + 4 + size], at + 4 + size
+        if body[:1] == b"w":
+            found += assembler.feed(body[25:], struct.unpack_from(">Q", body, 1)[0])
+    return found
+
+
+def decoded(make, batch, layouts):
+    try:
+        return make(batch, layouts)
+    except DecodeError as error:
+        return error.code, error.message, error.where
+
+
+def assert_same(one, other) -> None:
+    assert type(one) is type(other)
+    if not isinstance(one, ChangeColumns):
+        assert one == other
+        return
+    assert one.relations == other.relations
+    for name in ("transaction", "op", "relation", "lsn"):
+        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+    for name in ("new", "old", "old_kind", "unchanged", "info"):
+        assert getattr(one, name).equals(getattr(other, name)), name
+    assert one.digests == other.digests
+
+
+@pytest.mark.parametrize(("version", "name", "style", "batch"), list(streams()))
+def test_recorded_streams_are_the_same_plain_and_by_the_column(version, name, style, batch, monkeypatch):
+    monkeypatch.setattr(columnar, "SMALL", 1)
+    monkeypatch.setattr(text_walk, "_SOME", 1 << 30)
+    monkeypatch.setattr(json_walk, "_SOME", 1 << 30)
+    walked = []
+    monkeypatch.setattr(columnar, "text_groups", lambda *given: walked.append(1) or text_groups(*given))
+    transactions = recorded(version, name, style, batch)
+    plain, fast = (Layouts(lambda _: FACTS, tables=TABLES) for _ in range(2))
+    for at in range(0, len(transactions), 100):
+        part = transactions[at : at + 100]
+        assert_same(decoded(tabulate, part, fast), decoded(tabulate_plain, part, plain))
+    assert walked
+
+
+REGULAR = [b"table public t INSERT: a[integer]:1 b[text]:'x'", b"table public t INSERT: a[integer]:-2.50 b[text]:null"]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        b"table public t INSERT: a[integer]:1 b[text]:unchanged-toast-datum",
+        b"table public t INSERT: a[integer]:1 b[text]:'x",
+        b"table public t INSERT: a[integer]:1 b[text]:''x'",
+        b"table public t INSERT: a[integer]:1 b[text]:",
+        b"table public t INSERT: a[integer]:one b[text]:'x'",
+        b"table public t INSERT: a[integer]:1 b[text]:B'2'",
+        b"table public t INSERT: a[integer]:1",
+        b"table public t INSERT: a[integer]:1 \"b'\"[text]:'x'",
+        b"BEGIN 5",
+        b"",
+    ],
+)
+def test_statements_that_are_not_regular_are_left_to_the_plain_decoder(statement, monkeypatch):
+    chunk, groups = text_groups(REGULAR, Style.TEXT, Codec())
+    assert [bytes(chunk.bytes[at:end]) for at, end in groups[0].new.slots.reshape(-1, 2)] == [b"1", b"x", b"-2.50", b""]
+    assert groups[0].new.null.tolist() == [[False, False], [False, True]]
+    monkeypatch.setattr(text_walk, "_SOME", 0)
+    monkeypatch.setattr(text_walk, "_FEW", 3)
+    for statements in ([*REGULAR, statement], [statement, *REGULAR]):
+        with pytest.raises(Irregular):
+            text_groups(statements, Style.TEXT, Codec())
+
+
+def test_other_encodings_and_styles_are_left_to_the_plain_decoder():
+    for style, codec in ((Style.TEXT, Codec("GBK")), (Style.JSON, Codec())):
+        with pytest.raises(Irregular):
+            text_groups(REGULAR, style, codec)
