@@ -120,7 +120,7 @@ def _part(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts, numberin
 def _groups(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts) -> tuple[Chunk, list[Group]]:
     if style is Style.BINARY:
         chunk = chunk_of(cut, sizes)
-        return chunk, list(groups(chunk, layouts.codec))
+        return chunk, list(groups(chunk))
     frames = [frame for piece in cut if isinstance(piece, list) for frame in piece]
     return text_groups(frames, style, layouts.codec, heads(layouts.tables, layouts.codec) if layouts.tables else None)
 

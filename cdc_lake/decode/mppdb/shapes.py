@@ -3,7 +3,7 @@
 A row brings its table's name and, before each value, the column's name and type. Rows of one shape agree in all of
 these, so the first one tells where everything stands that is not a value, and of the others each such byte is
 compared with it, for whole columns: eight bytes of all rows at a time. What differs is of another shape and waits for
-its turn; what is of no shape at all fails in the plain decoder, which reads the first row of each.
+its turn. The plain decoder reads each shape once; what it refuses is of none.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _WORD: Final = 8
 _COUNT: Final = 2  # bytes of a tuple's number of columns
 _TAIL: Final = 8  # a column's type OID and its value's length
 _NEW, _OLD = b"NO"
+_NO_VALUE: Final = b"\xff\xff\xff\xff"
+_UTF8: Final = Codec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows of one shape: `row` is the first one, `rows` where they are in the chunk, ascending."""
+    """Rows of one shape: `row` is one with NULL for each value, `rows` where they are in the chunk, ascending."""
 
     row: Row
     rows: Any
@@ -87,7 +89,7 @@ class _Shape:
     tuples: tuple[tuple[int, bytes, tuple[_Column, ...]], ...]
 
 
-def groups(chunk: Chunk, codec: Codec) -> Iterator[Group]:
+def groups(chunk: Chunk) -> Iterator[Group]:
     """The rows of a chunk by shape, in the order of their first rows. Raises Irregular where there is none,
     or where shapes are so many that the plain decoder is faster.
     """
@@ -97,7 +99,7 @@ def groups(chunk: Chunk, codec: Codec) -> Iterator[Group]:
         require(allowed)
         allowed -= 1
         first = int(left[0])
-        shape = _shape(bytes(chunk.bytes[chunk.start[first] : chunk.end[first]]), codec)
+        shape = _shape(bytes(chunk.bytes[chunk.start[first] : chunk.end[first]]))
         alike = left[_alike(chunk, left, shape.head)]
         rows, new, old = _walk(chunk, alike, shape)
         yield Group(shape.row, rows, new, old)
@@ -108,42 +110,46 @@ def groups(chunk: Chunk, codec: Codec) -> Iterator[Group]:
         left = left[~gone[left]]
 
 
-def _shape(frame: bytes, codec: Codec) -> _Shape:
-    """The shape of a row. The plain decoder reads it first, so every length below is known to fit."""
+def _shape(frame: bytes) -> _Shape:
+    """The shape of a row: all of it but its values. Raises Irregular where its parts do not fit."""
+    head = 1
+    for _ in range(2):
+        head += _COUNT + int.from_bytes(frame[head : head + _COUNT], "big")
+    tuples, at, size = [], head, len(frame)
+    while at < size:
+        before = frame[at : at + 1 + _COUNT]
+        at += 1 + _COUNT
+        columns = []
+        for _ in range(int.from_bytes(before[1:], "big")):
+            behind = at + _COUNT + int.from_bytes(frame[at : at + _COUNT], "big")
+            length = int.from_bytes(frame[behind + 4 : behind + _TAIL], "big")
+            require(behind + _TAIL <= size)
+            columns.append((frame[at:behind], frame[behind : behind + 4]))
+            at = behind + _TAIL + (0 if length == NULL else length)
+        tuples.append((before, tuple(columns)))
+    require(at == size)
+    return _shape_of(frame[:head], tuple(tuples))
+
+
+@lru_cache(maxsize=4096)
+def _shape_of(head: bytes, tuples: tuple[tuple[bytes, tuple[tuple[bytes, bytes], ...]], ...]) -> _Shape:
+    """The shape of these parts, as the plain decoder reads a row of nothing but NULL. Raises Irregular."""
+    bodies = [before + b"".join([name + oid + _NO_VALUE for name, oid in columns]) for before, columns in tuples]
     try:
-        row = record_of(frame, codec)
+        row = record_of(head + b"".join(bodies), _UTF8)
     except DecodeError:
         raise Irregular from None  # the plain decoder says it again, with its place
     require(isinstance(row, Row))
     assert isinstance(row, Row)
-    new, old = row.new is not None, row.old is not None
     match row.operation:
         case Operation.INSERT:
-            require(new and not old)
+            require(row.new is not None and row.old is None)
         case Operation.UPDATE:
-            require(new)
+            require(row.new is not None and tuples[0][0][0] == _NEW)
         case Operation.DELETE:
-            require(not new)
-    at = 1
-    for _ in range(2):
-        at += _COUNT + int.from_bytes(frame[at : at + _COUNT], "big")
-    tuples = []
-    head = at
-    while at < len(frame):
-        letter, start = frame[at], at
-        at += 1 + _COUNT
-        columns = []
-        before = frame[start:at]
-        for _ in range(int.from_bytes(before[1:], "big")):
-            name = at
-            at += _COUNT + int.from_bytes(frame[at : at + _COUNT], "big")
-            columns.append(_column(frame[name:at], frame[at : at + 4]))
-            size = int.from_bytes(frame[at + 4 : at + _TAIL], "big")
-            at += _TAIL + (0 if size == NULL else size)
-        tuples.append((letter, before, tuple(columns)))
-    if new:
-        require(tuples[0][0] == _NEW)
-    return _Shape(row, frame[:head], tuple(tuples))
+            require(row.new is None)
+    found = [(before[0], before, tuple(_column(*column) for column in columns)) for before, columns in tuples]
+    return _Shape(row, head, tuple(found))
 
 
 def _alike(chunk: Chunk, rows: Any, wanted: bytes) -> Any:
@@ -201,6 +207,7 @@ def _columns(chunk: Chunk, at: Any, end: Any, columns: tuple[_Column, ...]) -> t
     """Which rows have the columns as far as all have them, None for all rows and columns; values, and what follows."""
     slots = np.empty((len(at), len(columns), 2), np.int32)
     nulls = None
+    words_of = {count: chunk.words(count) for count in {len(column.words) + 1 for column in columns}}
     # no column is read that the frame has no room for: of every row there is left what all heads to come need
     room = end - sum(column.size for column in columns)
     if not (good := at <= room).all():
@@ -209,7 +216,7 @@ def _columns(chunk: Chunk, at: Any, end: Any, columns: tuple[_Column, ...]) -> t
         count = len(column.words) + 1
         # one unaligned gather a column, of everything before the value (6 ns a row, a word alone is 5); what a tuple
         # stands behind is longer than the seven bytes by which this may begin too early
-        before = chunk.words(count)[at + (column.size - count * _WORD)]
+        before = words_of[count][at + (column.size - count * _WORD)]
         words = before.view("<u8").reshape(len(at), count)
         halves = before.view("<u4").reshape(len(at), 2 * count)
         size = before.view(">u4").reshape(len(at), 2 * count)[:, -1].astype(np.int64)
