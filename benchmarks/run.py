@@ -23,6 +23,9 @@ FULL: tuple[tuple[str, ...], ...] = (
 )
 QUICK: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py", "--changes", "100000", "--rounds", "2", "--no-save"),
+    ("decode_mppdb.py", "--rows", "20000", "--seconds", "5"),
+    ("decode_mppdb_text.py", "--rows", "10000", "--seconds", "5"),
+    ("gaussdb_backlog.py", "--rows", "100000", "--rounds", "1", "--no-save"),
     ("decode_mppdb.py", "--rows", "20000", "--seconds", "10"),
     ("small_spans.py", "--rounds", "2", "--no-save"),
     ("apply_span.py", "--rows", "500000", "--changes", "10000", "--rounds", "1", "--no-save"),
