@@ -29,6 +29,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 
 _ROWS_AT_ONCE = 8192
+_RECENT = 256  # files whose layouts are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,15 @@ class BronzeReader:
             self._layouts[row["layout"]] = _relation(row["info_min"])
         self._layouts_read.update(unread)
         return {n: r for n, r in self._layouts.items() if names is None or str(r.table) in names}
+
+    def latest_layouts(self, epoch: int) -> list[Relation]:
+        """The last layout of each table in an epoch, as far as its newest files tell (`_RECENT` of them)."""
+        files = self.files()
+        paths = files.select(epoch=epoch, op=RELATION)[-_RECENT:]
+        wanted = (pc.field("epoch") == epoch) & (pc.field("op") == RELATION)
+        rows = files.read(paths, ["position", "relation", "info"], wanted)
+        latest = dict(zip(rows["relation"].to_pylist(), rows["info"].to_pylist(), strict=True))  # files are in order
+        return [_relation(info) for info in latest.values()]
 
     def layout_rows(self, span: Span) -> pa.Table:
         """Position, layout, relation and info of every layout row of the files that a span touches."""

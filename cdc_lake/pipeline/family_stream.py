@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -18,6 +18,7 @@ from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import BronzeAhead, OptionRefused, OtherSource
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn, OrderDomain
+from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
 from cdc_lake.pipeline.csn_order import CsnOrder
@@ -88,7 +89,8 @@ def open_family(
         opened.callback(frames.close)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
-        layouts = _layouts(project, facts, dial("layouts", False))
+        reader = BronzeReader(project.bronze)
+        layouts = _layouts(project, facts, dial("layouts", False), reader.latest_layouts(state.epoch))
         whole = assembler_of(project, identity.domain, facts.encoding)
         assembler: TransactionAssembler = whole
         if sends_more(project):
@@ -96,7 +98,7 @@ def open_family(
         yield OpenStream(
             frames=frames,
             assembler=assembler,
-            order=_order(project, identity, state, control),
+            order=_order(project, identity, state, control, reader),
             tabulate=partial(tabulate, layouts=layouts),
             domain=identity.domain,
             state=state,
@@ -157,7 +159,9 @@ def _goal(session: WireSession, domain: OrderDomain) -> int:
     return goal
 
 
-def _order(project: Project, identity: StreamIdentity, state: BronzeState, control: ControlTables) -> Order:
+def _order(
+    project: Project, identity: StreamIdentity, state: BronzeState, control: ControlTables, reader: BronzeReader
+) -> Order:
     source = project.family
     if identity.domain is OrderDomain.LSN or source.slot_order == "csn":
         return ArrivalOrder(None if identity.seen is None else identity.seen.value)
@@ -168,11 +172,11 @@ def _order(project: Project, identity: StreamIdentity, state: BronzeState, contr
         policy=source.csn_gap.policy,
         clock=time.monotonic,
         empty=state.empty,
-        recorded=recorded_gaps(control, BronzeReader(project.bronze), state),
+        recorded=recorded_gaps(control, reader, state),
     )
 
 
-def _layouts(project: Project, facts: FamilyServerFacts, session: WireSession) -> Layouts:
+def _layouts(project: Project, facts: FamilyServerFacts, session: WireSession, known: Sequence[Relation]) -> Layouts:
     tables = frozenset(tables_in_database(session))
     codec, takes = codec_of(project, facts.encoding), chooses(project.family.tables)
-    return Layouts(FamilyTables(session), codec, tables=tables, takes=takes)
+    return Layouts(FamilyTables(session), codec, known=known, tables=tables, takes=takes)

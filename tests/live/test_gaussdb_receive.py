@@ -158,3 +158,24 @@ def test_what_a_release_cannot_give_safely_is_refused_before_a_slot_is_made(data
         with pytest.raises(OptionRefused, match=r"no position to confirm on 3\.0\.0"):
             once(project)
         assert not server.state.slots.all()
+
+
+def test_tables_altered_and_dropped_before_they_are_read_still_land(stand_in: StandIn, tmp_path: Path) -> None:
+    """A DELETE brings its key only: it has the layout that the table had last, not the catalog's of now."""
+    project = project_of(stand_in, Kind(Style.BINARY, batch=True), tmp_path)
+    with stand_in.database.connect() as conn:
+        conn.execute("CREATE TYPE mood AS ENUM ('sad', 'glad')")
+        conn.execute("CREATE TABLE a (id int PRIMARY KEY, x text); INSERT INTO a VALUES (1, 'one'), (2, 'two')")
+        conn.execute("CREATE TABLE b (id int PRIMARY KEY, y mood); INSERT INTO b VALUES (1, 'sad'), (2, 'glad')")
+        once(project)
+        conn.execute("DELETE FROM a WHERE id = 1")
+        conn.execute("UPDATE b SET y = 'glad' WHERE id = 1")
+        stand_in.live.settled()
+        conn.execute("ALTER TABLE a ADD z int; ALTER TABLE b DROP y; DROP TABLE w_texts")
+        once(project)
+    rows = [row for row in bronze_rows(project) if row["relation"] in ("public.a", "public.b")]
+    # the two may have exchanged their CSNs
+    assert sorted((r["op"], r["new"], r["old"]) for r in rows if r["op"] in "UD") == [
+        ("D", None, ["1", None]),
+        ("U", ["1", "glad"], ["1", None]),
+    ]

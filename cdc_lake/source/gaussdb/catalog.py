@@ -5,7 +5,7 @@ Only what PostgreSQL 9.2, which the family comes from, had in its catalogs is as
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
@@ -80,7 +80,35 @@ def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
         identity=how,
         identity_columns=_identity_columns(how, indexes),
         storage=Storage.USTORE if "storage_type=ustore" in _options(options) else Storage.ASTORE,
+        type_names=_TypeNames(session),
     )
+
+
+class _TypeNames(Mapping[int, str]):
+    """Names of types by OID, asked one by one: of columns that were dropped or changed their type since."""
+
+    def __init__(self, session: WireSession) -> None:
+        self._session = session
+        self._known: dict[int, str] = {}
+
+    def __getitem__(self, oid: int) -> str:
+        if oid not in self._known:
+            sql = (
+                "SELECT n.nspname, t.typname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace "
+                f"WHERE t.oid = {oid}"
+            )
+            rows = self._session.query(sql, doing=f"looking up type {oid} in the catalog").rows
+            if not rows:
+                raise KeyError(oid)
+            schema, name = rows[0]
+            self._known[oid] = (name or "") if schema == "pg_catalog" else f"{schema}.{name}"
+        return self._known[oid]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 class FamilyTables:
