@@ -116,9 +116,9 @@ class FamilySide:
         with connect(target_of(self._project.family, self._project.root)) as other:
             layouts = Layouts(FamilyTables(other))
             found: list[Unlanded] = []
-            numbers: set[int] = set()
+            wanted = _Wanted(shown, after, every=self._domain is OrderDomain.CSN and not self._by_csn)
             deadline = time.monotonic() + PATIENCE
-            while not self._reached(shown, after, numbers, frames.keepalive_end):
+            while not wanted.seen(frames.keepalive_end):
                 if time.monotonic() > deadline:
                     return None
                 sent = frames.poll(0.2)
@@ -126,16 +126,33 @@ class FamilySide:
                     frames.tick(ping=True)
                 for number, payload in sent:
                     for raw in assembler.feed(payload, number):
-                        numbers.add(raw.bounds.position)
+                        wanted.note(raw.bounds.position)
                         if raw.count and raw.bounds.position > after:
                             found.append(_unlanded(raw, layouts))
         return found
 
-    def _reached(self, shown: Shown, after: int, numbers: set[int], keepalive_end: int) -> bool:
-        """Whether everything the snapshot shows was sent."""
-        if self._domain is OrderDomain.CSN and self._project.family.slot_order == "lsn":
-            return all(csn in numbers for csn in range(after + 1, shown.position + 1))
-        return max(numbers, default=0) >= shown.position or keepalive_end >= shown.position
+    @property
+    def _by_csn(self) -> bool:
+        return self._project.family.slot_order == "csn"
+
+
+class _Wanted:
+    """What must have come before everything is known that a snapshot shows; `every`: no position is left out."""
+
+    def __init__(self, shown: Shown, after: int, *, every: bool) -> None:
+        self._upto = shown.position
+        self._missing = set(range(after + 1, shown.position + 1)) if every else None
+        self._reached = after
+
+    def note(self, position: int) -> None:
+        self._reached = max(self._reached, position)
+        if self._missing is not None:
+            self._missing.discard(position)
+
+    def seen(self, keepalive_end: int) -> bool:
+        if self._missing is not None:
+            return not self._missing
+        return max(self._reached, keepalive_end) >= self._upto
 
 
 def _unlanded(raw: RecordTransaction, layouts: Layouts) -> Unlanded:
