@@ -33,7 +33,8 @@ names the domain only.
 ## How values are read
 
 The server prints values with `DateStyle` ISO, `TimeZone` UTC, `IntervalStyle` iso_8601, `bytea_output` hex and the
-shortest exact floats, in the initial copy and in the stream alike. A text fits where the typed value prints as exactly
+shortest exact floats, in the initial copy and in the stream alike; servers of the GaussDB family with `IntervalStyle`
+postgres, and in parallel decoding with the database's own `TimeZone`. A text fits where the typed value prints as exactly
 that text again; floats, which have many texts, must be a number or `NaN`, `Infinity`, `-Infinity`.
 
 A `character(n)` keeps its padding. An instant (`timestamptz`) is the same instant in silver; the zone it was written

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
 from cdc_lake.config.release import pad_release, parse_release, show_release
@@ -21,6 +22,7 @@ from cdc_lake.pipeline.family_frames import codec_of, reads_by_sql
 from cdc_lake.pipeline.source_view_family import order_in_words
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.gaussdb.printing import check_printing, interval_hint
 from cdc_lake.source.gaussdb.server import exports_csn
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.gaussdb.traps import Effect, traps
@@ -48,6 +50,7 @@ def findings(project: Project) -> Iterator[CheckLine]:
         yield _role(rights, seen=refused is None and not reads_by_sql(project))
         yield from _ports(project, facts, refused)
         yield from _options(project, facts)
+        yield from _printing(project)
         if refused is None:
             yield slot_line(project, session)
         yield _order(project, session)
@@ -161,6 +164,19 @@ def _options(project: Project, facts: FamilyLimits) -> Iterator[CheckLine]:
         text = f"the server ends a stream after {timeout:g} s without a reply, and one is sent every {every:g} s"
         fix = f"source.status_interval: {max(1, round(timeout * 1000 / 3))}ms"
         yield CheckLine(ok=None, subject="options", text=text, fix=fix)
+
+
+def _printing(project: Project) -> Iterator[CheckLine]:
+    """What a session cannot ask of parallel decoders: how values are printed."""
+    if project.family.decoding_mode is not Mode.PARALLEL:
+        return
+    with connect(replace(target_of(project.family, project.root), settings={})) as bare:
+        try:
+            check_printing(bare)
+        except CdcLakeError as error:
+            yield failed("printing", error)
+        if (hint := interval_hint(bare)) is not None:
+            yield CheckLine(ok=None, subject="printing", text=hint[0], fix=f"{hint[1]};")
 
 
 def _order(project: Project, session: WireSession) -> CheckLine:

@@ -6,10 +6,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.captured import Captured
@@ -36,6 +38,7 @@ from cdc_lake.pipeline.order import ArrivalOrder, Order
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.gaussdb.printing import check_printing
 from cdc_lake.source.gaussdb.server import (
     FamilyServerFacts,
     check_server,
@@ -75,6 +78,9 @@ def open_family(
         facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
         check_server(facts, session.place)
         check_options(project, facts)
+        if project.family.decoding_mode is Mode.PARALLEL:
+            with connect(replace(target, settings={})) as bare:
+                check_printing(bare)
         state, copied = bronze.state(), 0
         if state is None or not is_complete(control, state.stream, state.epoch):
             start = family_start.FamilyStart(dial, session, facts)

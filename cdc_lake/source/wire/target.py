@@ -13,6 +13,7 @@ TlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 
 SETTINGS: Mapping[str, str] = {
     **PRINTING,
+    "IntervalStyle": "postgres",  # the family's default, in which parallel decoders print whatever a session asks for
     "statement_timeout": "0",  # a role's own time limits would cut the copy
     "session_timeout": "0",  # the family ends idle sessions, after ten minutes by default
 }
