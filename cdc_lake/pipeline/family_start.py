@@ -62,8 +62,9 @@ def begin(
 ) -> tuple[BronzeState, int]:
     """Start a stream; its state and the rows copied. Raises SourceError, LakeError, Stopped."""
     tables = captured(project, start.session)
-    _clear_the_way(project, start, bronze.state(), control, tell)
-    _record_intention(project, start.facts, control)
+    before = bronze.state()
+    _clear_the_way(project, start, before, control, tell)
+    _record_intention(project, start.facts, control, 0 if before is None else before.epoch)
     with _slot_and_snapshot(project, start, stop, tell) as (made, domain, taken):
         state = _begin_stream(project, start.facts, made, taken.csn, domain, bronze, control)
         what = f"of all below CSN {taken.csn}" if taken.csn else f"as of about {made.consistent}: {_INEXACT}"
@@ -169,12 +170,19 @@ def _intention(project: Project, facts: FamilyServerFacts) -> tuple[str, str]:
 
 def intended(project: Project, facts: FamilyServerFacts, control: ControlTables) -> bool:
     """Whether this pipeline once set out to make its slot: then one that bronze knows nothing of yet is ours."""
-    return any((row.snapshot, row.stream) == _intention(project, facts) for row in control.snapshots())
+    return _intended_after(project, facts, control) is not None
 
 
-def _record_intention(project: Project, facts: FamilyServerFacts, control: ControlTables) -> None:
+def _intended_after(project: Project, facts: FamilyServerFacts, control: ControlTables) -> int | None:
+    """The epoch that bronze had when this pipeline last set out to make its slot; None where it never did."""
+    rows = control.snapshots()
+    return next((row.epoch for row in rows if (row.snapshot, row.stream) == _intention(project, facts)), None)
+
+
+def _record_intention(project: Project, facts: FamilyServerFacts, control: ControlTables, epoch: int) -> None:
+    """Set out to make the slot; `epoch` is the one that bronze has before that, 0 for none."""
     snapshot, stream = _intention(project, facts)
-    control.record(SnapshotRow(snapshot, stream, 0, 0, "[]", "started", control_now()))
+    control.record(SnapshotRow(snapshot, stream, epoch, 0, "[]", "started", control_now()))
 
 
 def _clear_the_way(
@@ -187,9 +195,10 @@ def _clear_the_way(
         tell(Progress("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
     if there is None:
         return
-    if not intended(project, start.facts, control):
+    if (after := _intended_after(project, start.facts, control)) is None:
         raise SlotForeign(f"slot `{project.slot}` exists, but this pipeline did not make it")
-    if state is not None:
+    # a start that came after this epoch and broke off as well may have made the slot anew
+    if state is not None and after < state.epoch:
         before = StreamIdentity.parse(state.stream)
         confirmed = there.confirmed if there.order is OrderDomain.LSN else None
         if confirmed is not None and confirmed > before.point.value:

@@ -179,3 +179,26 @@ def test_tables_altered_and_dropped_before_they_are_read_still_land(stand_in: St
         ("D", None, ["1", None]),
         ("U", ["1", "glad"], ["1", None]),
     ]
+
+
+def test_starts_that_broke_off_one_after_the_other_do_not_take_their_own_slot_for_foreign(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first inside its copy, the second when its slot was made and bronze knew nothing of it."""
+
+    class BrokenOff(Exception):
+        pass
+
+    def break_off(*_: object) -> None:
+        raise BrokenOff
+
+    project = project_of(stand_in, Kind(Style.BINARY, batch=True), tmp_path)
+    for step in ("copy_tables", "_begin_stream"):
+        with stand_in.database.connect() as conn:
+            conn.execute("INSERT INTO w_pairs VALUES (-1, %s)", [step])
+        with monkeypatch.context() as patch:
+            patch.setattr(family_start, step, break_off)
+            with pytest.raises(BrokenOff):
+                once(project)
+    assert once(project).snapshot_rows == 2
+    assert_equal_to_source(project, stand_in)
