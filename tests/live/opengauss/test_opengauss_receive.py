@@ -84,6 +84,7 @@ def test_settings_of_the_database_that_parallel_decoders_print_by(place: Place) 
                 session.query(f'ALTER DATABASE "{database}" RESET {name}')
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", [FAST, SERIAL], ids=str)
 def test_a_receiver_killed_at_random_points_loses_nothing_and_repeats_nothing(
     place: Place, kind: Kind, tmp_path: Path
@@ -100,7 +101,7 @@ def test_a_receiver_killed_at_random_points_loses_nothing_and_repeats_nothing(
             try:
                 assert child.stdout is not None
                 for line in child.stdout:
-                    if line.strip() == wanted:
+                    if line.strip() in {wanted, "connect"}:  # the copy may have ended before the kill
                         break
                 if wanted == "connect":
                     workload.run(dice.randint(0, 60))
