@@ -163,6 +163,7 @@ class LiveAnswers:
             "pg_is_in_recovery": lambda _: Rows({"pg_is_in_recovery": "bool"}, [["t" if server.in_recovery else "f"]]),
             "pg_current_xlog_location": lambda _: self._location("pg_current_xlog_location"),
             "pg_current_xlog_insert_location": lambda _: self._location("pg_current_xlog_insert_location"),
+            "txid_current": lambda _: Rows({"txid_current": "int8"}, [[str(self._live.beat())]]),
             "current_setting": setting,
             **self._slot_functions(session),
         }

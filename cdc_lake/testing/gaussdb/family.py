@@ -176,6 +176,8 @@ def _scalar(text: str, session: SqlSession, exporter: Exporter) -> tuple[str, in
         return name, 16, "t" if state.in_recovery else "f"
     if name in constants and not arguments.strip():
         return name, 25, constants[name]
+    if name == "txid_current":  # outside of a transaction: one that does nothing else
+        return name, 20, str(state.ledger.commit((), database=session.database).xid)
     if name == "current_setting":
         setting = _literal(split(arguments)[0]) or ""
         value = state.setting(setting)

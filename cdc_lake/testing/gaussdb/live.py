@@ -108,6 +108,7 @@ class LivePostgres:
         self._order = LiveOrder(first_csn, inversions=inversions, seed=seed)
         self._journal = None if journal is None else Journal(journal)
         self._asks: queue.SimpleQueue[_Ask] = queue.SimpleQueue()
+        self._beats: queue.Queue[queue.Queue[int]] = queue.Queue()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="live postgres", daemon=True)
@@ -181,6 +182,17 @@ class LivePostgres:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
+    def beat(self) -> int:
+        """Add a transaction without changes, as one that only took a transaction id; its id."""
+        done: queue.Queue[int] = queue.Queue()
+        self._beats.put(done)
+        while True:
+            try:
+                return done.get(timeout=0.2)
+            except queue.Empty:
+                if not self._thread.is_alive():
+                    raise RuntimeError("the live PostgreSQL is no longer read") from self._failure
+
     def lose_csn(self) -> int:
         """Leave a CSN out, as if its transaction were lost; to be called where everything is `settled`. The CSN."""
         lost = self._order.next_csn
@@ -228,6 +240,7 @@ class LivePostgres:
         try:
             while not self._stopping.is_set():
                 self._answer()
+                self._beat()
                 self._read(_IDLE if self._asks.empty() else 0)
                 self._number()
         except BaseException as failed:  # noqa: BLE001 - handed to whoever asks or stops
@@ -302,6 +315,14 @@ class LivePostgres:
             except (psycopg.Error, SnapshotPassed, RuntimeError, OSError) as failed:
                 ask.failed = failed
             ask.done.set()
+
+    def _beat(self) -> None:
+        while not self._beats.empty():
+            done = self._beats.get()
+            self._read_to(current_snapshot(self._sql).position)
+            self._add(self._waiting(None, self._end, time.time_ns() // 1000))
+            self._number()
+            done.put(self.ledger.allot_xid())
 
     def _place(self, ask: _Ask) -> SnapshotPoint:
         while True:
