@@ -158,15 +158,17 @@ def server_facts(session: WireSession, *, by_sql: bool) -> FamilyServerFacts:
 
 def _goal(project: Project, session: WireSession, domain: OrderDomain) -> int:
     """A position that everything committed by now lies at or below, and that a quiet server's stream reaches."""
+    source = project.family
     if domain is OrderDomain.CSN:
         goal = snapshot_and_csn(session).csn.value - 1
         session.query("ROLLBACK", doing="ending the snapshot")
-        return goal
-    end = current_lsn(session).value
-    if project.family.decoding_mode is Mode.PARALLEL:
-        # its keepalives promise nothing, so a transaction has to pass the goal: one that only takes an id does
+    else:
+        goal = current_lsn(session).value
+    if source.slot_order == "csn" or (domain is OrderDomain.LSN and source.decoding_mode is Mode.PARALLEL):
+        # the stream leaves numbers out, or its keepalives promise nothing: a transaction of this database has to
+        # pass the goal, and one that only takes an id does
         session.query("SELECT txid_current()", doing="passing the goal of this run")
-    return end
+    return goal
 
 
 def _order(

@@ -319,10 +319,14 @@ class LivePostgres:
     def _beat(self) -> None:
         while not self._beats.empty():
             done = self._beats.get()
+            row = self._sql.execute("SELECT txid_current()::text").fetchone()
+            assert row is not None
+            xid = int(str(row[0]))
             self._read_to(current_snapshot(self._sql).position)
-            self._add(self._waiting(None, self._end, time.time_ns() // 1000))
+            at = self._end
+            self._add(Waiting(Told(()), xid, at, at, at + _FOREIGN_STEP, time.time_ns() // 1000))
             self._number()
-            done.put(self.ledger.allot_xid())
+            done.put(xid)
 
     def _place(self, ask: _Ask) -> SnapshotPoint:
         while True:
