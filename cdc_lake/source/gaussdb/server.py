@@ -51,21 +51,36 @@ class CsnSnapshot:
 
 def identify(replication: WireSession) -> FamilyServerFacts:
     """Ask a replication connection who the server is; it takes plain SQL as well. Raises SourceError."""
+    version = _version(replication)
     rows = replication.query("IDENTIFY_SYSTEM", doing=_DOING).records()
     if len(rows) != 1:
         raise StreamProtocol(f"IDENTIFY_SYSTEM answered {len(rows)} rows", where=replication.place)
-    flushed = Lsn.parse(rows[0].get("xlogpos") or "")
-    return _facts(replication, rows[0].get("systemid") or "", int(rows[0].get("timeline") or 0), flushed)
+    (row,) = rows
+    return _facts(
+        replication,
+        version,
+        system=row.get("systemid") or "",
+        timeline=int(row.get("timeline") or 0),
+        flushed=Lsn.parse(row.get("xlogpos") or ""),
+        database=row.get("dbname") or replication.target.database,
+    )
 
 
 def identify_by_sql(session: WireSession) -> FamilyServerFacts:
     """The same without a replication connection: a database's OID has to stand for the system. Raises SourceError."""
     oid = _one(session, "SELECT oid FROM pg_database WHERE datname = current_database()", _DOING)[0]
-    return _facts(session, f"oid{oid}", 0, current_lsn(session))
+    database = session.target.database
+    end = current_lsn(session)
+    return _facts(session, _version(session), system=f"oid{oid}", timeline=0, flushed=end, database=database)
 
 
-def _facts(session: WireSession, system: str, timeline: int, flushed: Lsn) -> FamilyServerFacts:
-    version = parse_version(_one(session, "SELECT version()", _DOING)[0] or "")
+def _version(session: WireSession) -> FamilyVersion:
+    return parse_version(_one(session, "SELECT version()", _DOING)[0] or "")
+
+
+def _facts(
+    session: WireSession, version: FamilyVersion, *, system: str, timeline: int, flushed: Lsn, database: str
+) -> FamilyServerFacts:
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
     sql = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
     settings = {row[0]: row[1] or "" for row in session.query(sql, doing="reading the server's settings").rows}
@@ -80,7 +95,7 @@ def _facts(session: WireSession, system: str, timeline: int, flushed: Lsn) -> Fa
         system=system,
         timeline=timeline,
         flushed=flushed,
-        database=session.target.database,
+        database=database,
         encoding=encoding or "",
         compatibility=compatibility or "",
         wal_level=settings.get("wal_level", ""),
