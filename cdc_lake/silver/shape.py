@@ -113,6 +113,9 @@ def default_keys(relation: Relation) -> tuple[str, ...]:
     raise NoKey(f"{relation.table} has no primary key that the server logs")
 
 
+_HELD = {("smallint", "int")}  # Iceberg has no smaller integers: what was made as smallint is int there
+
+
 def check_evolution(
     have: Sequence[SilverColumn], columns: Sequence[SilverColumn], table: str
 ) -> tuple[SilverColumn, ...]:
@@ -121,7 +124,7 @@ def check_evolution(
     for column in have:
         if column.name not in wanted:
             raise DestructiveChange(f"column `{column.name}` of {table} is no longer in the source")
-        if wanted[column.name] != column.type:
+        if wanted[column.name] != column.type and (wanted[column.name], column.type) not in _HELD:
             raise DestructiveChange(f"column `{column.name}` of {table} changed to {wanted[column.name]}")
     existing = {column.name for column in have}
     return tuple(column for column in columns if column.name not in existing)
