@@ -191,6 +191,11 @@ def cast_sql(text: str, column: Column) -> str:
             return f"try_cast({text} AS {kind.sql})"
 
 
+# the GaussDB family prints numbers without a leading zero: .5 and -.5
+_FLOAT = "^-?([0-9]+([.][0-9]+)?|[.][0-9]+)(e[+-][0-9]+)?$"
+_BARE_POINT = "^(?=[.])|(?<=^-)(?=[.])"
+
+
 def fits_sql(text: str, column: Column) -> str:
     """A Spark SQL boolean over `text`, never NULL: true for NULL and where `cast_sql` gives exactly the value."""
     typed = cast_sql(text, column)
@@ -204,12 +209,17 @@ def fits_sql(text: str, column: Column) -> str:
             fits = f"concat(char(92), 'x', lower(hex({typed}))) = {text}"
         case Family.FLOAT:
             # Spark prints floats in its own way, so the grammar is checked; Java reads what is too large as infinity.
-            number = f"({text} RLIKE '^-?[0-9]+([.][0-9]+)?(e[+-][0-9]+)?$' AND abs({typed}) < double('Infinity'))"
+            number = f"({text} RLIKE '{_FLOAT}' AND abs({typed}) < double('Infinity'))"
             fits = f"{number} OR {text} IN ('NaN', 'Infinity', '-Infinity')"
         case Family.TIMESTAMPTZ:
-            fits = f"concat(cast({typed} AS string), '+00') = {text} AND left({text}, 1) <> '-'"
-        case Family.INTEGER | Family.DECIMAL:
+            # parallel decoders of the GaussDB family print in the zone of the database
+            zone = f"nullif(regexp_extract({text}, '[+-][0-9:]+$', 0), '')"
+            local = f"concat(cast(from_utc_timestamp({typed}, {zone}) AS string), {zone})"
+            fits = f"{local} = {text} AND left({text}, 1) <> '-'"
+        case Family.INTEGER:
             fits = f"cast({typed} AS string) = {text}"
+        case Family.DECIMAL:
+            fits = f"cast({typed} AS string) = regexp_replace({text}, '{_BARE_POINT}', '0')"
         case Family.DATE | Family.TIMESTAMP:
             fits = f"cast({typed} AS string) = {text} AND left({text}, 1) <> '-'"
     return f"({text} IS NULL OR coalesce({fits}, false))"
