@@ -32,6 +32,9 @@ def from_source(text: Any, silver_type: pa.DataType) -> Any:
     """
     if pa.types.is_floating(silver_type):
         return _by_chunk(text, lambda chunk: _bits(pc.cast(chunk, silver_type)))
+    if pa.types.is_decimal(silver_type):
+        # the GaussDB family prints .5 and -.5
+        return _by_chunk(text, lambda chunk: pc.replace_substring_regex(pc.cast(chunk, _TEXT), r"^(-?)\.", r"\1" "0."))
     return _by_chunk(text, lambda chunk: pc.cast(chunk, _TEXT))
 
 
