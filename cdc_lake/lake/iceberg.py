@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _PREFIX = "cdc_lake"  # of the branches' names
 _BRANCH = "cdc_lake.branch"  # session setting that names the session's
-_MAKING = threading.Lock()  # two tables that make their namespace at once: the catalog refuses the second
+_MAKING = threading.Lock()
+"""What the catalog cannot do twice at once: prepare a new catalog's tables, as each session does at its first use of
+it, and make a namespace."""
 
 
 class IcebergSilver:
@@ -47,7 +49,9 @@ class IcebergSilver:
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
         """From the table's schema."""
-        if not self._spark.catalog.tableExists(self.name):
+        with _MAKING:  # the first use of the catalog in this session
+            exists = self._spark.catalog.tableExists(self.name)
+        if not exists:
             return None
         schema = self._spark.table(self.name).schema
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
