@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +28,7 @@ from cdc_lake.testing.messages import (
     table,
     truncate,
 )
+from tests.columns import assert_same
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 EXAMPLES = settings(max_examples=100 * BUDGET, derandomize=True, deadline=None)
@@ -93,20 +93,6 @@ def assemble(transactions):
     fed = [raw for lsn, payload in encode_stream(transactions) for raw in assembler.feed(payload, lsn)]
     assert assembler.open_bytes == 0
     return fed
-
-
-def assert_same(left: ChangeColumns, right: ChangeColumns) -> None:
-    assert left.relations == right.relations
-    for name in ("transaction", "op", "relation", "lsn"):
-        a, b = getattr(left, name), getattr(right, name)
-        assert a.dtype == b.dtype, name
-        assert np.array_equal(a, b), name
-    for name in ("new", "old", "old_kind", "unchanged", "info"):
-        a, b = getattr(left, name), getattr(right, name)
-        a.validate(full=True)
-        assert a.type == b.type, name
-        assert a.equals(b), name
-    assert left.digests == right.digests
 
 
 @given(streams())

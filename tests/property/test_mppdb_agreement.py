@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from cdc_lake.decode.changes import ChangeColumns
@@ -26,6 +25,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload
+from tests.columns import assert_same
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 SEED = int(os.environ.get("CDC_LAKE_SEED", "0"))
@@ -109,20 +109,6 @@ class Pool:
                 inserts[table] -= 1
         lsns = list(range(position, position + len(records)))
         return RecordTransaction(Boundaries(position, position), Style.BINARY, records, lsns, sum(map(len, records)))
-
-
-def assert_same(left: ChangeColumns, right: ChangeColumns) -> None:
-    assert left.relations == right.relations
-    for name in ("transaction", "op", "relation", "lsn"):
-        a, b = getattr(left, name), getattr(right, name)
-        assert a.dtype == b.dtype, name
-        assert np.array_equal(a, b), name
-    for name in ("new", "old", "old_kind", "unchanged", "info"):
-        a, b = getattr(left, name), getattr(right, name)
-        a.validate(full=True)
-        assert a.type == b.type, name
-        assert a.equals(b), name
-    assert left.digests == right.digests
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,8 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import canonical_relation, digest_of
 from cdc_lake.decode.mppdb import columnar, shapes
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
@@ -26,6 +24,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
+from tests.columns import assert_same
 
 DATA = Path(__file__).parents[1] / "data" / "opengauss"
 T, U, BARE = TableName("public", "t"), TableName("public", "u"), TableName("public", "bare")
@@ -73,20 +72,6 @@ def raw(*rows: Row, position: int = 100, style: Style = Style.BINARY) -> RecordT
 
 def layouts() -> Layouts:
     return Layouts(FACTS.get)
-
-
-def assert_same(left: ChangeColumns, right: ChangeColumns) -> None:
-    assert left.relations == right.relations
-    for name in ("transaction", "op", "relation", "lsn"):
-        a, b = getattr(left, name), getattr(right, name)
-        assert a.dtype == b.dtype, name
-        assert np.array_equal(a, b), name
-    for name in ("new", "old", "old_kind", "unchanged", "info"):
-        a, b = getattr(left, name), getattr(right, name)
-        a.validate(full=True)
-        assert a.type == b.type, name
-        assert a.equals(b), name
-    assert left.digests == right.digests
 
 
 def test_changes_of_every_kind(decode):

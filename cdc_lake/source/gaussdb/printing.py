@@ -1,7 +1,7 @@
 """How parallel decoders print values: as the server and the database are set up, whatever the session or its role asks.
 
 Serial decoding prints as its session asks (seen on openGauss 6.0.2). Floats are exact everywhere: both decoders force
-`extra_float_digits`. Under DateStyle ISO a time tells its zone, so `TimeZone` does not matter.
+`extra_float_digits`. Under DateStyle ISO a time tells its zone, and silver takes any.
 """
 
 from __future__ import annotations

@@ -1,0 +1,21 @@
+"""Two results of decoding, held against each other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cdc_lake.decode.changes import ChangeColumns
+
+
+def assert_same(left: ChangeColumns, right: ChangeColumns) -> None:
+    assert left.relations == right.relations
+    for name in ("transaction", "op", "relation", "lsn"):
+        a, b = getattr(left, name), getattr(right, name)
+        assert a.dtype == b.dtype, name
+        assert np.array_equal(a, b), name
+    for name in ("new", "old", "old_kind", "unchanged", "info"):
+        a, b = getattr(left, name), getattr(right, name)
+        a.validate(full=True)
+        assert a.type == b.type, name
+        assert a.equals(b), name
+    assert left.digests == right.digests
