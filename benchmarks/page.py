@@ -24,7 +24,9 @@ def markdown(table: dict[str, Any]) -> list[str]:
 
 
 def section(result: dict[str, Any]) -> str:
-    values = ", ".join(f"{name} {value:,}" for name, value in result["parameters"].items())
+    values = ", ".join(
+        f"{name} {value:,}" for name, value in result["parameters"].items() if isinstance(value, int | float)
+    )
     on = result["machine"]
     load = on["load"][0] if on["load"] else "not recorded"
     lines = [f"Parameters: {values}. Load average of the machine when it ended: {load}.", ""]
