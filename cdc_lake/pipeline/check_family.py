@@ -23,8 +23,8 @@ from cdc_lake.pipeline.source_view_family import order_in_words
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.printing import check_printing, interval_hint
-from cdc_lake.source.gaussdb.server import exports_csn
 from cdc_lake.source.gaussdb.slot import find_slot
+from cdc_lake.source.gaussdb.snapshot import exports_csn
 from cdc_lake.source.gaussdb.traps import Effect, traps
 from cdc_lake.source.gaussdb.version import FamilyVersion, release_of
 from cdc_lake.source.quoting import identifier

@@ -21,16 +21,17 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.errors import SlotActive
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.family_facts import captured, catalog
 from cdc_lake.pipeline.family_frames import assembler_of, frames_of, reads_by_sql, tables_of
 from cdc_lake.pipeline.family_stream import check_resume, server_facts
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.copy_csv import csv_statement, table_of
-from cdc_lake.source.gaussdb.catalog import FamilyTables, facts_of, quoted, tables_in_database
+from cdc_lake.source.gaussdb.catalog import FamilyTables, quoted
 from cdc_lake.source.gaussdb.connection import target_of
-from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn, snapshot_and_csn
+from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn
+from cdc_lake.source.gaussdb.snapshot import exported
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.stream import StreamIdentity
-from cdc_lake.source.tables import select_tables
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
 
@@ -75,22 +76,15 @@ class FamilySide:
 
     def captured(self) -> list[Published]:
         """See CompareSource."""
-        wanted = select_tables(self._project.family.tables, tables_in_database(self._reading))
-        found = [(table, facts_of(self._reading, table)) for table in wanted]
-        return [Published(table, tuple(c.name for c in facts.columns), None) for table, facts in found if facts]
+        found = catalog(self._reading, captured(self._project, self._reading))
+        return [Published(table, tuple(c.name for c in facts.columns), None) for table, facts in found.items()]
 
     @contextmanager
     def snapshot(self, tables: Sequence[TableName]) -> Iterator[Shown]:
         """See CompareSource. TRUNCATE and rewrites are locked out: no snapshot shows a table through them."""
-        taken = snapshot_and_csn(self._reading, [quoted(table) for table in tables])
-        try:
-            if self._domain is OrderDomain.CSN:
-                yield CsnShown(taken.csn.value, taken.csn.value - 1)
-            else:
-                yield CsnShown(taken.csn.value, current_lsn(self._reading).value)
-        finally:
-            if not self._reading.closed:
-                self._reading.query("ROLLBACK", doing="ending the snapshot")
+        with exported(self._reading, [quoted(table) for table in tables]) as taken:
+            csn = taken.csn.value
+            yield CsnShown(csn, csn - 1 if self._domain is OrderDomain.CSN else current_lsn(self._reading).value)
 
     def relation_of(self, one: Published) -> Relation:
         """See CompareSource."""

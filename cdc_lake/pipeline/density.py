@@ -21,7 +21,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.family_frames import Dial, assembler_of, frames_of
-from cdc_lake.source.gaussdb.server import snapshot_and_csn
+from cdc_lake.source.gaussdb.snapshot import csn_now
 from cdc_lake.source.wire.session import WireSession
 
 SETTLE = 3.0
@@ -89,8 +89,7 @@ def hole(csns: Iterable[int], base: int) -> int | None:
 
 def _missing(project: Project, dial: Dial, session: WireSession, stop: threading.Event) -> int | None:
     # below the CSN of a snapshot taken after the slot was made, the slot may leave transactions out
-    base = snapshot_and_csn(session).csn.value
-    session.query("ROLLBACK", doing="ending the snapshot")
+    base = csn_now(session).value
     frames = frames_of(project, dial("density", True), 0)
     try:
         assembler = assembler_of(project, OrderDomain.LSN, "UTF8")

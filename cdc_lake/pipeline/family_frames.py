@@ -94,7 +94,7 @@ def sends_more(project: Project) -> bool:
     patterns = project.family.tables
     listed = effective_options(project.family).get("white-table-list")
     everything = (listed or "*.*").split(",")
-    return any(pattern.startswith("!") for pattern in patterns) or set(everything) != set(patterns)
+    return set(everything) != set(patterns)
 
 
 def frames_of(project: Project, session: WireSession, start: int) -> FrameSource:

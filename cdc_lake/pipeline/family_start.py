@@ -30,14 +30,14 @@ from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import CopiedTable, copy_tables
 from cdc_lake.pipeline.density import decide, refuse_csn
+from cdc_lake.pipeline.family_facts import captured, catalog
 from cdc_lake.pipeline.family_frames import Dial
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
-from cdc_lake.source.gaussdb.catalog import check_identities, facts_of, tables_in_database
-from cdc_lake.source.gaussdb.server import FamilyServerFacts, exports_csn
+from cdc_lake.source.gaussdb.catalog import check_identities
+from cdc_lake.source.gaussdb.server import FamilyServerFacts
 from cdc_lake.source.gaussdb.slot import CreatedSlot, create_slot, create_slot_by_function, drop_slot, find_slot
-from cdc_lake.source.gaussdb.snapshot import FamilySnapshot, create_slot_with_snapshot, exported, readers
+from cdc_lake.source.gaussdb.snapshot import FamilySnapshot, create_slot_with_snapshot, exported, exports_csn, readers
 from cdc_lake.source.stream import Kind, StreamIdentity
-from cdc_lake.source.tables import select_tables
 from cdc_lake.source.wire.session import WireSession
 
 _INEXACT = "this server gives no CSN with a snapshot, so a transaction near it may be missing or come twice"
@@ -61,7 +61,7 @@ def begin(
     tell: Tell,
 ) -> tuple[BronzeState, int]:
     """Start a stream; its state and the rows copied. Raises SourceError, LakeError, Stopped."""
-    tables = captured(project, start.session)
+    tables = _checked_tables(project, start.session)
     before = bronze.state()
     _clear_the_way(project, start, before, control, tell)
     _record_intention(project, start.facts, control, 0 if before is None else before.epoch)
@@ -79,10 +79,9 @@ def begin(
     return state, rows
 
 
-def captured(project: Project, session: WireSession) -> dict[TableName, FamilyTableFacts]:
+def _checked_tables(project: Project, session: WireSession) -> dict[TableName, FamilyTableFacts]:
     """The tables that the pipeline takes, with the catalog's facts. Raises NoTableMatches, NoReplicaIdentity."""
-    wanted = select_tables(project.family.tables, tables_in_database(session))
-    found = {table: facts for table in wanted if (facts := facts_of(session, table)) is not None}
+    found = catalog(session, captured(project, session))
     check_identities(found, session.place)
     return found
 

@@ -17,9 +17,9 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.captured import Captured
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.errors import BronzeAhead, OptionRefused, OtherSource
+from cdc_lake.errors import OptionRefused, OtherSource
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.position import Lsn, OrderDomain
+from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
@@ -45,10 +45,11 @@ from cdc_lake.source.gaussdb.server import (
     current_lsn,
     identify,
     identify_by_sql,
-    snapshot_and_csn,
 )
 from cdc_lake.source.gaussdb.slot import check_slot, find_slot
+from cdc_lake.source.gaussdb.snapshot import csn_now
 from cdc_lake.source.gaussdb.version import release_of
+from cdc_lake.source.resume import check_fed_from, check_log_reaches
 from cdc_lake.source.stream import Kind, StreamIdentity, TransactionAssembler, shown
 from cdc_lake.source.tables import chooses
 from cdc_lake.source.wire.connect import connect
@@ -96,7 +97,7 @@ def open_family(
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         reader = BronzeReader(project.bronze)
-        layouts = _layouts(project, facts, dial("layouts", False), reader.latest_layouts(state.epoch))
+        layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch))
         whole = assembler_of(project, identity.domain, facts.encoding)
         assembler: TransactionAssembler = whole
         if sends_more(project):
@@ -124,14 +125,9 @@ def check_options(project: Project, facts: FamilyServerFacts) -> None:
 def check_resume(project: Project, session: WireSession, facts: FamilyServerFacts, state: BronzeState) -> None:
     """Raise unless the stream that bronze holds can go on at this server, database and slot."""
     identity = StreamIdentity.parse(state.stream)
-    for what, was, now in (
-        ("kind of source", identity.kind.value, Kind.GAUSS.value),
-        ("server's system identifier", identity.system, facts.system),
-        ("database", identity.database, facts.database),
-        ("slot", identity.slot, project.slot),
-    ):
-        if was != now:
-            raise OtherSource(f"the {what} is `{now}`, but bronze was fed from `{was}`")
+    if identity.kind is not Kind.GAUSS:
+        raise OtherSource(f"the kind of source is `{Kind.GAUSS}`, but bronze was fed from `{identity.kind}`")
+    check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
     source = project.family
     if source.order != "auto" and OrderDomain(source.order) is not identity.domain:
         raise OtherSource(
@@ -139,11 +135,8 @@ def check_resume(project: Project, session: WireSession, facts: FamilyServerFact
             hint=f"set `source.order` to {identity.domain.value} or auto, or begin a new lake",
         )
     slot_order = OrderDomain(source.slot_order)
-    if slot_order is OrderDomain.LSN and state.confirm > facts.flushed.value:
-        raise BronzeAhead(
-            f"bronze holds changes up to {Lsn(state.confirm)}, the server's log ends at {facts.flushed}: "
-            f"{state.confirm - facts.flushed.value} bytes were lost there (timeline {facts.timeline})"
-        )
+    if slot_order is OrderDomain.LSN:
+        check_log_reaches(state.confirm, facts.flushed, facts.timeline)
     there = find_slot(session, project.slot)
     check_slot(there, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
 
@@ -159,11 +152,7 @@ def server_facts(session: WireSession, *, by_sql: bool) -> FamilyServerFacts:
 def _goal(project: Project, session: WireSession, domain: OrderDomain) -> int:
     """A position that everything committed by now lies at or below, and that a quiet server's stream reaches."""
     source = project.family
-    if domain is OrderDomain.CSN:
-        goal = snapshot_and_csn(session).csn.value - 1
-        session.query("ROLLBACK", doing="ending the snapshot")
-    else:
-        goal = current_lsn(session).value
+    goal = csn_now(session).value - 1 if domain is OrderDomain.CSN else current_lsn(session).value
     if source.slot_order == "csn" or (domain is OrderDomain.LSN and source.decoding_mode is Mode.PARALLEL):
         # the stream leaves numbers out, or its keepalives promise nothing: a transaction of this database has to
         # pass the goal, and one that only takes an id does

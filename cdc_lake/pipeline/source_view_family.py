@@ -28,10 +28,9 @@ from cdc_lake.source.gaussdb.server import (
     FamilyServerFacts,
     check_server,
     current_lsn,
-    exports_csn,
-    snapshot_and_csn,
 )
 from cdc_lake.source.gaussdb.slot import find_slot
+from cdc_lake.source.gaussdb.snapshot import csn_now, exports_csn
 from cdc_lake.source.stream import domain_of, shown
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
@@ -52,9 +51,7 @@ class FamilyView:
         """See SourceView."""
         if domain is OrderDomain.LSN:
             return current_lsn(self._session).value
-        last = snapshot_and_csn(self._session).csn.value - 1
-        self._session.query("ROLLBACK", doing="ending the snapshot")
-        return last
+        return csn_now(self._session).value - 1
 
     def received(self) -> int | None:
         """See SourceView; the family's servers tell nothing of it that could be relied on."""

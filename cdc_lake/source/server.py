@@ -7,9 +7,10 @@ from typing import Protocol
 
 import psycopg
 
-from cdc_lake.errors import BronzeAhead, OtherSource, ServerSettings
+from cdc_lake.errors import ServerSettings
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, command, named
+from cdc_lake.source.resume import check_fed_from, check_log_reaches
 from cdc_lake.source.stream import StreamIdentity
 
 OLDEST = 14
@@ -93,18 +94,8 @@ def check_server(facts: Decodable, place: str = "") -> None:
 
 def check_same(facts: ServerFacts, stream: StreamIdentity, slot: str, held: int) -> None:
     """Raise where bronze, which holds `stream` up to `held`, was not fed from this server, database and slot."""
-    for what, was, now in (
-        ("server's system identifier", stream.system, facts.system),
-        ("database", stream.database, facts.database),
-        ("slot", stream.slot, slot),
-    ):
-        if was != now:
-            raise OtherSource(f"the {what} is `{now}`, but bronze was fed from `{was}`")
-    if held > facts.flushed.value:
-        raise BronzeAhead(
-            f"bronze holds changes up to {Lsn(held)}, the server's log ends at {facts.flushed}: "
-            f"{held - facts.flushed.value} bytes were lost there (timeline {facts.timeline})"
-        )
+    check_fed_from(stream, system=facts.system, database=facts.database, slot=slot)
+    check_log_reaches(held, facts.flushed, facts.timeline)
 
 
 def goal(session: Session) -> int:

@@ -13,7 +13,6 @@ from cdc_lake.source.wire.session import WireSession
 _CSN_WRAP = 1 << 32  # pg_export_snapshot_and_csn prints the lower 32 bits only
 _MILLISECONDS = 1000
 _DOING = "identifying the server"
-_UNDEFINED_FUNCTION = "(42883)"
 _SETTINGS = ("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_sender_timeout")
 
 
@@ -138,20 +137,6 @@ def snapshot_and_csn(session: WireSession, locked: Sequence[str] = ()) -> CsnSna
         session.query(f"LOCK TABLE {', '.join(locked)} IN ACCESS SHARE MODE", doing="locking the tables")
     name, printed = _one(session, "SELECT * FROM pg_export_snapshot_and_csn()", doing)
     return CsnSnapshot(name or "", Csn(_whole_csn(int(printed or "", 16), near)))
-
-
-def exports_csn(session: WireSession) -> bool:
-    """Whether the server can export a snapshot with its CSN; every open release from 3.0.0 on can."""
-    try:
-        snapshot_and_csn(session)
-    except QueryRefused as refused:
-        if _UNDEFINED_FUNCTION not in refused.message:
-            raise
-        return False
-    finally:
-        if not session.closed:
-            session.query("ROLLBACK", doing="ending the snapshot")
-    return True
 
 
 def _next_csn(session: WireSession) -> int | None:

@@ -6,12 +6,13 @@ sessions take it over while the one that exported it stays in its transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from cdc_lake.errors import QueryRefused
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.model.relation import Relation
 from cdc_lake.source.copy_text import chunks_of
@@ -20,6 +21,8 @@ from cdc_lake.source.gaussdb.server import CsnSnapshot, snapshot_and_csn
 from cdc_lake.source.gaussdb.slot import CreatedSlot, check_name
 from cdc_lake.source.quoting import identifier, literal
 from cdc_lake.source.wire.session import WireSession
+
+_UNDEFINED_FUNCTION = "(42883)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +65,33 @@ def create_slot_with_snapshot(replication: WireSession, name: str, plugin: str) 
 
 
 @contextmanager
-def exported(session: WireSession) -> Iterator[CsnSnapshot]:
-    """A transaction of `session` that exports a snapshot with its CSN, held until the end. Raises SourceError."""
-    taken = snapshot_and_csn(session)
+def exported(session: WireSession, locked: Sequence[str] = ()) -> Iterator[CsnSnapshot]:
+    """A transaction of `session` that exports a snapshot with its CSN, held until the end. Raises SourceError.
+
+    `locked`: see `snapshot_and_csn`.
+    """
     try:
-        yield taken
+        yield snapshot_and_csn(session, locked)
     finally:
         if not session.closed:
             session.query("ROLLBACK", doing="ending the snapshot")
+
+
+def csn_now(session: WireSession) -> Csn:
+    """The CSN of a snapshot that is taken now and not kept. Raises SourceError."""
+    with exported(session) as taken:
+        return taken.csn
+
+
+def exports_csn(session: WireSession) -> bool:
+    """Whether the server can export a snapshot with its CSN; every open release from 3.0.0 on can."""
+    try:
+        csn_now(session)
+    except QueryRefused as refused:
+        if _UNDEFINED_FUNCTION not in refused.message:
+            raise
+        return False
+    return True
 
 
 @contextmanager
