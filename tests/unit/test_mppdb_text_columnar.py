@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb import columnar, json_walk, text_walk
+from cdc_lake.decode.mppdb import columnar, literal_walk
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.columnar import tabulate
@@ -80,8 +80,7 @@ def assert_same(one, other) -> None:
 @pytest.mark.parametrize(("version", "name", "style", "batch"), list(streams()))
 def test_recorded_streams_are_the_same_plain_and_by_the_column(version, name, style, batch, monkeypatch):
     monkeypatch.setattr(columnar, "SMALL", 1)
-    monkeypatch.setattr(text_walk, "_SOME", 1 << 30)
-    monkeypatch.setattr(json_walk, "_SOME", 1 << 30)
+    monkeypatch.setattr(literal_walk, "_SOME", 1 << 30)
     walked = []
     monkeypatch.setattr(columnar, "text_groups", lambda *given: walked.append(1) or text_groups(*given))
     transactions = recorded(version, name, style, batch)
@@ -114,8 +113,8 @@ def test_statements_that_are_not_regular_are_left_to_the_plain_decoder(statement
     chunk, groups = text_groups(REGULAR, Style.TEXT, Codec())
     assert [bytes(chunk.bytes[at:end]) for at, end in groups[0].new.slots.reshape(-1, 2)] == [b"1", b"x", b"-2.50", b""]
     assert groups[0].new.null.tolist() == [[False, False], [False, True]]
-    monkeypatch.setattr(text_walk, "_SOME", 0)
-    monkeypatch.setattr(text_walk, "_FEW", 3)
+    monkeypatch.setattr(literal_walk, "_SOME", 0)
+    monkeypatch.setattr(literal_walk, "_FEW", 3)
     for statements in ([*REGULAR, statement], [statement, *REGULAR]):
         with pytest.raises(Irregular):
             text_groups(statements, Style.TEXT, Codec())

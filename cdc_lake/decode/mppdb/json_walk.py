@@ -14,7 +14,7 @@ import numpy as np
 
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.json_rows import Shape, shape_of
-from cdc_lake.decode.mppdb.literal_walk import Found, Literals
+from cdc_lake.decode.mppdb.literal_walk import Found, Literals, by_shape
 from cdc_lake.decode.mppdb.records import Row
 from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.decode.walk import Irregular, require
@@ -23,8 +23,6 @@ from cdc_lake.errors import DecodeError
 _QUOTE: Final = ord('"')
 _BACKSLASH: Final = ord("\\")
 _COMMA: Final = ord(",")
-_FEW: Final = 16
-_SOME: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +36,13 @@ class _Quotes:
 def json_rows(statements: Sequence[bytes], source: Statements, codec: Codec) -> list[Found]:
     """The rows by shape, in the order of their first rows. Raises Irregular."""
     quotes = _quotes(source)
-    left = np.arange(len(statements))
-    found: list[Found] = []
-    allowed = _SOME + len(statements) // _FEW
-    while len(left):
-        require(len(found) < allowed)
+
+    def next_shape(left: Any) -> Found:
         row, shape = _shape(statements[int(left[0])], codec)
         rows, new, old = _walk(source, quotes, left, shape)
-        found.append(Found(row, rows, None if row.new is None else new, None if row.old is None else old))
-        if len(rows) == len(left):
-            break
-        gone = np.zeros(len(statements), bool)
-        gone[rows] = True
-        left = left[~gone[left]]
-    return found
+        return Found(row, rows, None if row.new is None else new, None if row.old is None else old)
+
+    return by_shape(len(statements), next_shape)
 
 
 def _shape(statement: bytes, codec: Codec) -> tuple[Row, Shape]:

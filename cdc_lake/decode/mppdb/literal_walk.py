@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +26,8 @@ from cdc_lake.decode.mppdb.statements import ROOM, Statements
 from cdc_lake.decode.walk import PADDING, Chunk, Irregular, require
 
 _LETTERS: Final = b"IUD"
+_FEW: Final = 16
+_SOME: Final = 8
 _DOUBLED: Final = r"^(?:[^']|'')*$"
 _NO_BYTE: Final = re.compile(rb"\\u(?!00[0-7])")  # the server escapes bytes below 0x20 so, and no others
 _QUOTE, _B = b"'B"
@@ -53,6 +55,26 @@ class Found:
     def parts(self) -> list[Literals]:
         """Its tuples, the new one first."""
         return [part for part in (self.new, self.old) if part is not None]
+
+
+def by_shape(count: int, next_shape: Callable[[Any], Found]) -> list[Found]:
+    """All of `count` rows by shape, in the order of their first rows. Raises Irregular where too few share one.
+
+    `next_shape` takes the rows that are left, ascending, and finds those of the first one's shape, itself among them.
+    """
+    left = np.arange(count)
+    found: list[Found] = []
+    allowed = _SOME + count // _FEW
+    while len(left):
+        require(len(found) < allowed)
+        one = next_shape(left)
+        found.append(one)
+        if len(one.rows) == len(left):
+            break
+        gone = np.zeros(count, bool)
+        gone[one.rows] = True
+        left = left[~gone[left]]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

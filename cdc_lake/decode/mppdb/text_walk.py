@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.literal_walk import Found, Literals
+from cdc_lake.decode.mppdb.literal_walk import Found, Literals, by_shape
 from cdc_lake.decode.mppdb.records import Row
 from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.decode.mppdb.text import Shape, TableHeads, shape_of
@@ -26,8 +26,6 @@ _BLANKS: Final = np.uint64(0x2020202020202020)
 _ONES: Final = np.uint64(0x0101010101010101)
 _TOPS: Final = np.uint64(0x8080808080808080)
 _LONGEST: Final = 64  # times eight bytes of a literal without quotes
-_FEW: Final = 16
-_SOME: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +42,16 @@ def text_rows(
 ) -> list[Found]:
     """The rows by shape, in the order of their first rows. Raises Irregular."""
     quotes = _quotes(source)
-    left = np.arange(len(statements))
-    found: list[Found] = []
-    allowed = _SOME + len(statements) // _FEW
-    while len(left):
-        require(len(found) < allowed)
+
+    def next_shape(left: Any) -> Found:
         row, shape = _shape(statements[int(left[0])], codec, known, serial=serial)
         rows, literals = _walk(source, quotes, left, shape)
         columns = len(shape.between) - 1
         old = Literals(literals.start[:, : shape.old], literals.end[:, : shape.old])
         new = Literals(literals.start[:, shape.old : columns], literals.end[:, shape.old : columns])
-        found.append(Found(row, rows, None if row.new is None else new, None if row.old is None else old))
-        if len(rows) == len(left):
-            break
-        gone = np.zeros(len(statements), bool)
-        gone[rows] = True
-        left = left[~gone[left]]
-    return found
+        return Found(row, rows, None if row.new is None else new, None if row.old is None else old)
+
+    return by_shape(len(statements), next_shape)
 
 
 def _shape(statement: bytes, codec: Codec, known: TableHeads | None, *, serial: bool) -> tuple[Row, Shape]:
