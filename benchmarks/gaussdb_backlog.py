@@ -26,7 +26,7 @@ from typing import Any
 from decode_mppdb import COLUMNS, ORDERS, some_row
 from measured import median, save, show, table
 
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
@@ -92,7 +92,7 @@ def serve() -> None:
 
 def receive_here(project: Project) -> None:
     """The receiver's process."""
-    bronze = DeltaBronze(project.bronze, project.pipeline.bronze.durability)
+    bronze = bronze_writer(project)
     begun = time.perf_counter()
     done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
     report(time.perf_counter() - begun, done.changes)

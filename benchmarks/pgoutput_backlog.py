@@ -27,7 +27,7 @@ from typing import Any
 import psycopg
 from measured import median, save, show, table
 
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import silent
@@ -83,7 +83,7 @@ def receive_here(arguments: argparse.Namespace) -> None:
     server = EmbeddedServer(Path(arguments.server))
     project = project_of(server, Path(arguments.root), arguments.receive)
     begun = time.perf_counter()
-    bronze = DeltaBronze(project.bronze, project.pipeline.bronze.durability)
+    bronze = bronze_writer(project)
     if arguments.profile:
         profile = cProfile.Profile()
         done = profile.runcall(receive, project, bronze, once=True, stop=threading.Event(), tell=silent)

@@ -1,23 +1,21 @@
 """Files: the data files of one version of bronze, with the bounds that say which rows each can hold.
 
-Every file of ours carries its bounds in the Delta log; a file without them (rewritten by something else) can hold
-anything and is read.
+Every file of ours carries its bounds in the table's metadata; a file without them (rewritten by something else) can
+hold anything and is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import DeltaTable
+import pyarrow.fs as pafs
 
 from cdc_lake.bronze.contract import SCHEMA
 
@@ -30,22 +28,31 @@ LOOSE = {"info": ("{", "}")}
 
 @dataclass(frozen=True)
 class Files:
-    """The data files of a version of the table, in (epoch, position) order."""
+    """The data files of a version of the table, in (epoch, position) order.
 
-    folder: Path
+    `actions`: one row a file, `path` as `filesystem` has it and, where they are known, the bounds of each column as
+    `min.<column>` and `max.<column>`.
+    """
+
     actions: pa.Table
+    filesystem: pafs.FileSystem = field(default_factory=pafs.LocalFileSystem)
 
     @classmethod
-    def of(cls, table: DeltaTable, folder: Path) -> Files:
-        """The files of the version that `table` stands at."""
-        actions = pa.table(table.get_add_actions(flatten=True))
+    def of(cls, actions: pa.Table, filesystem: pafs.FileSystem | None = None) -> Files:
+        """Files in whatever order, on the local disk by default."""
         order = [(name, "ascending") for name in ("min.epoch", "min.position") if name in actions.column_names]
-        return cls(folder, actions.sort_by(order) if order else actions)
+        given = actions.sort_by(order) if order else actions
+        return cls(given) if filesystem is None else cls(given, filesystem)
+
+    @classmethod
+    def none(cls) -> Files:
+        """Of a table that is not there."""
+        return cls(pa.table({"path": pa.array([], pa.string())}))
 
     @cached_property
     def paths(self) -> list[str]:
-        """Paths relative to the table's folder, as the file system has them."""
-        return [unquote(path) for path in self.actions["path"].to_pylist()]
+        """Where the files are in the file system."""
+        return list(self.actions["path"].to_pylist())
 
     def select(
         self,
@@ -78,7 +85,7 @@ class Files:
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         if not paths:
             return schema.empty_table()
-        dataset = ds.dataset([str(self.folder / path) for path in paths], schema=SCHEMA, format="parquet")
+        dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
         return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
 
     def _low(self, column: str, value: object) -> Any:

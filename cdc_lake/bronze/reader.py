@@ -1,4 +1,4 @@
-"""The bronze reader: commits, changes, layouts and whole transactions of a Delta bronze table, without Spark.
+"""The bronze reader: commits, changes, layouts and whole transactions of a bronze table, without Spark.
 
 Each call looks at the newest version. Only data files whose bounds overlap what is asked for are opened, and only the
 columns asked for are read. Positions of different epochs never meet: every call has one epoch.
@@ -17,14 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from cdc_lake.bronze.contract import COMMIT, DELETE, INSERT, RELATION, SCHEMA, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.port import BronzeState
-from cdc_lake.bronze.state import check_contract, read_state
+from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.errors import BronzeDamaged
-from cdc_lake.lake.delta_log import open_table, refresh
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 
@@ -55,24 +54,26 @@ class CommitRow:
 
 
 class BronzeReader:
-    """A bronze table in a local folder. Keeps the table open; one instance a thread."""
+    """A bronze table; a path is a Delta table's local folder. Keeps the table open; one instance a thread."""
 
-    def __init__(self, path: Path) -> None:
-        self._folder = Path(path)
-        self._table: DeltaTable | None = None
+    def __init__(self, table: BronzeTable | Path) -> None:
+        self._table: BronzeTable = DeltaBronzeTable(table) if isinstance(table, Path) else table
         self._files: tuple[int, Files] | None = None
         self._layouts: dict[int, Relation] = {}
         self._layouts_read: set[str] = set()
 
+    @property
+    def place(self) -> str:
+        """Where the table is, as errors name it."""
+        return self._table.place
+
     def version(self) -> int | None:
         """The newest version of the table, None where there is none."""
-        table = self._newest()
-        return None if table is None else int(table.version())
+        return self._table.version if self._table.look() else None
 
     def state(self) -> BronzeState | None:
         """Markers, epoch and head of the newest stream; None where no stream was started."""
-        table = self._newest()
-        return None if table is None else read_state(table, self._folder)
+        return self._table.state() if self._table.look() else None
 
     def commits(self, span: Span) -> list[CommitRow]:
         """The transactions of a span in order, from their COMMIT rows alone."""
@@ -168,21 +169,11 @@ class BronzeReader:
 
     def files(self) -> Files:
         """The data files of the newest version."""
-        table = self._newest()
-        if table is None:
-            return Files(self._folder, pa.table({"path": pa.array([], pa.string())}))
-        if self._files is None or self._files[0] != table.version():
-            self._files = (table.version(), Files.of(table, self._folder))
+        if not self._table.look():
+            return Files.none()
+        if self._files is None or self._files[0] != self._table.version:
+            self._files = (self._table.version, self._table.files())
         return self._files[1]
-
-    def _newest(self) -> DeltaTable | None:
-        if self._table is None:
-            self._table = open_table(self._folder)
-            if self._table is not None:
-                check_contract(self._table, self._folder)
-        else:
-            refresh(self._table, self._folder)
-        return self._table
 
 
 def within(span: Span) -> pc.Expression:

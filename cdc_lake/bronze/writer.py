@@ -1,9 +1,7 @@
-"""The Delta bronze writer: transactions in, one file and one commit out, on disk before it returns.
+"""The bronze writer: transactions in, one file and one commit out, on disk before it returns.
 
-Both markers are application transactions of the same commit as the rows. A commit is made only as the version right
-after the one whose markers were read, so a second writer is refused instead of interleaved; a writer refused once stays
-refused. A commit whose call failed is looked up in the log by its id: it landed, or it did not, and data files are
-never deleted (one that no commit names is harmless).
+Both markers are part of the commit that has the rows. A commit is made only on top of the version whose state was read,
+so a second writer is refused instead of interleaved; a writer refused once stays refused.
 """
 
 from __future__ import annotations
@@ -11,31 +9,26 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
-from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, confirm_app, order_app, snapshot_app
-from cdc_lake.bronze.files import BOUNDED, LOOSE
+from cdc_lake.bronze.contract import snapshot_app
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.rows import build, snapshot_rows
-from cdc_lake.bronze.state import CONTRACT_PROPERTY, check_contract, read_state
+from cdc_lake.bronze.table import BronzeTable, Written
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.digest import GENESIS
 from cdc_lake.decode.raw import Raw
-from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, NoStream, NotInOrder
-from cdc_lake.lake.delta_log import NotLanded, commit, create_table, open_table, write_file
+from cdc_lake.errors import AnotherReceiver, NoStream, NotInOrder
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import FILE_WRITTEN, failpoint
 
 FILE_BYTES = 1 << 30
 """Size in memory above which a commit has more than one file: only a transaction larger than any batch gets there."""
-
-_PLAIN = ("ordinal", "lsn", "new", "old", "info", "raw")  # their values hardly repeat
 
 
 def _now() -> int:
@@ -43,50 +36,40 @@ def _now() -> int:
     return time.time_ns() // 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """The table at a version and what it said there. Replaced after each commit, dropped when a commit failed."""
+class TableBronze:
+    """Writes a bronze table of any format (`bronze.port.BronzeWriter`). One instance a pipeline, used by one thread.
 
-    table: DeltaTable
-    state: BronzeState | None
-
-
-class DeltaBronze:
-    """A bronze table in a local folder (`bronze.port.BronzeWriter`). One instance a pipeline, used by one thread.
-
-    `durability`: `fsync` survives power loss, `os` only the end of the process. `clock` gives `ingest_ts`.
+    `clock` gives `ingest_ts`.
     """
 
-    def __init__(
-        self, path: Path, durability: Literal["fsync", "os"] = "fsync", *, clock: Callable[[], int] = _now
-    ) -> None:
-        self._folder = Path(path)
-        self._durable = durability == "fsync"
+    def __init__(self, table: BronzeTable, *, clock: Callable[[], int] = _now) -> None:
+        self._table = table
         self._clock = clock
-        self._opened: _Open | None = None
+        self._known: BronzeState | None = None
+        """Of the version the table stands at; None: it has to be read, as after a commit that failed."""
         self._refused = False
 
     def state(self) -> BronzeState | None:
         """What bronze holds of the newest stream, read from the table; None where no stream was started."""
-        opened = self._read()
-        return opened.state if opened is not None else None
+        return self._read()[1]
 
     def begin_stream(self, stream: str, start: int, confirm: int | None = None) -> BronzeState:
         """Start a stream at `start`, in the epoch after the last one; the table is made where there is none."""
-        opened = self._read() or _Open(self._create(), None)
-        last = opened.state
+        there, last = self._read()
+        if not there:
+            self._table.create()
         if last is not None and last.stream == stream:
-            raise NoStream(f"the stream {stream} was already started", where=str(self._folder))
+            raise NoStream(f"the stream {stream} was already started", where=self._table.place)
         epoch = last.epoch + 1 if last else 1
         state = BronzeState(stream, epoch, start, start if confirm is None else confirm, GENESIS)
-        self._commit(opened, state, (), {})
+        self._commit(state, (), {})
         return state
 
     def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
         """Append whole transactions, ascending by position; those at or below `upto` are dropped as repeats."""
-        opened, before = self._stream()
+        before = self._stream()
         given = batch if isinstance(batch, ClosedBatch) else _bare(batch, before)
-        _check_order(given, self._folder)
+        _check_order(given, self._table.place)
         fresh = [raw for raw in given.transactions if raw.bounds.position > before.upto]
         repeats = len(given.transactions) - len(fresh)
         if not fresh:
@@ -102,29 +85,29 @@ class DeltaBronze:
         )
         confirm = max(before.confirm, given.confirm)
         state = replace(before, upto=given.upto, confirm=confirm, head=head, empty=given.empty)
-        version, size = self._land(opened, state, rows, {})
+        version, size = self._land(state, rows, {})
         return _landed(
             state, version, transactions=len(fresh), changes=len(changes), repeats=repeats, bytes_written=size
         )
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> Landed:
         """Record that nothing is missing up to `position`: the markers rise, or nothing happens."""
-        opened, before = self._stream()
+        before = self._stream()
         upto, confirm = max(before.upto, position), max(before.confirm, confirm)
         if (upto, confirm) == (before.upto, before.confirm):
-            return _landed(before, opened.table.version())
+            return _landed(before, self._table.version)
         state = replace(before, upto=upto, confirm=confirm, empty=empty if position >= before.upto else before.empty)
-        return _landed(state, self._commit(opened, state, (), {}))
+        return _landed(state, self._commit(state, (), {}))
 
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
     ) -> Landed:
         """Append one chunk of snapshot rows, outside the chain and its markers; a chunk already there is dropped."""
-        opened, state = self._stream()
+        state = self._stream()
         app = snapshot_app(state.stream, snapshot)
-        last = opened.table.transaction_version(app)
+        last = self._table.last_chunk(app)
         if last is not None and chunk <= last:
-            return _landed(state, opened.table.version())
+            return _landed(state, self._table.version)
         table = snapshot_rows(
             relation,
             rows,
@@ -134,80 +117,54 @@ class DeltaBronze:
             first_ordinal=first_ordinal,
             ingest_ts=self._clock(),
         )
-        version, size = self._land(opened, state, table, {app: chunk}, markers=False)
+        version, size = self._land(state, table, {app: chunk})
         return _landed(state, version, changes=table.num_rows - 1, bytes_written=size)
 
     # ── the table ──
 
-    def _read(self) -> _Open | None:
+    def _read(self) -> tuple[bool, BronzeState | None]:
+        """Whether the table is there, and its state."""
         if self._refused:
-            raise AnotherReceiver("this writer was overtaken by another one", where=str(self._folder))
-        if self._opened is None and (table := open_table(self._folder)) is not None:
-            check_contract(table, self._folder)
-            self._opened = _Open(table, read_state(table, self._folder))
-        return self._opened
+            raise AnotherReceiver("this writer was overtaken by another one", where=self._table.place)
+        if self._known is None:
+            if not self._table.look():
+                return False, None
+            self._known = self._table.state()
+        return True, self._known
 
-    def _stream(self) -> tuple[_Open, BronzeState]:
-        opened = self._read()
-        if opened is None or opened.state is None:
-            raise NoStream("no stream was started in this bronze table", where=str(self._folder))
-        return opened, opened.state
+    def _stream(self) -> BronzeState:
+        state = self._read()[1]
+        if state is None:
+            raise NoStream("no stream was started in this bronze table", where=self._table.place)
+        return state
 
-    def _create(self) -> DeltaTable:
-        properties = {"delta.appendOnly": "true", CONTRACT_PROPERTY: str(CONTRACT_VERSION)}
-        try:
-            return create_table(self._folder, SCHEMA, properties, durable=self._durable)
-        except DeltaError as cause:
-            raise BronzeNotWritten("the bronze table could not be made", where=str(self._folder)) from cause
-
-    def _land(
-        self, opened: _Open, state: BronzeState, rows: pa.Table, apps: dict[str, int], *, markers: bool = True
-    ) -> tuple[int, int]:
+    def _land(self, state: BronzeState, rows: pa.Table, chunks: dict[str, int]) -> tuple[int, int]:
         """Write the rows and commit them; the version made and the bytes written."""
         files = -(-rows.nbytes // FILE_BYTES)
         share = -(-rows.num_rows // files)
-        try:
-            actions = [
-                write_file(
-                    self._folder,
-                    rows.slice(start, share),
-                    stats=BOUNDED,
-                    loose=LOOSE,
-                    plain=_PLAIN,
-                    durable=self._durable,
-                )
-                for start in range(0, rows.num_rows, share)
-            ]
-        except OSError as cause:
-            raise BronzeNotWritten("a data file could not be written", where=str(self._folder)) from cause
+        written = [self._table.write(rows.slice(start, share)) for start in range(0, rows.num_rows, share)]
         failpoint(FILE_WRITTEN)
-        version = self._commit(opened, state, actions, apps, markers=markers)
-        return version, sum(action.size for action in actions)
+        return self._commit(state, written, chunks), sum(one.size for one in written)
 
-    def _commit(
-        self, opened: _Open, state: BronzeState, actions: Sequence[Any], apps: dict[str, int], *, markers: bool = True
-    ) -> int:
-        """Commit with the state's markers; whatever goes wrong, the table is read again before the next commit."""
-        own = {order_app(state.stream): state.upto, confirm_app(state.stream): state.confirm} if markers else {}
-        note = {
-            "contract": CONTRACT_VERSION,
-            "stream": state.stream,
-            "epoch": state.epoch,
-            "head": state.head.hex(),
-            "empty": state.empty,
-        }
-        self._opened = None
+    def _commit(self, state: BronzeState, files: Sequence[Written], chunks: dict[str, int]) -> int:
+        """Commit with the state; whatever goes wrong, the table is read again before the next commit."""
+        self._known = None
         try:
-            version = commit(
-                opened.table, self._folder, actions, apps=own | apps, note=note, fenced=True, durable=self._durable
-            )
-        except NotLanded as failure:
-            if failure.overtaken:
-                self._refused = True
-                raise AnotherReceiver("another writer committed to bronze", where=str(self._folder)) from failure
-            raise BronzeNotWritten("the commit failed and did not land", where=str(self._folder)) from failure
-        self._opened = _Open(opened.table, state)
+            version = self._table.commit(files, state, chunks)
+        except AnotherReceiver:
+            self._refused = True
+            raise
+        self._known = state
         return version
+
+
+class DeltaBronze(TableBronze):
+    """Writes a Delta table in a local folder; `durability: fsync` survives power loss, `os` the end of the process."""
+
+    def __init__(
+        self, path: Path, durability: Literal["fsync", "os"] = "fsync", *, clock: Callable[[], int] = _now
+    ) -> None:
+        super().__init__(DeltaBronzeTable(Path(path), durable=durability == "fsync"), clock=clock)
 
 
 def _bare(transactions: Sequence[Raw], before: BronzeState) -> ClosedBatch:
@@ -217,13 +174,13 @@ def _bare(transactions: Sequence[Raw], before: BronzeState) -> ClosedBatch:
     return ClosedBatch(transactions, transactions[-1].bounds.position, confirm)
 
 
-def _check_order(batch: ClosedBatch, folder: Path) -> None:
+def _check_order(batch: ClosedBatch, place: str) -> None:
     positions = [raw.bounds.position for raw in batch.transactions]
     for earlier, later in itertools.pairwise(positions):
         if later <= earlier:
-            raise NotInOrder(f"position {later} follows {earlier} in one batch", where=str(folder))
+            raise NotInOrder(f"position {later} follows {earlier} in one batch", where=place)
     if positions and positions[-1] > batch.upto:
-        raise NotInOrder(f"a batch up to {batch.upto} holds position {positions[-1]}", where=str(folder))
+        raise NotInOrder(f"a batch up to {batch.upto} holds position {positions[-1]}", where=place)
 
 
 def _landed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from cdc_lake.cli.verb import Call, verb
 
 if TYPE_CHECKING:
+    from cdc_lake.bronze.reader import BronzeReader
     from cdc_lake.model.relation import TableName
 
 inspect_app = typer.Typer(
@@ -26,7 +26,7 @@ def inspect_tx(
     from cdc_lake.model.position import parse_position
     from cdc_lake.pipeline.inspect import inspect_transaction
 
-    found = inspect_transaction(call.project().bronze, parse_position(position))
+    found = inspect_transaction(_bronze(call), parse_position(position))
     call.view.result(found, transaction_text(found))
 
 
@@ -40,7 +40,7 @@ def inspect_row(
     from cdc_lake.cli.render_inspect import row_text
     from cdc_lake.pipeline.inspect import inspect_row as look_up
 
-    bronze, name = call.project().bronze, _table(table)
+    bronze, name = _bronze(call), _table(table)
     found = look_up(bronze, name, _key(key, name, bronze))
     call.view.result(found, row_text(found))
 
@@ -52,10 +52,16 @@ def inspect_chain(call: Call) -> None:
     from cdc_lake.pipeline.inspect import inspect_chain as verify
     from cdc_lake.pipeline.inspect import plain
 
-    found = verify(call.project().bronze)
+    found = verify(_bronze(call))
     call.view.result(plain(found), chain_text(found))
     if not found.holds:
         raise typer.Exit(1)
+
+
+def _bronze(call: Call) -> BronzeReader:
+    from cdc_lake.bronze.open import bronze_reader
+
+    return bronze_reader(call.project())
 
 
 def _table(text: str) -> TableName:
@@ -67,7 +73,7 @@ def _table(text: str) -> TableName:
         raise typer.BadParameter(str(bad), param_hint="TABLE") from bad
 
 
-def _key(given: list[str], table: TableName, bronze: Path) -> dict[str, str]:
+def _key(given: list[str], table: TableName, bronze: BronzeReader) -> dict[str, str]:
     """A key as `column=value` for each column, or as bare values in the order of the primary key."""
     from cdc_lake.pipeline.inspect import primary_key
 

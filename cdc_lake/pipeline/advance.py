@@ -21,8 +21,9 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
-from cdc_lake.bronze.reader import BronzeReader, CommitRow
+from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import (
     ApplyFailed,
@@ -97,7 +98,7 @@ class Advance:
         self._project = project
         self._spark = spark
         self._tell = tell
-        self._bronze = BronzeReader(project.bronze)
+        self._bronze = bronze_reader(project)
         self._control = ControlTables(project.control)
         self._sessions: dict[str, SparkSession] = {}
         self._pool = ThreadPoolExecutor(project.pipeline.apply.parallelism, "merge")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
 from cdc_lake.lake.lease import lease
@@ -104,7 +105,7 @@ def _follow(
 
     A checkpoint that no longer fits bronze is only a hint: it is set aside, and a new one begins.
     """
-    if not (project.bronze / "_delta_log").exists():
+    if bronze_reader(project).version() is None:
         return
     clock = _Clock(advance, stop)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
@@ -181,7 +181,7 @@ def _printing(project: Project) -> Iterator[CheckLine]:
 
 def _order(project: Project, session: WireSession) -> CheckLine:
     """What orders the stream: of one that was begun this is settled."""
-    state = BronzeReader(project.bronze).state()
+    state = bronze_reader(project).state()
     if state is not None and is_complete(ControlTables(project.control), state.stream, state.epoch):
         text = f"{order_in_words(domain_of(state.stream))}, as it was begun"
         return CheckLine(ok=True, subject="order", text=text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, SlotActive, SlotForeign
 from cdc_lake.lake.control import ControlTables
@@ -21,7 +21,7 @@ from cdc_lake.source.wire.session import WireSession
 
 def slot_line(project: Project, session: WireSession) -> CheckLine:
     """Whether the next run can go on with the slot, or make it: free, active, foreign, ahead, of another order."""
-    state, control = BronzeReader(project.bronze).state(), ControlTables(project.control)
+    state, control = bronze_reader(project).state(), ControlTables(project.control)
     try:
         facts = who(project, session)
         found = find_slot(session, project.slot)

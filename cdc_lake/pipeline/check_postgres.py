@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, NoReplicaIdentity, NoTableMatches
 from cdc_lake.model.relation import TableName
@@ -79,7 +79,7 @@ def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
 
 def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
     found = slot.find_slot(session, project.slot)
-    state = BronzeReader(project.bronze).state()
+    state = bronze_reader(project).state()
     if found is None and state is None:
         yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the first run")
         return

@@ -17,6 +17,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
@@ -78,7 +79,7 @@ def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
     table that is not published.
     """
     began = time.monotonic()
-    bronze, control = BronzeReader(project.bronze), ControlTables(project.control)
+    bronze, control = bronze_reader(project), ControlTables(project.control)
     state = bronze.state()
     if state is None:
         raise NoStream("bronze holds no stream yet: there is nothing to compare")

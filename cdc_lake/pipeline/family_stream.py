@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.gaussdb_options import Mode
@@ -96,7 +97,7 @@ def open_family(
         opened.callback(frames.close)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
-        reader = BronzeReader(project.bronze)
+        reader = bronze_reader(project)
         layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch))
         whole = assembler_of(project, identity.domain, facts.encoding)
         assembler: TransactionAssembler = whole

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from cdc_lake.bronze.chain import ChainVerdict, verify
@@ -72,16 +71,15 @@ class RowView:
     events: tuple[RowEvent, ...]
 
 
-def inspect_transaction(bronze: Path, position: int, epoch: int | None = None) -> TransactionView:
+def inspect_transaction(reader: BronzeReader, position: int, epoch: int | None = None) -> TransactionView:
     """The transaction at a commit position, of the newest stream unless `epoch` says otherwise. Raises NotInBronze."""
-    reader = BronzeReader(bronze)
     table = reader.rows(position, epoch)
     rows = [row for row in table.to_pylist() if row["op"] not in {RELATION, SNAPSHOT}]
     commit = next((row for row in rows if row["op"] == COMMIT), None)
     if commit is None:
         state = reader.state()
         at = position if state is None else shown(state.stream, position)
-        raise NotInBronze(f"no transaction was committed at position {at}", where=str(bronze))
+        raise NotInBronze(f"no transaction was committed at position {at}", where=reader.place)
     begin = json.loads(next((row["info"] for row in rows if row["op"] == BEGIN), None) or "{}")
     said = json.loads(commit["info"])
     layouts = reader.layouts(span=Span(commit["epoch"], position - 1, position))
@@ -105,14 +103,14 @@ def inspect_transaction(bronze: Path, position: int, epoch: int | None = None) -
     )
 
 
-def inspect_row(bronze: Path, table: TableName, key: Mapping[str, str]) -> RowView:
+def inspect_row(reader: BronzeReader, table: TableName, key: Mapping[str, str]) -> RowView:
     """Every change of the rows that had `key` (column name → text as the server prints it). Raises NotInBronze."""
-    return RowView(str(table), dict(key), tuple(history(BronzeReader(bronze), table, key)))
+    return RowView(str(table), dict(key), tuple(history(reader, table, key)))
 
 
-def primary_key(bronze: Path, table: TableName) -> tuple[str, ...]:
+def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:
     """Key columns of a table by its layouts in bronze, for a key given as bare values. Raises NotInBronze."""
-    layouts = BronzeReader(bronze).layouts([table])
+    layouts = reader.layouts([table])
     keys = {layout.primary_key for layout in layouts.values() if layout.primary_key}
     if len(keys) != 1:
         raise NotInBronze(
@@ -121,9 +119,9 @@ def primary_key(bronze: Path, table: TableName) -> tuple[str, ...]:
     return keys.pop()
 
 
-def inspect_chain(bronze: Path, span: Span | None = None) -> ChainVerdict:
+def inspect_chain(reader: BronzeReader, span: Span | None = None) -> ChainVerdict:
     """Whether bronze holds what was landed, all of it, once and unedited."""
-    return verify(BronzeReader(bronze), span)
+    return verify(reader, span)
 
 
 def plain(view: TransactionView | RowView | ChainVerdict) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.evolution import AddColumn, ChangeType, DropColumn, SchemaChange, compare_layouts
@@ -38,7 +39,7 @@ class Plan:
 
 def plan(project: Project) -> Plan:
     """Work out what `run` would do. Raises SourceError, LakeError, StateError where it could not go on."""
-    reader = BronzeReader(project.bronze)
+    reader = bronze_reader(project)
     with source_view(project) as source:
         at_source = list(source.steps(reader.state()))
         return Plan(project.name, (*at_source, *_silver(project, source, reader, source.tables())))

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, SparkDied
 from cdc_lake.lake.control import ControlTables, RunRow
@@ -91,7 +90,7 @@ def _loops(
 def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell) -> ReceiveSummary:
     from cdc_lake.pipeline.receive import receive  # noqa: PLC0415  # applying alone needs no database driver
 
-    bronze = DeltaBronze(project.bronze, project.pipeline.bronze.durability)
+    bronze = bronze_writer(project)
     return receive(project, bronze, once=once, stop=stop, tell=tell)
 
 
@@ -122,7 +121,7 @@ def _continuous(project: Project, stop: threading.Event, tell: Tell) -> ApplySum
 
 def _wait_for_stream(project: Project, over: threading.Event) -> bool:
     """Wait until the initial copy is in bronze: before that there is nothing to apply."""
-    reader, control = BronzeReader(project.bronze), ControlTables(project.control)
+    reader, control = bronze_reader(project), ControlTables(project.control)
     while not over.is_set():
         state = reader.state()
         if state is not None and is_complete(control, state.stream, state.epoch):

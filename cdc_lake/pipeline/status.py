@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project
@@ -74,7 +75,7 @@ def _ask_source(project: Project, domain: OrderDomain) -> SourceSide:
 
 
 def _ask_lake(project: Project) -> LakeSide:
-    reader, control = BronzeReader(project.bronze), ControlTables(project.control)
+    reader, control = bronze_reader(project), ControlTables(project.control)
     state = reader.state()
     if state is None:
         return LakeSide(None, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())

@@ -119,7 +119,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     silver = store(spark, job.project, job.target)
     evolve(silver, shape.columns, job.target)
     base = silver.marker(job.stream)
-    paths = [str(job.files.folder / path) for path in span_files(job.files, table, span, snapshot=snapshot)]
+    paths = span_files(job.files, table, span, snapshot=snapshot)
     rows = read_changes(spark, paths, table, span, snapshot=snapshot)
     target = None if base.version is None else spark.table(silver.name)
     return Prepared(job, shape, silver, base, seen, fold(rows, target, job.target, shape, seen, job.held))

@@ -21,7 +21,7 @@ import psutil
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
@@ -160,7 +160,7 @@ def assert_cuts_are_true(project: Project) -> None:
     cuts = ControlTables(project.control).read("cuts").sort_by("recorded_at").to_pylist()
     assert [c["position"] for c in cuts] == sorted(c["position"] for c in cuts), "a cut went back"
     for cut in cuts:
-        commits = BronzeReader(project.bronze).commits(Span(cut["epoch"], -1, cut["position"]))
+        commits = bronze_reader(project).commits(Span(cut["epoch"], -1, cut["position"]))
         for relation, table in json.loads(cut["tables"]).items():
             if table["state"] != "in" or table["version"] is None:
                 continue

@@ -107,9 +107,7 @@ def test_any_cut_gives_the_oracles_state_and_the_same_holds(
         if not seen.rows:
             continue
         shape = make_shape(seen.layouts, reader.layouts([T]), None)
-        rows = read_changes(
-            spark, [str(files.folder / p) for p in span_files(files, T, span, snapshot=False)], T, span, snapshot=False
-        )
+        rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False)
         folded = fold(rows, silver.frame(spark), target, shape, seen, frozenset(held_keys))
         silver.merge(folded.net.toArrow().to_pylist(), folded.unsent)
         if folded.held is not None:

@@ -185,7 +185,7 @@ def test_the_history_of_a_column_that_is_not_there_is_refused(bronze: DeltaBronz
 
 def test_a_transaction_is_shown_by_column_name(bronze: DeltaBronze, tmp_path: Path):
     land(bronze, 200, Insert(ORDERS, ("1", None)), Update(ORDERS, ("1", UNCHANGED)), Truncate(ORDERS, cascade=True))
-    view = inspect_transaction(tmp_path / "b", 200)
+    view = inspect_transaction(BronzeReader(tmp_path / "b"), 200)
     assert (view.stream, view.epoch, view.position) == ("s1", 1, 200)
     assert view.counts == {"public.orders": {"I": 1, "U": 1, "T": 1}}
     insert, update, truncate = view.changes
@@ -198,15 +198,15 @@ def test_a_transaction_is_shown_by_column_name(bronze: DeltaBronze, tmp_path: Pa
 def test_a_position_without_transaction_is_refused(bronze: DeltaBronze, tmp_path: Path):
     land(bronze, 200)
     with pytest.raises(NotInBronze):
-        inspect_transaction(tmp_path / "b", 201)
+        inspect_transaction(BronzeReader(tmp_path / "b"), 201)
 
 
 def test_a_row_and_the_chain_are_values_for_json(bronze: DeltaBronze, tmp_path: Path):
     moves(bronze)
-    row = plain(inspect_row(tmp_path / "b", ORDERS.table, {"id": "9"}))
+    row = plain(inspect_row(BronzeReader(tmp_path / "b"), ORDERS.table, {"id": "9"}))
     assert [event["op"] for event in row["events"]] == ["S", "U", "T"]
-    assert plain(inspect_chain(tmp_path / "b"))["holds"] is True
-    assert primary_key(tmp_path / "b", ORDERS.table) == ("id",)
+    assert plain(inspect_chain(BronzeReader(tmp_path / "b")))["holds"] is True
+    assert primary_key(BronzeReader(tmp_path / "b"), ORDERS.table) == ("id",)
 
 
 def test_an_open_reader_follows_a_log_that_was_cleaned_up_behind_it(

@@ -136,7 +136,7 @@ def test_order_and_slot_position_are_two_numbers(bronze: DeltaBronze, tmp_path: 
     assert (again.upto, again.confirm, again.empty) == (2025, 6000, 8)
     reader = BronzeReader(tmp_path / "lake" / "bronze" / "shop")
     assert [c.position for c in reader.commits(Span(1, 0, 9999))] == [2014, 2017]
-    assert inspect_transaction(tmp_path / "lake" / "bronze" / "shop", 2017).empty_before == 2
+    assert inspect_transaction(BronzeReader(tmp_path / "lake" / "bronze" / "shop"), 2017).empty_before == 2
     assert verify(reader).holds
 
 
@@ -168,7 +168,7 @@ def test_a_delete_without_an_old_row_lands_and_is_read_back(bronze: DeltaBronze,
     assert verify(reader).holds
     (deleted,) = reader.changes(TableName("public", "orders"), Span(1, 0, 9999)).to_pylist()
     assert (deleted["op"], deleted["old"], deleted["new"], deleted["old_kind"]) == ("D", None, None, None)
-    found = inspect_transaction(folder, 2014)
+    found = inspect_transaction(BronzeReader(folder), 2014)
     assert found.counts == {"public.orders": {"D": 1}}
     assert "delete" in transaction_text(found)
 
@@ -179,12 +179,14 @@ def test_a_delete_without_an_old_row_lands_and_is_read_back(bronze: DeltaBronze,
 def test_inspect_prints_csns(bronze: DeltaBronze, tmp_path: Path) -> None:
     folder = tmp_path / "lake" / "bronze" / "shop"
     bronze.append([committed(2014, 5000), committed(2015, 6000)])
-    assert "transaction 2014, epoch 1" in transaction_text(inspect_transaction(folder, parse_position("2014")))
-    assert "  2015:1  " in row_text(inspect_row(folder, TableName("public", "orders"), {"id": "2015"}))
+    assert "transaction 2014, epoch 1" in transaction_text(
+        inspect_transaction(BronzeReader(folder), parse_position("2014"))
+    )
+    assert "  2015:1  " in row_text(inspect_row(BronzeReader(folder), TableName("public", "orders"), {"id": "2015"}))
     with pytest.raises(NotInBronze, match="committed at position 2016"):
-        inspect_transaction(folder, 2016)
-    assert chain_text(inspect_chain(folder)).startswith("the chain holds")
-    broken = replace(inspect_chain(folder), broken_at=(1, 2015), reason="it is not", stream=CSN_STREAM)
+        inspect_transaction(BronzeReader(folder), 2016)
+    assert chain_text(inspect_chain(BronzeReader(folder))).startswith("the chain holds")
+    broken = replace(inspect_chain(BronzeReader(folder)), broken_at=(1, 2015), reason="it is not", stream=CSN_STREAM)
     assert "broken at 2015 of epoch 1" in chain_text(broken)
 
 
@@ -196,7 +198,7 @@ def test_a_broken_chain_names_its_stream(tmp_path: Path) -> None:
         writer.append([committed(2014, 5000)])
         (path,) = folder.glob("*.parquet")
         edit(path)
-        found = inspect_chain(folder)
+        found = inspect_chain(BronzeReader(folder))
         assert found.stream == stream
         assert f"at {shown(stream, 2014)} of" in chain_text(found)
 

@@ -1,0 +1,128 @@
+"""Bronze as a Delta table in a local folder.
+
+The markers are application transactions of the commit that has the rows; stream, epoch and head of the chain stand in
+the commit's note. A commit whose call failed is looked up in the log by its id: it landed, or it did not, and data
+files are never deleted (one that no commit names is harmless).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, confirm_app, order_app
+from cdc_lake.bronze.files import BOUNDED, LOOSE, Files
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.state import CONTRACT_PROPERTY, Told, check_contract, from_note, from_rows, note_of
+from cdc_lake.bronze.table import Written
+from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown
+from cdc_lake.lake.delta_log import NotLanded, commit, create_table, note_at, open_table, refresh, write_file
+
+_PLAIN = ("ordinal", "lsn", "new", "old", "info", "raw")  # their values hardly repeat
+
+
+class DeltaBronzeTable:
+    """A Delta table in `folder` (`bronze.table.BronzeTable`). `durable`: on disk before a call returns."""
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        self._folder = folder
+        self._durable = durable
+        self._table: DeltaTable | None = None
+
+    @property
+    def place(self) -> str:
+        """The folder."""
+        return str(self._folder)
+
+    @property
+    def version(self) -> int:
+        """Delta's version number."""
+        return int(self._at.version())
+
+    def look(self) -> bool:
+        """Read what the log has that was not read yet."""
+        if self._table is None:
+            table = open_table(self._folder)
+            if table is None:
+                return False
+            if CONTRACT_PROPERTY not in table.metadata().configuration:
+                raise BronzeUnknown("the folder holds a Delta table that is not a bronze table", where=self.place)
+            check_contract(table.metadata().configuration[CONTRACT_PROPERTY], self.place)
+            self._table = table
+        else:
+            refresh(self._table, self._folder)
+        return True
+
+    def create(self) -> None:
+        """Make the empty table."""
+        properties = {"delta.appendOnly": "true", CONTRACT_PROPERTY: str(CONTRACT_VERSION)}
+        try:
+            self._table = create_table(self._folder, SCHEMA, properties, durable=self._durable)
+        except DeltaError as cause:
+            raise BronzeNotWritten("the bronze table could not be made", where=self.place) from cause
+
+    def state(self) -> BronzeState | None:
+        """From the note of the newest commit that has one, at last from the rows; with the markers."""
+        told = self._noted() or from_rows(self.files())
+        if told is None:
+            return None
+        upto, confirm = self._marker(order_app(told.stream)), self._marker(confirm_app(told.stream))
+        if upto is None or confirm is None:
+            raise BronzeDamaged(f"bronze names the stream {told.stream} but has no markers of it", where=self.place)
+        return BronzeState(told.stream, told.epoch, upto, confirm, told.head, told.empty)
+
+    def last_chunk(self, app: str) -> int | None:
+        """The version of the application transaction."""
+        return self._marker(app)
+
+    def files(self) -> Files:
+        """The files as the log has them, with the bounds it gives."""
+        actions = pa.table(self._at.get_add_actions(flatten=True))
+        paths = [str(self._folder / unquote(path)) for path in actions["path"].to_pylist()]
+        at = actions.column_names.index("path")
+        return Files.of(actions.set_column(at, "path", pa.array(paths, pa.string())))
+
+    def write(self, rows: pa.Table) -> Written:
+        """One Parquet file, not yet in the log."""
+        try:
+            action = write_file(self._folder, rows, stats=BOUNDED, loose=LOOSE, plain=_PLAIN, durable=self._durable)
+        except OSError as cause:
+            raise BronzeNotWritten("a data file could not be written", where=self.place) from cause
+        return Written(action, action.size)
+
+    def commit(self, files: Sequence[Written], state: BronzeState, chunks: Mapping[str, int]) -> int:
+        """One log entry, as the version right after the one looked at."""
+        apps = {order_app(state.stream): state.upto, confirm_app(state.stream): state.confirm, **chunks}
+        actions = [written.file for written in files]
+        table, self._table = self._at, None
+        try:
+            version = commit(
+                table, self._folder, actions, apps=apps, note=note_of(state), fenced=True, durable=self._durable
+            )
+        except NotLanded as failure:
+            if failure.overtaken:
+                raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
+            raise BronzeNotWritten("the commit failed and did not land", where=self.place) from failure
+        self._table = table
+        return version
+
+    @property
+    def _at(self) -> DeltaTable:
+        assert self._table is not None, "look first"
+        return self._table
+
+    def _marker(self, app: str) -> int | None:
+        version: int | None = self._at.transaction_version(app)
+        return version
+
+    def _noted(self) -> Told | None:
+        for candidate in range(self.version, -1, -1):
+            note = note_at(self._folder, candidate)
+            if note is not None and "stream" in note:
+                return from_note(note)
+        return None

@@ -1,0 +1,24 @@
+"""From a pipeline to its bronze table, in the format and at the place it declares."""
+
+from __future__ import annotations
+
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.table import BronzeTable
+from cdc_lake.bronze.writer import TableBronze
+from cdc_lake.config.project import Project
+
+
+def bronze_table(project: Project) -> BronzeTable:
+    """The table, whether it is there or not."""
+    return DeltaBronzeTable(project.bronze, durable=project.pipeline.bronze.durability == "fsync")
+
+
+def bronze_reader(project: Project) -> BronzeReader:
+    """A reader of it, for one thread."""
+    return BronzeReader(bronze_table(project))
+
+
+def bronze_writer(project: Project) -> TableBronze:
+    """Its writer, for one receiver."""
+    return TableBronze(bronze_table(project))
