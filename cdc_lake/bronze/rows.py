@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import BEGIN, COMMIT, RELATION, SCHEMA, SNAPSHOT
+from cdc_lake.bronze.contract import BEGIN, COMMIT, MESSAGE, RELATION, SCHEMA, SNAPSHOT, UNDECODABLE
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import chain_of, content_of
 from cdc_lake.decode.raw import Raw
@@ -25,7 +25,8 @@ from cdc_lake.model.relation import Relation
 CONFIGURATION = 1
 """Configuration epoch in each COMMIT row; grows once redaction or the choice of tables can change."""
 
-_MESSAGE = ord("M")
+_UNCOUNTED = (ord(MESSAGE), ord(UNDECODABLE))
+"""Rows that are of no table, or of one that is not certain."""
 
 
 def build(
@@ -69,6 +70,8 @@ def build(
         "old_kind": _one(changes.old_kind, pa.string()).take(places.change),
         "info": _infos(places, layouts, [_begin_info(raw) for raw in batch], infos, changes.info),
     }
+    if changes.raw is not None:
+        columns["raw"] = _one(changes.raw, pa.binary()).take(places.change)
     return pa.table({name: columns[name] for name in SCHEMA.names}, schema=SCHEMA), head
 
 
@@ -217,25 +220,27 @@ def _commit_infos(batch: Sequence[Raw], changes: ChangeColumns, sizes: Any, prev
     """The `info` of each COMMIT row, and the last hash. Written by hand: this is the cost of a small transaction."""
     head, start, out = previous, 0, []
     digests = changes.digests
-    for raw, size, counts in zip(batch, sizes.tolist(), _counts(changes, len(batch)), strict=True):
+    for at, (raw, size, counts) in enumerate(zip(batch, sizes.tolist(), _counts(changes, len(batch)), strict=True)):
         content = content_of(digests[start : start + size])
         head = chain_of(head, raw.bounds.position, content)
         start += size
+        undecoded = changes.undecoded.get(at)
+        odd = f',"undecodable":{json.dumps(undecoded.describe(), ensure_ascii=False)}' if undecoded else ""
         out.append(
             f'{{"counts":{{{counts}}},"bytes":{raw.size},"content":"{content.hex()}","hash":"{head.hex()}",'
-            f'"empty_before":{raw.bounds.empty_before},"configuration":{CONFIGURATION}}}'
+            f'"empty_before":{raw.bounds.empty_before},"configuration":{CONFIGURATION}{odd}}}'
         )
     return out, head
 
 
 def _counts(changes: ChangeColumns, transactions: int) -> list[str]:
-    """For each transaction the inside of `counts`: `"public.a":{"I":2,"U":1}` and so on. Messages have no relation."""
+    """For each transaction the inside of `counts`: `"public.a":{"I":2,"U":1}` and so on, of changes of tables."""
     names = [json.dumps(str(r.table), ensure_ascii=False) for r in changes.relations]
     # two layouts of one table are one table here; in the order of names, whatever came first in the batch
     tables = {name: at for at, name in enumerate(sorted(set(names)))}
     labels = list(tables)
     table_of = np.array([tables[name] for name in names] or [0], np.int64)
-    counted = changes.op != _MESSAGE
+    counted = ~np.isin(changes.op, _UNCOUNTED)
     width = max(len(labels), 1) << 8
     code = changes.transaction[counted].astype(np.int64) * width
     code += (table_of[changes.relation[counted]] << 8) + changes.op[counted]

@@ -12,7 +12,10 @@ the same change read again, by any plugin and any decoder, has the same digest::
 
 which is the shape of pgoutput's TupleData on purpose: there the bytes of the wire are the canonical ones. A truncate
 has the letters `c` and `r` for its flags instead of tuples; a message has its prefix (length, UTF-8) and content
-(length, bytes).
+(length, bytes). Bytes that could not be decoded have a form of their own::
+
+    change   = X reading relation bytes                      each behind its length; how the bytes are read, in UTF-8;
+                                                             the relation is empty where it is not known
 
     digest(change)      = BLAKE2b-256(0x00 change)
     content             = root of a tree of fan-out 1024 over the digests, node = BLAKE2b-256(0x01 children);
@@ -81,6 +84,11 @@ def canonical_tuple(values: Sequence[str | None], unchanged: frozenset[int] = fr
 def canonical_bytes(data: bytes) -> bytes:
     """Bytes behind their length."""
     return _U32.pack(len(data)) + data
+
+
+def canonical_undecodable(reading: str, relation: str | None, data: bytes) -> bytes:
+    """The canonical bytes of a row `X`; `reading`: as its `info` has it, empty where it has none."""
+    return b"X" + b"".join(map(canonical_bytes, (reading.encode(), (relation or "").encode(), data)))
 
 
 def canonical_relation(name: str) -> bytes:
