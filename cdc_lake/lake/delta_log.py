@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction
 
@@ -29,6 +29,9 @@ CHECKPOINT_INTERVAL = 20
 
 NOTE = "cdc_lake"
 """Key of our own entry in a commit's `commitInfo`."""
+
+ReadEntry: TypeAlias = Callable[[int], str | None]
+"""Reads the log entry of a version, None where there is none."""
 
 
 class NotLanded(Exception):
@@ -91,8 +94,15 @@ def write_file(
             os.fsync(sink.fileno())
     if durable:
         _sync(folder)
+    return added(path.name, size, rows, stats, loose)
+
+
+def added(
+    name: str, size: int, rows: pa.Table, stats: Sequence[str], loose: Mapping[str, tuple[str, str]] | None
+) -> AddAction:
+    """The action that makes a file known, with the bounds of its rows."""
     return AddAction(
-        path.name, size, {}, time.time_ns() // 1_000_000, data_change=True, stats=_stats(rows, stats, loose or {})
+        name, size, {}, time.time_ns() // 1_000_000, data_change=True, stats=_stats(rows, stats, loose or {})
     )
 
 
@@ -111,34 +121,61 @@ def commit(
     `fenced`: only as the very next version after the one `table` stands at, so nothing read from it can be stale;
     otherwise Delta may place the append after other writers' commits. `table` moves to the newest version.
     """
-    base, mark = table.version(), str(uuid4())
-    properties = CommitProperties(
-        app_transactions=[Transaction(app, version) for app, version in apps.items()],
-        custom_metadata={NOTE: {**note, "commit": mark}},
-        max_commit_retries=0 if fenced else None,
+    version = submit(
+        table, actions, apps=apps, note=note, fenced=fenced, mark=str(uuid4()), read=lambda at: _read_entry(folder, at)
     )
-    try:
-        table.create_write_transaction(list(actions), "append", table.schema(), commit_properties=properties)
-    except Exception as cause:
-        version, overtaken = _find(folder, base, mark)
-        if version is None:
-            raise NotLanded(overtaken=overtaken) from cause
-    else:
-        version, overtaken = _find(folder, base, mark)
-        if version is None:
-            raise NotLanded(overtaken=overtaken)
     if durable:
         _sync_log(folder, version)
     table.update_incremental()
     return version
 
 
+def submit(
+    table: DeltaTable,
+    actions: Sequence[AddAction],
+    *,
+    apps: Mapping[str, int],
+    note: Mapping[str, object],
+    fenced: bool,
+    mark: str,
+    read: ReadEntry,
+    hooks: PostCommitHookProperties | None = None,
+) -> int:
+    """Commit, and find the commit in the log by its `mark` whatever the call said; its version. Raises NotLanded.
+
+    `table` stays where it is. Tried again with the same mark, table and `fenced`, a commit lands once.
+    """
+    base = table.version()
+    properties = CommitProperties(
+        app_transactions=[Transaction(app, version) for app, version in apps.items()],
+        custom_metadata={NOTE: {**note, "commit": mark}},
+        max_commit_retries=0 if fenced else None,
+    )
+    failure: Exception | None = None
+    try:
+        table.create_write_transaction(
+            list(actions),
+            "append",
+            table.schema(),
+            commit_properties=properties,
+            post_commithook_properties=hooks,
+        )
+    except Exception as cause:  # noqa: BLE001 - any failure may have committed: the log decides
+        failure = cause
+    version, overtaken = _find(read, base, mark)
+    if version is None:
+        raise NotLanded(overtaken=overtaken) from failure
+    return version
+
+
 def note_at(folder: Path, version: int) -> dict[str, Any] | None:
     """Our own entry in a version's commit; None where it is somebody else's, or its log entry was cleaned up."""
-    try:
-        text = _log_entry(folder, version).read_text()
-    except FileNotFoundError:
-        return None
+    text = _read_entry(folder, version)
+    return None if text is None else note_in(text)
+
+
+def note_in(text: str) -> dict[str, Any] | None:
+    """Our own part of a log entry, None where it is somebody else's."""
     for line in text.splitlines():
         info = json.loads(line).get("commitInfo")
         if info is not None:
@@ -168,15 +205,22 @@ def sync_version(folder: Path, version: int) -> None:
     _sync_log(folder, version)
 
 
-def _find(folder: Path, base: int, mark: str) -> tuple[int | None, bool]:
+def _find(read: ReadEntry, base: int, mark: str) -> tuple[int | None, bool]:
     """The version after `base` that carries the mark, and whether there is any version after `base`."""
     version = base + 1
-    while _log_entry(folder, version).exists():
-        note = note_at(folder, version)
+    while (text := read(version)) is not None:
+        note = note_in(text)
         if note is not None and note.get("commit") == mark:
             return version, version > base + 1
         version += 1
     return None, version > base + 1
+
+
+def _read_entry(folder: Path, version: int) -> str | None:
+    try:
+        return _log_entry(folder, version).read_text()
+    except FileNotFoundError:
+        return None
 
 
 def _last_checkpoint(folder: Path) -> int:
