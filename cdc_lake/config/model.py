@@ -38,7 +38,7 @@ class Batch(Section):
     max_transactions: Count = 20_000
     """Transactions."""
     max_delay: Milliseconds = 200
-    """Age of the oldest transaction in it."""
+    """Age of the oldest transaction in it; after a pause as long as this a transaction is landed at once."""
 
 
 class Bronze(Section):

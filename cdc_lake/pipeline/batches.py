@@ -1,7 +1,12 @@
-"""Batches: which transactions go into one bronze commit."""
+"""Batches: which transactions go into one bronze commit.
+
+Latency first when idle, size first under load: what arrives after a pause is due at once; while batches follow one
+another each waits until `max_delay` after the one before it, or until it is full.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from cdc_lake.bronze.port import ClosedBatch
@@ -24,7 +29,7 @@ class OpenBatch:
         self.upto, self.confirm, self.empty = upto, confirm, 0
         self._transactions: list[Raw] = []
         self._bytes = self._rows = 0
-        self._since = 0.0
+        self._since = self._closed = -math.inf  # when its oldest transaction came, when the batch before it was closed
 
     def __len__(self) -> int:
         return len(self._transactions)
@@ -55,11 +60,12 @@ class OpenBatch:
 
     @property
     def due_in(self) -> float:
-        """Seconds until its oldest transaction has waited long enough; not above zero: now."""
-        return self._since + self._limits.max_delay / 1000 - self._clock()
+        """Seconds until it is to be closed, at most `max_delay` after its oldest transaction; not above zero: now."""
+        return max(self._since, self._closed + self._limits.max_delay / 1000) - self._clock()
 
     def take(self) -> ClosedBatch:
         """Close it: its transactions and markers, and it holds no transaction any more."""
         taken, self._transactions = self._transactions, []
         self._bytes = self._rows = 0
+        self._closed = self._clock()
         return ClosedBatch(taken, self.upto, self.confirm, self.empty)

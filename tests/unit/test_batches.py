@@ -1,0 +1,50 @@
+"""Batches close where they must: at a limit of size, or of age."""
+
+from __future__ import annotations
+
+from cdc_lake.bronze.port import ClosedBatch
+from cdc_lake.config.model import Batch
+from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.model.transaction import Boundaries
+from cdc_lake.pipeline.batches import OpenBatch
+from cdc_lake.pipeline.order import Closed
+
+
+def raw(frames: int, size: int) -> RawTransaction:
+    return RawTransaction(Boundaries(1, 1), [b""] * frames, [0] * frames, [None] * frames, {}, size)
+
+
+def test_a_batch_closes_at_whichever_limit_comes_first() -> None:
+    now = [0.0]
+    for limits, more in (
+        (Batch(max_bytes=10, max_rows=99, max_transactions=99), raw(1, 5)),
+        (Batch(max_bytes=99, max_rows=10, max_transactions=99), raw(5, 1)),
+        (Batch(max_bytes=99, max_rows=99, max_transactions=2), raw(1, 1)),
+    ):
+        batch = OpenBatch(limits, lambda: now[0], 0, 0)
+        batch.add(Closed(1, 1, more))
+        assert not batch.full
+        batch.add(Closed(1, 1, more))
+        assert batch.full
+        assert batch.take() == ClosedBatch([more, more], 1, 1)
+        assert not batch.full
+        assert len(batch) == 0
+
+
+def test_after_a_pause_a_transaction_is_due_at_once_and_then_one_batch_every_delay() -> None:
+    now = [100.0]
+    batch = OpenBatch(Batch(max_delay=200), lambda: now[0], 0, 0)
+    batch.add(Closed(1, 1, raw(1, 1)))
+    assert batch.due_in <= 0
+    batch.take()
+    now[0] = 100.05
+    batch.add(Closed(2, 2, raw(1, 1)))
+    now[0] = 100.15
+    batch.add(Closed(3, 3, raw(1, 1)))
+    assert 0.049 < batch.due_in < 0.051
+    now[0] = 100.2
+    assert batch.due_in <= 0
+    batch.take()
+    now[0] = 101.0
+    batch.add(Closed(4, 4, raw(1, 1)))
+    assert batch.due_in <= 0
