@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from cdc_lake.errors import DecodeError
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Boundaries
 
@@ -44,6 +45,9 @@ class RawTransaction:
     commit, relation, type or origin). `lsns[i]` is the LSN the source gave for it. `layouts[i]` is the relation in
     force for it, None for a message without one; a truncate has all of its relations in `truncated[i]`, the first in
     `layouts[i]`.
+
+    `fault`: by the policy `land`, why a message of it could not be taken in; then `frames` has that one too, and the
+    relation messages that were wrong, each before the first change that needs it.
     """
 
     bounds: Boundaries
@@ -52,8 +56,18 @@ class RawTransaction:
     layouts: list[Relation | None]
     truncated: dict[int, tuple[Relation, ...]]
     size: int  # bytes of all frames
+    fault: DecodeError | None = None
 
     @property
     def count(self) -> int:
         """How many data messages it has."""
         return len(self.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class Tabulated:
+    """What is left of a transaction of any format whose changes are columns; implements `Raw`."""
+
+    bounds: Boundaries
+    size: int
+    count: int

@@ -2,9 +2,9 @@
 
     frames → whole transactions → in order → one commit, durable → only then is the server told it may forget
 
-One commit is under way at a time, in a thread of its own, while the next batch is read. When that one is full too,
-nothing more is read: the server waits, and is answered meanwhile. Frames of a transaction whose COMMIT has not come
-are held in memory.
+One commit is under way at a time, while the next batch is decoded and the one after it read. When that one is full
+too, nothing more is read: the server waits, and is answered meanwhile. Frames of a transaction whose COMMIT has not
+come are held in memory.
 """
 
 from __future__ import annotations
@@ -144,20 +144,23 @@ class _Run:
         with Landing(self._bronze) as landing:
             while not self._done(landing):
                 self._confirm(stream, landing.taken())
-                if landing.busy and self._batch.full:
+                if self._batch.full and not landing.has_room:
                     stream.frames.tick()
                     self._confirm(stream, landing.taken(timeout=0.05))
                     continue
                 self._read(stream, landing)
                 self._commit_what_is_due(stream, landing)
-            self._confirm(stream, landing.finish())
+            self._confirm(stream, *landing.finish())
 
     def _done(self, landing: Landing) -> bool:
         if self._stop.is_set():
             at = format_position(self._upto, self._domain)
             self._tell(Progress("receive", f"stopping: bronze is whole up to {at}"))
             return True
-        return self._once and self._goal is not None and self._upto >= self._goal and not landing.busy
+        return self._reaches_goal(self._upto) and landing.idle
+
+    def _reaches_goal(self, position: int) -> bool:
+        return self._once and self._goal is not None and position >= self._goal
 
     def _read(self, stream: OpenStream, landing: Landing) -> None:
         """Take what the server has sent, waiting as long as nothing else is due."""
@@ -172,7 +175,7 @@ class _Run:
         self._add(stream, stream.order.tend(() if opened is None else (opened,)), landing)
 
     def _wait(self, landing: Landing) -> float:
-        if landing.busy:
+        if not landing.idle:
             return 0.01
         if len(self._batch):
             return min(max(self._batch.due_in, 0.0), 0.2)
@@ -184,7 +187,7 @@ class _Run:
         try:
             closed = stream.order.take(transaction)
         except LateTransaction as late:
-            self._confirm(stream, landing.finish())
+            self._confirm(stream, *landing.finish())
             late.where = str(keep_late(self._project.control, stream.state, transaction, stream.tabulate))
             raise
         self._add(stream, closed, landing)
@@ -195,17 +198,19 @@ class _Run:
                 record_gap(self._control, stream.state, one.gap)
                 self._tell(Progress("receive", f"{one.gap} did not arrive: recorded, and passed over"))
             self._batch.add(one)
-            if self._batch.full and not landing.busy:
+            if self._batch.full and landing.has_room:
                 self._append(stream, landing)
 
     def _commit_what_is_due(self, stream: OpenStream, landing: Landing) -> None:
-        if landing.busy:
-            return
-        if len(self._batch):
-            if self._batch.full or self._batch.due_in <= 0:
+        if self._batch.full:
+            if landing.has_room:
                 self._append(stream, landing)
-        else:
+        elif not landing.idle:
+            return  # what is not full waits, and grows
+        elif not len(self._batch):
             self._advance(stream, landing)
+        elif self._batch.due_in <= 0 or self._reaches_goal(self._batch.upto):
+            self._append(stream, landing)
 
     def _append(self, stream: OpenStream, landing: Landing) -> None:
         batch = self._batch.take()
@@ -235,10 +240,13 @@ class _Run:
             self._advanced_at = now
             landing.advance(upto, confirm, self._batch.empty)
 
-    def _confirm(self, stream: OpenStream, landed: Landed | None) -> None:
-        """What a commit made durable, the server may forget."""
-        if landed is None:
-            return
+    def _confirm(self, stream: OpenStream, *commits: Landed | None) -> None:
+        """What commits made durable, the server may forget."""
+        for landed in commits:
+            if landed is not None:
+                self._confirm_one(stream, landed)
+
+    def _confirm_one(self, stream: OpenStream, landed: Landed) -> None:
         if landed.transactions:
             failpoint(BRONZE_COMMITTED)
         self._note(landed.upto, landed.confirm)
