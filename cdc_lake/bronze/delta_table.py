@@ -1,4 +1,4 @@
-"""Bronze as a Delta table in a local folder.
+"""Bronze as a Delta table, in a local folder or in an object store.
 
 The markers are application transactions of the commit that has the rows; stream, epoch and head of the chain stand in
 the commit's note. A commit whose call failed is looked up in the log by its id: it landed, or it did not, and data
@@ -13,7 +13,6 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, confirm_app, order_app
 from cdc_lake.bronze.files import BOUNDED, LOOSE, Files
@@ -21,23 +20,23 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.state import CONTRACT_PROPERTY, Told, check_contract, from_note, from_rows, note_of
 from cdc_lake.bronze.table import Written
 from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown
-from cdc_lake.lake.delta_log import NotLanded, commit, create_table, note_at, open_table, refresh, write_file
+from cdc_lake.lake.delta_log import NotLanded
+from cdc_lake.lake.delta_place import DeltaPlace, LocalPlace
 
 _PLAIN = ("ordinal", "lsn", "new", "old", "info", "raw")  # their values hardly repeat
 
 
 class DeltaBronzeTable:
-    """A Delta table in `folder` (`bronze.table.BronzeTable`). `durable`: on disk before a call returns."""
+    """A Delta table (`bronze.table.BronzeTable`); a path is a local folder, synced before a call returns."""
 
-    def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        self._folder = folder
-        self._durable = durable
+    def __init__(self, at: DeltaPlace | Path) -> None:
+        self._place: DeltaPlace = LocalPlace(at) if isinstance(at, Path) else at
         self._table: DeltaTable | None = None
 
     @property
     def place(self) -> str:
-        """The folder."""
-        return str(self._folder)
+        """The folder, or its address."""
+        return self._place.name
 
     @property
     def version(self) -> int:
@@ -47,7 +46,7 @@ class DeltaBronzeTable:
     def look(self) -> bool:
         """Read what the log has that was not read yet."""
         if self._table is None:
-            table = open_table(self._folder)
+            table = self._place.open()
             if table is None:
                 return False
             if CONTRACT_PROPERTY not in table.metadata().configuration:
@@ -55,16 +54,13 @@ class DeltaBronzeTable:
             check_contract(table.metadata().configuration[CONTRACT_PROPERTY], self.place)
             self._table = table
         else:
-            refresh(self._table, self._folder)
+            self._place.refresh(self._table)
         return True
 
     def create(self) -> None:
         """Make the empty table."""
         properties = {"delta.appendOnly": "true", CONTRACT_PROPERTY: str(CONTRACT_VERSION)}
-        try:
-            self._table = create_table(self._folder, SCHEMA, properties, durable=self._durable)
-        except DeltaError as cause:
-            raise BronzeNotWritten("the bronze table could not be made", where=self.place) from cause
+        self._table = self._place.create(SCHEMA, properties)
 
     def state(self) -> BronzeState | None:
         """From the note of the newest commit that has one, at last from the rows; with the markers."""
@@ -83,14 +79,14 @@ class DeltaBronzeTable:
     def files(self) -> Files:
         """The files as the log has them, with the bounds it gives."""
         actions = pa.table(self._at.get_add_actions(flatten=True))
-        paths = [str(self._folder / unquote(path)) for path in actions["path"].to_pylist()]
+        paths = [self._place.path(unquote(path)) for path in actions["path"].to_pylist()]
         at = actions.column_names.index("path")
-        return Files.of(actions.set_column(at, "path", pa.array(paths, pa.string())))
+        return Files.of(actions.set_column(at, "path", pa.array(paths, pa.string())), self._place.filesystem)
 
     def write(self, rows: pa.Table) -> Written:
         """One Parquet file, not yet in the log."""
         try:
-            action = write_file(self._folder, rows, stats=BOUNDED, loose=LOOSE, plain=_PLAIN, durable=self._durable)
+            action = self._place.write(rows, stats=BOUNDED, loose=LOOSE, plain=_PLAIN)
         except OSError as cause:
             raise BronzeNotWritten("a data file could not be written", where=self.place) from cause
         return Written(action, action.size)
@@ -101,9 +97,7 @@ class DeltaBronzeTable:
         actions = [written.file for written in files]
         table, self._table = self._at, None
         try:
-            version = commit(
-                table, self._folder, actions, apps=apps, note=note_of(state), fenced=True, durable=self._durable
-            )
+            version = self._place.commit(table, actions, apps=apps, note=note_of(state))
         except NotLanded as failure:
             if failure.overtaken:
                 raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
@@ -122,7 +116,7 @@ class DeltaBronzeTable:
 
     def _noted(self) -> Told | None:
         for candidate in range(self.version, -1, -1):
-            note = note_at(self._folder, candidate)
+            note = self._place.note(candidate)
             if note is not None and "stream" in note:
                 return from_note(note)
         return None

@@ -7,11 +7,12 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.project import Project
+from cdc_lake.lake.delta_place import LocalPlace
 
 
 def bronze_table(project: Project) -> BronzeTable:
     """The table, whether it is there or not."""
-    return DeltaBronzeTable(project.bronze, durable=project.pipeline.bronze.durability == "fsync")
+    return DeltaBronzeTable(LocalPlace(project.bronze, durable=project.pipeline.bronze.durability == "fsync"))
 
 
 def bronze_reader(project: Project) -> BronzeReader:

@@ -24,6 +24,7 @@ from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.digest import GENESIS
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import AnotherReceiver, NoStream, NotInOrder
+from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import FILE_WRITTEN, failpoint
 
@@ -164,7 +165,7 @@ class DeltaBronze(TableBronze):
     def __init__(
         self, path: Path, durability: Literal["fsync", "os"] = "fsync", *, clock: Callable[[], int] = _now
     ) -> None:
-        super().__init__(DeltaBronzeTable(Path(path), durable=durability == "fsync"), clock=clock)
+        super().__init__(DeltaBronzeTable(LocalPlace(Path(path), durable=durability == "fsync")), clock=clock)
 
 
 def _bare(transactions: Sequence[Raw], before: BronzeState) -> ClosedBatch:
