@@ -22,9 +22,6 @@ from cdc_lake.decode.digest import chain_of, content_of
 from cdc_lake.decode.raw import Raw
 from cdc_lake.model.relation import Relation
 
-CONFIGURATION = 1
-"""Configuration epoch in each COMMIT row; grows once redaction or the choice of tables can change."""
-
 _UNCOUNTED = (ord(MESSAGE), ord(UNDECODABLE))
 """Rows that are of no table, or of one that is not certain."""
 
@@ -228,7 +225,7 @@ def _commit_infos(batch: Sequence[Raw], changes: ChangeColumns, sizes: Any, prev
         odd = f',"undecodable":{json.dumps(undecoded.describe(), ensure_ascii=False)}' if undecoded else ""
         out.append(
             f'{{"counts":{{{counts}}},"bytes":{raw.size},"content":"{content.hex()}","hash":"{head.hex()}",'
-            f'"empty_before":{raw.bounds.empty_before},"configuration":{CONFIGURATION}{odd}}}'
+            f'"empty_before":{raw.bounds.empty_before},"configuration":{changes.configuration}{odd}}}'
         )
     return out, head
 

@@ -29,6 +29,8 @@ class ChangeColumns:
 
     A transaction that could not be decoded has only rows `X`: `raw` is a pyarrow binary array of their bytes, NULL
     elsewhere (None: there are no such rows), `undecoded` says why, by index of the transaction.
+
+    `configuration`: number of the pipeline's configuration (which tables, what is redacted) that they were made under.
     """
 
     relations: list[Relation]
@@ -44,6 +46,7 @@ class ChangeColumns:
     digests: list[bytes]
     raw: Any = None
     undecoded: Mapping[int, Undecoded] = field(default_factory=dict)
+    configuration: int = 1
 
     def __len__(self) -> int:
         return len(self.op)

@@ -22,6 +22,31 @@ class ReplicaIdentity(enum.Enum):
     INDEX = "i"
 
 
+def escaped(part: str) -> str:
+    """A part of a qualified name, so that only the dots between parts are bare."""
+    return part.replace("\\", "\\\\").replace(".", "\\.")
+
+
+def parts_of(text: str) -> list[str]:
+    """The parts of a qualified name, unescaped; raises ValueError where a backslash ends it or a part is empty."""
+    parts, part, behind = [], "", False
+    for char in text:
+        if behind:
+            part, behind = part + char, False
+        elif char == "\\":
+            behind = True
+        elif char == ".":
+            parts.append(part)
+            part = ""
+        else:
+            part += char
+    parts.append(part)
+    if behind or not all(parts):
+        msg = f"`{text}` is not a name: expected parts joined by dots"
+        raise ValueError(msg)
+    return parts
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
     """A schema-qualified name, unquoted."""
@@ -32,36 +57,39 @@ class TableName:
     @classmethod
     def parse(cls, text: str) -> TableName:
         """Read the escaped form of `str()`: parts joined by a dot, with dot and backslash escaped by a backslash."""
-        parts, part, escaped = [], "", False
-        for char in text:
-            if escaped:
-                part, escaped = part + char, False
-            elif char == "\\":
-                escaped = True
-            elif char == ".":
-                parts.append(part)
-                part = ""
-            else:
-                part += char
-        parts.append(part)
-        if escaped or len(parts) != 2 or not all(parts):
+        parts = parts_of(text)
+        if len(parts) != 2:
             msg = f"`{text}` is not a table name: expected schema.table"
             raise ValueError(msg)
         return cls(parts[0], parts[1])
 
     def __str__(self) -> str:
-        return ".".join(p.replace("\\", "\\\\").replace(".", "\\.") for p in (self.schema, self.name))
+        return f"{escaped(self.schema)}.{escaped(self.name)}"
+
+    def column(self, name: str) -> str:
+        """The full name of one of its columns: `schema.table.column`, escaped like the table's."""
+        return f"{self}.{escaped(name)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: name, type as the server names it, type OID and modifier (-1: none), and if it is of the identity."""
+    """One column: name, type as the server names it, type OID and modifier (-1: none), and if it is of the identity.
+
+    `redacted`: what became of its values before they were landed, `null` or `sha256`; None where nothing did.
+    """
 
     name: str
     type_name: str
     type_oid: int
     modifier: int = -1
     key: bool = False
+    redacted: str | None = None
+
+    def describe(self) -> dict[str, object]:
+        """Its part of a layout's canonical description."""
+        told: dict[str, object] = {"name": self.name, "type": self.type_name, "oid": self.type_oid}
+        told |= {"modifier": self.modifier, "key": self.key}
+        return told if self.redacted is None else told | {"redacted": self.redacted}
 
 
 @dataclass(frozen=True)
@@ -83,10 +111,7 @@ class Relation:
             "relation": str(self.table),
             "identity": self.identity.value,
             "primary_key": list(self.primary_key),
-            "columns": [
-                {"name": c.name, "type": c.type_name, "oid": c.type_oid, "modifier": c.modifier, "key": c.key}
-                for c in self.columns
-            ],
+            "columns": [c.describe() for c in self.columns],
         }
 
     @classmethod
@@ -100,7 +125,8 @@ class Relation:
         return cls(
             table=TableName.parse(str(info["relation"])),
             columns=tuple(
-                Column(c["name"], c["type"], int(c["oid"]), int(c["modifier"]), bool(c["key"])) for c in columns
+                Column(c["name"], c["type"], int(c["oid"]), int(c["modifier"]), bool(c["key"]), c.get("redacted"))
+                for c in columns
             ),
             identity=ReplicaIdentity(info["identity"]),
             primary_key=tuple(str(k) for k in key),
