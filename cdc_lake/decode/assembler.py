@@ -7,10 +7,10 @@ costs two slices, a look-up and three appends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
+from cdc_lake.decode.announced import Announced, Catalog, TableFacts
 from cdc_lake.decode.pgoutput import parse
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.records import (
@@ -22,23 +22,12 @@ from cdc_lake.decode.records import (
     TruncateMessage,
     TypeMessage,
 )
-from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, UnknownRelation, UnknownType
+from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, UnknownRelation
 from cdc_lake.model.position import Lsn
-from cdc_lake.model.relation import Column, Relation, TableName
+from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Boundaries
 
-
-@dataclass(frozen=True, slots=True)
-class TableFacts:
-    """What relation messages leave out: primary key names in key order, and type names by type OID."""
-
-    primary_key: tuple[str, ...]
-    type_names: Mapping[int, str]
-
-
-Catalog: TypeAlias = Callable[[int, TableName], TableFacts] | Mapping[TableName, TableFacts]
-"""Where facts come from: a function of (table OID, name), or a mapping by name. Asked at each relation message, by
-the thread that feeds."""
+__all__ = ["Assembler", "Catalog", "TableFacts"]
 
 _ROW_CHANGES: Final = frozenset(b"IUD")
 
@@ -50,6 +39,17 @@ class _Open:
     begin: Begin
     origin: str | None = None
     truncated: dict[int, tuple[Relation, ...]] = field(default_factory=dict)
+    fault: DecodeError | None = None
+    repeated: set[bytes] = field(default_factory=set)  # OIDs whose wrong relation message is among the frames
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """A relation message that could not be taken in."""
+
+    payload: bytes
+    lsn: int
+    error: DecodeError
 
 
 class Assembler:
@@ -58,18 +58,22 @@ class Assembler:
     After a DecodeError, or when the connection is lost, `reset` before feeding again: the server then starts over
     with whole transactions and announces every relation anew. `outside_messages` counts non-transactional logical
     messages: they belong to no transaction, hence to no position, and are dropped deliberately.
+
+    With `keeps`, a message inside a transaction that cannot be taken in is kept as it came, and the transaction has a
+    `fault`. BEGIN and COMMIT are errors as ever; so is a message that hides one of them, by the next that does not fit.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+    def __init__(self, catalog: Catalog, *, keeps: bool = False) -> None:
+        self._announced = Announced(catalog)
+        self._keeps = keeps
         self.outside_messages = 0
-        self._known: dict[TableName, Relation] = {}
         self.reset()
 
     def reset(self) -> None:
         """Forget the open transaction and what this connection announced."""
-        self._relations: dict[bytes, Relation] = {}
-        self._types: dict[int, str] = {}
+        self._announced.forget()
+        self._relations = self._announced.relations
+        self._wrong: dict[bytes, _Wrong] = {}
         self._open: _Open | None = None
         self._start()
 
@@ -110,7 +114,9 @@ class Assembler:
             return self._feed(payload, lsn)
         except DecodeError as error:
             error.where = error.where or f"the message at {Lsn(lsn)}"
-            raise
+            if not self._keeps or not self._kept(payload, lsn, error):
+                raise
+            return ()
 
     def _feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction, ...]:
         """Everything but a change of a known relation in an open transaction."""
@@ -124,9 +130,10 @@ class Assembler:
             case OriginMessage(name=name):
                 self._transaction("an origin").origin = name
             case RelationMessage() as announced:
-                self._announce(announced)
-            case TypeMessage(oid=oid, schema=schema, name=name):
-                self._types[oid] = name if schema == "pg_catalog" else f"{schema}.{name}"
+                self._announced.relation(announced)
+                self._wrong.pop(payload[1:5], None)
+            case TypeMessage() as named:
+                self._announced.type(named)
             case LogicalMessage(transactional=False):
                 self.outside_messages += 1
             case LogicalMessage():
@@ -182,38 +189,46 @@ class Assembler:
             layouts=self._layouts,
             truncated=open_.truncated,
             size=self._bytes,
+            fault=open_.fault,
         )
         self._open = None
         self._start()
         return raw
 
-    def _announce(self, message: RelationMessage) -> None:
-        facts = self._facts(message)
-        relation = Relation(
-            table=message.table,
-            columns=tuple(
-                Column(c.name, self._type_name(facts, c.type_oid, c.name), c.type_oid, c.modifier, c.key)
-                for c in message.columns
-            ),
-            identity=message.identity,
-            primary_key=facts.primary_key,
-        )
-        # the same layout announced again keeps its object, and with it the cached hash
-        if self._known.get(message.table) == relation:
-            relation = self._known[message.table]
-        self._known[message.table] = relation
-        self._relations[message.oid.to_bytes(4, "big")] = relation
+    # ── what cannot be taken in ──
 
-    def _facts(self, message: RelationMessage) -> TableFacts:
-        if callable(self._catalog):
-            return self._catalog(message.oid, message.table)
-        if (facts := self._catalog.get(message.table)) is None:
-            raise UnknownRelation(f"the catalog has no facts of {message.table}", offset=1)
-        return facts
+    def _kept(self, payload: bytes, lsn: int, error: DecodeError) -> bool:
+        """Keep a message of the open transaction as it came; False where the stream itself is in doubt."""
+        if self._open is None or payload[:1] in (b"B", b"C"):
+            return False
+        match payload[:1]:
+            case b"R":
+                return self._keep_announcement(payload, lsn, error)
+            case b"I" | b"U" | b"D":
+                return self._keep_change(self._open, payload, lsn, [payload[1:5]])
+            case b"T" if isinstance(error, UnknownRelation):
+                oids = [payload[at : at + 4] for at in range(6, len(payload), 4)]
+                return self._keep_change(self._open, payload, lsn, oids)
+        self._open.fault = self._open.fault or error
+        self._keep(payload, lsn, None)
+        return True
 
-    def _type_name(self, facts: TableFacts, oid: int, column: str) -> str:
-        # the catalog's spelling first: it is the one that casts are chosen by
-        name = facts.type_names.get(oid) or self._types.get(oid)
-        if name is None:
-            raise UnknownType(f"column `{column}` is of type OID {oid}, whose name is not known")
-        return name
+    def _keep_announcement(self, payload: bytes, lsn: int, error: DecodeError) -> bool:
+        if len(payload) < 5:
+            return False  # of which table nobody knows
+        self._relations.pop(payload[1:5], None)
+        self._wrong[payload[1:5]] = _Wrong(payload, lsn, error)
+        return True
+
+    def _keep_change(self, open_: _Open, payload: bytes, lsn: int, oids: list[bytes]) -> bool:
+        """A change of tables whose announcements were wrong, behind those; others a new connection announces."""
+        if not all(oid in self._wrong for oid in oids):
+            return False
+        for oid in oids:
+            wrong = self._wrong[oid]
+            open_.fault = open_.fault or wrong.error
+            if oid not in open_.repeated:
+                open_.repeated.add(oid)
+                self._keep(wrong.payload, wrong.lsn, None)
+        self._keep(payload, lsn, None)
+        return True

@@ -1,0 +1,82 @@
+"""Announced: the relations and types that pgoutput's messages announced on one connection, with the catalog's facts.
+
+A relation message that cannot be taken in takes the place of the one before it: the changes behind it have its layout,
+which nobody knows, and none of an older one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cdc_lake.decode.records import RelationMessage, TypeMessage
+from cdc_lake.errors import UnknownRelation, UnknownType
+from cdc_lake.model.relation import Column, Relation, TableName
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What relation messages leave out: primary key names in key order, and type names by type OID."""
+
+    primary_key: tuple[str, ...]
+    type_names: Mapping[int, str]
+
+
+Catalog: TypeAlias = Callable[[int, TableName], TableFacts] | Mapping[TableName, TableFacts]
+"""Where facts come from: a function of (table OID, name), or a mapping by name. Asked at each relation message, by
+the thread that feeds."""
+
+
+class Announced:
+    """`relations` by OID as four bytes: what a change begins with behind its letter."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._known: dict[TableName, Relation] = {}
+        self.relations: dict[bytes, Relation] = {}
+        self._types: dict[int, str] = {}
+
+    def forget(self) -> None:
+        """The next connection announces everything anew."""
+        self.relations = {}
+        self._types = {}
+
+    def type(self, message: TypeMessage) -> None:
+        """Note the name of a type."""
+        self._types[message.oid] = (
+            message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"
+        )
+
+    def relation(self, message: RelationMessage) -> Relation:
+        """Note a table's layout. Raises DecodeError, and what the catalog raises."""
+        facts = self._facts(message)
+        relation = Relation(
+            table=message.table,
+            columns=tuple(
+                Column(c.name, self._type_name(facts, c.type_oid, c.name), c.type_oid, c.modifier, c.key)
+                for c in message.columns
+            ),
+            identity=message.identity,
+            primary_key=facts.primary_key,
+        )
+        # the same layout announced again keeps its object, and with it the cached hash
+        if self._known.get(message.table) == relation:
+            relation = self._known[message.table]
+        self._known[message.table] = relation
+        self.relations[message.oid.to_bytes(4, "big")] = relation
+        return relation
+
+    def _facts(self, message: RelationMessage) -> TableFacts:
+        if callable(self._catalog):
+            return self._catalog(message.oid, message.table)
+        if (facts := self._catalog.get(message.table)) is None:
+            raise UnknownRelation(f"the catalog has no facts of {message.table}", offset=1)
+        return facts
+
+    def _type_name(self, facts: TableFacts, oid: int, column: str) -> str:
+        # the catalog's spelling first: it is the one that casts are chosen by
+        name = facts.type_names.get(oid) or self._types.get(oid)
+        if name is None:
+            raise UnknownType(f"column `{column}` is of type OID {oid}, whose name is not known")
+        return name
