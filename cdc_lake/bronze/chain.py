@@ -16,13 +16,23 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, MESSAGE, TRUNCATE, UPDATE
+from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, MESSAGE, TRUNCATE, UNDECODABLE, UPDATE
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.decode.digest import GENESIS, canonical_relation, canonical_tuple, chain_of, content_of, digest_of
+from cdc_lake.decode.digest import (
+    GENESIS,
+    canonical_relation,
+    canonical_tuple,
+    canonical_undecodable,
+    chain_of,
+    content_of,
+    digest_of,
+)
+from cdc_lake.decode.undecodable import READING
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
+from cdc_lake.model.undecoded import Undecoded
 
-_COLUMNS = ("position", "ordinal", "op", "relation", "layout", "new", "old", "old_kind", "unchanged", "info")
+_COLUMNS = ("position", "ordinal", "op", "relation", "layout", "new", "old", "old_kind", "unchanged", "raw", "info")
 _ROW_CHANGES = (INSERT, UPDATE, DELETE)
 _END = (1 << 63) - 1
 
@@ -115,7 +125,7 @@ def _transaction(rows: Sequence[dict[str, Any]], previous: bytes, layouts: dict[
     try:
         said = json.loads(rows[-1]["info"])
         content = content_of([digest_of(_canonical(row)) for row in body])
-        fits = [said["counts"] == _counts(body), said["content"] == content.hex()]
+        fits = [said["counts"] == _counts(body) and _all_or_none(body, said), said["content"] == content.hex()]
         hashed = chain_of(previous, rows[0]["position"], content)
         fits.append(said["hash"] == hashed.hex())
     except (KeyError, TypeError, ValueError):
@@ -133,9 +143,17 @@ def _transaction(rows: Sequence[dict[str, Any]], previous: bytes, layouts: dict[
 def _counts(body: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
     for (relation, op), number in Counter((row["relation"], row["op"]) for row in body).items():
-        if op != MESSAGE:
+        if op not in (MESSAGE, UNDECODABLE):
             counts.setdefault(relation, {})[op] = number
     return counts
+
+
+def _all_or_none(body: Sequence[dict[str, Any]], said: dict[str, Any]) -> bool:
+    """Whether the rows `X` are as many as the COMMIT row says, and then all there is."""
+    frames = sum(row["op"] == UNDECODABLE for row in body)
+    if "undecodable" not in said:
+        return not frames
+    return bool(frames == Undecoded.from_description(said["undecodable"]).frames == len(body))
 
 
 def _canonical(row: dict[str, Any]) -> bytes:
@@ -145,6 +163,9 @@ def _canonical(row: dict[str, Any]) -> bytes:
         info = json.loads(row["info"])
         prefix, content = str(info["prefix"]).encode(), base64.b64decode(info["content"], validate=True)
         return b"M" + _sized(prefix) + _sized(content)
+    if op == UNDECODABLE:
+        reading = json.loads(row["info"] or "{}").get(READING, "")
+        return canonical_undecodable(reading, row["relation"], row["raw"])
     if op not in (*_ROW_CHANGES, TRUNCATE) or row["relation"] is None:
         raise ValueError(op)
     out: bytes = op.encode() + canonical_relation(row["relation"])

@@ -26,6 +26,7 @@ from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.errors import BronzeDamaged
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
+from cdc_lake.model.undecoded import Undecoded
 
 _ROWS_AT_ONCE = 8192
 _RECENT = 256  # files whose layouts are looked at
@@ -35,7 +36,8 @@ _RECENT = 256  # files whose layouts are looked at
 class CommitRow:
     """One landed transaction, as its COMMIT row says.
 
-    `counts`: table as bronze writes it → operation (`I U D T`) → number; `size`: bytes of the changes as received.
+    `counts`: table as bronze writes it → operation (`I U D T`) → number; `size`: bytes of the changes as received;
+    `undecoded`: why its changes are rows `X`, which are in no table's count.
     """
 
     epoch: int
@@ -46,6 +48,7 @@ class CommitRow:
     size: int
     content: bytes
     hash: bytes
+    undecoded: Undecoded | None = None
 
     @property
     def changes(self) -> int:
@@ -112,7 +115,7 @@ class BronzeReader:
         unread = [path for path in paths if path not in self._layouts_read]
         rows = files.read(unread, ["layout", "info"], pc.field("op") == RELATION)
         for row in rows.group_by("layout").aggregate([("info", "min")]).to_pylist():
-            self._layouts[row["layout"]] = _relation(row["info_min"])
+            self._layouts[row["layout"]] = relation_of(row["info_min"])
         self._layouts_read.update(unread)
         return {n: r for n, r in self._layouts.items() if names is None or str(r.table) in names}
 
@@ -123,7 +126,7 @@ class BronzeReader:
         wanted = (pc.field("epoch") == epoch) & (pc.field("op") == RELATION)
         rows = files.read(paths, ["position", "relation", "info"], wanted)
         latest = dict(zip(rows["relation"].to_pylist(), rows["info"].to_pylist(), strict=True))  # files are in order
-        return [_relation(info) for info in latest.values()]
+        return [relation_of(info) for info in latest.values()]
 
     def layout_rows(self, span: Span) -> pa.Table:
         """Position, layout, relation and info of every layout row of the files that a span touches."""
@@ -218,12 +221,14 @@ def _commit_row(row: dict[str, Any]) -> CommitRow:
             size=info["bytes"],
             content=bytes.fromhex(info["content"]),
             hash=bytes.fromhex(info["hash"]),
+            undecoded=Undecoded.from_description(info["undecodable"]) if "undecodable" in info else None,
         )
     except (KeyError, TypeError, ValueError) as cause:
         raise BronzeDamaged(f"the COMMIT row at position {row['position']} cannot be read") from cause
 
 
-def _relation(info: str) -> Relation:
+def relation_of(info: str) -> Relation:
+    """The layout that the `info` of a layout row describes. Raises BronzeDamaged."""
     try:
         return Relation.from_description(json.loads(info))
     except (KeyError, TypeError, ValueError) as cause:
