@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import IO, Any
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROW_GROUP_ROWS = 128 * 1024
 
+Rows: TypeAlias = pa.Table | Iterable[pa.Table]
+"""The rows of a file, whole or in parts, at least one; parts can be asked for again where a write is tried again."""
 
-def write_parquet(rows: pa.Table, sink: IO[bytes] | Any, *, stats: Sequence[str], plain: Sequence[str]) -> None:
-    """Write all rows. `stats`: columns with statistics; `plain`: columns a dictionary would only slow down."""
-    pq.write_table(
-        rows,
+
+def write_parquet(rows: Rows, sink: IO[bytes] | Any, *, stats: Sequence[str], plain: Sequence[str]) -> None:
+    """Write all rows. `stats`: columns with statistics; `plain`: columns a dictionary would only slow down.
+
+    A part is a row group of its own, or several where it is larger than one.
+    """
+    parts = iter([rows] if isinstance(rows, pa.Table) else rows)
+    first = next(parts)
+    with pq.ParquetWriter(
         sink,
+        first.schema,
         compression="zstd",
         compression_level=1,  # half of snappy's bytes at its speed; 3 halves the speed for nothing (measured)
-        use_dictionary=[name for name in _leaves(rows.schema) if name.split(".")[0] not in plain],
-        write_statistics=[name for name in rows.schema.names if name in stats],
-        row_group_size=ROW_GROUP_ROWS,
+        use_dictionary=[name for name in _leaves(first.schema) if name.split(".")[0] not in plain],
+        write_statistics=[name for name in first.schema.names if name in stats],
         store_schema=False,
-    )
+    ) as writer:
+        for part in itertools.chain([first], parts):
+            writer.write_table(part, row_group_size=ROW_GROUP_ROWS)
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
