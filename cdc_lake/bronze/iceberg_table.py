@@ -1,0 +1,163 @@
+"""Bronze as an Iceberg table of the pipeline's catalog.
+
+The whole state stands in the summary of each version that is made here: the stream, both markers, the head of the
+chain, and the last chunk of each snapshot of the stream. A version without it (a compaction by others) is passed over
+to the one before. `lake.iceberg_log` says how a version is committed, fenced and found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyiceberg.exceptions import TableAlreadyExistsError
+from pyiceberg.manifest import ManifestContent, ManifestFile
+
+from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, order_app
+from cdc_lake.bronze.files import BOUNDED, Files
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.state import CONTRACT_PROPERTY, check_contract, from_note, from_rows, note_of
+from cdc_lake.bronze.table import Written
+from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown, CommitUncertain
+from cdc_lake.lake.catalog import CatalogAddress, is_there, open_catalog, reaching
+from cdc_lake.lake.iceberg_files import described, filesystem
+from cdc_lake.lake.iceberg_log import IcebergLog, NotLanded, Unknown
+
+NAMESPACE = "bronze"
+
+_PREFIX = "cdc-lake."
+_CHUNK = "cdc-lake.chunk:"
+_PLAIN = ("ordinal", "lsn", "new", "old", "info", "raw")  # their values hardly repeat
+_LOOKS = 5
+_BOUNDS = pa.schema([SCHEMA.field(name) for name in BOUNDED])
+
+
+class IcebergBronzeTable:
+    """The table `bronze.<name>` of a catalog (`bronze.table.BronzeTable`)."""
+
+    def __init__(self, address: CatalogAddress, name: str) -> None:
+        self._address = address
+        self._name = name
+        self._opened: IcebergLog | None = None
+        self._described: dict[str, pa.Table] = {}
+
+    @property
+    def place(self) -> str:
+        """Catalog and table."""
+        return f"{self._address.name}: {NAMESPACE}.{self._name}"
+
+    @property
+    def version(self) -> int:
+        """The sequence number of the version."""
+        head = self._log.head
+        return 0 if head is None else head.sequence_number or 0
+
+    def look(self) -> bool:
+        """Ask the catalog."""
+        if self._opened is None and not is_there(self._address):
+            return False
+        with reaching(self._address):
+            if not self._log.look():
+                return False
+        properties = self._log.table.properties
+        if CONTRACT_PROPERTY not in properties:
+            raise BronzeUnknown("the catalog has a table of this name that is not a bronze table", where=self.place)
+        check_contract(properties[CONTRACT_PROPERTY], self.place)
+        return True
+
+    def create(self) -> None:
+        """Make the empty table, and the namespace where there is none."""
+        with self._writing("the bronze table could not be made"):
+            try:
+                self._log.create(SCHEMA, {CONTRACT_PROPERTY: str(CONTRACT_VERSION)})
+            except TableAlreadyExistsError as cause:
+                raise BronzeNotWritten("the bronze table is there already", where=self.place) from cause
+
+    def state(self) -> BronzeState | None:
+        """From the summary of the newest version that has it."""
+        noted = self._noted()
+        if noted is None:
+            told = from_rows(self.files())
+            if told is not None:
+                reason = f"bronze has rows of the stream {told.stream} but no version with its markers"
+                raise BronzeDamaged(reason, where=self.place)
+            return None
+        told = from_note({key.removeprefix(_PREFIX): value for key, value in noted.items()})
+        upto, confirm = int(noted[f"{_PREFIX}upto"]), int(noted[f"{_PREFIX}confirm"])
+        return BronzeState(told.stream, told.epoch, upto, confirm, told.head, told.empty)
+
+    def last_chunk(self, app: str) -> int | None:
+        """From the same summary: each version repeats the chunks of its stream."""
+        found = (self._noted() or {}).get(_CHUNK + app)
+        return None if found is None else int(found)
+
+    def files(self) -> Files:
+        """The files of the version with the bounds its manifests give; of a newer one where its lists are gone."""
+        for _ in range(_LOOKS):
+            try:
+                return self._files()
+            except OSError as cause:
+                failure = cause
+                self.look()
+        raise BronzeDamaged("the manifests of the newest version cannot be read", where=self.place) from failure
+
+    def write(self, rows: pa.Table) -> Written:
+        """One Parquet file, in no version yet."""
+        with self._writing("a data file could not be written"):
+            file = self._log.write(rows, stats=BOUNDED, plain=_PLAIN)
+        return Written(file, file.file_size_in_bytes)
+
+    def commit(self, files: Sequence[Written], state: BronzeState, chunks: Mapping[str, int]) -> int:
+        """One version, right after the one looked at."""
+        note = {f"{_PREFIX}{key}": str(value) for key, value in note_of(state).items()}
+        note |= {f"{_PREFIX}upto": str(state.upto), f"{_PREFIX}confirm": str(state.confirm)}
+        note |= self._chunks(state.stream) | {_CHUNK + app: str(chunk) for app, chunk in chunks.items()}
+        with self._writing("the commit failed and did not land"):
+            try:
+                version = self._log.commit([written.file for written in files], note)
+            except NotLanded as failure:
+                if failure.overtaken:
+                    raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
+                raise BronzeNotWritten("the commit failed and did not land", where=self.place) from failure
+            except Unknown as silence:
+                told = "the commit failed, and the catalog does not say whether it landed"
+                raise CommitUncertain(told, where=self.place) from silence
+        return version.sequence_number or 0
+
+    @property
+    def _log(self) -> IcebergLog:
+        if self._opened is None:
+            self._opened = IcebergLog(open_catalog(self._address), (NAMESPACE, self._name))
+        return self._opened
+
+    def _noted(self) -> Mapping[str, str] | None:
+        return self._log.summary(f"{_PREFIX}stream")
+
+    def _chunks(self, stream: str) -> dict[str, str]:
+        """The chunks of the stream's snapshots so far, as each version says them again."""
+        mine = f"{_CHUNK}{order_app(stream)}:"
+        return {key: value for key, value in (self._noted() or {}).items() if key.startswith(mine)}
+
+    def _files(self) -> Files:
+        manifests = self._log.manifests()
+        if any(m.content != ManifestContent.DATA for m in manifests):
+            raise BronzeDamaged("rows of bronze were deleted by something else", where=self.place)
+        known, self._described = self._described, {}
+        for manifest in manifests:
+            path = manifest.manifest_path
+            self._described[path] = known[path] if path in known else self._describe(manifest)
+        if not self._described:
+            return Files.none()
+        return Files.of(pa.concat_tables(self._described.values()), filesystem(self._log.table))
+
+    def _describe(self, manifest: ManifestFile) -> pa.Table:
+        return described(self._log.table, self._log.entries(manifest), _BOUNDS)
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            with reaching(self._address):
+                yield
+        except OSError as cause:
+            raise BronzeNotWritten(what, where=self.place) from cause

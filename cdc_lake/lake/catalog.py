@@ -1,0 +1,123 @@
+"""The pipeline's Iceberg catalog, opened without Spark: SQLite or PostgreSQL tables, or a REST server.
+
+A catalog swaps a table's pointer from one metadata file to the next, or refuses: that swap is what a commit is. With
+SQLite and PostgreSQL the files are written here and the swap is a transaction of the database; a REST server does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CatalogUnreachable, IcebergMissing
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+_SQLITE = "sqlite:///"
+_BUSY_MILLISECONDS = 30_000
+"""Silver's merges swap pointers in the same SQLite file; each holds it for milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogAddress:
+    """Where a catalog is and how it is opened; `properties` may hold secrets and are never shown."""
+
+    name: str
+    kind: str
+    uri: str
+    warehouse: str | None
+    properties: tuple[tuple[str, str], ...] = ()
+    durable: bool = True
+
+    def __repr__(self) -> str:
+        """Without what may be a secret."""
+        return f"CatalogAddress({self.name!r}, {self.kind!r})"
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file, None where the catalog is something else."""
+        local = self.uri.removeprefix(_SQLITE)
+        return Path(local) if self.kind == "sql" and local != self.uri else None
+
+
+def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress:
+    """The address that a pipeline declares."""
+    given = project.pipeline.lake.iceberg
+    secrets = tuple((key, value.get_secret_value()) for key, value in sorted(given.properties.items()))
+    return CatalogAddress(
+        given.catalog, given.type, project.iceberg_uri, project.iceberg_warehouse, secrets, durable=durable
+    )
+
+
+def is_there(address: CatalogAddress) -> bool:
+    """False where the catalog is a file that was not made yet: looking must not make it."""
+    return address.file is None or address.file.exists()
+
+
+@lru_cache(maxsize=8)
+def open_catalog(address: CatalogAddress) -> Catalog:
+    """Open a catalog; a SQL catalog's tables are made where they are not there. Raises CatalogUnreachable."""
+    try:
+        from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
+        from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
+    except ImportError as cause:
+        raise IcebergMissing from cause
+    given = {"uri": address.uri, **dict(address.properties)}
+    if address.warehouse is not None:
+        given["warehouse"] = address.warehouse
+    if address.durable:
+        given["py-io-impl"] = "cdc_lake.lake.local_io.DurableFileIO"
+    if address.file is not None:
+        address.file.parent.mkdir(parents=True, exist_ok=True)
+    with reaching(address):
+        if address.kind == "rest":
+            return RestCatalog(address.name, **given)
+        catalog = SqlCatalog(address.name, **{"pool_pre_ping": "true", **given})
+        if address.file is not None:
+            _settle_sqlite(catalog, durable=address.durable)
+        return catalog
+
+
+@contextmanager
+def reaching(address: CatalogAddress) -> Iterator[None]:
+    """Turn what the catalog's connection raises into CatalogUnreachable."""
+    try:
+        yield
+    except unreachable() as cause:
+        where = f"lake.iceberg.uri ({address.kind})"
+        raise CatalogUnreachable(f"the Iceberg catalog `{address.name}` did not answer", where=where) from cause
+
+
+@lru_cache(maxsize=1)
+def unreachable() -> tuple[type[Exception], ...]:
+    """What pyiceberg raises where a catalog did not answer, or not as it should."""
+    from pyiceberg.exceptions import RESTError  # noqa: PLC0415
+    from requests import RequestException  # noqa: PLC0415 - comes with pyiceberg
+    from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - comes with pyiceberg
+
+    return RESTError, RequestException, SQLAlchemyError
+
+
+def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
+    """How each connection to a SQLite catalog is: patient, and as durable as asked for.
+
+    `FULL`, the default, may lose the newest commit with the power: the journal's removal is not synced (SQLite,
+    PRAGMA synchronous).
+    """
+    from sqlalchemy import event  # noqa: PLC0415
+
+    def connected(connection: Any, record: object) -> None:
+        del record
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+        cursor.execute(f"PRAGMA synchronous = {'EXTRA' if durable else 'NORMAL'}")
+        cursor.close()
+
+    event.listen(catalog.engine, "connect", connected)
+    catalog.engine.dispose()

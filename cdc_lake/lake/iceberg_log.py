@@ -1,0 +1,254 @@
+"""Iceberg tables written without Spark: data file, manifest, list, and the catalog's swap, in that order.
+
+A commit is made only on top of the version that was looked at: the catalog checks that the branch's head is still that
+one, and nothing is tried again. A commit whose call failed is looked up by an id of its own in the summaries; files are
+never deleted for it. Versions older than the newest `KEEP` leave the metadata with each commit, and so do the lists
+that only they had, so that opening and committing cost the same after a year; data files always stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import (
+    Operation,
+    Snapshot,
+    SnapshotSummaryCollector,
+    Summary,
+    ancestors_of,
+    update_snapshot_summaries,
+)
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from cdc_lake.lake.iceberg_files import new_file
+from cdc_lake.lake.iceberg_manifests import Manifests
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+KEEP = 50
+"""Versions that stay in the metadata: what a reader opened is there at least this many commits long."""
+
+COMMIT_PROPERTY = "cdc-lake.commit"
+
+_PROPERTIES = {
+    "format-version": "2",
+    "commit.retry.num-retries": "0",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "write.metadata.metrics.default": "full",
+    "write.parquet.compression-codec": "zstd",
+    "write.parquet.compression-level": "1",
+}
+
+
+class NotLanded(Exception):
+    """A commit failed and is not in the table. `overtaken`: another version is the head now."""
+
+    def __init__(self, *, overtaken: bool) -> None:
+        super().__init__("the commit is not in the table")
+        self.overtaken = overtaken
+
+
+class Unknown(Exception):
+    """A commit failed, and the catalog could not be asked whether it landed."""
+
+
+class IcebergLog:
+    """One Iceberg table at the version that was looked at last."""
+
+    def __init__(self, catalog: Catalog, identifier: tuple[str, str]) -> None:
+        self._catalog = catalog
+        self._identifier = identifier
+        self._table: Table | None = None
+        self._head: Snapshot | None = None
+        self._manifests: Manifests | None = None
+        self._lists: dict[int, tuple[ManifestFile, ...]] = {}
+
+    @property
+    def table(self) -> Table:
+        """The table as the catalog gave it last."""
+        assert self._table is not None, "look first"
+        return self._table
+
+    @property
+    def head(self) -> Snapshot | None:
+        """The version looked at; None: the table has none yet."""
+        return self._head
+
+    def look(self) -> bool:
+        """Move to the newest version; False where there is no table."""
+        try:
+            self._stand(self._catalog.load_table(self._identifier))
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return False
+        return True
+
+    def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> None:
+        """Make the empty table. Raises TableAlreadyExistsError."""
+        with contextlib.suppress(NamespaceAlreadyExistsError):  # somebody made it in this moment
+            self._catalog.create_namespace_if_not_exists(self._identifier[:-1])
+        self._stand(
+            self._catalog.create_table(self._identifier, schema=schema, properties={**_PROPERTIES, **properties})
+        )
+
+    def write(self, rows: pa.Table, *, stats: Sequence[str], plain: Sequence[str]) -> DataFile:
+        """Write one data file, which no version names yet."""
+        return new_file(self.table, rows, stats=stats, plain=plain)
+
+    def summary(self, key: str) -> Mapping[str, str] | None:
+        """The summary of the newest version at or before the head that has `key`."""
+        if self._head is None:
+            return None
+        for version in ancestors_of(self._head, self.table.metadata):
+            found = _noted(version)
+            if key in found:
+                return found
+        return None
+
+    def manifests(self) -> tuple[ManifestFile, ...]:
+        """The manifests of the head. Raises OSError where they left with a version that is too old by now."""
+        return () if self._head is None else self._listed(self._head)
+
+    def entries(self, manifest: ManifestFile) -> list[DataFile]:
+        """The data files that a manifest lists."""
+        return [entry.data_file for entry in self._files.entries(manifest)]
+
+    def commit(self, files: Sequence[DataFile], note: Mapping[str, str]) -> Snapshot:
+        """Add files in a version whose summary carries the note. Raises NotLanded, Unknown."""
+        table, parent, mark = self.table, self._head, uuid4().hex
+        version, sequence = table.metadata.new_snapshot_id(), table.metadata.next_sequence_number()
+        manifests = list(self.manifests())
+        if files:
+            manifests.append(self._files.add(files, version, sequence))
+        manifests = self._files.merge(manifests, version, sequence)
+        parent_id = None if parent is None else parent.snapshot_id
+        snapshot = Snapshot(
+            snapshot_id=version,
+            parent_snapshot_id=parent_id,
+            manifest_list=self._files.write_list(manifests, version, parent_id, sequence),
+            sequence_number=sequence,
+            summary=_summary(table, parent, files, {**note, COMMIT_PROPERTY: mark}),
+            schema_id=table.metadata.current_schema_id,
+        )
+        old = self._old()
+        updates: tuple[TableUpdate, ...] = (
+            AddSnapshotUpdate(snapshot=snapshot),
+            SetSnapshotRefUpdate(
+                snapshot_id=version, parent_snapshot_id=parent_id, ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH
+            ),
+            *([RemoveSnapshotsUpdate(snapshot_ids=[v.snapshot_id for v in old])] if old else []),
+        )
+        landed = self._swap(updates, parent_id, mark)
+        if landed:
+            self._lists[version] = tuple(manifests)
+            self._forget(old)
+        self._head = snapshot
+        return snapshot
+
+    # ── the steps of a commit ──
+
+    def _swap(self, updates: tuple[TableUpdate, ...], parent: int | None, mark: str) -> bool:
+        """Let the catalog swap; False where the call failed and the version landed all the same."""
+        table = self.table
+        requirements: tuple[TableRequirement, ...] = (
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=parent),
+        )
+        before = {entry.metadata_file for entry in table.metadata.metadata_log}
+        try:
+            response = self._catalog.commit_table(table, requirements, updates)
+        except Exception as cause:
+            now = self._asked()
+            if now is not None and any(_noted(v).get(COMMIT_PROPERTY) == mark for v in now.metadata.snapshots):
+                self._table = now
+                return False
+            head = None if now is None else now.current_snapshot()
+            overtaken = now is None or (None if head is None else head.snapshot_id) != parent
+            raise NotLanded(overtaken=overtaken) from cause
+        table.metadata, table.metadata_location = response.metadata, response.metadata_location
+        self._remove(before - {entry.metadata_file for entry in response.metadata.metadata_log})
+        return True
+
+    def _asked(self) -> Table | None:
+        """The table as it is after a call that failed, None where it is gone. Raises Unknown."""
+        try:
+            return self._catalog.load_table(self._identifier)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        except Exception as silence:
+            raise Unknown from silence
+
+    def _old(self) -> list[Snapshot]:
+        """The versions that leave with the next commit: beyond the newest, and named by no branch or tag."""
+        metadata = self.table.metadata
+        named = {ref.snapshot_id for ref in metadata.refs.values()}
+        beyond = max(0, len(metadata.snapshots) + 1 - KEEP)
+        return [version for version in metadata.snapshots[:beyond] if version.snapshot_id not in named]
+
+    def _forget(self, old: Sequence[Snapshot]) -> None:
+        """Remove the lists and manifests that only versions had which have left."""
+        if not old:
+            return
+        try:
+            gone = {manifest.manifest_path for version in old for manifest in self._listed(version)}
+            for version in self.table.metadata.snapshots:
+                gone -= {manifest.manifest_path for manifest in self._listed(version)}
+        except OSError:
+            return  # a list of them cannot be read: the commit has landed, and files too many harm nobody
+        self._remove(gone | {version.manifest_list for version in old})
+        for version in old:
+            self._lists.pop(version.snapshot_id, None)
+
+    def _remove(self, locations: set[str]) -> None:
+        for location in locations:
+            with contextlib.suppress(OSError):  # nobody needs it
+                self.table.io.delete(location)
+
+    def _stand(self, table: Table) -> None:
+        if self._table is not None and self._table.metadata.table_uuid != table.metadata.table_uuid:
+            self._manifests, self._lists = None, {}
+        there = {version.snapshot_id for version in table.metadata.snapshots}
+        self._lists = {version: listed for version, listed in self._lists.items() if version in there}
+        self._table, self._head = table, table.current_snapshot()
+
+    def _listed(self, version: Snapshot) -> tuple[ManifestFile, ...]:
+        if version.snapshot_id not in self._lists:
+            self._lists[version.snapshot_id] = self._files.of(version)
+        return self._lists[version.snapshot_id]
+
+    @property
+    def _files(self) -> Manifests:
+        if self._manifests is None:
+            self._manifests = Manifests(self.table)
+        return self._manifests
+
+
+def _noted(version: Snapshot) -> Mapping[str, str]:
+    return {} if version.summary is None else version.summary.additional_properties
+
+
+def _summary(table: Table, parent: Snapshot | None, files: Sequence[DataFile], note: Mapping[str, str]) -> Summary:
+    collector = SnapshotSummaryCollector()
+    for file in files:
+        collector.add_file(data_file=file, partition_spec=table.spec(), schema=table.schema())
+    return update_snapshot_summaries(
+        summary=Summary(operation=Operation.APPEND, **collector.build(), **note),
+        previous_summary=None if parent is None else parent.summary,
+    )
