@@ -8,10 +8,14 @@ from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.project import Project
 from cdc_lake.lake.delta_place import LocalPlace
+from cdc_lake.lake.delta_store import StorePlace
+from cdc_lake.lake.object_store import object_store
 
 
 def bronze_table(project: Project) -> BronzeTable:
     """The table, whether it is there or not."""
+    if (address := project.bronze_address) is not None:
+        return DeltaBronzeTable(StorePlace(object_store(project), address))
     return DeltaBronzeTable(LocalPlace(project.bronze, durable=project.pipeline.bronze.durability == "fsync"))
 
 

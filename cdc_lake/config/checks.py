@@ -13,6 +13,7 @@ from cdc_lake.config.capture import captures, compile_pattern
 from cdc_lake.config.family_checks import family_rules
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
+from cdc_lake.config.storage_checks import storage_rules
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 from cdc_lake.model.relation import TableName
@@ -36,7 +37,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _silver(root, patterns, out)
     _lake(root, out)
     _password(root, out)
-    return [*out.found, *family_rules(root.entries.get("source"))]
+    return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source"))]
 
 
 def at(node: Node | None, *path: str) -> Node | None:
@@ -209,13 +210,6 @@ def _lake(root: MappingNode, out: _Findings) -> None:
         hint = "choose another name, for example `silver`"
         summary = f"namespace `{_text(node)}` is a folder of the lake itself"
         out.error(Problem.LAKE_LAYOUT, summary, node.mark, "silver.defaults.namespace", hint)
-    for path in (("lake", "path"), ("bronze", "path")):
-        node = at(root, *path)
-        text = _text(node)
-        if node is not None and text is not None and "://" in text:
-            hint = "bronze on object storage comes in a later version; name a folder of this machine"
-            summary = "a folder is expected, not an address"
-            out.error(Problem.LAKE_LAYOUT, summary, node.mark, ".".join(path), hint)
 
 
 def _password(root: MappingNode, out: _Findings) -> None:

@@ -42,7 +42,7 @@ def _derived(project: Project) -> dict[str, object]:
     return {
         **_of_source(project),
         "source.slot.name": project.slot,
-        "bronze.path": str(project.bronze),
+        "bronze.path": str(project.bronze_address or project.bronze),
         "lake.iceberg.uri": project.iceberg_uri,
         "lake.iceberg.warehouse": project.iceberg_warehouse,
     }

@@ -12,6 +12,7 @@ from pydantic import Field, Strict
 from cdc_lake.config.quantity import Bytes, Milliseconds
 from cdc_lake.config.section import Count, Name, Section, Text
 from cdc_lake.config.source import Source
+from cdc_lake.config.storage import Storage
 
 Bound = Annotated[int, Strict()] | Annotated[float, Strict()] | Annotated[str, Strict()]
 """Strict, so that `true` is no number and a quoted number stays text."""
@@ -47,7 +48,7 @@ class Bronze(Section):
     format: Literal["delta"] = "delta"
     """Table format."""
     path: Text | None = None
-    """Folder of the table, relative to the project; `<lake.path>/bronze/<pipeline>` by default."""
+    """Folder of the table, relative to the project, `<lake.path>/bronze/<pipeline>` by default; or `s3://…`."""
     batch: Batch = Batch()
     """When a batch is closed."""
     durability: Literal["fsync", "os"] = "fsync"
@@ -72,6 +73,8 @@ class Lake(Section):
     """Root folder, relative to the project: bronze, silver, control tables, checkpoints."""
     iceberg: Iceberg = Iceberg()
     """Catalog for tables of `format: iceberg`."""
+    storage: Storage | None = None
+    """The object store of addresses `s3://…`."""
 
 
 class RuleBase(Section):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cdc_lake.config.model import Pipeline, Rule, SilverTable
 from cdc_lake.config.source import FamilySource, PostgresSource
+from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.errors import NotForThisSource
 from cdc_lake.model.relation import TableName
 
@@ -98,9 +99,15 @@ class Project:
 
     @property
     def bronze(self) -> Path:
-        """Folder of the bronze table."""
+        """Folder of the bronze table, where it is a Delta table on this machine."""
         given = self.pipeline.bronze.path
         return self.root / given if given else self.lake / "bronze" / self.name
+
+    @property
+    def bronze_address(self) -> ObjectAddress | None:
+        """Address of the bronze table, where it is a Delta table in an object store."""
+        given = self.pipeline.bronze.path
+        return ObjectAddress.parse(given) if given and "://" in given else None
 
     @property
     def control(self) -> Path:

@@ -60,6 +60,10 @@ from cdc_lake.errors.lake import (
     SparkDied,
     SparkMissing,
     SparkNotStarted,
+    StoreBehind,
+    StoreRefused,
+    StoreUnavailable,
+    StoreUnfenced,
     TableChangedMeanwhile,
 )
 from cdc_lake.errors.quality import (
@@ -216,6 +220,10 @@ __all__ = [
     "SparkNotStarted",
     "StandbyNeeded",
     "StateError",
+    "StoreBehind",
+    "StoreRefused",
+    "StoreUnavailable",
+    "StoreUnfenced",
     "StreamProtocol",
     "StyleMismatch",
     "TableChangedMeanwhile",

@@ -124,3 +124,33 @@ class ControlNotWritten(LakeError):
     code = "LAK423"
     retry = Retry.LATER
     hint = "check disk space and permissions of the control folder, then run again"
+
+
+class StoreUnavailable(LakeError):
+    """The object store did not answer, or failed, for as long as we were to be patient."""
+
+    code = "LAK435"
+    retry = Retry.LATER
+    hint = "nothing is lost, run again; if it stays so check `lake.storage.endpoint` and the way to it"
+
+
+class StoreRefused(LakeError):
+    """The object store answered that we may not, or that the bucket is not there."""
+
+    code = "LAK436"
+    hint = "check the bucket's name and `lake.storage`: region, keys, and what they may do in the bucket"
+
+
+class StoreBehind(LakeError):
+    """The object store has a version of a table and leaves it out of its listing."""
+
+    code = "LAK437"
+    retry = Retry.LATER
+    hint = "run again; a store whose listings stay behind what was written cannot hold bronze"
+
+
+class StoreUnfenced(LakeError):
+    """The object store overwrites where it was asked not to."""
+
+    code = "LAK438"
+    hint = "bronze needs a store that honours `If-None-Match` on PUT: choose another one, or a newer version of it"

@@ -1,0 +1,111 @@
+"""Rules about tables in an object store, judged on the tree of nodes like those of `checks`.
+
+Spark is given no client of object stores, so what it writes (silver, control tables, checkpoints) stays on this
+machine; bronze is written and read without Spark and may be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cdc_lake.config.problems import Problem
+from cdc_lake.config.storage import ObjectAddress
+from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode, SequenceNode
+from cdc_lake.model.diagnostic import Diagnostic, Severity
+
+_SECRETS = ("access_key_id", "secret_access_key", "session_token")
+
+
+def storage_rules(root: MappingNode) -> Iterator[Diagnostic]:
+    """Everything that is wrong with addresses and with `lake.storage`."""
+    storage = _at(root, "lake", "storage")
+    iceberg = _text(_at(root, "bronze", "format")) == "iceberg"
+    yield from _lake_path(root)
+    path, warehouse = _at(root, "bronze", "path"), _at(root, "lake", "iceberg", "warehouse")
+    if not iceberg and _is_address(path):
+        yield from _address(path, "bronze.path", storage)
+        yield from _durability(root)
+    if _is_address(warehouse) and _text(_at(root, "lake", "iceberg", "type")) != "rest":
+        text = _text(warehouse) or ""
+        if not text.startswith("file://"):
+            yield from _address(warehouse, "lake.iceberg.warehouse", storage)
+            yield from _silver(root)
+            if iceberg:
+                yield from _durability(root)
+    if isinstance(storage, MappingNode):
+        yield from _section(storage)
+
+
+def _lake_path(root: MappingNode) -> Iterator[Diagnostic]:
+    node = _at(root, "lake", "path")
+    if _is_address(node):
+        hint = "silver, control tables and checkpoints are on this machine; only bronze can be in an object store"
+        yield _error("a folder is expected, not an address", node, "lake.path", hint)
+
+
+def _address(node: Node | None, path: str, storage: Node | None) -> Iterator[Diagnostic]:
+    try:
+        ObjectAddress.parse(_text(node) or "")
+    except ValueError:
+        hint = "write s3://bucket/folder, or a folder of this machine; in names: letters, digits, `.`, `_`, `-`"
+        yield _error("this is no address in an object store that is known", node, path, hint)
+        return
+    if storage is None:
+        hint = "add `lake.storage` with `region`, `access_key_id`, `secret_access_key` and the store's `endpoint`"
+        yield _error("an object store needs `lake.storage`", node, path, hint)
+
+
+def _durability(root: MappingNode) -> Iterator[Diagnostic]:
+    node = _at(root, "bronze", "durability")
+    if node is not None:
+        hint = "remove it: what the store says it has taken is durable there, and nothing less is confirmed"
+        yield _error("bronze in an object store has no durability to choose", node, "bronze.durability", hint)
+
+
+def _silver(root: MappingNode) -> Iterator[Diagnostic]:
+    hint = "use `format: delta` for silver, or a warehouse on this machine"
+    summary = "silver tables of format iceberg cannot be in an object store: Spark is given no client for it"
+    node = _at(root, "silver", "defaults", "format")
+    if _text(node) == "iceberg":
+        yield _error(summary, node, "silver.defaults.format", hint)
+    tables = _at(root, "silver", "tables")
+    for i, table in enumerate(tables.items if isinstance(tables, SequenceNode) else ()):
+        node = _at(table, "format")
+        if _text(node) == "iceberg":
+            yield _error(summary, node, f"silver.tables[{i}].format", hint)
+
+
+def _section(storage: MappingNode) -> Iterator[Diagnostic]:
+    endpoint, allow = _at(storage, "endpoint"), _at(storage, "allow_http")
+    allowed = isinstance(allow, ScalarNode) and allow.value is True
+    if (_text(endpoint) or "").startswith("http://") and not allowed:
+        hint = "use https://, or say `allow_http: true` where nobody else can reach the network between"
+        yield _error("the endpoint has no TLS", endpoint, "lake.storage.endpoint", hint)
+    for name in _SECRETS:
+        node = _at(storage, name)
+        if isinstance(node, ScalarNode) and node.value and not node.references:
+            hint = "use ${env:NAME} or ${file:path}; a key in a file is read by everyone who reads the file"
+            place = node.mark.location(f"lake.storage.{name}")
+            summary = f"`{name}` is written in the file"
+            yield Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, summary, place, hint)
+
+
+def _error(summary: str, node: Node | None, path: str, hint: str) -> Diagnostic:
+    place = node.mark.location(path) if node is not None else None
+    return Diagnostic(Severity.ERROR, Problem.LAKE_LAYOUT, summary, place, hint)
+
+
+def _at(node: Node | None, *path: str) -> Node | None:
+    for part in path:
+        if not isinstance(node, MappingNode):
+            return None
+        node = node.entries.get(part)
+    return node
+
+
+def _text(node: Node | None) -> str | None:
+    return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
+
+
+def _is_address(node: Node | None) -> bool:
+    return "://" in (_text(node) or "")

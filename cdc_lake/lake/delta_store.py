@@ -1,0 +1,171 @@
+"""A Delta table in an object store, written without Spark: data file, conditional put of the log entry, done.
+
+What a put reported as done is durable there. The log entry of a version is put only where there is none, so of two
+writers one is refused. Whether a put whose reply was lost was done, the entry itself says: it is read by its name,
+never by a listing, which may be older than what was written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import DeltaTable, PostCommitHookProperties, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from cdc_lake.config.storage import ObjectAddress
+from cdc_lake.errors import BronzeNotWritten, CommitUncertain, StoreUnavailable
+from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL, NotLanded, added, note_in, submit
+from cdc_lake.lake.object_store import Behind, ObjectStore
+from cdc_lake.lake.parquet_file import write_parquet
+
+CLEANUP_INTERVAL = 1_000
+"""Commits between two looks for expired log entries: each lists the whole log, a thousand entries a request."""
+
+
+class StorePlace:
+    """A folder of a bucket (`lake.delta_place.DeltaPlace`)."""
+
+    def __init__(self, store: ObjectStore, address: ObjectAddress) -> None:
+        self._store = store
+        self._address = address
+
+    @property
+    def name(self) -> str:
+        """The address."""
+        return str(self._address)
+
+    @property
+    def filesystem(self) -> pafs.FileSystem:
+        """The store's."""
+        return self._store.filesystem
+
+    def path(self, relative: str) -> str:
+        """`bucket/key`."""
+        return f"{self._address.path}/{relative}"
+
+    def open(self) -> DeltaTable | None:
+        """The newest version, also where the listing leaves it out for a while. Raises StoreBehind."""
+
+        def newest() -> DeltaTable | None:
+            try:
+                table = DeltaTable(self.name, storage_options=self._store.delta_options)
+            except TableNotFoundError:
+                if self._entry(0) is None and self._last_checkpoint() < 0:
+                    return None
+                raise Behind from None
+            self._advance(table)
+            return table
+
+        return self._store.persist(newest, self.name)
+
+    def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
+        """By a conditional put of version 0; one that was done although its call failed counts."""
+        try:
+            return DeltaTable.create(
+                self.name,
+                schema=Schema.from_arrow(schema),
+                mode="error",
+                configuration={"delta.checkpointInterval": str(CHECKPOINT_INTERVAL), **properties},
+                raise_if_key_not_exists=False,  # properties of our own are not Delta's
+                storage_options=self._store.delta_options,
+            )
+        except (DeltaError, OSError) as cause:
+            table = self.open()
+            if table is None or table.version() > 0:  # one that is further is somebody else's, and was not looked at
+                raise BronzeNotWritten("the bronze table could not be made", where=self.name) from cause
+            return table
+
+    def refresh(self, table: DeltaTable) -> None:
+        """One look for the next log entry and the last checkpoint where there is nothing new. Raises StoreBehind."""
+        self._store.persist(lambda: self._advance(table), self.name)
+
+    def note(self, version: int) -> dict[str, Any] | None:
+        """From the log entry, read by its name."""
+        text = self._entry(version)
+        return None if text is None else note_in(text)
+
+    def write(
+        self, rows: pa.Table, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
+    ) -> AddAction:
+        """One object; an attempt that failed may leave one that no version names, which is harmless."""
+
+        def put() -> AddAction:
+            name = f"{uuid4()}.zstd.parquet"
+            with self.filesystem.open_output_stream(self.path(name)) as sink:
+                write_parquet(rows, sink, stats=stats, plain=plain)
+                size = sink.tell()
+            return added(name, size, rows, stats, loose)
+
+        return self._store.persist(put, self.name)
+
+    def commit(
+        self, table: DeltaTable, actions: Sequence[AddAction], *, apps: Mapping[str, int], note: Mapping[str, object]
+    ) -> int:
+        """Put the log entry of the next version; repeated under the same id while the store fails.
+
+        Raises NotLanded, CommitUncertain where the entry could not be read either.
+        """
+        mark, base = str(uuid4()), table.version()
+        hooks = PostCommitHookProperties(
+            create_checkpoint=True, cleanup_expired_logs=(base + 1) % CLEANUP_INTERVAL == 0
+        )
+
+        def put() -> int:
+            try:
+                return submit(
+                    table, actions, apps=apps, note=note, fenced=True, mark=mark, read=self._peek, hooks=hooks
+                )
+            except NotLanded as failure:
+                if failure.overtaken:
+                    raise _Overtaken from failure
+                raise
+
+        try:
+            version = self._store.persist(put, self.name, also=(NotLanded,))
+        except _Overtaken as refused:
+            raise NotLanded(overtaken=True) from refused
+        except StoreUnavailable as cause:
+            hint = "nothing was confirmed, so nothing is lost: the next run reads what bronze holds and goes on"
+            raise CommitUncertain("whether a commit landed could not be read", where=self.name, hint=hint) from cause
+        self.refresh(table)
+        return version
+
+    def _advance(self, table: DeltaTable) -> None:
+        version = table.version()
+        if self._peek(version + 1) is None and self._last_checkpoint() <= version:
+            return
+        table.update_incremental()
+        if table.version() == version:
+            raise Behind
+
+    def _entry(self, version: int) -> str | None:
+        return self._store.read(self.path(_log_entry(version)))
+
+    def _peek(self, version: int) -> str | None:
+        """A log entry by one attempt."""
+        return self._read_once(_log_entry(version))
+
+    def _last_checkpoint(self) -> int:
+        text = self._read_once("_delta_log/_last_checkpoint")
+        return -1 if text is None else int(json.loads(text)["version"])
+
+    def _read_once(self, name: str) -> str | None:
+        try:
+            with self.filesystem.open_input_stream(self.path(name)) as opened:
+                return str(opened.read().decode())
+        except FileNotFoundError:
+            return None
+
+
+class _Overtaken(Exception):  # never leaves this module
+    """Another writer took the version: no attempt helps."""
+
+
+def _log_entry(version: int) -> str:
+    return f"_delta_log/{version:020d}.json"
