@@ -20,7 +20,8 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction
 
-from cdc_lake.lake.delta_stats import Bounds
+from cdc_lake.lake.bounds import Bounds
+from cdc_lake.lake.delta_stats import statistics
 from cdc_lake.lake.parquet_file import Rows, write_parquet
 
 CHECKPOINT_INTERVAL = 20
@@ -108,7 +109,7 @@ def added(
 
 
 def _added(name: str, size: int, bounds: Bounds) -> AddAction:
-    return AddAction(name, size, {}, time.time_ns() // 1_000_000, data_change=True, stats=bounds.text())
+    return AddAction(name, size, {}, time.time_ns() // 1_000_000, data_change=True, stats=statistics(bounds))
 
 
 def commit(

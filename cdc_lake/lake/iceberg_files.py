@@ -13,13 +13,13 @@ from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
-from cdc_lake.lake.parquet_file import write_parquet
+from cdc_lake.lake.bounds import Bounds
+from cdc_lake.lake.parquet_file import Rows, write_parquet
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -28,27 +28,29 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-def new_file(table: Table, rows: pa.Table, *, stats: Sequence[str], plain: Sequence[str]) -> DataFile:
+def new_file(table: Table, rows: Rows, *, stats: Sequence[str], plain: Sequence[str]) -> DataFile:
     """Write rows to a file of the table's folder. Raises OSError."""
     location = f"{table.location().rstrip('/')}/data/{uuid4()}.zstd.parquet"
-    output = table.io.new_output(location)
-    with output.create() as sink:
-        write_parquet(rows.cast(_with_ids(table, rows.schema)), sink, stats=stats, plain=plain)
+    numbered = schema_to_pyarrow(table.schema())
+    bounds = Bounds(stats)
+    with table.io.new_output(location).create() as sink:
+        parts = (part.cast(_numbered(part.schema, numbered)) for part in bounds.seen(rows))
+        write_parquet(parts, sink, stats=stats, plain=plain)
         size = sink.tell()
+    kinds = {name: numbered.field(name).type for name in stats}
     ids = {name: table.schema().find_field(name).field_id for name in stats}
-    bounds = {ids[name]: _bounds(rows[name]) for name in stats if rows[name].null_count < rows.num_rows}
     return DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=location,
         file_format=FileFormat.PARQUET,
         partition=Record(),
-        record_count=rows.num_rows,
+        record_count=bounds.rows,
         file_size_in_bytes=size,
-        value_counts=dict.fromkeys(ids.values(), rows.num_rows),
-        null_value_counts={ids[name]: rows[name].null_count for name in stats},
+        value_counts=dict.fromkeys(ids.values(), bounds.rows),
+        null_value_counts={ids[name]: missing for name, missing in bounds.nulls.items()},
         nan_value_counts={},
-        lower_bounds={at: low for at, (low, _) in bounds.items()},
-        upper_bounds={at: high for at, (_, high) in bounds.items()},
+        lower_bounds={ids[name]: _encoded(low, kinds[name]) for name, low in bounds.low.items()},
+        upper_bounds={ids[name]: _encoded(high, kinds[name]) for name, high in bounds.high.items()},
         column_sizes={},
         split_offsets=None,
         equality_ids=None,
@@ -82,22 +84,16 @@ def _arrow(table: Table) -> PyArrowFileIO:
     return io
 
 
-def _with_ids(table: Table, schema: pa.Schema) -> pa.Schema:
+def _numbered(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
     """The rows' schema, with the numbers by which Iceberg knows columns."""
-    numbered = schema_to_pyarrow(table.schema())
-    return pa.schema([_numbered(field, numbered.field(field.name)) for field in schema])
+    return pa.schema([_numbered_field(field, given.field(field.name)) for field in schema])
 
 
-def _numbered(field: pa.Field, given: pa.Field) -> pa.Field:
+def _numbered_field(field: pa.Field, given: pa.Field) -> pa.Field:
     if pa.types.is_list(field.type):
         inner = field.type.value_field.with_metadata(given.type.value_field.metadata)
         field = pa.field(field.name, pa.list_(inner), field.nullable)
     return field.with_metadata(given.metadata)
-
-
-def _bounds(column: pa.ChunkedArray) -> tuple[bytes, bytes]:
-    found = pc.min_max(column).as_py()
-    return _encoded(found["min"], column.type), _encoded(found["max"], column.type)
 
 
 def _encoded(value: Any, kind: pa.DataType) -> bytes:

@@ -38,6 +38,7 @@ from pyiceberg.table.update import (
 
 from cdc_lake.lake.iceberg_files import new_file
 from cdc_lake.lake.iceberg_manifests import Manifests
+from cdc_lake.lake.parquet_file import Rows
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -108,7 +109,7 @@ class IcebergLog:
             self._catalog.create_table(self._identifier, schema=schema, properties={**_PROPERTIES, **properties})
         )
 
-    def write(self, rows: pa.Table, *, stats: Sequence[str], plain: Sequence[str]) -> DataFile:
+    def write(self, rows: Rows, *, stats: Sequence[str], plain: Sequence[str]) -> DataFile:
         """Write one data file, which no version names yet."""
         return new_file(self.table, rows, stats=stats, plain=plain)
 
