@@ -49,6 +49,7 @@ class CommitRow:
     content: bytes
     hash: bytes
     undecoded: Undecoded | None = None
+    commit_lsn: int | None = None
 
     @property
     def changes(self) -> int:
@@ -82,7 +83,7 @@ class BronzeReader:
         """The transactions of a span in order, from their COMMIT rows alone."""
         files = self.files()
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT)
-        columns = ["epoch", "position", "commit_ts", "xid", "info"]
+        columns = ["epoch", "position", "commit_lsn", "commit_ts", "xid", "info"]
         rows = files.read(paths, columns, within(span) & (pc.field("op") == COMMIT))
         return [_commit_row(row) for row in _in_order(rows).to_pylist()]
 
@@ -229,6 +230,7 @@ def _commit_row(row: dict[str, Any]) -> CommitRow:
 
 def relation_of(info: str) -> Relation:
     """The layout that the `info` of a layout row describes. Raises BronzeDamaged."""
+            commit_lsn=row["commit_lsn"],
     try:
         return Relation.from_description(json.loads(info))
     except (KeyError, TypeError, ValueError) as cause:

@@ -37,6 +37,8 @@ class Slot(Section):
     """Slot name on the server; the pipeline's name by default."""
     plugin: Literal["pgoutput"] = "pgoutput"
     """Output plugin of the slot."""
+    failover: Annotated[bool, Strict()] = False
+    """Standbys keep a copy of the slot, so that the stream goes on after a failover (PostgreSQL 17 and newer)."""
 
 
 class PostgresSource(Section):
@@ -44,10 +46,12 @@ class PostgresSource(Section):
 
     type: Literal["postgres"]
     """Kind of server."""
-    host: Text
-    """Host name, address, or directory of a Unix socket."""
+    host: Text | None = None
+    """Host name, address, or directory of a Unix socket; `hosts` where there are several."""
+    hosts: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Servers of one cluster, as `name` or `name:port`; the primary is found among them."""
     port: Port = 5432
-    """Port of the server."""
+    """Port of every host that does not name its own."""
     database: Text
     """Database that holds the tables."""
     user: Text
@@ -70,7 +74,14 @@ class PostgresSource(Section):
     @property
     def place(self) -> str:
         """Where the source is, as people are told."""
-        return f"{self.host}:{self.port}/{self.database}"
+        return f"{','.join(f'{host}:{port}' for host, port in self.addresses)}/{self.database}"
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of every server that may be the primary; raises ValueError where `checks` would."""
+        if self.host is not None:
+            return ((self.host, self.port),)
+        return tuple((host, port or self.port) for host, port in map(host_and_port, self.hosts or ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ from cdc_lake.errors.source import (
     PublicationUnfit,
     QueryRefused,
     ReceiverDied,
+    OtherTimeline,
     ReplicationPortNeeded,
     RoleLacksReplication,
     ServerBusy,
@@ -121,6 +122,7 @@ from cdc_lake.errors.source import (
 )
 from cdc_lake.errors.state import (
     AnotherApply,
+    TimelineUntold,
     AnotherReceiver,
     CsnMissing,
     CsnTwice,
@@ -192,6 +194,7 @@ __all__ = [
     "QueryRefused",
     "ReceiverDied",
     "RecordingNotWritten",
+    "OtherTimeline",
     "RecordingUnreadable",
     "ReplicationPortNeeded",
     "ReportNotWritten",
@@ -241,4 +244,5 @@ __all__ = [
     "UnreadableRow",
     "UnreadableTime",
     "WrongOutputOrder",
+    "TimelineUntold",
 ]

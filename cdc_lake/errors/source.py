@@ -123,7 +123,10 @@ class BronzeAhead(SourceError):
     """Bronze holds transactions the server does not have: it was restored from a backup, or failed over too early."""
 
     code = "SRC217"
-    hint = "find out first what the server lost: `cdc-lake inspect tx POSITION` shows what bronze holds"
+    hint = (
+        "keep what was lost, if it matters: `cdc-lake inspect tx POSITION` shows what bronze holds of it; "
+        "then drop the slot, move the lake folder away and run again"
+    )
 
 
 class PublicationMissing(SourceError):
@@ -270,8 +273,22 @@ class DecodersExhausted(SourceError):
 
 
 class NoPrimary(SourceError):
-    """Every host that answers is a standby."""
+    """The server, or every one of several that answers, is a standby."""
 
     code = "SRC250"
     retry = Retry.LATER
-    hint = "a failover may be under way; otherwise name the primary among `source.hosts`"
+    hint = "a failover may be under way; otherwise name the primary in `source.host`, or among `source.hosts`"
+
+
+class OtherTimeline(SourceError):
+    """The server is on an older timeline than the stream was read on, or on another one of the same number."""
+
+    code = "SRC260"
+    hint = "is this the old primary, running beside the new one? name the server that is the primary now in `source`"
+
+
+class TimelineUntold(SourceError):
+    """The server is on a newer timeline, and cannot say where that one branched off."""
+
+    code = "SRC261"
+    hint = "put the timeline's .history file back into pg_wal (from the archive or another server), then run again"

@@ -94,6 +94,22 @@ TABLES: dict[str, Columns] = {
         ("above", _LONG, "commit LSN of the transaction behind it, NULL where it had not come yet"),
         _RECORDED,
     ),
+    "timelines": (
+        _EPOCH,
+        _STREAM,
+        ("timeline", _LONG, "timeline of the server that the stream was read on from then"),
+        ("history", _TEXT, "where it branched off: timeline@LSN of each switch before it, NULL where not told"),
+        ("held", _LONG, "slot position that bronze held then"),
+        _RECORDED,
+    ),
+    "configurations": (
+        ("number", _INT, "number of the configuration, as COMMIT rows of bronze have it; grows by one"),
+        ("fingerprint", _TEXT, "hash of `settings`: the same settings have the same one"),
+        ("settings", _TEXT, "JSON: which tables are taken, what is redacted, and a keyed fingerprint of the key"),
+        ("epoch", _INT, "epoch of bronze when it began, 0 before the first stream"),
+        ("position", _LONG, "how far bronze was then: transactions above it are of this configuration, until the next"),
+        _RECORDED,
+    ),
     "runs": (
         ("run", _TEXT, "identifier of the run"),
         ("verb", _TEXT, "command it was"),
@@ -105,7 +121,7 @@ TABLES: dict[str, Columns] = {
 }
 """Name, type and meaning of each control table's columns; the reference page is generated from it."""
 
-ControlName: TypeAlias = Literal["streams", "snapshots", "cuts", "held", "gaps", "runs"]
+ControlName: TypeAlias = Literal["streams", "snapshots", "cuts", "held", "gaps", "timelines", "configurations", "runs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +177,30 @@ class GapRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TimelineRow:
+    """A timeline of the server that a stream was read on from a position on; the newest row of a stream counts."""
+
+    epoch: int
+    stream: str
+    timeline: int
+    history: str | None
+    held: int
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationRow:
+    """What of a pipeline's configuration decides what bronze holds, from a position on; `settings` is JSON."""
+
+    number: int
+    fingerprint: str
+    settings: str
+    epoch: int
+    position: int | None
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """One run of a verb; `facts` is JSON."""
 
@@ -172,12 +212,14 @@ class RunRow:
     facts: str
 
 
-ControlRow: TypeAlias = StreamRow | SnapshotRow | CutRow | GapRow | RunRow
+ControlRow: TypeAlias = StreamRow | SnapshotRow | CutRow | GapRow | TimelineRow | ConfigurationRow | RunRow
 _NAMES: dict[type, ControlName] = {
     StreamRow: "streams",
     SnapshotRow: "snapshots",
     CutRow: "cuts",
     GapRow: "gaps",
+    TimelineRow: "timelines",
+    ConfigurationRow: "configurations",
     RunRow: "runs",
 }
 

@@ -10,7 +10,7 @@ from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
 from cdc_lake.config.release import pad_release, parse_release, show_release
-from cdc_lake.errors import CdcLakeError, ReplicationPortNeeded, RoleLacksReplication, ServerUnreachable
+from cdc_lake.errors import CdcLakeError, NoPrimary, ReplicationPortNeeded, RoleLacksReplication, ServerUnreachable
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.pipeline.check_family_slot import slot_line
 from cdc_lake.pipeline.check_family_tables import grants, identities
@@ -77,8 +77,8 @@ def _server(project: Project, session: WireSession, facts: FamilyLimits) -> Iter
     except CdcLakeError as error:
         yield failed("encoding", error)
     if facts.in_recovery:
-        fix = "point `source.host` at the primary"
-        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code="SRC208")
+        fix = "point `source.host` at the primary, or name several `source.hosts`"
+        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
     logical = facts.wal_level == "logical"
     fix = "" if logical else _WAL_LEVEL
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level or "not shown", fix=fix, code="SRC208")

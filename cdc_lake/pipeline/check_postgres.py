@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.errors import CdcLakeError, NoReplicaIdentity, NoTableMatches
+from cdc_lake.errors import CdcLakeError, NoPrimary, NoReplicaIdentity, NoTableMatches
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room
@@ -46,8 +46,8 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
         fix = f"upgrade the server to PostgreSQL {OLDEST} or later"
         yield CheckLine(ok=False, subject="version", text=f"older than PostgreSQL {OLDEST}", fix=fix, code="SRC208")
     if facts.in_recovery:
-        fix = "point `source.host` at the primary"
-        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code="SRC208")
+        fix = "point `source.host` at the primary, or name several `source.hosts`"
+        yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
     logical = facts.wal_level == "logical"
     fix = "ALTER SYSTEM SET wal_level = logical;  then restart the server"
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level, fix="" if logical else fix, code="SRC208")

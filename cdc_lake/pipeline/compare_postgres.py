@@ -10,15 +10,16 @@ import pyarrow as pa
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.errors import SlotActive
+from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.postgres_stream import check_same
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.publication import published
 from cdc_lake.source.rows import read_rows
-from cdc_lake.source.server import check_same, goal, identify
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.server import goal, identify
 from cdc_lake.source.unlanded import unlanded
 from cdc_lake.source.visible import visible
 
@@ -68,6 +69,6 @@ class PostgresSide:
 def postgres_side(project: Project, state: BronzeState) -> Iterator[PostgresSide]:
     """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
     with connect(project.postgres, project.root, application=_APPLICATION, replication=True) as replication:
-        check_same(identify(replication), StreamIdentity.parse(state.stream), project.slot, state.upto)
+        check_same(project, replication, identify(replication), state, ControlTables(project.control))
     with connect(project.postgres, project.root, application=_APPLICATION) as reading:
         yield PostgresSide(project, reading)

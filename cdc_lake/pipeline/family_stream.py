@@ -25,6 +25,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
 from cdc_lake.pipeline.csn_order import CsnOrder
+from cdc_lake.pipeline.failover import check_log_reaches
 from cdc_lake.pipeline.family_frames import (
     CapturedAssembler,
     assembler_of,
@@ -50,7 +51,7 @@ from cdc_lake.source.gaussdb.server import (
 from cdc_lake.source.gaussdb.slot import check_slot, find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now
 from cdc_lake.source.gaussdb.version import release_of
-from cdc_lake.source.resume import check_fed_from, check_log_reaches
+from cdc_lake.source.resume import check_fed_from
 from cdc_lake.source.stream import Kind, StreamIdentity, TransactionAssembler, shown
 from cdc_lake.source.tables import chooses
 from cdc_lake.source.wire.connect import connect
@@ -76,6 +77,7 @@ def open_family(
             return session
 
         session = dial("catalog", False)
+        target = session.target  # what is read belongs together, also while a failover is under way
         by_sql = reads_by_sql(project)
         facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
         check_server(facts, session.place)
@@ -137,7 +139,7 @@ def check_resume(project: Project, session: WireSession, facts: FamilyServerFact
         )
     slot_order = OrderDomain(source.slot_order)
     if slot_order is OrderDomain.LSN:
-        check_log_reaches(state.confirm, facts.flushed, facts.timeline)
+        check_log_reaches(facts.flushed, facts.timeline, bronze_reader(project), state)
     there = find_slot(session, project.slot)
     check_slot(there, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
 

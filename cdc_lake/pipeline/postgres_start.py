@@ -23,12 +23,13 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import CopiedTable, copy_tables
+from cdc_lake.pipeline.failover import note_timeline
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
 from cdc_lake.source import publication, slot, snapshot
 from cdc_lake.source.captured import Published
 from cdc_lake.source.catalog import check_identities, relation_of
 from cdc_lake.source.connection import Session
-from cdc_lake.source.server import ServerFacts
+from cdc_lake.source.server import ServerFacts, timeline_of
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.source.tables import select_tables
 
@@ -46,9 +47,11 @@ def begin(
     """Start a stream; its state and the rows copied. Raises SourceError, LakeError, Stopped."""
     _clear_the_way(project, session, facts, bronze.state(), tell)
     ensure_publication(project, session, tell)
+    timeline = timeline_of(replication, facts.timeline)  # now: the snapshot lasts until the connection's next command
     made = slot.export_slot(replication, project.slot)
     identity = StreamIdentity(facts.system, facts.database, project.slot, made.consistent)
     state = begin_stream(identity, made.consistent.value, bronze, control)
+    note_timeline(timeline, control, state, tell)
     tell(Progress("snapshot", f"initial copy as of {made.consistent}", facts={"epoch": state.epoch}))
     copied: tuple[CopiedTable, ...] = ()
     if project.pipeline.snapshot.mode == "initial":

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
 from cdc_lake.decode.assembler import Assembler
@@ -15,16 +16,19 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import postgres_start
+from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_timeline, note_timeline
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import SourceCatalog
-from cdc_lake.source.connection import Session, connect, place_of
+from cdc_lake.source.connection import Session, connect, pinned, place_of
 from cdc_lake.source.postgres import PostgresStream
-from cdc_lake.source.server import ServerFacts, check_same, check_server, goal, identify
+from cdc_lake.source.resume import check_fed_from
+from cdc_lake.source.server import ServerFacts, check_failover, check_server, goal, identify, timeline_of
 from cdc_lake.source.stream import StreamIdentity, shown
 from cdc_lake.source.tables import select_tables
+from cdc_lake.source.timeline import Timeline
 
 
 @contextmanager
@@ -47,6 +51,7 @@ def open_postgres(
             return session
 
         replication = dial("stream", replication=True)
+        source = pinned(source, replication)  # what is read belongs together, also while a failover is under way
         facts = identify(replication)
         check_server(facts, place_of(source))
         session = dial("catalog")
@@ -60,7 +65,10 @@ def open_postgres(
             replication.close()  # and with it goes the temporary slot
             replication = dial("stream", replication=True)
         else:
-            _check_resume(project, session, facts, state, tell)
+            timeline = check_resume(project, session, replication, facts, state, control)
+            note_timeline(timeline, control, state, tell)
+            _say_uncaptured(project, session, tell)
+        _keep_on_standbys(project, session, replication, facts)
         frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
@@ -68,10 +76,34 @@ def open_postgres(
         yield OpenStream(frames, assembler, ArrivalOrder(), tabulate, OrderDomain.LSN, state, target, copied)
 
 
-def _check_resume(project: Project, session: Session, facts: ServerFacts, state: BronzeState, tell: Tell) -> None:
-    """Raise unless the stream that bronze holds can go on at this server, database and slot."""
-    check_same(facts, StreamIdentity.parse(state.stream), project.slot, state.confirm)
+def check_resume(
+    project: Project,
+    session: Session,
+    replication: Session,
+    facts: ServerFacts,
+    state: BronzeState,
+    control: ControlTables,
+) -> Timeline:
+    """Raise unless the stream that bronze holds can go on at this server, database and slot; the server's timeline."""
+    timeline = check_same(project, replication, facts, state, control)
     slot.check_slot(slot.find_slot(session, project.slot), project.slot, facts.database, state.confirm)
+    return timeline
+
+
+def check_same(
+    project: Project, replication: Session, facts: ServerFacts, state: BronzeState, control: ControlTables
+) -> Timeline:
+    """Raise unless bronze was fed from this server and database, and all it holds is in its log; its timeline."""
+    identity = StreamIdentity.parse(state.stream)
+    check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
+    timeline = timeline_of(replication, facts.timeline)
+    reader = bronze_reader(project)
+    check_timeline(timeline, last_timeline(control, state), reader, state)
+    check_log_reaches(facts.flushed, facts.timeline, reader, state)
+    return timeline
+
+
+def _say_uncaptured(project: Project, session: Session, tell: Tell) -> None:
     carried = {p.table for p in publication.published(session, project.publication)}
     try:
         wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
@@ -79,6 +111,14 @@ def _check_resume(project: Project, session: Session, facts: ServerFacts, state:
         return  # a table that was dropped at the source: what it had is in bronze
     for table in sorted(set(wanted) - carried):
         tell(Progress("connect", f"table {table} matches `source.tables` but is not in the publication: not captured"))
+
+
+def _keep_on_standbys(project: Project, session: Session, replication: Session, facts: ServerFacts) -> None:
+    """Make the slot one that standbys keep a copy of, where the pipeline says so."""
+    found = slot.find_slot(session, project.slot) if project.postgres.slot.failover else None
+    if found is not None and not found.failover and found.active_pid is None:
+        check_failover(facts, project.postgres.place)
+        slot.keep_on_standbys(replication, project.slot)
 
 
 def _start(project: Project, replication: Session, facts: ServerFacts, state: BronzeState) -> PostgresStream:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import DriverMissing, ServerUnreachable, SourceError
+from cdc_lake.source.primary import find_primary
 from cdc_lake.source.printing import PRINTING
 from cdc_lake.source.refusals import connection_error, first_line, statement_error
 
@@ -36,12 +38,12 @@ SETTINGS: dict[str, str] = {
 """How values are printed, in copy and stream alike, and no time limits."""
 
 
-def parameters(source: PostgresSource, root: Path, application: str) -> dict[str, str]:
-    """Parameters of libpq for the `source` section; files are relative to `root`."""
+def parameters(source: PostgresSource, root: Path, application: str, host: tuple[str, int]) -> dict[str, str]:
+    """Parameters of libpq for one host of the `source` section; files are relative to `root`."""
     options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
     given: dict[str, str] = {
-        "host": source.host,
-        "port": str(source.port),
+        "host": host[0],
+        "port": str(host[1]),
         "dbname": source.database,
         "user": source.user,
         "sslmode": source.tls.mode,
@@ -72,15 +74,36 @@ def place_of(source: PostgresSource) -> str:
 
 
 def connect(source: PostgresSource, root: Path, *, application: str = "cdc_lake", replication: bool = False) -> Session:
-    """Open a connection in autocommit; raises the SourceError that fits. The caller closes it."""
-    given = parameters(source, root, application)
+    """Open a connection in autocommit, to the primary where several hosts are given. The caller closes it.
+
+    Raises the SourceError that fits; with several hosts its message says of each why not.
+    """
+    hosts = [
+        (f"{host}:{port}/{source.database}", partial(_open, source, root, application, (host, port), replication))
+        for host, port in source.addresses
+    ]
+    return hosts[0][1]() if len(hosts) == 1 else find_primary(hosts, _in_recovery)
+
+
+def pinned(source: PostgresSource, session: Session) -> PostgresSource:
+    """The source with the one host that a session is open to."""
+    return source.model_copy(update={"host": session.info.host, "hosts": None, "port": session.info.port})
+
+
+def _open(source: PostgresSource, root: Path, application: str, host: tuple[str, int], replication: bool) -> Session:
+    given = parameters(source, root, application, host)
     if replication:
         given["replication"] = "database"
-    place = place_of(source)
+    place = f"{host[0]}:{host[1]}/{source.database}"
     try:
         return psycopg.connect(conninfo.make_conninfo("", **given), autocommit=True)
     except psycopg.Error as refused:
         raise connection_error(str(refused), user=source.user, database=source.database, place=place) from refused
+
+
+def _in_recovery(session: Session) -> bool:
+    doing = "asking for the server's role"
+    return command(session.pgconn, "SELECT pg_is_in_recovery() AS standby", doing)[0]["standby"] != "f"
 
 
 def lost(pgconn: pq.abc.PGconn, doing: str) -> SourceError:

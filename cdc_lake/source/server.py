@@ -7,12 +7,13 @@ from typing import Protocol
 
 import psycopg
 
-from cdc_lake.errors import ServerSettings
+from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, command, named
-from cdc_lake.source.resume import check_fed_from, check_log_reaches
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.timeline import Timeline, parse_history
 
+FAILOVER_SLOTS = 17
+"""First version whose standbys keep copies of slots."""
 OLDEST = 14
 """First version whose pgoutput and publications we rely on and test."""
 
@@ -77,7 +78,7 @@ class Decodable(Protocol):
 
 
 def check_server(facts: Decodable, place: str = "") -> None:
-    """Raise ServerSettings where the server cannot be decoded from."""
+    """Raise ServerSettings or NoPrimary where the server cannot be decoded from."""
     major = facts.version // 10000
     if major < OLDEST:
         raise ServerSettings(
@@ -86,16 +87,34 @@ def check_server(facts: Decodable, place: str = "") -> None:
             hint="upgrade the server",
         )
     if facts.in_recovery:
-        raise ServerSettings("the server is a standby", where=place, hint="point `source.host` at the primary")
+        raise NoPrimary("the server is a standby", where=place)
     if facts.wal_level != "logical":
         words = f"the server runs with wal_level = {facts.wal_level}; logical decoding needs logical"
         raise ServerSettings(words, where=place)
 
 
-def check_same(facts: ServerFacts, stream: StreamIdentity, slot: str, held: int) -> None:
-    """Raise where bronze, which holds `stream` up to `held`, was not fed from this server, database and slot."""
-    check_fed_from(stream, system=facts.system, database=facts.database, slot=slot)
-    check_log_reaches(held, facts.flushed, facts.timeline)
+def check_failover(facts: Decodable, place: str = "") -> None:
+    """Raise ServerSettings where standbys cannot keep copies of the server's slots."""
+    if facts.version // 10000 < FAILOVER_SLOTS:
+        raise ServerSettings(
+            f"standbys keep copies of slots from PostgreSQL {FAILOVER_SLOTS} on, this is {facts.version // 10000}",
+            where=place,
+            hint="take `failover` out of `source.slot`",
+        )
+
+
+def timeline_of(replication: Session, number: int) -> Timeline:
+    """The server's timeline `number` with where it branched off, asked on a replication connection.
+
+    Without the branches where the server lost the file that has them. Raises SourceError.
+    """
+    if number <= 1:
+        return Timeline(number)
+    try:
+        row = command(replication.pgconn, f"TIMELINE_HISTORY {number}", f"reading the history of timeline {number}")[0]
+    except QueryRefused:
+        return Timeline(number, None)
+    return parse_history(number, row["content"] or "")
 
 
 def goal(session: Session) -> int:

@@ -20,7 +20,10 @@ PLUGIN = "pgoutput"
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """A slot as `pg_replication_slots` shows it. `retained` is the log it holds back, in bytes."""
+    """A slot as `pg_replication_slots` shows it. `retained` is the log it holds back, in bytes.
+
+    `failover`: standbys may keep a copy of it (PostgreSQL 17).
+    """
 
     name: str
     kind: str
@@ -33,6 +36,7 @@ class SlotFacts:
     wal_status: str | None
     invalidation: str | None
     retained: int | None
+    failover: bool = False
 
     @property
     def lost(self) -> bool:
@@ -60,13 +64,13 @@ def find_slot(session: Session, name: str) -> SlotFacts | None:
             "SELECT s.slot_type, s.plugin, s.database, s.temporary, s.active_pid, s.restart_lsn::text, "
             "s.confirmed_flush_lsn::text, s.wal_status, to_jsonb(s) ->> 'invalidation_reason', "
             "CASE WHEN pg_is_in_recovery() THEN NULL "
-            "ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint END "
+            "ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint END, to_jsonb(s) ->> 'failover' "
             "FROM pg_replication_slots AS s WHERE s.slot_name = %s",
             [name],
         ).fetchone()
     if row is None:
         return None
-    kind, plugin, database, temporary, pid, restart, confirmed, status, invalidation, retained = row
+    kind, plugin, database, temporary, pid, restart, confirmed, status, invalidation, retained, failover = row
     return SlotFacts(
         name=name,
         kind=str(kind),
@@ -79,6 +83,7 @@ def find_slot(session: Session, name: str) -> SlotFacts | None:
         wal_status=_text(status),
         invalidation=_text(invalidation),
         retained=None if retained is None else int(str(retained)),
+        failover=failover == "true",
     )
 
 
@@ -97,6 +102,11 @@ def keep_slot(session: Session, exported: ExportedSlot, slot: str) -> None:
     """Make the lasting copy `slot` of a temporary slot, at the same position."""
     with named(f"creating slot `{slot}`"):
         session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, false)", [exported.name, slot])
+
+
+def keep_on_standbys(replication: Session, name: str) -> None:
+    """Let standbys keep a copy of a slot that nobody reads (PostgreSQL 17 and newer)."""
+    command(replication.pgconn, f"ALTER_REPLICATION_SLOT {identifier(name)} (FAILOVER true)", f"altering slot `{name}`")
 
 
 def drop_slot(session: Session, name: str) -> None:

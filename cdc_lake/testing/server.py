@@ -154,13 +154,13 @@ class EmbeddedServer:
             self._write(_Record(_free_port(), self.password, str(self.binaries)))
         self._owned_folder(self.socket_folder)
         options = f"-c port={self.port} -c listen_addresses={HOST} -c unix_socket_directories={self.socket_folder}"
-        self._run("pg_ctl", "start", "-w", "-t", "60", "-D", self.data, "-l", self.data / "server.log", "-o", options)
+        self.run("pg_ctl", "start", "-w", "-t", "60", "-D", self.data, "-l", self.data / "server.log", "-o", options)
         return self
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server and wait; nothing happens where it does not run."""
         if self.running:
-            self._run("pg_ctl", "stop", "-w", "-t", "60", "-D", self.data, "-m", mode)
+            self.run("pg_ctl", "stop", "-w", "-t", "60", "-D", self.data, "-m", mode)
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop, then start on the same port."""
@@ -208,21 +208,24 @@ class EmbeddedServer:
             json.dumps({"port": record.port, "password": record.password, "binaries": record.binaries})
         )
 
-    def _initialise(self) -> None:
+    def prepare(self, password: str | None = None) -> None:
+        """Make the folder of a cluster to come; its superuser's password is the given one, or a new one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._user is not None:
             _let_through(self.folder / "data")
             _let_through(self.binaries / "postgres")
         self._owned_folder(self.data)
-        record = self._read() or _Record(_free_port(), secrets.token_urlsafe(18), str(self.binaries))
-        self._write(record)
+        self._write(self._read() or _Record(_free_port(), password or secrets.token_urlsafe(18), str(self.binaries)))
+
+    def _initialise(self) -> None:
+        self.prepare()
         words = self.data.with_name("initial-password")
         words.touch(mode=0o600)
         try:
-            words.write_text(record.password)
+            words.write_text(self.password)
             if self._user is not None:
                 os.chown(words, self._user.pw_uid, self._user.pw_gid)
-            self._run(
+            self.run(
                 *("initdb", "-D", self.data, "-U", SUPERUSER, "--encoding=UTF8", "--locale=C", "--no-sync"),
                 *("--auth=scram-sha-256", f"--pwfile={words}"),
             )
@@ -241,7 +244,8 @@ class EmbeddedServer:
         if self._user is not None:
             os.chown(folder, self._user.pw_uid, self._user.pw_gid)
 
-    def _run(self, program: str, *arguments: object) -> None:
+    def run(self, program: str, *arguments: object) -> None:
+        """Run one of the server's programs as the user it runs as."""
         # Into a file: a pipe would stay open in the server that pg_ctl leaves behind, and we would wait for it.
         user = self._user
         with tempfile.TemporaryFile() as output:

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.source import FamilySource, Tls
 from cdc_lake.errors import (
+    NoPrimary,
     PluginMissing,
     ServerSettings,
     SlotActive,
@@ -108,7 +109,7 @@ def test_a_server_that_cannot_be_decoded_from_says_why() -> None:
     with session(replies, replication=True) as (opened, _):
         facts = identify(opened)
         check_server(facts, "db1", standby=True)
-        with pytest.raises(ServerSettings, match="standby"):
+        with pytest.raises(NoPrimary, match="standby"):
             check_server(facts, "db1")
 
 

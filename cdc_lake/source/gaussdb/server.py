@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cdc_lake.errors import QueryRefused, ServerSettings, StreamProtocol
+from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings, StreamProtocol
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.source.gaussdb.version import FamilyVersion, parse_version
 from cdc_lake.source.wire.session import WireSession
@@ -105,9 +105,9 @@ def _facts(
 
 
 def check_server(facts: FamilyServerFacts, place: str, *, standby: bool = False) -> None:
-    """Raise ServerSettings where the server cannot be decoded from; `standby`: decoding on a standby is wanted."""
+    """Raise ServerSettings or NoPrimary where it cannot be decoded from; `standby`: decoding on one is wanted."""
     if facts.in_recovery and not standby:
-        raise ServerSettings("the server is a standby", where=place, hint="point `source.host` at the primary")
+        raise NoPrimary("the server is a standby", where=place)
     if facts.wal_level != "logical":
         words = f"the server runs with wal_level = {facts.wal_level}; logical decoding needs logical"
         raise ServerSettings(words, where=place, hint="set wal_level = logical (gs_guc set) and restart the server")

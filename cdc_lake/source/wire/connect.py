@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from dataclasses import replace
+from functools import partial
 
-from cdc_lake.errors import NoPrimary, Retry, ServerUnreachable, SourceError
+from cdc_lake.errors import ServerUnreachable
+from cdc_lake.source.primary import find_primary
 from cdc_lake.source.wire.channel import Channel
 from cdc_lake.source.wire.session import WireSession
 from cdc_lake.source.wire.target import WireTarget
@@ -19,34 +22,22 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 def connect(target: WireTarget, *, application: str = "cdc_lake", replication: bool = False) -> WireSession:
     """Open a session; with `replication` a replication connection, at the HA port. The caller closes it.
 
-    Where several hosts are given, the first one that is no standby. Raises the SourceError that fits; with several
-    hosts its message says of each why not.
+    Where several hosts are given, the first one that is no standby; the session's own target names that one alone.
+    Raises the SourceError that fits; with several hosts its message says of each why not.
     """
-    addresses = target.ports(replication=replication)
-    if len(addresses) == 1:
-        return _open(target, *addresses[0], application=application, replication=replication)
-    failed: list[SourceError] = []
-    for host, port in addresses:
-        session = None
-        try:
-            session = _open(target, host, port, application=application, replication=replication)
-            recovery = session.query("SELECT pg_is_in_recovery()", doing="asking for the server's role")
-            if recovery.rows == (("f",),):
-                return session
-            failed.append(NoPrimary("a standby", where=target.place(host, port)))
-        except SourceError as refused:
-            failed.append(refused)
-        if session is not None:
-            session.close()
-    raise _none_of(failed)
+    addresses = zip(target.hosts, target.ports(replication=replication), strict=True)
+    hosts = []
+    for service, (host, port) in addresses:
+        alone = replace(target, hosts=(service,))
+        dial = partial(_open, alone, host, port, application=application, replication=replication)
+        hosts.append((target.place(host, port), dial))
+    if len(hosts) == 1:
+        return hosts[0][1]()
+    return find_primary(hosts, _in_recovery)
 
 
-def _none_of(failed: list[SourceError]) -> SourceError:
-    """One error for several hosts: of the kind that waiting does not mend, if there is one."""
-    worst = next((error for error in failed if error.retry is Retry.NEVER), None)
-    worst = worst or next((error for error in failed if isinstance(error, NoPrimary)), failed[0])
-    said = "; ".join(f"{error.where}: {error.message}" for error in failed)
-    return type(worst)(f"no primary found among {len(failed)} hosts: {said}", hint=worst.remedy)
+def _in_recovery(session: WireSession) -> bool:
+    return session.query("SELECT pg_is_in_recovery()", doing="asking for the server's role").rows != (("f",),)
 
 
 def _open(target: WireTarget, host: str, port: int, *, application: str, replication: bool) -> WireSession:

@@ -1,0 +1,132 @@
+"""Failover: whether a server that took over has everything that bronze holds.
+
+The control table `timelines` keeps which timeline of the server a stream was last read on. At every start and
+reconnect it is held against the server's: where a standby was promoted meanwhile, what bronze holds must lie before
+the switch, or the new primary never had all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader, CommitRow
+from cdc_lake.errors import BronzeAhead, OtherTimeline, TimelineUntold
+from cdc_lake.lake.control import ControlTables, TimelineRow
+from cdc_lake.lake.control import now as control_now
+from cdc_lake.model.position import Lsn, OrderDomain
+from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.source.stream import StreamIdentity, domain_of, shown
+from cdc_lake.source.timeline import Timeline
+
+LISTED = 20
+"""Lost transactions that an error names; of more it gives the number."""
+_LOOK_BACK = 4096  # CSNs: how many are looked through first
+_INVERTED = 64  # how far CSN order and log order may differ; at most 9 was measured
+
+
+def last_timeline(control: ControlTables, state: BronzeState) -> Timeline | None:
+    """The timeline that the stream was last read on; None for one begun by a version that did not keep it."""
+    mine = (pc.field("stream") == state.stream) & (pc.field("epoch") == state.epoch)
+    rows = control.read("timelines", mine).to_pylist()
+    if not rows:
+        return None
+    newest = max(rows, key=lambda row: row["recorded_at"])
+    return Timeline.of(newest["timeline"], newest["history"])
+
+
+def check_timeline(now: Timeline, last: Timeline | None, reader: BronzeReader, state: BronzeState) -> None:
+    """Raise unless what bronze holds is in the history of a server on timeline `now`; positions are LSNs.
+
+    Raises OtherTimeline, TimelineUntold, BronzeAhead.
+    """
+    if last is None:
+        return
+    check_not_older(now, last)
+    if now.branches is None or last.branches is None:
+        if now.number > last.number:
+            raise TimelineUntold(
+                f"the server is on timeline {now.number}, bronze was read on timeline {last.number}, "
+                "and the server has no history of the switch between"
+            )
+        return
+    common = now.common_with(last)
+    if common is None:
+        return
+    if now.number == last.number:
+        raise OtherTimeline(
+            f"the server's timeline {now.number} is another one than the timeline {last.number} that bronze was read "
+            f"on: they part at {common}"
+        )
+    if state.confirm > common.value:
+        raise BronzeAhead(
+            f"the server is on timeline {now.number}, which left timeline {last.number} at {common}, but bronze was "
+            f"read on that up to {Lsn(state.confirm)}: {lost_words(state, lost_behind(reader, state, common))}"
+        )
+
+
+def check_not_older(now: Timeline, last: Timeline) -> None:
+    """Raise OtherTimeline where the server is on a timeline before the one that bronze was last read on."""
+    if now.number < last.number:
+        raise OtherTimeline(
+            f"the server is on timeline {now.number}, but bronze was read on timeline {last.number} already"
+        )
+
+
+def check_log_reaches(flushed: Lsn, timeline: int, reader: BronzeReader, state: BronzeState) -> None:
+    """Raise BronzeAhead where the server's log ends before what bronze confirmed of it."""
+    if state.confirm > flushed.value:
+        raise BronzeAhead(
+            f"bronze holds changes up to {Lsn(state.confirm)}, the server's log ends at {flushed}: "
+            f"{state.confirm - flushed.value} bytes were lost there (timeline {timeline}); "
+            f"{lost_words(state, lost_behind(reader, state, flushed))}"
+        )
+
+
+def lost_behind(reader: BronzeReader, state: BronzeState, end: Lsn) -> list[CommitRow]:
+    """The transactions of the stream that end behind `end`, by position."""
+    if domain_of(state.stream) is OrderDomain.LSN:
+        return reader.commits(Span(state.epoch, end.value, max(state.upto, end.value)))
+    start = StreamIdentity.parse(state.stream).start
+    back = _LOOK_BACK
+    while True:
+        after = max(start, state.upto - back)
+        found = reader.commits(Span(state.epoch, after, state.upto))
+        # CSNs are nearly in the order of the log: some transactions before the end mean that all behind it are here
+        if after == start or len([commit for commit in found if not _behind(commit, end)]) > _INVERTED:
+            return [commit for commit in found if _behind(commit, end)]
+        back *= 8
+
+
+def _behind(commit: CommitRow, end: Lsn) -> bool:
+    return commit.commit_lsn is not None and commit.commit_lsn > end.value
+
+
+def lost_words(state: BronzeState, lost: Sequence[CommitRow]) -> str:
+    """What bronze holds and the server never had, for an error."""
+    if not lost:
+        return "no transaction of bronze lies there, but the server's positions there are others now"
+    named = ", ".join(_named(state, commit) for commit in lost[:LISTED])
+    more = f" and {len(lost) - LISTED} more" if len(lost) > LISTED else ""
+    many = "1 transaction" if len(lost) == 1 else f"{len(lost)} transactions"
+    return f"the server never had {many} of bronze: {named}{more}"
+
+
+def note_timeline(now: Timeline, control: ControlTables, state: BronzeState, tell: Tell) -> None:
+    """Keep that the stream is read on timeline `now` from here. Raises ControlNotWritten."""
+    last = last_timeline(control, state)
+    if now == last:
+        return
+    control.record(TimelineRow(state.epoch, state.stream, now.number, now.history, state.confirm, control_now()))
+    if last is not None and now.number != last.number:
+        facts = {"timeline": now.number, "before": last.number}
+        tell(Progress("connect", f"the server is on timeline {now.number} now, before on {last.number}", facts=facts))
+
+
+def _named(state: BronzeState, commit: CommitRow) -> str:
+    xid = "" if commit.xid is None else f"xid {commit.xid}, "
+    at = "at an unknown time" if commit.commit_ts is None else f"{commit.commit_ts:%Y-%m-%d %H:%M:%S.%f}Z"
+    return f"{shown(state.stream, commit.position)} ({xid}{at})"

@@ -1,0 +1,190 @@
+"""A standby of a real PostgreSQL takes over: what bronze holds must be in its history, or the run stops and says why."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.errors import BronzeAhead, OtherTimeline, SlotMissing
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.position import Lsn
+from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import Progress
+from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake.testing.standby import promote, standby_of
+from tests.conftest import CDC_PASSWORD, CDC_USER, Database, make_database, make_role, start_server
+from tests.live.test_receive_loop import bronze_rows, once
+
+pytestmark = pytest.mark.live
+
+
+class Cluster:
+    """A primary with a database that is fed into bronze, and a standby that follows it."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.primary = start_server()
+        make_role(self.primary)
+        self.database = make_database(self.primary)
+        self.root = root
+        self._folder = folder
+        self._standbys: list[EmbeddedServer] = []
+        self.write("CREATE TABLE t (id int PRIMARY KEY)")
+
+    def standby(self, name: str = "standby", *, slots: bool = False) -> EmbeddedServer:
+        """A running standby."""
+        database = self.database.name if slots else None
+        standby = standby_of(self.primary, self._folder / name, slot=name, slots_of=database)
+        self._standbys.append(standby)
+        return standby.start()
+
+    def write(self, sql: str, server: EmbeddedServer | None = None) -> None:
+        with self.connect(server or self.primary) as conn:
+            conn.execute(sql)
+
+    def connect(self, server: EmbeddedServer) -> psycopg.Connection:
+        return psycopg.connect(server.dsn(self.database.name, CDC_USER, CDC_PASSWORD), autocommit=True)
+
+    def caught_up(self, standby: EmbeddedServer) -> None:
+        """Wait until the standby has replayed all that the primary wrote by now."""
+        with self.connect(self.primary) as conn:
+            end = conn.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
+        with self.connect(standby) as conn:
+            deadline = time.monotonic() + 20
+            while conn.execute("SELECT pg_last_wal_replay_lsn() >= %s", end).fetchone() != (True,):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+    def project(self, *servers: EmbeddedServer, **source: Any) -> Project:
+        return project_at(self.database, [(s.port) for s in servers or (self.primary,)], self.root, **source)
+
+    def remove(self) -> None:
+        for server in (*self._standbys, self.primary):
+            server.remove()
+
+
+def project_at(database: Database, ports: list[int], root: Path, **source: Any) -> Project:
+    document = {
+        "version": 1,
+        "pipeline": database.name,
+        "source": {
+            "type": "postgres",
+            "hosts": [f"{database.host}:{port}" for port in ports],
+            "database": database.name,
+            "user": database.user,
+            "password": database.password,
+            "tables": ["public.*"],
+            **source,
+        },
+        "bronze": {"durability": "os"},
+    }
+    return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="cdc_standby_"))
+    made = Cluster(tmp_path, folder)
+    yield made
+    made.remove()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def inserted(project: Project) -> list[str]:
+    return [row["new"][0] for row in bronze_rows(project) if row["op"] in "SI"]
+
+
+def copied(cluster: Cluster, standby: EmbeddedServer, project: Project) -> None:
+    """Receive until the standby has a lasting copy of the slot, which moves on with the slot's own restart position."""
+    lasting = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND synced AND NOT temporary"
+    deadline = time.monotonic() + 20
+    with (
+        psycopg.connect(standby.dsn(cluster.database.name), autocommit=True) as standing_by,
+        psycopg.connect(cluster.primary.dsn(), autocommit=True) as leading,
+    ):
+        while standing_by.execute(lasting, [project.slot]).fetchone() != (1,):
+            assert time.monotonic() < deadline
+            leading.execute("SELECT pg_log_standby_snapshot()")
+            once(project)
+            time.sleep(0.2)
+
+
+def test_a_standby_that_has_all_of_bronze_goes_on_with_the_stream(cluster: Cluster) -> None:
+    standby = cluster.standby(slots=True)
+    project = cluster.project(cluster.primary, standby, slot={"failover": True})
+    cluster.write("INSERT INTO t VALUES (1)")
+    once(project)
+    cluster.write("INSERT INTO t VALUES (2)")
+    copied(cluster, standby, project)
+    cluster.caught_up(standby)
+    cluster.primary.stop("immediate")
+    promote(standby)
+    cluster.write("INSERT INTO t VALUES (3)", standby)
+
+    told: list[Progress] = []
+    once(project, told.append)
+
+    assert inserted(project) == ["1", "2", "3"]
+    assert any("the server is on timeline 2 now, before on 1" in progress.text for progress in told)
+    rows = ControlTables(project.control).read("timelines").sort_by("recorded_at").to_pylist()
+    assert [(row["timeline"], (row["history"] or "").split("@")[0]) for row in rows] == [(1, ""), (2, "1")]
+
+    standby.stop("immediate")
+    cluster.primary.start()  # the old primary comes back beside the new one
+    with pytest.raises(OtherTimeline, match="on timeline 1, but bronze was read on timeline 2 already"):
+        once(project)
+
+
+def test_bronze_ahead_of_the_switch_stops_and_lists_what_the_new_primary_never_had(cluster: Cluster) -> None:
+    project = cluster.project()
+    once(project)
+    standby = cluster.standby()
+    rival = cluster.standby("rival")
+    cluster.write("INSERT INTO t VALUES (1)")
+    cluster.caught_up(standby)
+    standby.stop()
+    state = bronze_reader(project).state()
+    assert state is not None
+    for number in (2, 3):
+        cluster.write(f"INSERT INTO t VALUES ({number})")
+    once(project)
+    cluster.caught_up(rival)
+    cluster.primary.stop("immediate")
+    promote(standby.start())
+    for number in range(4, 50):  # the new primary's log has long grown past what bronze holds
+        cluster.write(f"INSERT INTO t VALUES ({number})", standby)
+
+    with pytest.raises(BronzeAhead) as caught:
+        once(cluster.project(standby))
+
+    commits = bronze_reader(project).commits(Span(state.epoch, state.upto, 1 << 62))
+    two, three = commits[-2:]
+    assert "timeline 2, which left timeline 1 at" in caught.value.message
+    assert "the server never had 2 transactions of bronze" in caught.value.message
+    for lost in (two, three):
+        assert f"{Lsn(lost.position)} (xid {lost.xid}, " in caught.value.message
+    assert f"(xid {commits[-3].xid}, " not in caught.value.message
+    assert inserted(project) == ["1", "2", "3"]
+
+    # another standby that had everything takes over instead, but without the slot
+    promote(rival)
+    with pytest.raises(SlotMissing):
+        once(cluster.project(rival))
+
+
+def test_the_primary_is_found_behind_a_host_that_is_down_and_a_standby(cluster: Cluster) -> None:
+    standby, down = cluster.standby(), cluster.standby("down")
+    down.stop()
+    project = cluster.project(down, standby, cluster.primary)
+    cluster.write("INSERT INTO t VALUES (1)")
+    once(project)
+    assert inserted(project) == ["1"]
