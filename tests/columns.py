@@ -19,3 +19,6 @@ def assert_same(left: ChangeColumns, right: ChangeColumns) -> None:
         assert a.type == b.type, name
         assert a.equals(b), name
     assert left.digests == right.digests
+    assert (left.raw is None) == (right.raw is None)
+    assert left.raw is None or left.raw.equals(right.raw)
+    assert left.undecoded == right.undecoded

@@ -48,6 +48,10 @@ class FamilyAssembler:
     After a DecodeError, or when the connection is lost, `reset` before feeding again: the server starts over with whole
     transactions. `heartbeats`, `ddl` and `others` count records that are nobody's change: heartbeats, DDL lines of
     serial decoding and lines nobody knows; the last one's first bytes are not kept.
+
+    With `keeps`, a record of a transaction that cannot be read and whose end is certain is kept as it came: whoever
+    decodes the transaction says what is wrong with it. BEGIN, COMMIT and what frames them are errors as ever; so is a
+    record that hides one of them, by the next that does not fit.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class FamilyAssembler:
         domain: OrderDomain,
         codec: Codec | None = None,
         confirms_csn: bool = False,
+        keeps: bool = False,
     ) -> None:
         self.heartbeats = 0
         self.ddl = 0
@@ -67,6 +72,7 @@ class FamilyAssembler:
         self._domain = domain
         self._codec = codec or Codec()
         self._confirms_csn = confirms_csn
+        self._keeps = keeps
         self.reset()
 
     def reset(self) -> None:
@@ -165,7 +171,13 @@ class FamilyAssembler:
     def _other(self, payload: bytes, at: int, end: int, header_lsn: int, done: list[RecordTransaction]) -> None:
         """Take a record that is no row of the open transaction, or that is wrong."""
         at += BODY
-        record = record_of(payload, self._codec, lsn=int.from_bytes(payload[at - 8 : at], "big"), at=at, end=end)
+        lsn = int.from_bytes(payload[at - 8 : at], "big")
+        try:
+            record = record_of(payload, self._codec, lsn=lsn, at=at, end=end)
+        except DecodeError:
+            if payload[at : at + 1] in (b"B", b"C") or not self._keep_unread(payload[at:end], lsn):
+                raise
+            return
         match record:
             case Begin():
                 self._opened(record, at)
@@ -189,9 +201,7 @@ class FamilyAssembler:
             if statement.startswith((b"{", b"table ")):
                 if self._begin is None:
                     raise OutOfSequence("a row outside a transaction")
-                self._records.append(statement)
-                self._lsns.append(lsn)
-                self._bytes += len(statement)
+                self._keep(statement, lsn)
                 continue
             match lines.boundary(statement, lsn):
                 case Begin() as begin:
@@ -199,22 +209,35 @@ class FamilyAssembler:
                 case Commit() as commit:
                     done.append(self._closed(commit, header_lsn, 0))
                 case None:
-                    self._no_change(statement)
+                    self._no_change(statement, lsn)
         return done
 
-    def _no_change(self, statement: bytes) -> None:
+    def _no_change(self, statement: bytes, lsn: int) -> None:
         if statement.startswith(heartbeat.LETTER):
             self.heartbeats += 1
-        elif self._style is not Style.SERIAL:
-            raise MalformedMessage("a statement that is no BEGIN, row, COMMIT or heartbeat")
         elif statement.startswith((b"ABORT", b"PREPARE")):
             raise OutOfSequence("an ABORT or PREPARE: only area decoding prints them")
+        elif self._style is not Style.SERIAL:
+            if not self._keep_unread(statement, lsn):
+                raise MalformedMessage("a statement that is no BEGIN, row, COMMIT or heartbeat")
         elif statement.startswith(lines.DDL_STARTS):
             self.ddl += 1
         else:
             self.others += 1
 
     # ── transactions ──
+
+    def _keep(self, record: bytes, lsn: int) -> None:
+        self._records.append(record)
+        self._lsns.append(lsn)
+        self._bytes += len(record)
+
+    def _keep_unread(self, record: bytes, lsn: int) -> bool:
+        """Keep a record of the open transaction that cannot be read; False where that is not to be."""
+        if not self._keeps or self._begin is None:
+            return False
+        self._keep(record, lsn)
+        return True
 
     def _opened(self, begin: Begin, at: int) -> None:
         if self._begin is not None:

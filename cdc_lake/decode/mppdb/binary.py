@@ -100,6 +100,18 @@ def record_of(data: bytes, codec: Codec, *, lsn: int | None = None, at: int = 0,
     raise UnexpectedRecord(f"a record of kind {shown(letter)}: expected one of B C I U D h", offset=at)
 
 
+def binary_table(record: bytes, codec: Codec) -> TableName | None:
+    """The table at the head of a row in style b; None where there is no such head. Raises DecodeError."""
+    if record[:1] not in (b"I", b"U", b"D"):
+        return None
+    middle = 3 + int.from_bytes(record[1:3], "big")
+    end = middle + 2 + int.from_bytes(record[middle : middle + 2], "big")
+    schema, name = record[3:middle], record[middle + 2 : end]
+    if end > len(record) or not schema or not name:
+        return None
+    return TableName(codec.name(schema), codec.name(name))
+
+
 def shown(letter: int) -> str:
     """A letter for an error message."""
     return f"`{chr(letter)}`" if 0x21 <= letter < 0x7F else f"0x{letter:02x}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from cdc_lake.decode.mppdb.binary import binary_table
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.plain import read_record
 from cdc_lake.decode.mppdb.raw import RecordTransaction
@@ -42,7 +43,7 @@ class Captured:
         size = sum(map(len, records))
         return replace(raw, records=records, lsns=[raw.lsns[at] for at in places], size=size)
 
-    def _binary(self, record: bytes, style: Style) -> bool:
+    def _binary(self, record: bytes, _style: Style) -> bool:
         """Schema and table stand at the head, each behind its length."""
         if len(record) < 5:
             return True
@@ -52,7 +53,13 @@ class Captured:
         head = record[1 : middle + 2 + _U16.unpack_from(record, middle)[0]]
         known = self._known.get(head)
         if known is None:
-            known = self._known[head] = self._other(record, style)
+            try:
+                table = binary_table(record, self._layouts.codec)
+            except DecodeError:
+                return True
+            if table is None:  # no row: what it is of, its head does not say
+                return True
+            known = self._known[head] = self._takes(table)
         return known
 
     def _other(self, record: bytes, style: Style) -> bool:

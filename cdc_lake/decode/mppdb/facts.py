@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 
@@ -53,6 +53,29 @@ class FamilyTableFacts:
         """Whether the server logs whole old rows."""
         bare = self.storage is Storage.USTORE and not self.identity_columns
         return bare or self.identity is ReplicaIdentity.FULL
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return {
+            "columns": [[c.name, c.type_name, c.type_oid, c.modifier, c.printed] for c in self.columns],
+            "primary_key": list(self.primary_key),
+            "identity": self.identity.value,
+            "identity_columns": list(self.identity_columns),
+            "storage": self.storage.value,
+            "type_names": {str(oid): name for oid, name in self.type_names.items()},
+        }
+
+    @classmethod
+    def from_description(cls, info: Mapping[str, Any]) -> FamilyTableFacts:
+        """The inverse; raises KeyError, TypeError or ValueError where `info` is not one."""
+        return cls(
+            columns=tuple(FamilyColumn(*column) for column in info["columns"]),
+            primary_key=tuple(info["primary_key"]),
+            identity=ReplicaIdentity(info["identity"]),
+            identity_columns=tuple(info["identity_columns"]),
+            storage=Storage(info["storage"]),
+            type_names={int(oid): name for oid, name in info["type_names"].items()},
+        )
 
 
 FamilyCatalog: TypeAlias = Callable[[TableName], FamilyTableFacts | None]

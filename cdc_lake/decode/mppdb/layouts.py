@@ -105,8 +105,13 @@ class Layouts:
         table = self._of(name)
         if table.latest is not None:
             return table.latest
-        facts = table.facts if table.asked else self._facts(name, table)
+        facts = self.facts_of(name)
         return _relation(name, facts, None, _all_of(facts), None)
+
+    def facts_of(self, name: TableName) -> FamilyTableFacts | None:
+        """What the catalog said of a table when it was asked last."""
+        table = self._of(name)
+        return table.facts if table.asked else self._facts(name, table)
 
     def change(self, row: Row) -> Change | None:
         """What a row did; None where it takes back the INSERT before it. Raises DecodeError."""
