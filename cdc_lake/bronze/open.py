@@ -7,13 +7,22 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.project import Project
+from cdc_lake.errors import IcebergMissing
+from cdc_lake.lake.catalog import catalog_address
 from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.lake.delta_store import StorePlace
 from cdc_lake.lake.object_store import object_store
 
 
 def bronze_table(project: Project) -> BronzeTable:
-    """The table, whether it is there or not."""
+    """The table, whether it is there or not. Raises IcebergMissing, CatalogUnreachable."""
+    if project.pipeline.bronze.format == "iceberg":
+        try:
+            from cdc_lake.bronze.iceberg_table import IcebergBronzeTable  # noqa: PLC0415 - an extra
+        except ImportError as cause:
+            raise IcebergMissing from cause
+        durable = project.pipeline.bronze.durability == "fsync"
+        return IcebergBronzeTable(catalog_address(project, durable=durable), project.name)
     if (address := project.bronze_address) is not None:
         return DeltaBronzeTable(StorePlace(object_store(project), address))
     return DeltaBronzeTable(LocalPlace(project.bronze, durable=project.pipeline.bronze.durability == "fsync"))

@@ -23,6 +23,9 @@ RESERVED = frozenset({"bronze", "control", "checkpoints", "reports", "warehouse"
 
 
 @dataclass(slots=True)
+_SQL_ADDRESS = r"(sqlite:///|postgresql(\+psycopg)?://)"
+_REST_ADDRESS = r"https?://"
+
 class _Findings:
     found: list[Diagnostic] = field(default_factory=list)
 
@@ -213,6 +216,27 @@ def _lake(root: MappingNode, out: _Findings) -> None:
 
 
 def _password(root: MappingNode, out: _Findings) -> None:
+    _iceberg(root, out)
+
+
+def _iceberg(root: MappingNode, out: _Findings) -> None:
+    path, catalog = at(root, "bronze", "path"), at(root, "lake", "iceberg")
+    if path is not None and _text(at(root, "bronze", "format")) == "iceberg":
+        hint = "remove `path`; `lake.iceberg.warehouse` says where the tables of the catalog are"
+        summary = "an Iceberg table has its place from its catalog"
+        out.error(Problem.LAKE_LAYOUT, summary, path.mark, "bronze.path", hint)
+    kind, uri = _text(at(catalog, "type")), at(catalog, "uri")
+    if kind == "rest" and uri is None and catalog is not None:
+        hint = "give the server's address, for example `uri: https://catalog.example.com/api`"
+        out.error(Problem.LAKE_LAYOUT, "a REST catalog needs its address", catalog.mark, "lake.iceberg", hint)
+    text = _text(uri)
+    if text is None or uri is None:
+        return
+    wanted = _REST_ADDRESS if kind == "rest" else _SQL_ADDRESS
+    if re.match(wanted, text) is None:
+        hint = "of `type: sql` it is `postgresql+psycopg://…` or `sqlite:////…`, of `type: rest` `https://…`"
+        summary = f"this is no address of a catalog of `type: {kind or 'sql'}`"
+        out.error(Problem.LAKE_LAYOUT, summary, uri.mark, "lake.iceberg.uri", hint)
     node = at(root, "source", "password")
     if isinstance(node, ScalarNode) and node.value and not node.references:
         hint = "use ${env:NAME} or ${file:path}; a password in a file is read by everyone who reads the file"

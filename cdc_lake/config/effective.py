@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.yaml_nodes import join
 
 MASKED = "••••••"
+_CATALOG = "lake.iceberg.uri"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def _derived(project: Project) -> dict[str, object]:
         **_of_source(project),
         "source.slot.name": project.slot,
         "bronze.path": str(project.bronze_address or project.bronze),
-        "lake.iceberg.uri": project.iceberg_uri,
+        _CATALOG: project.iceberg_uri,
         "lake.iceberg.warehouse": project.iceberg_warehouse,
     }
 
@@ -67,6 +69,8 @@ def _section(project: Project, section: BaseModel, path: str) -> Iterator[Settin
             value = effective_options(section)
         if value is None:
             value = _derived(project).get(at)
+        if at == _CATALOG:
+            value = re.sub(r"(://[^:/@]*):[^@]*@", rf"\1:{MASKED}@", str(value))
         if BYTES in info.metadata and isinstance(value, int):
             yield Setting(at, value, format_bytes(value), project.origins.get(at))
         elif MILLISECONDS in info.metadata and isinstance(value, int):

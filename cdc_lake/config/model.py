@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, Strict
+from pydantic import Field, SecretStr, Strict
 
 from cdc_lake.config.quantity import Bytes, Milliseconds
 from cdc_lake.config.section import Count, Name, Section, Text
@@ -45,10 +45,10 @@ class Batch(Section):
 class Bronze(Section):
     """The table that transactions land in."""
 
-    format: Literal["delta"] = "delta"
-    """Table format."""
+    format: Literal["delta", "iceberg"] = "delta"
+    """Table format; an Iceberg table is `bronze.<pipeline>` in the catalog of `lake.iceberg`."""
     path: Text | None = None
-    """Folder of the table, relative to the project, `<lake.path>/bronze/<pipeline>` by default; or `s3://…`."""
+    """Folder of a Delta table, relative to the project, `<lake.path>/bronze/<pipeline>` by default; or `s3://…`."""
     batch: Batch = Batch()
     """When a batch is closed."""
     durability: Literal["fsync", "os"] = "fsync"
@@ -61,10 +61,14 @@ class Iceberg(Section):
     catalog: Name = "lake"
     """Name of the catalog, the same for every program that opens it."""
     uri: Text | None = None
-    """Catalog address; SQLite in `<lake.path>/catalog.db` by default."""
+    """Catalog address; SQLite in `<lake.path>/catalog.db` by default. A password in it is never shown."""
     warehouse: Text | None = None
-    """Folder of the tables; `<lake.path>/warehouse` by default."""
+    """Folder or address of the tables, `<lake.path>/warehouse` by default; of a REST catalog a warehouse's name."""
+    properties: dict[str, SecretStr] = {}  # noqa: RUF012  # pydantic copies defaults
+    """Further properties of the catalog as pyiceberg names them, for example `token`; their values are never shown."""
 
+    type: Literal["sql", "rest"] = "sql"
+    """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server."""
 
 class Lake(Section):
     """Where tables live."""

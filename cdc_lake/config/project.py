@@ -130,9 +130,11 @@ class Project:
         return self.pipeline.lake.iceberg.uri or f"sqlite:///{self.lake / 'catalog.db'}"
 
     @property
-    def iceberg_warehouse(self) -> str:
-        """Root of the Iceberg tables, a URI."""
+    def iceberg_warehouse(self) -> str | None:
+        """Root of the Iceberg tables, a URI; of a REST catalog the warehouse's name there, None: its own choice."""
         given = self.pipeline.lake.iceberg.warehouse
+        if self.pipeline.lake.iceberg.type == "rest":
+            return given
         if given and "://" in given:
             return given
         return f"file://{self.root / given if given else self.lake / 'warehouse'}"

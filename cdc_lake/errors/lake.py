@@ -126,6 +126,24 @@ class ControlNotWritten(LakeError):
     hint = "check disk space and permissions of the control folder, then run again"
 
 
+class CatalogUnreachable(LakeError):
+    """The Iceberg catalog did not answer, or refused us."""
+
+    code = "LAK430"
+    retry = Retry.LATER
+    hint = "check `lake.iceberg`: its `uri`, that the catalog runs, and the credentials in `properties`"
+
+
+class CommitUncertain(LakeError):
+    """A commit to bronze failed, and whether it landed could not be asked."""
+
+    code = "LAK431"
+    retry = Retry.LATER
+    hint = (
+        "nothing was confirmed, so nothing is lost: the next run reads from the catalog what bronze holds and goes on"
+    )
+
+
 class StoreUnavailable(LakeError):
     """The object store did not answer, or failed, for as long as we were to be patient."""
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CatalogUnreachable, IcebergMissing
@@ -29,7 +29,7 @@ class CatalogAddress:
     """Where a catalog is and how it is opened; `properties` may hold secrets and are never shown."""
 
     name: str
-    kind: str
+    kind: Literal["sql", "rest"]
     uri: str
     warehouse: str | None
     properties: tuple[tuple[str, str], ...] = ()

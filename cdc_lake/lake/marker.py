@@ -7,18 +7,16 @@ read without a JVM. A compaction's version carries no property, so Iceberg's anc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import IcebergMissing
+from cdc_lake.lake.catalog import catalog_address, is_there, open_catalog, reaching
 
 if TYPE_CHECKING:
-    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
 GENERATION = 1
@@ -51,32 +49,24 @@ def read_marker(project: Project, target: Target, stream: str) -> Marker:
     return _iceberg_marker(table, app_id(stream, target))
 
 
-def iceberg_catalog(project: Project) -> SqlCatalog:
+def iceberg_catalog(project: Project) -> Catalog:
     """The pipeline's Iceberg catalog, the same that Spark opens."""
-    return _catalog(project.pipeline.lake.iceberg.catalog, project.iceberg_uri, project.iceberg_warehouse)
+    return open_catalog(catalog_address(project))
 
 
 def iceberg_table(project: Project, target: Target) -> Table | None:
-    """An Iceberg silver table as it is now, None where it does not exist."""
-    local = project.iceberg_uri.removeprefix("sqlite:///")
-    if local != project.iceberg_uri and not Path(local).exists():
-        return None  # looking must not make a catalog, and cannot where its folder is not there yet (seen)
-    catalog = iceberg_catalog(project)
+    """An Iceberg silver table as it is now, None where it does not exist. Raises CatalogUnreachable."""
+    address = catalog_address(project)
+    if not is_there(address):
+        return None
+    catalog = open_catalog(address)
     from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
 
-    try:
-        return catalog.load_table((target.namespace, target.name))
-    except NoSuchTableError:
-        return None
-
-
-@lru_cache(maxsize=8)
-def _catalog(name: str, uri: str, warehouse: str) -> SqlCatalog:
-    try:
-        from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
-    except ImportError as cause:
-        raise IcebergMissing from cause
-    return SqlCatalog(name, uri=uri, warehouse=warehouse)
+    with reaching(address):
+        try:
+            return catalog.load_table((target.namespace, target.name))
+        except NoSuchTableError:
+            return None
 
 
 def _delta_marker(path: str, app: str) -> Marker:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import JavaMissing, SparkMissing, SparkNotStarted
+from cdc_lake.lake.spark_catalog import REDACTED, catalog_packages, catalog_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -129,14 +130,13 @@ def configured(spark: SparkSession) -> SparkSession:
 
 def static_settings(project: Project) -> dict[str, str]:
     """Settings that must stand before the JVM starts."""
-    iceberg = project.pipeline.lake.iceberg.catalog
     return {
         "spark.master": f"local[{min(8, os.cpu_count() or 2)}]",
         "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
         "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.jars.packages": ",".join(PACKAGES),
+        "spark.jars.packages": ",".join((*PACKAGES, *catalog_packages(project))),
         "spark.jars.excludes": ",".join(EXCLUDES),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
         "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -145,23 +145,10 @@ def static_settings(project: Project) -> dict[str, str]:
         # Python workers start `python3` from PATH otherwise, not this environment (seen).
         "spark.pyspark.python": sys.executable,
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        f"spark.sql.catalog.{iceberg}": "org.apache.iceberg.spark.SparkCatalog",
-        f"spark.sql.catalog.{iceberg}.type": "jdbc",
-        f"spark.sql.catalog.{iceberg}.uri": jdbc_uri(project.iceberg_uri),
-        # pyiceberg makes V1 catalogs; Java makes V0 unless told, and both must read the same one.
-        f"spark.sql.catalog.{iceberg}.jdbc.schema-version": "V1",
-        f"spark.sql.catalog.{iceberg}.warehouse": project.iceberg_warehouse,
-        # A stale table from the cache would show a stale marker: 30 s by default.
-        f"spark.sql.catalog.{iceberg}.cache-enabled": "false",
+        "spark.redaction.regex": REDACTED,
+        **catalog_settings(project),
         **RUNTIME_SETTINGS,
     }
-
-
-def jdbc_uri(uri: str) -> str:
-    """A catalog address as Java writes it: `sqlite:////a/b.db` becomes `jdbc:sqlite:/a/b.db`."""
-    if uri.startswith("sqlite:///"):
-        return f"jdbc:sqlite:{uri.removeprefix('sqlite:///')}"
-    return re.sub(r"^postgresql(\+psycopg2?)?://", "jdbc:postgresql://", uri)
 
 
 def java_version() -> int | None:
