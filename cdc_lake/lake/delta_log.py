@@ -18,7 +18,7 @@ from uuid import uuid4
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.lake.bounds import Bounds
 from cdc_lake.lake.delta_stats import statistics
@@ -115,7 +115,7 @@ def _added(name: str, size: int, bounds: Bounds) -> AddAction:
 def commit(
     table: DeltaTable,
     folder: Path,
-    actions: Sequence[AddAction],
+    actions: Sequence[AddAction | RemoveAction],
     *,
     apps: Mapping[str, int],
     note: Mapping[str, object],
@@ -138,7 +138,7 @@ def commit(
 
 def submit(
     table: DeltaTable,
-    actions: Sequence[AddAction],
+    actions: Sequence[AddAction | RemoveAction],
     *,
     apps: Mapping[str, int],
     note: Mapping[str, object],
@@ -151,14 +151,13 @@ def submit(
 
     `table` stays where it is. Tried again with the same mark, table and `fenced`, a commit lands once.
     """
-    base = table.version()
     properties = CommitProperties(
         app_transactions=[Transaction(app, version) for app, version in apps.items()],
         custom_metadata={NOTE: {**note, "commit": mark}},
         max_commit_retries=0 if fenced else None,
     )
-    failure: Exception | None = None
-    try:
+
+    def call() -> None:
         table.create_write_transaction(
             list(actions),
             "append",
@@ -166,6 +165,47 @@ def submit(
             commit_properties=properties,
             post_commithook_properties=hooks,
         )
+
+    return _made(call, table.version(), mark, read)
+
+
+def set_properties(
+    table: DeltaTable, folder: Path, properties: Mapping[str, str], *, note: Mapping[str, object], durable: bool
+) -> int:
+    """Set table properties as the very next version; which it is. Raises NotLanded."""
+    version = submit_properties(
+        table, properties, note=note, mark=str(uuid4()), read=lambda at: _read_entry(folder, at)
+    )
+    if durable:
+        _sync_log(folder, version)
+    table.update_incremental()
+    return version
+
+
+def submit_properties(
+    table: DeltaTable, properties: Mapping[str, str], *, note: Mapping[str, object], mark: str, read: ReadEntry
+) -> int:
+    """As `submit`, for properties of the table."""
+    own = CommitProperties(custom_metadata={NOTE: {**note, "commit": mark}}, max_commit_retries=0)
+
+    def call() -> None:
+        table.alter.set_table_properties(dict(properties), raise_if_not_exists=False, commit_properties=own)
+
+    return _made(call, table.version(), mark, read)
+
+
+def create_checkpoint(table: DeltaTable, folder: Path, *, durable: bool) -> None:
+    """Write the checkpoint of the version that `table` stands at."""
+    table.create_checkpoint()
+    if durable:
+        _sync_log(folder, table.version())
+
+
+def _made(call: Callable[[], None], base: int, mark: str, read: ReadEntry) -> int:
+    """Make the call, and find what it committed. Raises NotLanded."""
+    failure: Exception | None = None
+    try:
+        call()
     except Exception as cause:  # noqa: BLE001 - any failure may have committed: the log decides
         failure = cause
     version, overtaken = _find(read, base, mark)

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.errors import BronzeNotWritten
-from cdc_lake.lake.delta_log import commit, create_table, note_at, open_table, refresh, write_file
+from cdc_lake.lake.delta_leftovers import Leftovers, leftovers, remove, touch
+from cdc_lake.lake.delta_log import (
+    commit,
+    create_checkpoint,
+    create_table,
+    note_at,
+    open_table,
+    refresh,
+    set_properties,
+    write_file,
+)
+from cdc_lake.lake.parquet_file import Rows
+
+_T = TypeVar("_T")
+
+Action: TypeAlias = AddAction | RemoveAction
 
 
 class DeltaPlace(Protocol):
@@ -46,20 +61,44 @@ class DeltaPlace(Protocol):
         """Move an open table to the newest version."""
         ...
 
+    def ask(self, question: Callable[[], _T]) -> _T:
+        """Ask an open table something that it may have to read; asked again where the place fails for a while."""
+        ...
+
     def note(self, version: int) -> dict[str, Any] | None:
         """Our own entry in a version's commit; None where it has none, or its log entry was cleaned up."""
         ...
 
     def write(
-        self, rows: pa.Table, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
+        self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
     ) -> AddAction:
         """Write one data file that no version names yet. Raises OSError or BronzeNotWritten."""
         ...
 
     def commit(
-        self, table: DeltaTable, actions: Sequence[AddAction], *, apps: Mapping[str, int], note: Mapping[str, object]
+        self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Mapping[str, object]
     ) -> int:
         """Commit right behind the version that `table` stands at and move it there. Raises NotLanded."""
+        ...
+
+    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
+        """Set table properties right behind the version that `table` stands at. Raises NotLanded."""
+        ...
+
+    def checkpoint(self, table: DeltaTable) -> None:
+        """Write what a reader needs of the log up to the version that `table` stands at into one file."""
+        ...
+
+    def leftovers(self, live: Collection[str], *, entries_before: float, files_before: float) -> Leftovers | None:
+        """What nobody needs any more (`lake.delta_leftovers`), None where this place cannot say."""
+        ...
+
+    def remove(self, found: Leftovers) -> None:
+        """Remove it."""
+        ...
+
+    def replaced(self, names: Sequence[str]) -> None:
+        """Remember that data files are being replaced now."""
         ...
 
 
@@ -99,18 +138,42 @@ class LocalPlace:
         """Next to nothing where it stands there already."""
         refresh(table, self.folder)
 
+    def ask(self, question: Callable[[], _T]) -> _T:
+        """Once: a disk that fails goes on failing."""
+        return question()
+
     def note(self, version: int) -> dict[str, Any] | None:
         """From the log entry."""
         return note_at(self.folder, version)
 
     def write(
-        self, rows: pa.Table, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
+        self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
     ) -> AddAction:
         """One file in the folder."""
         return write_file(self.folder, rows, stats=stats, loose=loose, plain=plain, durable=self.durable)
 
     def commit(
-        self, table: DeltaTable, actions: Sequence[AddAction], *, apps: Mapping[str, int], note: Mapping[str, object]
+        self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Mapping[str, object]
     ) -> int:
         """One log entry."""
         return commit(table, self.folder, actions, apps=apps, note=note, fenced=True, durable=self.durable)
+
+    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
+        """One log entry."""
+        return set_properties(table, self.folder, properties, note=note, durable=self.durable)
+
+    def checkpoint(self, table: DeltaTable) -> None:
+        """On disk before anything that it replaces goes."""
+        create_checkpoint(table, self.folder, durable=self.durable)
+
+    def leftovers(self, live: Collection[str], *, entries_before: float, files_before: float) -> Leftovers | None:
+        """By the times of files."""
+        return leftovers(self.folder, live, entries_before=entries_before, files_before=files_before)
+
+    def remove(self, found: Leftovers) -> None:
+        """From the folder."""
+        remove(self.folder, found, durable=self.durable)
+
+    def replaced(self, names: Sequence[str]) -> None:
+        """By touching them."""
+        touch([self.folder / name for name in names])

@@ -8,8 +8,8 @@ never by a listing, which may be older than what was written.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
@@ -20,9 +20,13 @@ from deltalake.transaction import AddAction
 
 from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.errors import BronzeNotWritten, CommitUncertain, StoreUnavailable
-from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL, NotLanded, added, note_in, submit
+from cdc_lake.lake.delta_leftovers import Leftovers
+from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL, NotLanded, added, note_in, submit, submit_properties
+from cdc_lake.lake.delta_place import Action
 from cdc_lake.lake.object_store import Behind, ObjectStore
-from cdc_lake.lake.parquet_file import write_parquet
+from cdc_lake.lake.parquet_file import Rows, write_parquet
+
+_T = TypeVar("_T")
 
 CLEANUP_INTERVAL = 1_000
 """Commits between two looks for expired log entries: each lists the whole log, a thousand entries a request."""
@@ -85,13 +89,17 @@ class StorePlace:
         """One look for the next log entry and the last checkpoint where there is nothing new. Raises StoreBehind."""
         self._store.persist(lambda: self._advance(table), self.name)
 
+    def ask(self, question: Callable[[], _T]) -> _T:
+        """As often as patience allows."""
+        return self._store.persist(question, self.name)
+
     def note(self, version: int) -> dict[str, Any] | None:
         """From the log entry, read by its name."""
         text = self._entry(version)
         return None if text is None else note_in(text)
 
     def write(
-        self, rows: pa.Table, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
+        self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
     ) -> AddAction:
         """One object; an attempt that failed may leave one that no version names, which is harmless."""
 
@@ -105,7 +113,7 @@ class StorePlace:
         return self._store.persist(put, self.name)
 
     def commit(
-        self, table: DeltaTable, actions: Sequence[AddAction], *, apps: Mapping[str, int], note: Mapping[str, object]
+        self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Mapping[str, object]
     ) -> int:
         """Put the log entry of the next version; repeated under the same id while the store fails.
 
@@ -133,16 +141,42 @@ class StorePlace:
         except StoreUnavailable as cause:
             hint = "nothing was confirmed, so nothing is lost: the next run reads what bronze holds and goes on"
             raise CommitUncertain("whether a commit landed could not be read", where=self.name, hint=hint) from cause
-        self.refresh(table)
+        self._store.persist(lambda: _move(table, version), self.name)
         return version
+
+    def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
+        """Put the log entry of the next version."""
+        mark = str(uuid4())
+
+        def put() -> int:
+            return submit_properties(table, properties, note=note, mark=mark, read=self._peek)
+
+        version = self._store.persist(put, self.name)
+        self._store.persist(lambda: _move(table, version), self.name)
+        return version
+
+    def checkpoint(self, table: DeltaTable) -> None:
+        """One object."""
+        self._store.persist(table.create_checkpoint, self.name)
+
+    def leftovers(self, live: Collection[str], *, entries_before: float, files_before: float) -> Leftovers | None:
+        """Not known: a store does not say when an object was replaced, and its listing may be older than the table."""
+        del live, entries_before, files_before
+        return None
+
+    def remove(self, found: Leftovers) -> None:
+        """Nothing: there is nothing to be found."""
+        del found
+
+    def replaced(self, names: Sequence[str]) -> None:
+        """Nothing: an object has no time that could be set."""
+        del names
 
     def _advance(self, table: DeltaTable) -> None:
         version = table.version()
         if self._peek(version + 1) is None and self._last_checkpoint() <= version:
             return
-        table.update_incremental()
-        if table.version() == version:
-            raise Behind
+        _move(table, version + 1)
 
     def _entry(self, version: int) -> str | None:
         return self._store.read(self.path(_log_entry(version)))
@@ -165,6 +199,14 @@ class StorePlace:
 
 class _Overtaken(Exception):  # never leaves this module
     """Another writer took the version: no attempt helps."""
+
+
+def _move(table: DeltaTable, version: int) -> None:
+    """Read the log up to a version that is known to be there, or further."""
+    if table.version() < version:
+        table.update_incremental()
+    if table.version() < version:
+        raise Behind
 
 
 def _log_entry(version: int) -> str:
