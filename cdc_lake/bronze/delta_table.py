@@ -49,9 +49,10 @@ class DeltaBronzeTable:
             table = self._place.open()
             if table is None:
                 return False
-            if CONTRACT_PROPERTY not in table.metadata().configuration:
+            given = self._place.ask(table.metadata).configuration
+            if CONTRACT_PROPERTY not in given:
                 raise BronzeUnknown("the folder holds a Delta table that is not a bronze table", where=self.place)
-            check_contract(table.metadata().configuration[CONTRACT_PROPERTY], self.place)
+            check_contract(given[CONTRACT_PROPERTY], self.place)
             self._table = table
         else:
             self._place.refresh(self._table)
@@ -78,7 +79,7 @@ class DeltaBronzeTable:
 
     def files(self) -> Files:
         """The files as the log has them, with the bounds it gives."""
-        actions = pa.table(self._at.get_add_actions(flatten=True))
+        actions = pa.table(self._place.ask(lambda: self._at.get_add_actions(flatten=True)))
         paths = [self._place.path(unquote(path)) for path in actions["path"].to_pylist()]
         at = actions.column_names.index("path")
         return Files.of(actions.set_column(at, "path", pa.array(paths, pa.string())), self._place.filesystem)
@@ -111,7 +112,7 @@ class DeltaBronzeTable:
         return self._table
 
     def _marker(self, app: str) -> int | None:
-        version: int | None = self._at.transaction_version(app)
+        version: int | None = self._place.ask(lambda: self._at.transaction_version(app))
         return version
 
     def _noted(self) -> Told | None:
