@@ -14,6 +14,7 @@ from cdc_lake.config.family_checks import family_rules
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
 from cdc_lake.config.storage_checks import storage_rules
+from cdc_lake.config.undecodable_checks import undecodable_rules
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 from cdc_lake.model.relation import TableName
@@ -40,6 +41,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _silver(root, patterns, out)
     _lake(root, out)
     _password(root, out)
+    out.found += undecodable_rules(root)
     return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source"))]
 
 

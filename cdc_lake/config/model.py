@@ -53,6 +53,8 @@ class Bronze(Section):
     """When a batch is closed."""
     durability: Literal["fsync", "os"] = "fsync"
     """`fsync`: a commit survives power loss before it is confirmed; `os`: left to the operating system."""
+    undecodable: Literal["stop", "land"] = "stop"
+    """A transaction that cannot be decoded: the receiver stops at it, or lands its bytes; then apply stops before it."""
 
 
 class Iceberg(Section):

@@ -47,6 +47,8 @@ class Problem(enum.StrEnum):
     COLUMN_TWICE = "CFG137"
     NOTHING_CAPTURED = "CFG138"
     LAKE_LAYOUT = "CFG139"
+    UNDECODABLE_REDACTED = "CFG156"
+    HEX_COLUMN = "CFG157"
 
 
 class ConfigInvalid(ConfigError):
