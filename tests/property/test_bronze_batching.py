@@ -14,12 +14,11 @@ import pytest
 
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update, Value
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.bronze_places import FORMATS, Place
 
 SEEDS = (
     [int(os.environ["CDC_LAKE_SEED"])] if "CDC_LAKE_SEED" in os.environ else [random.getrandbits(32) for _ in range(12)]
@@ -77,14 +76,14 @@ def batches(chance: random.Random, transactions: list[Transaction]) -> Iterator[
         at = end
 
 
-def landed(folder: Path, chance: random.Random, transactions: list[Transaction]) -> tuple[list[dict[str, Any]], bytes]:
-    writer = DeltaBronze(folder, durability="os")
+def landed(place: Place, chance: random.Random, transactions: list[Transaction]) -> tuple[list[dict[str, Any]], bytes]:
+    writer = place.writer()
     writer.begin_stream("s", 50)
     for batch in batches(chance, transactions):
         if chance.random() < 0.2:
-            writer = DeltaBronze(folder, durability="os")
+            writer = place.writer()
         writer.append([raw_transaction(t) for t in batch])
-    reader = BronzeReader(folder)
+    reader = place.reader()
     verdict = verify(reader)
     assert verdict.holds, verdict.reason
     files = reader.files()
@@ -102,7 +101,7 @@ def test_any_batching_and_any_repeat_land_the_same(seed: int):
     chance = random.Random(seed)
     transactions = stream(chance)
     with tempfile.TemporaryDirectory() as folder:
-        first = landed(Path(folder, "a"), chance, transactions)
-        second = landed(Path(folder, "b"), chance, transactions)
+        first = landed(Place("delta", Path(folder, "a")), chance, transactions)
+        second = landed(Place(chance.choice(FORMATS), Path(folder, "b")), chance, transactions)
     assert first == second
     assert len(first[0]) == sum(len(t.changes) + 2 for t in transactions)

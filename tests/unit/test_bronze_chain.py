@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,13 +12,12 @@ import pytest
 
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.bronze_places import Place
 
 ORDERS = table("public.orders", id="int8", note="text")
 FULL = table("public.full", identity=ReplicaIdentity.FULL, id="int8", note="text")
@@ -39,23 +37,23 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def landed(place: Place) -> Place:
     """One commit of all transactions."""
-    writer = DeltaBronze(tmp_path / "b", durability="os")
+    writer = place.writer()
     writer.begin_stream("s", 100)
     writer.append([raw_transaction(t) for t in TRANSACTIONS])
-    return tmp_path / "b"
+    return place
 
 
-def tamper(folder: Path, edit: Callable[[Rows], Rows]) -> None:
-    """Rewrite the only data file; the log knows nothing of it."""
-    (path,) = folder.glob("*.parquet")
+def tamper(landed: Place, edit: Callable[[Rows], Rows]) -> None:
+    """Rewrite the only data file; the table knows nothing of it."""
+    (path,) = landed.data_files()
     rows = edit(pq.read_table(path, schema=SCHEMA).to_pylist())
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
 
 
-def broken(folder: Path, span: Span | None = None) -> tuple[int, int] | None:
-    verdict = verify(BronzeReader(folder), span)
+def broken(landed: Place, span: Span | None = None) -> tuple[int, int] | None:
+    verdict = verify(landed.reader(), span)
     assert verdict.holds == (verdict.broken_at is None)
     return verdict.broken_at
 
@@ -64,43 +62,43 @@ def at(rows: Rows, position: int, op: str) -> dict[str, Any]:
     return next(row for row in rows if row["position"] == position and row["op"] == op)
 
 
-def test_what_was_landed_holds(folder: Path):
-    verdict = verify(BronzeReader(folder))
+def test_what_was_landed_holds(landed: Place):
+    verdict = verify(landed.reader())
     assert verdict.holds, verdict.reason
     assert (verdict.transactions, verdict.changes, verdict.last) == (5, 9, (1, 600))
 
 
-def test_a_span_holds_by_itself(folder: Path):
-    verdict = verify(BronzeReader(folder), Span(1, 300, 500))
+def test_a_span_holds_by_itself(landed: Place):
+    verdict = verify(landed.reader(), Span(1, 300, 500))
     assert verdict.holds, verdict.reason
     assert (verdict.transactions, verdict.last) == (2, (1, 500))
 
 
-def test_every_epoch_is_verified(folder: Path):
-    writer = DeltaBronze(folder, durability="os")
+def test_every_epoch_is_verified(landed: Place):
+    writer = landed.writer()
     writer.begin_stream("s2", 50)
     writer.append([raw_transaction(t) for t in TRANSACTIONS])
-    assert verify(BronzeReader(folder)).transactions == 10
+    assert verify(landed.reader()).transactions == 10
 
 
-def test_markers_beyond_the_last_transaction_hold(folder: Path):
-    DeltaBronze(folder, durability="os").advance(9000, 9000)
-    assert broken(folder) is None
+def test_markers_beyond_the_last_transaction_hold(landed: Place):
+    landed.writer().advance(9000, 9000)
+    assert broken(landed) is None
 
 
-def test_an_empty_stream_holds(tmp_path: Path):
-    assert verify(BronzeReader(tmp_path / "none")).holds
-    DeltaBronze(tmp_path / "b").begin_stream("s", 1)
-    assert verify(BronzeReader(tmp_path / "b")).transactions == 0
+def test_an_empty_stream_holds(place: Place):
+    assert verify(place.reader()).holds
+    place.writer().begin_stream("s", 1)
+    assert verify(place.reader()).transactions == 0
 
 
-def test_an_edited_value_is_found(folder: Path):
+def test_an_edited_value_is_found(landed: Place):
     def edit(rows: Rows) -> Rows:
         at(rows, 200, "I")["new"] = ["1", "b"]
         return rows
 
-    tamper(folder, edit)
-    assert broken(folder) == (1, 200)
+    tamper(landed, edit)
+    assert broken(landed) == (1, 200)
 
 
 EDITS: dict[str, tuple[int, str, dict[str, Any]]] = {
@@ -122,28 +120,28 @@ EDITS: dict[str, tuple[int, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_any_edit_is_found_where_it_is(folder: Path, name: str):
+def test_any_edit_is_found_where_it_is(landed: Place, name: str):
     position, op, change = EDITS[name]
 
     def edit(rows: Rows) -> Rows:
         at(rows, position, op).update(change)
         return rows
 
-    tamper(folder, edit)
-    assert broken(folder) in {(1, position), (1, 401)}
+    tamper(landed, edit)
+    assert broken(landed) in {(1, position), (1, 401)}
 
 
-def test_a_removed_row_is_found(folder: Path):
-    tamper(folder, lambda rows: [row for row in rows if row is not at(rows, 300, "U")])
-    assert broken(folder) == (1, 300)
+def test_a_removed_row_is_found(landed: Place):
+    tamper(landed, lambda rows: [row for row in rows if row is not at(rows, 300, "U")])
+    assert broken(landed) == (1, 300)
 
 
-def test_a_doubled_row_is_found(folder: Path):
-    tamper(folder, lambda rows: [twice for row in rows for twice in [row] * (1 + (row is at(rows, 200, "I")))])
-    assert broken(folder) == (1, 200)
+def test_a_doubled_row_is_found(landed: Place):
+    tamper(landed, lambda rows: [twice for row in rows for twice in [row] * (1 + (row is at(rows, 200, "I")))])
+    assert broken(landed) == (1, 200)
 
 
-def test_a_row_taken_out_with_its_count_is_found(folder: Path):
+def test_a_row_taken_out_with_its_count_is_found(landed: Place):
     def edit(rows: Rows) -> Rows:
         commit = at(rows, 500, "C")
         info = json.loads(commit["info"])
@@ -152,37 +150,38 @@ def test_a_row_taken_out_with_its_count_is_found(folder: Path):
         at(rows, 500, "M")["ordinal"] = 1
         return [row for row in rows if row is not at(rows, 500, "D")]
 
-    tamper(folder, edit)
-    assert broken(folder) == (1, 500)
+    tamper(landed, edit)
+    assert broken(landed) == (1, 500)
 
 
 @pytest.mark.parametrize(("gone", "found"), [(200, 300), (400, 500), (600, 500)])
-def test_a_removed_transaction_is_found_at_the_next_or_at_the_end(folder: Path, gone: int, found: int):
-    tamper(folder, lambda rows: [row for row in rows if row["position"] != gone or row["op"] == "R"])
-    assert broken(folder) == (1, found)
+def test_a_removed_transaction_is_found_at_the_next_or_at_the_end(landed: Place, gone: int, found: int):
+    tamper(landed, lambda rows: [row for row in rows if row["position"] != gone or row["op"] == "R"])
+    assert broken(landed) == (1, found)
 
 
-def test_a_doubled_transaction_is_found(folder: Path):
-    tamper(folder, lambda rows: [*rows, *(row for row in rows if row["position"] == 300)])
-    assert broken(folder) == (1, 300)
+def test_a_doubled_transaction_is_found(landed: Place):
+    tamper(landed, lambda rows: [*rows, *(row for row in rows if row["position"] == 300)])
+    assert broken(landed) == (1, 300)
 
 
-def test_a_layout_row_that_lies_is_found(folder: Path):
+def test_a_layout_row_that_lies_is_found(landed: Place):
     def edit(rows: Rows) -> Rows:
         layout = rows[0]
         layout["info"] = layout["info"].replace('"note"', '"memo"')
         return rows
 
-    tamper(folder, edit)
-    assert broken(folder) == (1, 200)
+    tamper(landed, edit)
+    assert broken(landed) == (1, 200)
 
 
-def test_a_commit_taken_out_of_the_log_is_found(folder: Path):
-    writer = DeltaBronze(folder, durability="os")
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_a_commit_taken_out_of_the_log_is_found(landed: Place):
+    writer = landed.writer()
     writer.append([raw_transaction(Transaction(boundaries(700), (Insert(ORDERS, ("9", "z")),)))])
     writer.append([raw_transaction(Transaction(boundaries(800), (Insert(ORDERS, ("8", "z")),)))])
-    middle = folder / "_delta_log" / f"{3:020d}.json"
+    middle = landed.folder / "_delta_log" / f"{3:020d}.json"
     middle.write_text("".join(line for line in middle.read_text().splitlines(keepends=True) if '"add"' not in line))
-    assert broken(folder) == (1, 800)
-    assert broken(folder, ALL) == (1, 800)
-    assert broken(folder, Span(1, 100, 600)) is None
+    assert broken(landed) == (1, 800)
+    assert broken(landed, ALL) == (1, 800)
+    assert broken(landed, Span(1, 100, 600)) is None

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from cdc_lake.bronze.history import history
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.errors import NotInBronze
 from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
@@ -19,6 +19,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.inspect import inspect_chain, inspect_row, inspect_transaction, plain, primary_key
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.bronze_places import Place
 
 ORDERS = table("public.orders", id="int8", note="text")
 WIDER = table("public.orders", id="int8", note="text", extra="text")
@@ -27,23 +28,22 @@ ALL = Span(1, -1, 1 << 62)
 
 
 @pytest.fixture
-def bronze(tmp_path: Path) -> DeltaBronze:
-    writer = DeltaBronze(tmp_path / "b", durability="os")
+def bronze(place: Place) -> TableBronze:
+    writer = place.writer()
     writer.begin_stream("s1", 100)
     return writer
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> BronzeReader:
-    return BronzeReader(tmp_path / "b")
+def reader(place: Place) -> BronzeReader:
+    return place.reader()
 
 
-def land(bronze: DeltaBronze, position: int, *changes: Change) -> None:
+def land(bronze: TableBronze, position: int, *changes: Change) -> None:
     bronze.append([raw_transaction(Transaction(boundaries(position), changes))])
 
 
-def test_a_table_that_is_not_there_is_empty(tmp_path: Path):
-    reader = BronzeReader(tmp_path / "none")
+def test_a_table_that_is_not_there_is_empty(reader: BronzeReader):
     assert reader.version() is None
     assert reader.state() is None
     assert reader.commits(ALL) == []
@@ -52,7 +52,7 @@ def test_a_table_that_is_not_there_is_empty(tmp_path: Path):
     assert reader.changes(ORDERS.table, ALL).num_rows == 0
 
 
-def test_commits_of_a_span_lie_after_its_start_and_up_to_its_end(bronze: DeltaBronze, reader: BronzeReader):
+def test_commits_of_a_span_lie_after_its_start_and_up_to_its_end(bronze: TableBronze, reader: BronzeReader):
     for position in (200, 300, 400):
         land(bronze, position, Insert(ORDERS, (str(position), "a")), Insert(PRICES, ("1", "2.50")))
     found = reader.commits(Span(1, 200, 400))
@@ -63,14 +63,14 @@ def test_commits_of_a_span_lie_after_its_start_and_up_to_its_end(bronze: DeltaBr
     assert found[0].commit_ts.utcoffset() is not None
 
 
-def test_the_reader_sees_commits_made_after_it_was_opened(bronze: DeltaBronze, reader: BronzeReader):
+def test_the_reader_sees_commits_made_after_it_was_opened(bronze: TableBronze, reader: BronzeReader):
     assert reader.commits(ALL) == []
     land(bronze, 200)
     assert [c.position for c in reader.commits(ALL)] == [200]
     assert reader.state() == bronze.state()
 
 
-def test_epochs_do_not_mix(bronze: DeltaBronze, reader: BronzeReader):
+def test_epochs_do_not_mix(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     bronze.begin_stream("s2", 10)
     land(bronze, 200, Insert(ORDERS, ("2", "b")))
@@ -81,7 +81,7 @@ def test_epochs_do_not_mix(bronze: DeltaBronze, reader: BronzeReader):
     assert (reader.highest_commit(1), reader.highest_commit(2), reader.highest_commit(3)) == (200, 200, None)
 
 
-def test_the_highest_commit_is_a_transaction_and_not_a_marker(bronze: DeltaBronze, reader: BronzeReader):
+def test_the_highest_commit_is_a_transaction_and_not_a_marker(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200)
     land(bronze, 300)
     bronze.advance(900, 900)
@@ -91,7 +91,7 @@ def test_the_highest_commit_is_a_transaction_and_not_a_marker(bronze: DeltaBronz
     assert reader.highest_commit(1, upto=199) is None
 
 
-def test_only_files_that_can_hold_the_span_are_chosen(bronze: DeltaBronze, reader: BronzeReader):
+def test_only_files_that_can_hold_the_span_are_chosen(bronze: TableBronze, reader: BronzeReader):
     for position in range(200, 260, 10):
         land(bronze, position, Insert(ORDERS, ("1", "a")))
     bronze.append_snapshot("i", 1, PRICES, pa.array([["1", "2"]]), 1, 100)
@@ -103,7 +103,7 @@ def test_only_files_that_can_hold_the_span_are_chosen(bronze: DeltaBronze, reade
     assert files.select(epoch=2) == []
 
 
-def test_layouts_are_found_by_number_table_and_span(bronze: DeltaBronze, reader: BronzeReader):
+def test_layouts_are_found_by_number_table_and_span(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     assert reader.layouts() == {ORDERS.layout: ORDERS}
     land(bronze, 300, Insert(WIDER, ("1", "a", "b")), Insert(PRICES, ("1", "2")))
@@ -112,7 +112,7 @@ def test_layouts_are_found_by_number_table_and_span(bronze: DeltaBronze, reader:
     assert WIDER.layout in reader.layouts([ORDERS.table], Span(1, 250, 300))
 
 
-def test_changes_of_a_table_come_in_order(bronze: DeltaBronze, reader: BronzeReader):
+def test_changes_of_a_table_come_in_order(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200, Insert(ORDERS, ("1", "a")), Insert(PRICES, ("1", "2")), Update(ORDERS, ("1", "b")))
     land(bronze, 300, Truncate(ORDERS), Insert(ORDERS, ("2", "c")))
     rows = reader.changes(ORDERS.table, ALL)
@@ -125,7 +125,7 @@ def test_changes_of_a_table_come_in_order(bronze: DeltaBronze, reader: BronzeRea
     ]
 
 
-def moves(bronze: DeltaBronze) -> None:
+def moves(bronze: TableBronze) -> None:
     """A row goes 1 → 2 → 3 while another comes to 1; 9 is a stranger; a truncate; 1 again."""
     bronze.append_snapshot("i", 1, ORDERS, pa.array([["1", "first"], ["9", "other"]]), 1, 100)
     land(bronze, 200, Update(ORDERS, ("2", UNCHANGED), ("1", None), OldKind.KEY))
@@ -140,7 +140,7 @@ def story(bronze_reader: BronzeReader, key: str) -> list[tuple[int, str, str | N
     return [(e.position, e.op, e.key and e.key["id"]) for e in history(bronze_reader, ORDERS.table, {"id": key})]
 
 
-def test_the_history_of_a_key_follows_its_rows_to_other_keys(bronze: DeltaBronze, reader: BronzeReader):
+def test_the_history_of_a_key_follows_its_rows_to_other_keys(bronze: TableBronze, reader: BronzeReader):
     moves(bronze)
     assert story(reader, "1") == [
         (100, "S", "1"),
@@ -156,7 +156,7 @@ def test_the_history_of_a_key_follows_its_rows_to_other_keys(bronze: DeltaBronze
     assert story(reader, "77") == []
 
 
-def test_keys_swapped_in_one_transaction_keep_their_rows_apart(bronze: DeltaBronze, reader: BronzeReader):
+def test_keys_swapped_in_one_transaction_keep_their_rows_apart(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200, Insert(ORDERS, ("1", "a")), Insert(ORDERS, ("2", "b")))
     land(
         bronze,
@@ -175,7 +175,7 @@ def test_keys_swapped_in_one_transaction_keep_their_rows_apart(bronze: DeltaBron
     ]
 
 
-def test_the_history_of_a_column_that_is_not_there_is_refused(bronze: DeltaBronze, reader: BronzeReader):
+def test_the_history_of_a_column_that_is_not_there_is_refused(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     with pytest.raises(NotInBronze):
         history(reader, ORDERS.table, {"nr": "1"})
@@ -183,9 +183,9 @@ def test_the_history_of_a_column_that_is_not_there_is_refused(bronze: DeltaBronz
         history(reader, TableName("public", "none"), {"id": "1"})
 
 
-def test_a_transaction_is_shown_by_column_name(bronze: DeltaBronze, tmp_path: Path):
+def test_a_transaction_is_shown_by_column_name(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200, Insert(ORDERS, ("1", None)), Update(ORDERS, ("1", UNCHANGED)), Truncate(ORDERS, cascade=True))
-    view = inspect_transaction(BronzeReader(tmp_path / "b"), 200)
+    view = inspect_transaction(reader, 200)
     assert (view.stream, view.epoch, view.position) == ("s1", 1, 200)
     assert view.counts == {"public.orders": {"I": 1, "U": 1, "T": 1}}
     insert, update, truncate = view.changes
@@ -195,23 +195,25 @@ def test_a_transaction_is_shown_by_column_name(bronze: DeltaBronze, tmp_path: Pa
     assert plain(view)["commit_ts"].startswith("2026-01-01T00:00:00")
 
 
-def test_a_position_without_transaction_is_refused(bronze: DeltaBronze, tmp_path: Path):
+def test_a_position_without_transaction_is_refused(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200)
     with pytest.raises(NotInBronze):
-        inspect_transaction(BronzeReader(tmp_path / "b"), 201)
+        inspect_transaction(reader, 201)
 
 
-def test_a_row_and_the_chain_are_values_for_json(bronze: DeltaBronze, tmp_path: Path):
+def test_a_row_and_the_chain_are_values_for_json(bronze: TableBronze, reader: BronzeReader):
     moves(bronze)
-    row = plain(inspect_row(BronzeReader(tmp_path / "b"), ORDERS.table, {"id": "9"}))
+    row = plain(inspect_row(reader, ORDERS.table, {"id": "9"}))
     assert [event["op"] for event in row["events"]] == ["S", "U", "T"]
-    assert plain(inspect_chain(BronzeReader(tmp_path / "b")))["holds"] is True
-    assert primary_key(BronzeReader(tmp_path / "b"), ORDERS.table) == ("id",)
+    assert plain(inspect_chain(reader))["holds"] is True
+    assert primary_key(reader, ORDERS.table) == ("id",)
 
 
 def test_an_open_reader_follows_a_log_that_was_cleaned_up_behind_it(
-    bronze: DeltaBronze, reader: BronzeReader, tmp_path: Path
+    tmp_path: Path,
 ):
+    bronze, reader = DeltaBronze(tmp_path / "b", durability="os"), BronzeReader(tmp_path / "b")
+    bronze.begin_stream("s1", 100)
     land(bronze, 200)
     assert reader.highest_commit(1) == 200
     for position in range(300, 300 + 2 * CHECKPOINT_INTERVAL):
