@@ -41,7 +41,8 @@ class PgoutputFormat:
 
     def keep(self, raw: RawTransaction, error: DecodeError) -> Kept:
         """All frames, each with its layout."""
-        frames, tables, layouts = [], [], []
+        frames, tables = [], []
+        layouts: list[Relation] = []
         for at, (data, lsn, layout) in enumerate(zip(raw.frames, raw.lsns, raw.layouts, strict=True)):
             truncated = raw.truncated.get(at, ())
             info = {_TRUNCATED: [str(one.table) for one in truncated]} if truncated else {}

@@ -140,7 +140,8 @@ def _why(kept: Kept) -> Undecoded:
 def _joined(parts: Sequence[tuple[ChangeColumns, int]]) -> ChangeColumns:
     """Columns of consecutive transactions as one."""
     numbering = Numbering()
-    transaction, relation, undecoded = [], [], {}
+    transaction, relation = [], []
+    undecoded: dict[int, Undecoded] = {}
     first = 0
     for columns, transactions in parts:
         numbers = np.array([*map(numbering.number, columns.relations), -1], np.int32)

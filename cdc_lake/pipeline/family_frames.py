@@ -16,6 +16,7 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Row, Style, Truncated
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.policy import lands
 from cdc_lake.source.gaussdb.polling import PollingStream
 from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.stream import FrameSource
@@ -46,7 +47,8 @@ def assembler_of(project: Project, domain: OrderDomain, encoding: str) -> Family
     """What makes transactions of the stream's frames."""
     style, batch = style_of(project)
     by_csn = project.family.slot_order == "csn"
-    return FamilyAssembler(style, batch=batch, domain=domain, codec=codec_of(project, encoding), confirms_csn=by_csn)
+    codec = codec_of(project, encoding)
+    return FamilyAssembler(style, batch=batch, domain=domain, codec=codec, confirms_csn=by_csn, keeps=lands(project))
 
 
 class CapturedAssembler:

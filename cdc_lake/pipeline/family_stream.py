@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
@@ -16,7 +15,7 @@ from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.captured import Captured
-from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import OptionRefused, OtherSource
 from cdc_lake.lake.control import ControlTables
@@ -37,6 +36,7 @@ from cdc_lake.pipeline.family_frames import (
 from cdc_lake.pipeline.gaps import recorded_gaps
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder, Order
+from cdc_lake.pipeline.policy import by_policy
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
@@ -109,7 +109,7 @@ def open_family(
             frames=frames,
             assembler=assembler,
             order=_order(project, identity, state, control, reader),
-            tabulate=partial(tabulate, layouts=layouts),
+            tabulate=by_policy(project, FamilyFormat(layouts, project.family.slot.plugin)),
             domain=identity.domain,
             state=state,
             goal=goal,

@@ -11,6 +11,7 @@ from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain
@@ -19,6 +20,7 @@ from cdc_lake.pipeline import postgres_start
 from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_timeline, note_timeline
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
+from cdc_lake.pipeline.policy import by_policy, lands
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import SourceCatalog
@@ -72,8 +74,9 @@ def open_postgres(
         frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
-        assembler = Assembler(SourceCatalog(session))
-        yield OpenStream(frames, assembler, ArrivalOrder(), tabulate, OrderDomain.LSN, state, target, copied)
+        assembler = Assembler(SourceCatalog(session), keeps=lands(project))
+        columns = by_policy(project, PgoutputFormat(tabulate))
+        yield OpenStream(frames, assembler, ArrivalOrder(), columns, OrderDomain.LSN, state, target, copied)
 
 
 def check_resume(

@@ -132,8 +132,8 @@ def tables_of(style: Style, record: bytes, layouts: Layouts) -> list[TableName]:
     """The tables that a record changes, also where no more than its head can be read."""
     try:
         match read_record(style, record, layouts):
-            case Row(table=table):
-                return [table]
+            case Row(table=changed):
+                return [changed]
             case Truncated(tables=tables):
                 return list(tables)
             case _:
