@@ -13,6 +13,8 @@ from cdc_lake.config.capture import captures, compile_pattern
 from cdc_lake.config.family_checks import family_rules
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
+from cdc_lake.config.redact_checks import redact_rules
+from cdc_lake.config.source import host_and_port
 from cdc_lake.config.storage_checks import storage_rules
 from cdc_lake.config.undecodable_checks import undecodable_rules
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
@@ -22,11 +24,11 @@ from cdc_lake.model.relation import TableName
 RESERVED = frozenset({"bronze", "control", "checkpoints", "reports", "warehouse"})
 """Folders of a lake that are not namespaces of silver tables."""
 
-
-@dataclass(slots=True)
 _SQL_ADDRESS = r"(sqlite:///|postgresql(\+psycopg)?://)"
 _REST_ADDRESS = r"https?://"
 
+
+@dataclass(slots=True)
 class _Findings:
     found: list[Diagnostic] = field(default_factory=list)
 
@@ -42,7 +44,8 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _lake(root, out)
     _password(root, out)
     out.found += undecodable_rules(root)
-    return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source"))]
+    _hosts(root, out)
+    return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source")), *redact_rules(root, patterns)]
 
 
 def at(node: Node | None, *path: str) -> Node | None:
@@ -215,9 +218,6 @@ def _lake(root: MappingNode, out: _Findings) -> None:
         hint = "choose another name, for example `silver`"
         summary = f"namespace `{_text(node)}` is a folder of the lake itself"
         out.error(Problem.LAKE_LAYOUT, summary, node.mark, "silver.defaults.namespace", hint)
-
-
-def _password(root: MappingNode, out: _Findings) -> None:
     _iceberg(root, out)
 
 
@@ -239,6 +239,9 @@ def _iceberg(root: MappingNode, out: _Findings) -> None:
         hint = "of `type: sql` it is `postgresql+psycopg://…` or `sqlite:////…`, of `type: rest` `https://…`"
         summary = f"this is no address of a catalog of `type: {kind or 'sql'}`"
         out.error(Problem.LAKE_LAYOUT, summary, uri.mark, "lake.iceberg.uri", hint)
+
+
+def _password(root: MappingNode, out: _Findings) -> None:
     node = at(root, "source", "password")
     if isinstance(node, ScalarNode) and node.value and not node.references:
         hint = "use ${env:NAME} or ${file:path}; a password in a file is read by everyone who reads the file"
@@ -246,3 +249,23 @@ def _iceberg(root: MappingNode, out: _Findings) -> None:
         out.found.append(
             Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, "the password is written in the file", place, hint)
         )
+
+
+def _hosts(root: MappingNode, out: _Findings) -> None:
+    """Where a PostgreSQL is; of the GaussDB family `family_rules` tells it."""
+    source = root.entries.get("source")
+    if not isinstance(source, MappingNode) or _text(source.entries.get("type")) != "postgres":
+        return
+    host, hosts = source.entries.get("host"), source.entries.get("hosts")
+    if host is not None and hosts is not None:
+        summary = "`host` and `hosts` are both given"
+        out.error(Problem.SOURCE_COMBINATION, summary, source.keys["hosts"], "source.hosts", "keep one of them")
+    if host is None and hosts is None:
+        hint = "add `host: …`, or `hosts: […]` for several"
+        out.error(Problem.MISSING_KEY, "`host` is missing", source.mark, "source.host", hint)
+    for i, node, text in _texts(hosts):
+        try:
+            host_and_port(text)
+        except ValueError as bad:
+            summary = f"`{text}` is no host: {bad}"
+            out.error(Problem.SOURCE_COMBINATION, summary, node.mark, f"source.hosts[{i}]", "write db1 or db1:5432")

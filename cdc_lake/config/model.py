@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, Strict
 
 from cdc_lake.config.quantity import Bytes, Milliseconds
+from cdc_lake.config.redact import Redact, RedactKey
 from cdc_lake.config.section import Count, Name, Section, Text
 from cdc_lake.config.source import Source
 from cdc_lake.config.storage import Storage
@@ -53,6 +54,10 @@ class Bronze(Section):
     """When a batch is closed."""
     durability: Literal["fsync", "os"] = "fsync"
     """`fsync`: a commit survives power loss before it is confirmed; `os`: left to the operating system."""
+    redact: list[Redact] = []  # noqa: RUF012  # pydantic copies defaults
+    """Columns whose values never reach the lake. Logical messages are left out then as well."""
+    redact_key: RedactKey | None = None
+    """Key of `strategy: sha256` (HMAC), by reference (`${env:NAME}`, `${file:path}`), of 16 bytes or more."""
     undecodable: Literal["stop", "land"] = "stop"
     """A transaction that cannot be decoded: the receiver stops at it, or lands its bytes; then apply stops before it."""
 

@@ -18,7 +18,7 @@ from cdc_lake.model.diagnostic import Diagnostic, Severity
 VERSIONS = (1,)
 SOURCE_TYPES = ("postgres", "gaussdb", "opengauss", "mogdb")
 _PLANNED_SOURCES = frozenset({"qhb", "recording"})
-_LATER_KEYS = frozenset({"kind", "deletes", "cluster_by", "redact", "wal_budget"})
+_LATER_KEYS = frozenset({"kind", "deletes", "cluster_by", "wal_budget"})
 _TAGS = ("rule", "type")
 """Keys that say which model of a union a mapping is."""
 

@@ -20,6 +20,8 @@ from __future__ import annotations
 from cdc_lake.errors.config import (
     ConfigError,
     NotForThisSource,
+    RecordingNotRedacted,
+    RedactionUnfit,
 )
 from cdc_lake.errors.decode import (
     BatchTooLarge,
@@ -197,9 +199,11 @@ __all__ = [
     "QualityError",
     "QueryRefused",
     "ReceiverDied",
+    "RecordingNotRedacted",
     "RecordingNotWritten",
     "OtherTimeline",
     "RecordingUnreadable",
+    "RedactionUnfit",
     "ReplicationPortNeeded",
     "ReportNotWritten",
     "Retry",

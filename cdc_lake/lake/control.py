@@ -311,6 +311,11 @@ class ControlTables:
         rows = self.read("snapshots").sort_by("recorded_at").to_pylist()
         return [SnapshotRow(**row) for row in {row["snapshot"]: row for row in rows}.values()]
 
+    def last_configuration(self) -> ConfigurationRow | None:
+        """The configuration that the pipeline's newest transactions were landed under."""
+        rows = self.read("configurations").sort_by("number").to_pylist()
+        return ConfigurationRow(**rows[-1]) if rows else None
+
     def last_cut(self, stream: str | None = None) -> CutRow | None:
         """The cut at the highest epoch and position, of one stream or of all."""
         rows = self.read("cuts", None if stream is None else pc.field("stream") == stream)

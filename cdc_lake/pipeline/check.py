@@ -10,16 +10,17 @@ from collections.abc import Iterator
 
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
-from cdc_lake.errors import CdcLakeError
+from cdc_lake.errors import CdcLakeError, ConfigError, SourceError
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.check_machine import machine
+from cdc_lake.pipeline.configuration import redacted_columns
 
 __all__ = ["CheckLine", "check", "dba_sql"]
 
 
 def check(project: Project) -> list[CheckLine]:
     """Look at machine, lake, server, role, slot and tables; one line a finding. Raises nothing that it can say."""
-    return [*machine(project), *_source(project)]
+    return [*machine(project), *_source(project), *_redaction(project)]
 
 
 def _source(project: Project) -> Iterator[CheckLine]:
@@ -35,6 +36,20 @@ def _source(project: Project) -> Iterator[CheckLine]:
             yield from of_postgres(project)
     except CdcLakeError as error:
         yield failed("server", error)
+
+
+def _redaction(project: Project) -> Iterator[CheckLine]:
+    if not project.pipeline.bronze.redact:
+        return
+    try:
+        columns = redacted_columns(project)
+    except ConfigError as unfit:
+        yield failed("redaction", unfit)
+    except SourceError:
+        return  # said above
+    else:
+        some = f"{columns} columns are redacted" if columns else "no column of a captured table is redacted yet"
+        yield CheckLine(ok=True if columns else None, subject="redaction", text=some)
 
 
 def dba_sql(project: Project) -> str:

@@ -35,6 +35,7 @@ from cdc_lake.pipeline.comparison import SAMPLE, Comparison, TableComparison, Ve
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.match import Differences, Key, match, rows_of
 from cdc_lake.pipeline.point import Gap, Point, point
+from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from cdc_lake.silver.shape import default_keys
 from cdc_lake.source.captured import Published
 from cdc_lake.source.stream import shown
@@ -84,7 +85,8 @@ def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
     if state is None:
         raise NoStream("bronze holds no stream yet: there is nothing to compare")
 
-    with compare_source(project, state) as source:
+    with compare_source(project, state) as opened:
+        source = RedactedSource(opened, redaction_of(project))
         chosen = _chosen(source.captured(), tables)
         pinned = [_pin(project, state, one) for one in chosen]
         tell(Progress("compare", "taking a snapshot of the source"))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
 from cdc_lake.bronze.port import BronzeWriter
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.observe.progress import Tell
+from cdc_lake.pipeline.configuration import number_configuration
 from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
+from cdc_lake.pipeline.redaction import RedactedBronze, redacted, redaction_of
 
 
+@contextmanager
 def open_stream(
     project: Project,
     bronze: BronzeWriter,
@@ -21,8 +26,25 @@ def open_stream(
     tell: Tell,
     *,
     patience: float = PATIENCE,
+) -> Iterator[OpenStream]:
+    """Connect, start or check the stream, start replication; what it gives and copies is redacted.
+
+    Raises ConfigError, SourceError, LakeError, StateError, Stopped.
+    """
+    number = number_configuration(project, bronze.state(), control, tell)
+    redaction = redaction_of(project, number)
+    with _opened(project, RedactedBronze(bronze, redaction), control, stop, tell, patience) as stream:
+        yield replace(stream, tabulate=redacted(stream.tabulate, redaction))
+
+
+def _opened(
+    project: Project,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    tell: Tell,
+    patience: float,
 ) -> AbstractContextManager[OpenStream]:
-    """Connect, start or check the stream, start replication. Raises SourceError, LakeError, StateError, Stopped."""
     # imported here: each kind of source needs its own driver only
     if isinstance(project.pipeline.source, FamilySource):
         from cdc_lake.pipeline.family_stream import open_family  # noqa: PLC0415

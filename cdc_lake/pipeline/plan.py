@@ -14,6 +14,7 @@ from cdc_lake.lake.names import silver_names
 from cdc_lake.lake.read import silver_exists
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind
+from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
 
 __all__ = ["Action", "ActionKind", "Plan", "plan"]
@@ -60,7 +61,7 @@ def _evolution(project: Project, source: SourceView, reader: BronzeReader, targe
     have = silver_columns(project, target)
     if now is None or have is None:
         return
-    for change in _changes(reader, now, have):
+    for change in _changes(reader, redaction_of(project).relation(now), have):
         yield _change(target, change)
 
 

@@ -62,8 +62,10 @@ class PostgresView:
 
     def layout(self, table: TableName) -> Relation | None:
         """See SourceView."""
-        carried = publication.published(self._session, self._project.publication)
-        columns = next((p.columns for p in carried if p.table == table), None)
+        name = self._project.publication
+        if not publication.publication_exists(self._session, name):
+            return relation_of(self._session, table, None)
+        columns = next((p.columns for p in publication.published(self._session, name) if p.table == table), None)
         return None if columns is None else relation_of(self._session, table, columns)
 
     def _publication(self, names: Sequence[TableName]) -> Iterator[Action]:

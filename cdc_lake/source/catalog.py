@@ -26,7 +26,7 @@ _IDENTITY_INDEX = (
 
 _COLUMNS = (
     f"SELECT c.relreplident::text, a.attname::text, {_TYPE_NAME}, a.atttypid::bigint, a.atttypmod, "
-    f"c.relreplident = 'f' OR a.attnum = ANY (({_IDENTITY_INDEX})::int2[]) "
+    f"c.relreplident = 'f' OR a.attnum = ANY (({_IDENTITY_INDEX})::int2[]), a.attgenerated <> '' "
     "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
     "JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
     "JOIN pg_type AS t ON t.oid = a.atttypid JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
@@ -95,8 +95,11 @@ class _Types(dict[int, str]):
         return self[oid]
 
 
-def relation_of(session: Session, table: TableName, columns: Sequence[str]) -> Relation:
-    """The layout of a table with these published columns, equal to what the assembler makes of its relation message."""
+def relation_of(session: Session, table: TableName, columns: Sequence[str] | None) -> Relation:
+    """The layout of a table with these published columns, equal to what the assembler makes of its relation message.
+
+    `columns` None: all that a publication made now would carry.
+    """
     with named(f"reading the columns of {table}"):
         rows = session.execute(_COLUMNS.encode(), [table.schema, table.name]).fetchall()
         key = session.execute(
@@ -104,12 +107,12 @@ def relation_of(session: Session, table: TableName, columns: Sequence[str]) -> R
         ).fetchall()
     if not rows:
         raise NoTableMatches(f"table {table} is not there")
-    wanted = set(columns)
+    wanted = {str(row[1]) for row in rows if not row[6]} if columns is None else set(columns)
     return Relation(
         table=table,
         columns=tuple(
             Column(str(name), str(kind), int(str(oid)), int(str(modifier)), bool(flagged))
-            for _, name, kind, oid, modifier, flagged in rows
+            for _, name, kind, oid, modifier, flagged, _ in rows
             if name in wanted
         ),
         identity=ReplicaIdentity(str(rows[0][0])),

@@ -1,0 +1,93 @@
+"""Digests of changes that are columns already: from their values, by the definition in `decode.digest`.
+
+For changes whose values are no longer the ones of the wire. The canonical bytes are put together by Arrow, a column at
+a time; only the hashing itself goes change by change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.digest import canonical_relation, digests_after, prefix_state
+
+_TRUNCATE: Final = ord("T")
+_NEW: Final = ord("N")
+_LETTERS: Final = {"key": ord("K"), "full": ord("O")}
+_AT_ONCE: Final = 1 << 14  # rows whose canonical bytes are in memory together
+_EMPTY: Final = pa.scalar(b"", pa.binary())
+
+
+def digests_of_rows(changes: ChangeColumns, rows: Any) -> Iterator[tuple[int, bytes]]:
+    """Index and digest of each of these changes (an int64 ndarray of indices) that inserts, updates or deletes."""
+    rows = rows[changes.op[rows] != _TRUNCATE]
+    for start in range(0, len(rows), _AT_ONCE):
+        yield from _digests(changes, rows[start : start + _AT_ONCE])
+
+
+def _digests(changes: ChangeColumns, rows: Any) -> Iterator[tuple[int, bytes]]:
+    taken = pa.array(rows)
+    kinds = changes.old_kind.take(taken)
+    letters = np.zeros(len(rows), np.uint8)
+    for kind, letter in _LETTERS.items():
+        letters[np.asarray(pc.fill_null(pc.equal(kinds, kind), fill_value=False))] = letter
+    old = _tuples(changes.old.take(taken), None, letters)
+    new = _tuples(changes.new.take(taken), changes.unchanged.take(taken), np.full(len(rows), _NEW, np.uint8))
+    tails = pc.binary_join_element_wise(old, new, _EMPTY).to_pylist()
+    codes = (changes.relation[rows].astype(np.int64) << 8) | changes.op[rows]
+    states = {code: prefix_state(_prefix(code, changes)) for code in set(codes.tolist())}
+    yield from zip(rows.tolist(), digests_after(map(states.__getitem__, codes.tolist()), tails), strict=True)
+
+
+def _prefix(code: int, changes: ChangeColumns) -> bytes:
+    return bytes([code & 0xFF]) + canonical_relation(str(changes.relations[code >> 8].table))
+
+
+def _tuples(tuples: Any, unchanged: Any, letters: Any) -> pa.Array:
+    """The canonical bytes of each tuple behind its letter; nothing where there is none."""
+    offsets, valid = np.asarray(tuples.offsets).astype(np.int64), np.asarray(tuples.is_valid())
+    values = tuples.values.slice(offsets[0], offsets[-1] - offsets[0])
+    parts = _values(values, _not_sent(unchanged, offsets - offsets[0], len(values)))
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array((offsets - offsets[0]).astype(np.int32)), parts), _EMPTY)
+    heads = np.zeros((len(letters), 3), np.uint8)
+    heads[:, 0] = letters
+    heads[:, 1:] = np.diff(offsets).astype(">u2").view(np.uint8).reshape(-1, 2)
+    whole = pc.binary_join_element_wise(_binary(heads.ravel(), np.full(len(letters), 3)), joined, _EMPTY)
+    return pc.if_else(pa.array(valid), whole, _EMPTY)
+
+
+def _not_sent(unchanged: Any, offsets: Any, count: int) -> Any:
+    """A bool ndarray, one entry a value: it was not sent."""
+    out = np.zeros(count, bool)
+    if unchanged is not None and unchanged.null_count < len(unchanged):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(unchanged), 0))
+        first = np.repeat(offsets[:-1], lengths)
+        out[first + np.asarray(pc.list_flatten(unchanged))] = True
+    return out
+
+
+def _values(values: Any, not_sent: Any) -> pa.Array:
+    """The canonical bytes of each value."""
+    absent = np.asarray(values.is_null())
+    filled = pc.fill_null(values.cast(pa.binary()), _EMPTY)
+    sizes = np.asarray(pc.binary_length(filled)).astype(np.int64)
+    heads = np.zeros((len(values), 5), np.uint8)
+    heads[:, 0] = np.where(not_sent, ord("u"), np.where(absent, ord("n"), ord("t")))
+    heads[:, 1:] = sizes.astype(">u4").view(np.uint8).reshape(-1, 4)
+    lengths = np.where(absent | not_sent, 1, 5)
+    kept = np.arange(5) < lengths[:, None]
+    return pc.binary_join_element_wise(_binary(heads[kept], lengths), filled, _EMPTY)
+
+
+def _binary(data: Any, lengths: Any) -> pa.Array:
+    """A binary array of these bytes, cut into these lengths."""
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    )

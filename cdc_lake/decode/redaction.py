@@ -1,0 +1,282 @@
+"""Redaction: what becomes of values before they reach any file.
+
+A pure step between the decoder's columns and bronze's rows. A column's values are left out together with the column
+(`drop`), become NULL (`null`), or become the hexadecimal HMAC-SHA-256 of their text under the pipeline's key
+(`sha256`): equal texts give equal hashes in every table, so keys stay joinable. NULL stays NULL, and what was not sent
+stays not sent. Layouts say what was done to which column, never by which key; digests are those of the redacted
+changes, so that the chain can be recomputed from what bronze holds. Logical messages are left out: nobody can know
+what stands in one. Tables that no rule means cost a look-up a batch.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.column_digests import digests_of_rows
+from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
+from cdc_lake.decode.walk import lists
+from cdc_lake.errors import RedactionUnfit
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+
+TEXT_OID: Final = 25
+"""PostgreSQL's type text: what a hashed column is, whatever it was at the source."""
+
+HASH_SIZE: Final = 64
+"""Characters of a hash."""
+
+_MESSAGE: Final = ord("M")
+_BLOCK: Final = 64  # bytes of a block of SHA-256 (FIPS 180-4)
+
+
+class Strategy(enum.Enum):
+    """What becomes of the values of a column."""
+
+    DROP = "drop"
+    NULL = "null"
+    SHA256 = "sha256"
+
+
+Rules: TypeAlias = Callable[[TableName, str], Strategy | None]
+"""The strategy of a table's column, None where it is landed as it is."""
+Keys: TypeAlias = Callable[[TableName], Sequence[str] | None]
+"""The columns that the pipeline says identify a table's rows, None where it leaves that to the source."""
+
+
+class Hasher:
+    """HMAC-SHA-256 (RFC 2104) of many short texts under one key, which it does not show."""
+
+    def __init__(self, key: bytes) -> None:
+        block = (hashlib.sha256(key).digest() if len(key) > _BLOCK else key).ljust(_BLOCK, b"\0")
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+
+    def text(self, value: bytes) -> str:
+        """The hash of one text."""
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(value)
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
+    def array(self, values: pa.Array) -> pa.Array:
+        """The hashes of a string array, NULL where it is; each distinct text is hashed once."""
+        encoded = values.dictionary_encode()
+        hashed = [self.text(value) for value in encoded.dictionary.cast(pa.binary()).to_pylist()]
+        return pa.array(hashed, pa.string()).take(encoded.indices)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What becomes of one layout: its redacted form, and positions by strategy. `places`: a kept column's new place."""
+
+    relation: Relation
+    dropped: tuple[int, ...]
+    nulled: tuple[int, ...]
+    hashed: tuple[int, ...]
+    places: Any  # int32 ndarray, one entry a column of the source: -1 where nothing of it can be "not sent"
+
+    @property
+    def touches(self) -> bool:
+        """Whether anything becomes of it at all."""
+        return bool(self.dropped or self.nulled or self.hashed)
+
+
+class Redaction:
+    """Applies a pipeline's rules. One instance a run, used by one thread at a time.
+
+    `rules` says what becomes of each column; `keys` names columns that must stay, besides the source's own; `key` is
+    needed where a rule hashes. `configuration` numbers these rules in COMMIT rows.
+    """
+
+    def __init__(
+        self, rules: Rules, *, key: bytes | None = None, keys: Keys = lambda _: None, configuration: int = 1
+    ) -> None:
+        self._rules = rules
+        self._keys = keys
+        self._hasher = Hasher(key) if key is not None else None
+        self._configuration = configuration
+        self._plans: dict[Relation, _Plan] = {}
+
+    def relation(self, relation: Relation) -> Relation:
+        """The layout as bronze has it. Raises RedactionUnfit where a column that identifies rows would be lost."""
+        return self._plan(relation).relation
+
+    def changes(self, changes: ChangeColumns) -> ChangeColumns:
+        """The changes as bronze may have them. Raises RedactionUnfit, BatchTooLarge."""
+        changes = replace(_without_messages(changes), configuration=self._configuration)
+        plans = [self._plan(relation) for relation in changes.relations]
+        touched = np.array([plan.touches for plan in plans], bool)
+        if not touched.any():
+            return changes
+        rows = np.flatnonzero((changes.relation >= 0) & touched[changes.relation])
+        redacted = _renumbered(
+            replace(
+                changes,
+                new=self._tuples(changes.new, changes.relation, rows, plans),
+                old=self._tuples(changes.old, changes.relation, rows, plans),
+                unchanged=_unchanged(changes.unchanged, changes.relation, plans),
+            ),
+            [plan.relation for plan in plans],
+        )
+        digests = list(changes.digests)
+        for at, digest in digests_of_rows(redacted, rows):
+            digests[at] = digest
+        return replace(redacted, digests=digests)
+
+    def rows(self, relation: Relation, rows: Any) -> tuple[Relation, Any]:
+        """Snapshot rows (a list<string> array by position in the layout) and their layout, as bronze may have them."""
+        plan = self._plan(relation)
+        if not plan.touches:
+            return relation, rows
+        if isinstance(rows, pa.ChunkedArray):
+            rows = rows.combine_chunks()
+        numbers = np.zeros(len(rows), np.int32)
+        return plan.relation, self._tuples(rows.cast(TUPLES), numbers, np.arange(len(rows)), [plan])
+
+    def table(self, relation: Relation, rows: pa.Table) -> pa.Table:
+        """Rows as columns of text by name, such as a comparison reads from the source."""
+        plan = self._plan(relation)
+        if not plan.touches:
+            return rows
+        columns = {name: rows[name] for name in plan.relation.names}
+        for column in plan.relation.columns:
+            values = columns[column.name]
+            if column.redacted == Strategy.NULL.value:
+                columns[column.name] = pa.nulls(len(values), values.type)
+            elif column.redacted == Strategy.SHA256.value:
+                hashed = [self._hash(chunk.cast(pa.string())).cast(values.type) for chunk in values.chunks]
+                columns[column.name] = pa.chunked_array(hashed, values.type)
+        return pa.table(columns)
+
+    def _hash(self, values: pa.Array) -> pa.Array:
+        assert self._hasher is not None, "a rule hashes, and no key was given"
+        return self._hasher.array(values)
+
+    def _plan(self, relation: Relation) -> _Plan:
+        plan = self._plans.get(relation)
+        if plan is None:
+            plan = self._plans[relation] = _planned(relation, self._rules, self._keys)
+        return plan
+
+    def _tuples(self, given: Any, relation: Any, rows: Any, plans: Sequence[_Plan]) -> Any:
+        """The tuples with those at `rows` redacted."""
+        if given.null_count == len(given):
+            return given
+        if given.null_count and np.diff(given.offsets)[np.asarray(given.is_null())].any():
+            given = given.take(pa.array(np.arange(len(given))))  # Arrow allows a NULL to own values
+        offsets, valid = np.asarray(given.offsets).astype(np.int64), np.asarray(given.is_valid())
+        values, lengths = given.values, np.diff(offsets)
+        rows = rows[valid[rows]]
+        gone, empty, hashed = [], [], []
+        for number in np.unique(relation[rows]).tolist():
+            plan, mine = plans[number], rows[relation[rows] == number]
+            first = offsets[mine][:, None]
+            gone.append((first + np.array(plan.dropped, np.int64)).ravel())
+            empty.append((first + np.array(plan.nulled, np.int64)).ravel())
+            hashed.append((first + np.array(plan.hashed, np.int64)).ravel())
+            lengths[mine] -= len(plan.dropped)
+        values = self._values(values, offsets, *(np.concatenate([_NOTHING, *part]) for part in (gone, empty, hashed)))
+        return lists(TUPLES, lengths, valid, values)
+
+    def _values(self, values: pa.Array, offsets: Any, gone: Any, empty: Any, hashed: Any) -> pa.Array:
+        """The values between the first and the last offset without those `gone`, NULL at `empty`, and hashed."""
+        first, end = int(offsets[0]), int(offsets[-1])
+        source, absent, kept = np.arange(first, end), np.zeros(end - first, bool), np.ones(end - first, bool)
+        kept[gone - first] = False
+        absent[empty - first] = True
+        if len(hashed):
+            refuse_oversize(_size(values) + HASH_SIZE * len(hashed))
+            source[hashed - first] = len(values) + np.arange(len(hashed))
+            values = pa.concat_arrays([values, self._hash(values.take(pa.array(hashed)))])
+        return values.take(pa.array(source[kept], mask=absent[kept]))
+
+
+_NOTHING: Final = np.zeros(0, np.int64)
+
+
+def _planned(relation: Relation, rules: Rules, keys: Keys) -> _Plan:
+    strategies = [rules(relation.table, name) for name in relation.names]
+    lost = (Strategy.DROP, Strategy.NULL)
+    needed = {*relation.primary_key, *(keys(relation.table) or ())}
+    if relation.identity is not ReplicaIdentity.FULL:
+        needed |= {column.name for column in relation.columns if column.key}
+    for name, strategy in zip(relation.names, strategies, strict=True):
+        if strategy in lost and name in needed:
+            raise RedactionUnfit(
+                f"column `{name}` of {relation.table} identifies its rows: it cannot be redacted by `{strategy.value}`",
+                hint="redact it by `sha256`, which keeps rows apart and keys joinable, or leave it as it is",
+            )
+    at = {kind: tuple(i for i, one in enumerate(strategies) if one is kind) for kind in Strategy}
+    kept = [i for i, one in enumerate(strategies) if one is not Strategy.DROP]
+    places = np.full(len(strategies), -1, np.int32)
+    places[kept] = np.arange(len(kept))
+    places[list(at[Strategy.NULL])] = -1
+    columns = tuple(_column(relation.columns[i], strategies[i]) for i in kept)
+    redacted = replace(relation, columns=columns) if columns != relation.columns else relation
+    return _Plan(redacted, at[Strategy.DROP], at[Strategy.NULL], at[Strategy.SHA256], places)
+
+
+def _column(column: Column, strategy: Strategy | None) -> Column:
+    match strategy:
+        case Strategy.SHA256:
+            return Column(column.name, "text", TEXT_OID, -1, column.key, strategy.value)
+        case Strategy.NULL:
+            return replace(column, redacted=strategy.value)
+        case _:
+            return column
+
+
+def _size(values: pa.Array) -> int:
+    return sum(buffer.size for buffer in values.buffers() if buffer is not None)
+
+
+def _without_messages(changes: ChangeColumns) -> ChangeColumns:
+    messages = changes.op == _MESSAGE
+    if not messages.any():
+        return changes
+    kept = np.flatnonzero(~messages)
+    taken = pa.array(kept)
+    return replace(
+        changes,
+        transaction=changes.transaction[kept],
+        op=changes.op[kept],
+        relation=changes.relation[kept],
+        lsn=changes.lsn[kept],
+        new=changes.new.take(taken),
+        old=changes.old.take(taken),
+        old_kind=changes.old_kind.take(taken),
+        unchanged=changes.unchanged.take(taken),
+        info=changes.info.take(taken),
+        digests=[changes.digests[at] for at in kept.tolist()],
+    )
+
+
+def _unchanged(given: Any, relation: Any, plans: Sequence[_Plan]) -> Any:
+    """Positions that were not sent, by their new places; of a column that is NULL now, nothing is left to send."""
+    if given.null_count == len(given) or all((plan.places >= 0).all() for plan in plans):
+        return given
+    given = given.take(pa.array(np.arange(len(given))))  # so that the values are those of these lists, from the first
+    lengths = np.diff(np.asarray(given.offsets))
+    owner = np.repeat(np.arange(len(given)), lengths)
+    places = np.full((len(plans), max(len(plan.places) for plan in plans)), -1, np.int32)
+    for number, plan in enumerate(plans):
+        places[number, : len(plan.places)] = plan.places
+    moved = places[relation[owner], np.asarray(given.values)]
+    kept = moved >= 0
+    lengths = np.bincount(owner[kept], minlength=len(given))
+    return lists(POSITIONS, lengths, lengths > 0, pa.array(moved[kept], pa.int32()))
+
+
+def _renumbered(changes: ChangeColumns, relations: Sequence[Relation]) -> ChangeColumns:
+    """The changes with these relations in place of theirs; two that have become the same layout are one."""
+    numbering = Numbering()
+    numbers = np.array([numbering.number(relation) for relation in relations], np.int32)
+    relation = np.where(changes.relation < 0, changes.relation, numbers[changes.relation]).astype(np.int32)
+    return replace(changes, relations=numbering.relations, relation=relation)
