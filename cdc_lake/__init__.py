@@ -7,6 +7,13 @@ The public names, loaded when they are first used, so that importing the package
     project = load_pipeline("pipelines/shop.yaml", environment="prod")
     print(plan(project).actions)
     run_once(project)
+
+and of bronze, also without Spark::
+
+    from cdc_lake import open_bronze
+
+    bronze = open_bronze("pipelines/shop.yaml")
+    print(bronze.changes("public.orders", bronze.span("0/16B3748", "0/16C0000")).to_pandas())
 """
 
 from __future__ import annotations
@@ -14,9 +21,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cdc_lake.api import check, compare, load_pipeline, plan, report, run, run_once, status, validate
+    from cdc_lake.api import check, compare, load_pipeline, open_bronze, plan, report, run, run_once, status, validate
 
-__all__ = ["check", "compare", "load_pipeline", "plan", "report", "run", "run_once", "status", "validate"]
+__all__ = [
+    "check",
+    "compare",
+    "load_pipeline",
+    "open_bronze",
+    "plan",
+    "report",
+    "run",
+    "run_once",
+    "status",
+    "validate",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import Tell, silent
 
 if TYPE_CHECKING:
+    from cdc_lake.bronze.ledger import Ledger
     from cdc_lake.config.references import Secrets
     from cdc_lake.pipeline.check_line import CheckLine
     from cdc_lake.pipeline.comparison import Comparison
@@ -24,7 +25,18 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.run import RunSummary
     from cdc_lake.pipeline.status import Status
 
-__all__ = ["check", "compare", "load_pipeline", "plan", "report", "run", "run_once", "status", "validate"]
+__all__ = [
+    "check",
+    "compare",
+    "load_pipeline",
+    "open_bronze",
+    "plan",
+    "report",
+    "run",
+    "run_once",
+    "status",
+    "validate",
+]
 
 
 def load_pipeline(file: str | Path, *, environment: str | None = None, secrets: Secrets | None = None) -> Project:
@@ -37,6 +49,14 @@ def check(project: Project) -> list[CheckLine]:
     from cdc_lake.pipeline.check import check as look
 
     return look(project)
+
+
+def open_bronze(project: Project | str | Path) -> Ledger:
+    """The bronze of a pipeline, or of a pipeline file, to read. See `cdc_lake.bronze.ledger`. Raises ConfigInvalid."""
+    from cdc_lake.bronze.ledger import Ledger
+    from cdc_lake.bronze.open import bronze_reader
+
+    return Ledger(bronze_reader(project if isinstance(project, Project) else load_pipeline(project)))
 
 
 def plan(project: Project) -> Plan:

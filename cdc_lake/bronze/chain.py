@@ -2,44 +2,58 @@
 
 Digests are computed again from the values in the rows by the definition in `decode.digest`, without the wire and
 without the code that landed them; then contents, counts and hashes are compared with what each COMMIT row says, from
-transaction to transaction, and the last hash with the head that the table's newest commit of ours names.
+transaction to transaction, and the last hash with the head that the table's newest commit of ours names. Where a stream
+shows every CSN, the numbers between two transactions are accounted for too: by transactions without rows, which the
+later one counts, and by recorded gaps.
+
+File by file, in memory that grows neither with bronze nor with a transaction.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, MESSAGE, TRUNCATE, UNDECODABLE, UPDATE
-from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.decode.digest import (
-    GENESIS,
-    canonical_relation,
-    canonical_tuple,
-    canonical_undecodable,
-    chain_of,
-    content_of,
-    digest_of,
-)
-from cdc_lake.decode.undecodable import READING
+from cdc_lake.bronze.chain_link import ROW, Link, Linked, Misfit
+from cdc_lake.bronze.contract import RELATION, SNAPSHOT
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader, relation_of, within
+from cdc_lake.decode.digest import GENESIS
+from cdc_lake.errors import BronzeDamaged
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
-from cdc_lake.model.undecoded import Undecoded
+from cdc_lake.observe.progress import Progress, Tell, silent
 
-_COLUMNS = ("position", "ordinal", "op", "relation", "layout", "new", "old", "old_kind", "unchanged", "raw", "info")
-_ROW_CHANGES = (INSERT, UPDATE, DELETE)
 _END = (1 << 63) - 1
+_LOST_TAIL = "the table's last transactions are missing: its head is the hash of another one"
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is known of one epoch beside bronze; each part is None or empty where it is not known.
+
+    `stream`: its identity. `start`: the position its transactions lie behind. `head` and `last`: hash and position of
+    its end, as the stream after it found them. `dense`: it shows every CSN. `gaps`: CSNs that were passed over,
+    `(first, last)`, ascending, none overlapping.
+    """
+
+    stream: str | None = None
+    start: int | None = None
+    head: bytes | None = None
+    dense: bool = False
+    gaps: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ChainVerdict:
-    """What was verified, up to the first thing that does not fit: where it is, in which stream, and in what way."""
+    """What was verified, up to the first thing that does not fit: where it is, in which stream, and in what way.
+
+    `empty` counts the transactions without rows that are accounted for, `passed_over` the CSNs in recorded gaps; both
+    are of streams that show every CSN.
+    """
 
     transactions: int
     changes: int
@@ -47,6 +61,8 @@ class ChainVerdict:
     broken_at: tuple[int, int] | None = None
     reason: str = ""
     stream: str = ""
+    empty: int = 0
+    passed_over: int = 0
 
     @property
     def holds(self) -> bool:
@@ -54,130 +70,206 @@ class ChainVerdict:
         return not self.reason
 
 
-def verify(reader: BronzeReader, span: Span | None = None) -> ChainVerdict:
-    """Verify a span (None: every epoch from its start). What lies before a span is taken on trust."""
+def verify(
+    reader: BronzeReader,
+    span: Span | None = None,
+    *,
+    beside: Mapping[int, Beside] | None = None,
+    tell: Tell = silent,
+) -> ChainVerdict:
+    """Verify a span (None: every epoch from its start). What lies before a span is taken on trust.
+
+    `beside`: what is known of each epoch beside bronze.
+    """
     state = reader.state()
     if state is None:
         return ChainVerdict(0, 0, None)
-    spans = [span] if span is not None else [Span(epoch, -1, _END) for epoch in range(1, state.epoch + 1)]
-    verdict = ChainVerdict(0, 0, None)
-    for one in spans:
-        head = state.head if one.epoch == state.epoch and one.upto >= state.upto else None
-        verdict = _verify_epoch(reader, one, head, verdict)
-        if not verdict.holds:
-            return replace(verdict, stream=_stream(reader, one.epoch))
-    return verdict
-
-
-def _stream(reader: BronzeReader, epoch: int) -> str:
-    files = reader.files()
-    rows = files.read(files.select(epoch=epoch)[:1], ["stream", "epoch"], pc.field("epoch") == epoch)
-    return str(rows["stream"][0]) if rows.num_rows else ""
-
-
-def _verify_epoch(reader: BronzeReader, span: Span, head: bytes | None, before: ChainVerdict) -> ChainVerdict:
-    transactions, changes, last = before.transactions, before.changes, before.last
-    layouts: dict[int, str] = {}
-    for row in reader.layout_rows(span).to_pylist():
-        if not _layout_fits(row):
-            place = (span.epoch, row["position"])
-            return ChainVerdict(transactions, changes, last, place, "a layout row does not describe its layout")
-        layouts[row["layout"]] = row["relation"]
-    previous, position = _start(reader, span)
-    for at, rows in reader.transactions(span, _COLUMNS):
-        place = (span.epoch, at)
-        if at <= position:
-            return ChainVerdict(transactions, changes, last, place, f"it stands after position {position}")
-        reason, previous = _transaction(rows, previous, layouts)
-        if reason:
-            return ChainVerdict(transactions, changes, last, place, reason)
-        position, last = at, place
-        transactions, changes = transactions + 1, changes + len(rows) - 2
-    if head is not None and previous != head:
-        missing = "the table's last transactions are missing: its head is the hash of another one"
-        return ChainVerdict(transactions, changes, last, (span.epoch, position), missing)
-    return ChainVerdict(transactions, changes, last)
-
-
-def _start(reader: BronzeReader, span: Span) -> tuple[bytes, int]:
-    """The hash and position before the span."""
-    position = reader.highest_commit(span.epoch, upto=span.after)
-    if position is None:
-        return GENESIS, -1
-    return reader.commits(Span(span.epoch, position - 1, position))[-1].hash, position
-
-
-def _layout_fits(row: dict[str, Any]) -> bool:
+    walk = _Walk(reader, state, span, beside or {})
     try:
-        relation = Relation.from_description(json.loads(row["info"]))
-    except (KeyError, TypeError, ValueError):
-        return False
-    return (relation.layout, str(relation.table)) == (row["layout"], row["relation"])
+        walk.run(tell)
+    except _Broken as broken:
+        return replace(walk.verdict, broken_at=broken.place, reason=broken.reason, stream=walk.stream(broken.place[0]))
+    return walk.verdict
 
 
-def _transaction(rows: Sequence[dict[str, Any]], previous: bytes, layouts: dict[int, str]) -> tuple[str, bytes]:
-    """Why the transaction does not fit (empty: it does), and its hash."""
-    if [row["ordinal"] for row in rows] != list(range(len(rows))):
-        return "its ordinals do not count from 0: rows are missing, doubled or moved", previous
-    if len(rows) < 2 or rows[0]["op"] != BEGIN or rows[-1]["op"] != COMMIT:
-        return "it does not run from BEGIN to COMMIT", previous
-    body = rows[1:-1]
-    try:
-        said = json.loads(rows[-1]["info"])
-        content = content_of([digest_of(_canonical(row)) for row in body])
-        fits = [said["counts"] == _counts(body) and _all_or_none(body, said), said["content"] == content.hex()]
-        hashed = chain_of(previous, rows[0]["position"], content)
-        fits.append(said["hash"] == hashed.hex())
-    except (KeyError, TypeError, ValueError):
-        return "a row of it cannot be read", previous
-    if not all(row["layout"] is None or layouts.get(row["layout"]) == row["relation"] for row in body):
-        return "a change follows a layout that bronze does not describe", previous
-    reasons = (
-        "its changes are not the ones its COMMIT row counts",
-        "its changes are not the ones that were landed",
-        "it does not follow the transaction before it: one is missing or doubled",
-    )
-    return next((reason for fit, reason in zip(fits, reasons, strict=True) if not fit), ""), hashed
+class _Broken(Exception):
+    def __init__(self, epoch: int, position: int, reason: str) -> None:
+        super().__init__(reason)
+        self.place, self.reason = (epoch, max(position, 0)), reason
 
 
-def _counts(body: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
-    for (relation, op), number in Counter((row["relation"], row["op"]) for row in body).items():
-        if op not in (MESSAGE, UNDECODABLE):
-            counts.setdefault(relation, {})[op] = number
-    return counts
+@dataclass(slots=True)
+class _Epoch:
+    """Where the walk stands in one epoch: `position` and `hash` of the transaction before.
+
+    `counted`: CSNs up to it are accounted for; None where the stream does not show every CSN, as far as is known.
+    """
+
+    number: int
+    known: Beside
+    position: int = -1
+    hash: bytes = GENESIS
+    counted: int | None = None
 
 
-def _all_or_none(body: Sequence[dict[str, Any]], said: dict[str, Any]) -> bool:
-    """Whether the rows `X` are as many as the COMMIT row says, and then all there is."""
-    frames = sum(row["op"] == UNDECODABLE for row in body)
-    if "undecodable" not in said:
-        return not frames
-    return bool(frames == Undecoded.from_description(said["undecodable"]).frames == len(body))
+@dataclass
+class _Walk:
+    reader: BronzeReader
+    state: BronzeState
+    span: Span | None
+    beside: Mapping[int, Beside]
+    verdict: ChainVerdict = field(default_factory=lambda: ChainVerdict(0, 0, None))
+    layouts: dict[int, Relation] = field(default_factory=dict)
 
+    def run(self, tell: Tell) -> None:
+        """Every row in order. Raises _Broken at the first that does not fit."""
+        self._read_layouts()
+        at = self._enter(1 if self.span is None else self.span.epoch)
+        link: Link | None = None
+        for row in self._rows(tell):
+            epoch, position = row[0], row[1]
+            if epoch != at.number:
+                self._closed(at, link)
+                at, link = self._forward(at, epoch, position), None
+            if link is None:
+                if position <= at.position:
+                    raise _Broken(epoch, position, f"it stands after position {at.position}")
+                link = Link(at.hash, self.layouts)
+            elif position != link.position:
+                raise _Broken(epoch, link.position, "it does not run from BEGIN to COMMIT")
+            try:
+                linked = link.take(row)
+            except Misfit as misfit:
+                raise _Broken(epoch, position, str(misfit)) from misfit
+            if linked is not None:
+                self._stream_fits(at, row)
+                self._count(at, linked)
+                link = None
+        self._closed(at, link)
+        if self.span is None:
+            at = self._forward(at, self.state.epoch, at.position)
+        self._leave(at)
 
-def _canonical(row: dict[str, Any]) -> bytes:
-    """The canonical bytes of a change row; KeyError, TypeError or ValueError where it is not one."""
-    op = row["op"]
-    if op == MESSAGE:
-        info = json.loads(row["info"])
-        prefix, content = str(info["prefix"]).encode(), base64.b64decode(info["content"], validate=True)
-        return b"M" + _sized(prefix) + _sized(content)
-    if op == UNDECODABLE:
-        reading = json.loads(row["info"] or "{}").get(READING, "")
-        return canonical_undecodable(reading, row["relation"], row["raw"])
-    if op not in (*_ROW_CHANGES, TRUNCATE) or row["relation"] is None:
-        raise ValueError(op)
-    out: bytes = op.encode() + canonical_relation(row["relation"])
-    if op == TRUNCATE:
-        info = json.loads(row["info"])
-        return out + b"c" * bool(info["cascade"]) + b"r" * bool(info["restart_identity"])
-    if row["old"] is not None:
-        out += {"key": b"K", "full": b"O"}[row["old_kind"]] + canonical_tuple(row["old"])
-    if row["new"] is not None:
-        out += b"N" + canonical_tuple(row["new"], frozenset(row["unchanged"] or ()))
-    return out
+    def stream(self, epoch: int) -> str:
+        """The stream of an epoch, as its first rows name it."""
+        files = self.reader.files()
+        for part in files.batches(files.select(epoch=epoch), ["stream"], pc.field("epoch") == epoch):
+            return str(part["stream"][0])
+        return ""
 
+    # ── rows ──
 
-def _sized(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + data
+    def _rows(self, tell: Tell) -> Iterator[tuple[Any, ...]]:
+        files = self.reader.files()
+        wanted = ~pc.field("op").isin([RELATION, SNAPSHOT])
+        paths = self._paths()
+        for number, path in enumerate(paths):
+            for part in files.batches([path], ROW, wanted if self.span is None else wanted & within(self.span)):
+                yield from zip(*(column.to_pylist() for column in part.columns), strict=True)
+            text = f"verified {self.verdict.transactions:,} transactions"
+            tell(Progress("chain", text, number + 1, len(paths), "files"))
+
+    def _paths(self, op: str | None = None) -> list[str]:
+        if self.span is None:
+            return self.reader.files().select(op=op)
+        return self.reader.files().select(epoch=self.span.epoch, after=self.span.after, upto=self.span.upto, op=op)
+
+    def _read_layouts(self) -> None:
+        """Of all files first: compaction may move layout rows behind the changes that follow them."""
+        files = self.reader.files()
+        wanted = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
+        if self.span is not None:
+            wanted &= pc.field("epoch") == self.span.epoch
+        seen: set[tuple[Any, ...]] = set()
+        columns = ["epoch", "position", "layout", "relation", "info"]
+        for part in files.batches(self._paths(RELATION), columns, wanted):
+            for epoch, position, number, name, info in zip(*(c.to_pylist() for c in part.columns), strict=True):
+                if (number, name, info) in seen:
+                    continue
+                try:
+                    relation = relation_of(info)
+                except BronzeDamaged:
+                    relation = None
+                if relation is None or (relation.layout, str(relation.table)) != (number, name):
+                    raise _Broken(epoch, position, "a layout row does not describe its layout")
+                seen.add((number, name, info))
+                self.layouts[number] = relation
+
+    # ── epochs ──
+
+    def _enter(self, number: int) -> _Epoch:
+        known = self.beside.get(number, Beside())
+        at = _Epoch(number, known, -1, GENESIS, known.start if known.dense else None)
+        if known.start is not None:
+            at.position = known.start
+        if self.span is None:
+            return at
+        before = self.reader.highest_commit(number, upto=self.span.after)
+        if before is not None:
+            at.hash = self.reader.commits(Span(number, before - 1, before))[-1].hash
+            at.position = before
+            at.counted = before if known.dense else None
+        return at
+
+    def _forward(self, at: _Epoch, epoch: int, position: int) -> _Epoch:
+        """The next epoch that has rows; those in between have none, which what is known of them must bear out."""
+        if not at.number <= epoch <= self.state.epoch:
+            raise _Broken(
+                epoch, position, f"it is of an epoch that bronze does not have: the newest is {self.state.epoch}"
+            )
+        while at.number < epoch:
+            self._leave(at)
+            at = self._enter(at.number + 1)
+        return at
+
+    def _leave(self, at: _Epoch) -> None:
+        """The end of an epoch, as far as it is known and the span reaches it."""
+        whole = self.span is None or self.span.upto >= (self.state.upto if at.number == self.state.epoch else _END)
+        head = self.state.head if at.number == self.state.epoch else at.known.head
+        if not whole or head is None:
+            return
+        if at.hash != head:
+            raise _Broken(at.number, at.position, _LOST_TAIL)
+        if at.number == self.state.epoch and at.counted is not None:
+            self._account(at, self.state.upto + 1, self.state.empty)
+
+    def _closed(self, at: _Epoch, link: Link | None) -> None:
+        if link is not None:
+            raise _Broken(at.number, link.position, "it does not run from BEGIN to COMMIT")
+
+    # ── transactions ──
+
+    def _stream_fits(self, at: _Epoch, row: tuple[Any, ...]) -> None:
+        stream = row[ROW.index("stream")]
+        if at.known.stream is None:
+            at.known = replace(at.known, stream=stream)
+        elif stream != at.known.stream:
+            raise _Broken(at.number, row[1], f"it is of another stream than epoch {at.number} is")
+
+    def _count(self, at: _Epoch, linked: Linked) -> None:
+        empty = 0
+        if at.counted is not None:
+            if linked.csn != linked.position:
+                raise _Broken(at.number, linked.position, "its CSN is not its position")
+            self._account(at, linked.position, linked.empty_before)
+            empty = linked.empty_before
+        at.position, at.hash = linked.position, linked.hash
+        self.verdict = replace(
+            self.verdict,
+            transactions=self.verdict.transactions + 1,
+            changes=self.verdict.changes + linked.changes,
+            last=(at.number, linked.position),
+            empty=self.verdict.empty + empty,
+        )
+
+    def _account(self, at: _Epoch, position: int, empty: int) -> None:
+        """Every CSN between what is accounted for and `position` is of an empty transaction or in a recorded gap."""
+        assert at.counted is not None
+        missing = position - at.counted - 1 - empty
+        passed = sum(max(0, min(last, position - 1) - max(first, at.counted + 1) + 1) for first, last in at.known.gaps)
+        if not 0 <= missing <= passed:
+            between = f"between {at.counted} and {position}"
+            said = f"{empty} empty transactions and {passed} recorded as missing do not account for the CSNs {between}"
+            raise _Broken(at.number, position, said)
+        at.counted = position
+        self.verdict = replace(self.verdict, passed_over=self.verdict.passed_over + missing)

@@ -6,7 +6,7 @@ hold anything and is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,10 +25,14 @@ BOUNDED = tuple(f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.n
 LOOSE = {"info": ("{", "}")}
 """Bounds of what is too long for the log: every `info` is a JSON object."""
 
+_ORDER = ("min.epoch", "min.position", "max.position", "min.ordinal")  # of a transaction in many files each has a part
+_AT_ONCE = 32 * 1024  # rows
+_OPEN = 64  # files
+
 
 @dataclass(frozen=True)
 class Files:
-    """The data files of a version of the table, in (epoch, position) order.
+    """The data files of a version of the table, in the order of their rows.
 
     `actions`: one row a file, `path` as `filesystem` has it and, where they are known, the bounds of each column as
     `min.<column>` and `max.<column>`.
@@ -40,7 +44,7 @@ class Files:
     @classmethod
     def of(cls, actions: pa.Table, filesystem: pafs.FileSystem | None = None) -> Files:
         """Files in whatever order, on the local disk by default."""
-        order = [(name, "ascending") for name in ("min.epoch", "min.position") if name in actions.column_names]
+        order = [(name, "ascending") for name in _ORDER if name in actions.column_names]
         given = actions.sort_by(order) if order else actions
         return cls(given) if filesystem is None else cls(given, filesystem)
 
@@ -87,6 +91,33 @@ class Files:
             return schema.empty_table()
         dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
         return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
+
+    def batches(
+        self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
+    ) -> Iterator[pa.Table]:
+        """The same rows a part at a time, file by file, so that memory holds a row group and not the span."""
+        schema = pa.schema([SCHEMA.field(name) for name in columns])
+        for path in paths:
+            scanner = self._opened(path).scanner(
+                columns=list(columns), filter=wanted, batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
+            )
+            for batch in scanner.to_batches():
+                if batch.num_rows:
+                    yield pa.table(batch).cast(schema)
+
+    def _opened(self, path: str) -> ds.Dataset:
+        """One file, whose footer is read once as long as it is among the last that were read."""
+        dataset = self._recent.pop(path, None)
+        if dataset is None:
+            dataset = ds.dataset([path], schema=SCHEMA, format="parquet", filesystem=self.filesystem)
+        self._recent[path] = dataset
+        if len(self._recent) > _OPEN:
+            del self._recent[next(iter(self._recent))]
+        return dataset
+
+    @cached_property
+    def _recent(self) -> dict[str, ds.Dataset]:
+        return {}
 
     def _low(self, column: str, value: object) -> Any:
         """Files whose smallest value is not above `value`, or unknown."""

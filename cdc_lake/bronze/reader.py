@@ -71,6 +71,13 @@ class BronzeReader:
         """Where the table is, as errors name it."""
         return self._table.place
 
+    @property
+    def sql_name(self) -> str | None:
+        """What Spark SQL can name the table by, whoever asks; None where only a catalog knows it."""
+        if not isinstance(self._table, DeltaBronzeTable):
+            return None
+        return f"delta.`{self.place if '://' in self.place else Path(self.place).absolute()}`"
+
     def version(self) -> int | None:
         """The newest version of the table, None where there is none."""
         return self._table.version if self._table.look() else None
@@ -223,6 +230,7 @@ def _commit_row(row: dict[str, Any]) -> CommitRow:
             content=bytes.fromhex(info["content"]),
             hash=bytes.fromhex(info["hash"]),
             undecoded=Undecoded.from_description(info["undecodable"]) if "undecodable" in info else None,
+            commit_lsn=row["commit_lsn"],
         )
     except (KeyError, TypeError, ValueError) as cause:
         raise BronzeDamaged(f"the COMMIT row at position {row['position']} cannot be read") from cause
@@ -230,7 +238,6 @@ def _commit_row(row: dict[str, Any]) -> CommitRow:
 
 def relation_of(info: str) -> Relation:
     """The layout that the `info` of a layout row describes. Raises BronzeDamaged."""
-            commit_lsn=row["commit_lsn"],
     try:
         return Relation.from_description(json.loads(info))
     except (KeyError, TypeError, ValueError) as cause:

@@ -110,3 +110,34 @@ def digests_after(states: Iterable[hashlib.blake2b], tails: Iterable[bytes]) -> 
         continued.update(tail)
         append(continued.digest())
     return digests
+
+
+class Content:
+    """`content_of` of digests that come one by one, in memory that does not grow with them."""
+
+    def __init__(self) -> None:
+        self._levels: list[list[bytes]] = [[]]
+
+    def add(self, digest: bytes) -> None:
+        """The digest of the next change."""
+        self._push(0, digest)
+
+    def root(self) -> bytes:
+        """The root over all digests that were added; nothing may be added after it."""
+        at = 0
+        while at < len(self._levels) - 1 or at == 0 or len(self._levels[at]) > 1:
+            if self._levels[at] or at == len(self._levels) - 1:
+                self._close(at)
+            at += 1
+        return self._levels[at][0]
+
+    def _push(self, at: int, node: bytes) -> None:
+        if at == len(self._levels):
+            self._levels.append([])
+        self._levels[at].append(node)
+        if len(self._levels[at]) == FAN_OUT:
+            self._close(at)
+
+    def _close(self, at: int) -> None:
+        children, self._levels[at] = self._levels[at], []
+        self._push(at + 1, hashlib.blake2b(b"\x01" + b"".join(children), digest_size=DIGEST_SIZE).digest())

@@ -126,7 +126,6 @@ from cdc_lake.errors.source import (
 )
 from cdc_lake.errors.state import (
     AnotherApply,
-    TimelineUntold,
     AnotherReceiver,
     CsnMissing,
     CsnTwice,
@@ -141,6 +140,9 @@ from cdc_lake.errors.state import (
     SilverLost,
     SnapshotIncomplete,
     StateError,
+    TimelineUntold,
+    ValueNotTyped,
+    ViewNotMade,
 )
 
 __all__ = [
@@ -154,14 +156,14 @@ __all__ = [
     "BronzeDamaged",
     "BronzeNotWritten",
     "BronzeUnknown",
+    "CatalogUnreachable",
     "CdcLakeError",
+    "CommitUncertain",
     "ConfigError",
     "ControlNotWritten",
     "CopyUnknown",
     "CsnMissing",
-    "CatalogUnreachable",
     "CsnTwice",
-    "CommitUncertain",
     "DatabaseUnknown",
     "DecodeError",
     "DecodersExhausted",
@@ -191,6 +193,7 @@ __all__ = [
     "OptionRefused",
     "OptionUnknown",
     "OtherSource",
+    "OtherTimeline",
     "OutOfSequence",
     "PluginMissing",
     "PublicationMissing",
@@ -201,7 +204,6 @@ __all__ = [
     "ReceiverDied",
     "RecordingNotRedacted",
     "RecordingNotWritten",
-    "OtherTimeline",
     "RecordingUnreadable",
     "RedactionUnfit",
     "ReplicationPortNeeded",
@@ -240,6 +242,7 @@ __all__ = [
     "TableChangedMeanwhile",
     "TableRewritten",
     "TextNotInEncoding",
+    "TimelineUntold",
     "TlsRefused",
     "TruncatedMessage",
     "UnexpectedMessage",
@@ -251,6 +254,7 @@ __all__ = [
     "UnmatchedDelete",
     "UnreadableRow",
     "UnreadableTime",
+    "ValueNotTyped",
+    "ViewNotMade",
     "WrongOutputOrder",
-    "TimelineUntold",
 ]

@@ -112,3 +112,17 @@ class KeylessDelete(StateError):
 
     code = "STA644"
     hint = "give the table a primary key or REPLICA IDENTITY FULL at the source, then take a new copy of it"
+
+
+class ValueNotTyped(StateError):
+    """A text in bronze has no value of its column's type."""
+
+    code = "STA660"
+    hint = 'read with `misfits="keep"`, which gives its text beside it, or with `typed=False`'
+
+
+class ViewNotMade(StateError):
+    """A view of bronze that cannot be made, or would not show what it says."""
+
+    code = "STA661"
+    hint = "make temporary views (without `database`), or read with `spark_changes`"

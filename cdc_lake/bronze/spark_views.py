@@ -1,0 +1,201 @@
+"""Views of bronze for Spark: what `bronze.typed` and `bronze.ledger` give, as SQL over bronze's rows.
+
+Bronze's files are read as plain Parquet, chosen by their bounds (`docs/decisions/0002`), and each query filters the
+rows again. A view that stays in a database cannot name files, which come and go; it names the Delta table by its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from cdc_lake.bronze.contract import COLUMNS
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.typed import PLACES, Misfits, TableColumns
+from cdc_lake.errors import ViewNotMade
+from cdc_lake.lake.store import quoted
+from cdc_lake.lake.types import cast_sql, column_type, fits_sql
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_KINDS = {
+    "string": "STRING",
+    "int32": "INT",
+    "int64": "BIGINT",
+    "binary": "BINARY",
+    "timestamp[us, tz=UTC]": "TIMESTAMP",
+    "list<item: string>": "ARRAY<STRING>",
+    "list<item: int32>": "ARRAY<INT>",
+}
+_SCHEMA = ", ".join(f"`{name}` {_KINDS[str(kind)]}" for name, kind, _ in COLUMNS)
+_BEGAN = "user STRING, origin STRING"
+_SAID = (
+    "counts MAP<STRING, MAP<STRING, BIGINT>>, bytes BIGINT, empty_before BIGINT, configuration BIGINT, "
+    "content STRING, hash STRING"
+)
+
+
+def changes_frame(
+    spark: SparkSession, paths: Sequence[str], of: TableColumns, span: Span | None, *, misfits: Misfits, snapshot: bool
+) -> DataFrame:
+    """The changes of one table in the given files."""
+    return _frame(spark, paths, lambda rows: changes_sql(rows, of, span, misfits=misfits, snapshot=snapshot))
+
+
+def transactions_frame(spark: SparkSession, paths: Sequence[str], span: Span | None) -> DataFrame:
+    """The transactions in the given files."""
+    return _frame(spark, paths, lambda rows: transactions_sql(rows, span))
+
+
+def register(
+    spark: SparkSession, reader: BronzeReader, shapes: Sequence[TableColumns], database: str | None
+) -> tuple[str, ...]:
+    """A view of each table and one of transactions; their names. Raises ViewNotMade."""
+    names = [*(view_name(of.table) for of in shapes), "transactions"]
+    if len(set(names)) < len(names):
+        raise ViewNotMade("two tables would have the same view", where=reader.place)
+    frames = [lambda rows, of=of: changes_sql(rows, of, None, misfits="keep", snapshot=True) for of in shapes]
+    queries = dict(zip(names, [*frames, lambda rows: transactions_sql(rows, None)], strict=True))
+    if database is None:
+        paths = reader.files().select()
+        for name, query in queries.items():
+            _frame(spark, paths, query).createOrReplaceTempView(quoted(name))
+        return tuple(names)
+    if reader.sql_name is None:
+        raise ViewNotMade("views that stay need a bronze table in Delta", where=reader.place)
+    spark.sql(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
+    for name, query in queries.items():
+        spark.sql(f"CREATE OR REPLACE VIEW {quoted(database)}.{quoted(name)} AS {query(reader.sql_name)}")
+    return tuple(f"{database}.{name}" for name in names)
+
+
+def view_name(table: TableName) -> str:
+    """`public.orders` → `public_orders`."""
+    return f"{table.schema}_{table.name}"
+
+
+def transactions_sql(source: str, span: Span | None) -> str:
+    """A row a transaction, from its BEGIN and COMMIT rows."""
+    given = ", ".join(f"max({name}) AS {name}" for name in ("csn", "first_lsn", "commit_lsn", "xid", "commit_ts"))
+    infos = (
+        f"from_json(max(CASE op WHEN 'B' THEN info END), '{_BEGAN}') AS began, "
+        f"from_json(max(CASE op WHEN 'C' THEN info END), '{_SAID}') AS said"
+    )
+    where = _and("op IN ('B', 'C')", span)
+    grouped = f"SELECT epoch, position, {given}, {infos} FROM {source} WHERE {where} GROUP BY epoch, position"
+    return f"SELECT * EXCEPT (began, said), began.*, said.* FROM ({grouped})"
+
+
+def changes_sql(source: str, of: TableColumns, span: Span | None, *, misfits: Misfits, snapshot: bool) -> str:
+    """The changes of one table, as `bronze.typed` gives them."""
+    ops = "'I', 'U', 'D', 'T', 'S'" if snapshot else "'I', 'U', 'D', 'T'"
+    where = _and(f"relation = {_literal(str(of.table))} AND op IN ({ops})", span)
+    changes = _Changes(of, misfits)
+    return f"SELECT {', '.join(changes.values)} FROM (SELECT {', '.join(changes.texts)} FROM {source} WHERE {where})"
+
+
+class _Changes:
+    """The expressions of one table: first the texts by column, whatever the layout, then their values."""
+
+    def __init__(self, of: TableColumns, misfits: Misfits) -> None:
+        self._of = of
+        self._misfits = misfits
+        self._places = {number: of.places(number) for number in of.layouts}
+
+    @property
+    def texts(self) -> list[str]:
+        """The inner query: the columns of bronze that stay, and `new_<n>` and `old_<n>` for each column."""
+        of = self._of
+        out = [*dict.fromkeys((*PLACES.values(), "old_kind")), "old IS NOT NULL AS had_old"]
+        for array in ("new", "old"):
+            out += [f"{self._text(array, at)} AS {array}_{at}" for at in range(len(of.columns))]
+        names = {number: _array(relation.names) for number, relation in of.layouts.items()}
+        sent = self._by_layout(lambda number: f"transform(unchanged, at -> {names[number]}[at])")
+        out.append(f"CASE WHEN size(unchanged) > 0 THEN {sent} END AS unsent")
+        out.append(f"{self._by_layout(self._absent)} AS absent")
+        return out
+
+    @property
+    def values(self) -> list[str]:
+        """The outer query."""
+        of = self._of
+        out = [f"{source} AS {name}" for name, source in PLACES.items()]
+        out += [f"{self._value('new', at)} AS {quoted(name)}" for at, name in enumerate(of.names)]
+        fields = ", ".join(f"{_literal(name)}, {self._value('old', at)}" for at, name in enumerate(of.names))
+        out += [f"CASE WHEN had_old THEN named_struct({fields}) END AS _old", "old_kind AS _old_kind"]
+        out += ["unsent AS _unchanged", "absent AS _absent"]
+        return [*out, f"{self._kept} AS _misfit"] if self._misfits == "keep" else out
+
+    def _value(self, array: str, at: int) -> str:
+        text, column = f"{array}_{at}", self._of.columns[at]
+        value, fits = cast_sql(text, column), fits_sql(text, column)
+        if fits == "true":
+            return value
+        what = f"`{self._of.names[at]}` is no {column_type(column).sql}"
+        stop = f"raise_error(concat({_literal(f'a value of {what} at position ')}, position, ' of epoch ', epoch))"
+        return f"CASE WHEN {fits} THEN {value}{f' ELSE {stop}' if self._misfits == 'stop' else ''} END"
+
+    @property
+    def _kept(self) -> str:
+        entries = []
+        for array, prefix in (("new", ""), ("old", "_old.")):
+            for at, (name, column) in enumerate(zip(self._of.names, self._of.columns, strict=True)):
+                fits = fits_sql(f"{array}_{at}", column)
+                if fits != "true":
+                    entry = f"struct({_literal(prefix + name)} AS key, {array}_{at} AS value)"
+                    entries.append(f"CASE WHEN NOT {fits} THEN {entry} END")
+        if not entries:
+            return "CAST(NULL AS MAP<STRING, STRING>)"
+        found = f"filter(array({', '.join(entries)}), entry -> entry IS NOT NULL)"
+        return f"CASE WHEN size({found}) > 0 THEN map_from_entries({found}) END"
+
+    def _text(self, array: str, at: int) -> str:
+        def one(number: int) -> str:
+            place = self._places[number][at]
+            return "CAST(NULL AS STRING)" if place is None else f"{array}[{place}]"
+
+        return self._by_layout(one)
+
+    def _absent(self, number: int) -> str:
+        names = [name for name, at in zip(self._of.names, self._places[number], strict=True) if at is None]
+        return _array(names) if names else "CAST(NULL AS ARRAY<STRING>)"
+
+    def _by_layout(self, one: Callable[[int], str]) -> str:
+        """A layout that came after the view was made must not look like NULL."""
+        cases = " ".join(f"WHEN {number} THEN {one(number)}" for number in self._places)
+        return f"CASE layout {cases} ELSE {self._unknown} END"
+
+    @cached_property
+    def _unknown(self) -> str:
+        return f"raise_error({_literal(f'{self._of.table} has another layout since the view was made: make it again')})"
+
+
+def _frame(spark: SparkSession, paths: Sequence[str], query: Callable[[str], str]) -> DataFrame:
+    """A query over the given files; SQL wants a name for them, which it does not keep."""
+    reading = spark.read.schema(_SCHEMA)
+    rows = reading.parquet(*paths) if paths else spark.createDataFrame([], _SCHEMA)
+    name = f"bronze_{uuid4().hex}"
+    rows.createOrReplaceTempView(name)
+    try:
+        return spark.sql(query(name))
+    finally:
+        spark.catalog.dropTempView(name)
+
+
+def _and(where: str, span: Span | None) -> str:
+    if span is None:
+        return where
+    return f"{where} AND epoch = {span.epoch} AND position > {span.after} AND position <= {span.upto}"
+
+
+def _array(names: Sequence[str]) -> str:
+    return f"array({', '.join(map(_literal, names))})"
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
