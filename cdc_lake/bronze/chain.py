@@ -52,7 +52,8 @@ class ChainVerdict:
     """What was verified, up to the first thing that does not fit: where it is, in which stream, and in what way.
 
     `empty` counts the transactions without rows that are accounted for, `passed_over` the CSNs in recorded gaps; both
-    are of streams that show every CSN.
+    are of streams that show every CSN. `behind`: the last transaction that retention let go; its hash is on record, and
+    the chain starts there.
     """
 
     transactions: int
@@ -63,6 +64,7 @@ class ChainVerdict:
     stream: str = ""
     empty: int = 0
     passed_over: int = 0
+    behind: tuple[int, int] | None = None
 
     @property
     def holds(self) -> bool:
@@ -88,7 +90,9 @@ def verify(
     try:
         walk.run(tell)
     except _Broken as broken:
-        return replace(walk.verdict, broken_at=broken.place, reason=broken.reason, stream=walk.stream(broken.place[0]))
+        return replace(
+            walk.verdict, broken_at=broken.place, reason=broken.reason, stream=walk.stream_of(broken.place[0])
+        )
     return walk.verdict
 
 
@@ -150,12 +154,9 @@ class _Walk:
             at = self._forward(at, self.state.epoch, at.position)
         self._leave(at)
 
-    def stream(self, epoch: int) -> str:
-        """The stream of an epoch, as its first rows name it."""
-        files = self.reader.files()
-        for part in files.batches(files.select(epoch=epoch), ["stream"], pc.field("epoch") == epoch):
-            return str(part["stream"][0])
-        return ""
+    def stream_of(self, epoch: int) -> str:
+        """The stream of an epoch, as bronze names it."""
+        return self.state.stream if epoch == self.state.epoch else self.reader.stream(epoch)
 
     # ── rows ──
 
@@ -199,12 +200,17 @@ class _Walk:
 
     def _enter(self, number: int) -> _Epoch:
         known = self.beside.get(number, Beside())
+        if number == self.state.epoch and known.stream is None:
+            known = replace(known, stream=self.state.stream)
         at = _Epoch(number, known, -1, GENESIS, known.start if known.dense else None)
         if known.start is not None:
             at.position = known.start
-        if self.span is None:
-            return at
-        before = self.reader.highest_commit(number, upto=self.span.after)
+        before = None if self.span is None else self.reader.highest_commit(number, upto=self.span.after)
+        left = self.reader.trimmed().get(number)
+        if left is not None and before is None and self.reader.highest_commit(number, upto=left[0]) is None:
+            at.position, at.hash = left
+            at.counted = left[0] if known.dense else None
+            self.verdict = replace(self.verdict, behind=(number, left[0]))
         if before is not None:
             at.hash = self.reader.commits(Span(number, before - 1, before))[-1].hash
             at.position = before

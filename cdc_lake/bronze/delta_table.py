@@ -7,22 +7,42 @@ files are never deleted (one that no commit names is harmless).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, confirm_app, order_app
 from cdc_lake.bronze.files import BOUNDED, LOOSE, Files
 from cdc_lake.bronze.port import BronzeState
-from cdc_lake.bronze.state import CONTRACT_PROPERTY, Told, check_contract, from_note, from_rows, note_of
+from cdc_lake.bronze.state import (
+    CONTRACT_PROPERTY,
+    TRIMMED_PROPERTY,
+    Told,
+    check_contract,
+    from_note,
+    from_rows,
+    note_of,
+    trimmed_of,
+    trimmed_text,
+)
 from cdc_lake.bronze.table import Written
 from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown
+from cdc_lake.lake.delta_leftovers import Leftovers
 from cdc_lake.lake.delta_log import NotLanded
-from cdc_lake.lake.delta_place import DeltaPlace, LocalPlace
+from cdc_lake.lake.delta_place import Action, DeltaPlace, LocalPlace
+from cdc_lake.lake.parquet_file import Rows
 
+_APPEND_ONLY = "delta.appendOnly"
+_SHORT_LOG = {
+    "delta.logRetentionDuration": "interval 10 minutes",
+    "delta.deletedFileRetentionDuration": "interval 10 minutes",
+    "delta.enableExpiredLogCleanup": "false",  # upkeep does it, outside of the receiver's commits
+}
 _PLAIN = ("ordinal", "lsn", "new", "old", "info", "raw")  # their values hardly repeat
 
 
@@ -84,7 +104,7 @@ class DeltaBronzeTable:
         at = actions.column_names.index("path")
         return Files.of(actions.set_column(at, "path", pa.array(paths, pa.string())), self._place.filesystem)
 
-    def write(self, rows: pa.Table) -> Written:
+    def write(self, rows: Rows) -> Written:
         """One Parquet file, not yet in the log."""
         try:
             action = self._place.write(rows, stats=BOUNDED, loose=LOOSE, plain=_PLAIN)
@@ -96,9 +116,58 @@ class DeltaBronzeTable:
         """One log entry, as the version right after the one looked at."""
         apps = {order_app(state.stream): state.upto, confirm_app(state.stream): state.confirm, **chunks}
         actions = [written.file for written in files]
+        return self._make(lambda table: self._place.commit(table, actions, apps=apps, note=note_of(state)))
+
+    # ── upkeep (`bronze.upkeep.MaintainedTable`) ──
+
+    def prepare(self, state: BronzeState) -> None:
+        """Say how long the log remembers: what was replaced long ago has no place in every checkpoint."""
+        there = self._place.ask(self._at.metadata).configuration
+        if missing := {name: value for name, value in _SHORT_LOG.items() if there.get(name) != value}:
+            self._make(lambda table: self._place.set_properties(table, missing, note_of(state)))
+
+    def exchange(self, removed: Sequence[str], files: Sequence[Written], state: BronzeState, *, gone: bool) -> int:
+        """One log entry, which readers of a stream pass over."""
+        names = [path.rpartition("/")[2] for path in removed]
+        if gone and self._place.ask(self._at.metadata).configuration.get(_APPEND_ONLY) == "true":
+            self._make(lambda table: self._place.set_properties(table, {_APPEND_ONLY: "false"}, note_of(state)))
+        now = time.time_ns() // 1_000_000
+        sizes = dict(zip(self.files().paths, self.files().actions["size_bytes"].to_pylist(), strict=True))
+        actions: list[Action] = [_unchanged(written.file) for written in files]
+        for path, name in zip(removed, names, strict=True):
+            actions.append(RemoveAction(name, gone, now, size=sizes[path], partition_values={}))
+        self._place.replaced(names)
+        return self._make(lambda table: self._place.commit(table, actions, apps={}, note=note_of(state)))
+
+    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
+        """From the table's properties."""
+        return trimmed_of(self._place.ask(self._at.metadata).configuration.get(TRIMMED_PROPERTY))
+
+    def record_trimmed(self, trimmed: Mapping[int, tuple[int, bytes]], state: BronzeState) -> None:
+        """As a property of the table."""
+        told = {TRIMMED_PROPERTY: trimmed_text(trimmed)}
+        self._make(lambda table: self._place.set_properties(table, told, note_of(state)))
+
+    def leftovers(self, *, entries_before: float, files_before: float) -> Leftovers | None:
+        """Log entries that a checkpoint replaces, and data files that no version names."""
+        live = [path.rpartition("/")[2] for path in self.files().paths]
+        return self._place.leftovers(live, entries_before=entries_before, files_before=files_before)
+
+    def tidy(self, *, entries_before: float, files_before: float) -> Leftovers | None:
+        """After a checkpoint of the version looked at."""
+        self._place.checkpoint(self._at)
+        found = self.leftovers(entries_before=entries_before, files_before=files_before)
+        if found is not None:
+            self._place.remove(found)
+        return found
+
+    # ── the log ──
+
+    def _make(self, commit: Callable[[DeltaTable], int]) -> int:
+        """Commit on top of the version looked at, and look at the one made."""
         table, self._table = self._at, None
         try:
-            version = self._place.commit(table, actions, apps=apps, note=note_of(state))
+            version = commit(table)
         except NotLanded as failure:
             if failure.overtaken:
                 raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
@@ -121,3 +190,8 @@ class DeltaBronzeTable:
             if note is not None and "stream" in note:
                 return from_note(note)
         return None
+
+
+def _unchanged(file: AddAction) -> AddAction:
+    """The action of a file that holds what files that leave had."""
+    return AddAction(file.path, file.size, {}, file.modification_time, data_change=False, stats=file.stats)

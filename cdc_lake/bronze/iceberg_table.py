@@ -17,12 +17,21 @@ from pyiceberg.manifest import ManifestContent, ManifestFile
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, order_app
 from cdc_lake.bronze.files import BOUNDED, Files
 from cdc_lake.bronze.port import BronzeState
-from cdc_lake.bronze.state import CONTRACT_PROPERTY, check_contract, from_note, from_rows, note_of
+from cdc_lake.bronze.state import (
+    CONTRACT_PROPERTY,
+    TRIMMED_PROPERTY,
+    check_contract,
+    from_note,
+    from_rows,
+    note_of,
+    trimmed_of,
+)
 from cdc_lake.bronze.table import Written
 from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown, CommitUncertain
 from cdc_lake.lake.catalog import CatalogAddress, is_there, open_catalog, reaching
 from cdc_lake.lake.iceberg_files import described, filesystem
 from cdc_lake.lake.iceberg_log import IcebergLog, NotLanded, Unknown
+from cdc_lake.lake.parquet_file import Rows
 
 NAMESPACE = "bronze"
 
@@ -102,7 +111,11 @@ class IcebergBronzeTable:
                 self.look()
         raise BronzeDamaged("the manifests of the newest version cannot be read", where=self.place) from failure
 
-    def write(self, rows: pa.Table) -> Written:
+    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
+        """From the table's properties."""
+        return trimmed_of(self._log.table.properties.get(TRIMMED_PROPERTY))
+
+    def write(self, rows: Rows) -> Written:
         """One Parquet file, in no version yet."""
         with self._writing("a data file could not be written"):
             file = self._log.write(rows, stats=BOUNDED, plain=_PLAIN)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -82,9 +82,20 @@ class BronzeReader:
         """The newest version of the table, None where there is none."""
         return self._table.version if self._table.look() else None
 
+    def stream(self, epoch: int) -> str:
+        """The stream of an epoch as its rows name it, empty where it has none."""
+        files = self.files()
+        for part in files.batches(files.select(epoch=epoch), ["stream"], pc.field("epoch") == epoch):
+            return str(part["stream"][0])
+        return ""
+
     def state(self) -> BronzeState | None:
         """Markers, epoch and head of the newest stream; None where no stream was started."""
         return self._table.state() if self._table.look() else None
+
+    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
+        """Epoch → position and hash of the last transaction that left by retention; nothing where none did."""
+        return self._table.trimmed() if self._table.look() else {}
 
     def commits(self, span: Span) -> list[CommitRow]:
         """The transactions of a span in order, from their COMMIT rows alone."""

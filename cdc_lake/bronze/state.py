@@ -18,6 +18,9 @@ from cdc_lake.errors import BronzeUnknown
 CONTRACT_PROPERTY = "cdc_lake.contract"
 """The table property that says that it is bronze, and which contract it follows."""
 
+TRIMMED_PROPERTY = "cdc_lake.trimmed"
+"""The table property that says of each epoch which transaction was the last to leave by retention, and its hash."""
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -76,3 +79,14 @@ def _last(rows: Any) -> list[dict[str, Any]]:
     commits = rows.filter(pc.equal(rows["op"], COMMIT))
     some = commits if commits.num_rows else rows
     return some.slice(some.num_rows - 1).to_pylist() if some.num_rows else []
+
+
+def trimmed_text(trimmed: Mapping[int, tuple[int, bytes]]) -> str:
+    """Epoch → position and hash, as the property has it."""
+    return json.dumps({str(epoch): [position, head.hex()] for epoch, (position, head) in sorted(trimmed.items())})
+
+
+def trimmed_of(text: str | None) -> dict[int, tuple[int, bytes]]:
+    """What the property says; nothing where there is none."""
+    said = json.loads(text) if text else {}
+    return {int(epoch): (int(position), bytes.fromhex(head)) for epoch, (position, head) in said.items()}

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.port import BronzeState
+from cdc_lake.lake.parquet_file import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,11 @@ class BronzeTable(Protocol):
         """The data files of the version."""
         ...
 
-    def write(self, rows: pa.Table) -> Written:
+    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
+        """Epoch → position and hash of the last transaction that left by retention; the chain goes on behind it."""
+        ...
+
+    def write(self, rows: Rows) -> Written:
         """Write one data file, on disk where the durability says so. Raises BronzeNotWritten."""
         ...
 

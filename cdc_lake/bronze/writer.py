@@ -26,7 +26,7 @@ from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import AnotherReceiver, NoStream, NotInOrder
 from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.relation import Relation
-from cdc_lake.observe.failpoint import FILE_WRITTEN, failpoint
+from cdc_lake.observe.failpoint import FILE_WRITTEN, STATE_READ, failpoint
 
 FILE_BYTES = 1 << 30
 """Size in memory above which a commit has more than one file: only a transaction larger than any batch gets there."""
@@ -52,7 +52,9 @@ class TableBronze:
 
     def state(self) -> BronzeState | None:
         """What bronze holds of the newest stream, read from the table; None where no stream was started."""
-        return self._read()[1]
+        state = self._read()[1]
+        failpoint(STATE_READ)
+        return state
 
     def begin_stream(self, stream: str, start: int, confirm: int | None = None) -> BronzeState:
         """Start a stream at `start`, in the epoch after the last one; the table is made where there is none."""
@@ -148,15 +150,25 @@ class TableBronze:
         return self._commit(state, written, chunks), sum(one.size for one in written)
 
     def _commit(self, state: BronzeState, files: Sequence[Written], chunks: dict[str, int]) -> int:
-        """Commit with the state; whatever goes wrong, the table is read again before the next commit."""
-        self._known = None
-        try:
-            version = self._table.commit(files, state, chunks)
-        except AnotherReceiver:
-            self._refused = True
-            raise
-        self._known = state
-        return version
+        """Commit with the state; whatever goes wrong, the table is read again before the next commit.
+
+        Upkeep leaves the state as it was: what was overtaken by it alone is committed on top of it.
+        """
+        before, self._known = self._known, None
+        while True:
+            last = {app: self._table.last_chunk(app) for app in chunks}
+            try:
+                version = self._table.commit(files, state, chunks)
+            except AnotherReceiver:
+                if before is None or not self._table.look() or self._table.state() != before:
+                    self._refused = True
+                    raise
+                if last != {app: self._table.last_chunk(app) for app in chunks}:
+                    self._refused = True
+                    raise
+            else:
+                self._known = state
+                return version
 
 
 class DeltaBronze(TableBronze):

@@ -172,3 +172,20 @@ class StoreUnfenced(LakeError):
 
     code = "LAK438"
     hint = "bronze needs a store that honours `If-None-Match` on PUT: choose another one, or a newer version of it"
+
+
+class BronzeBusy(LakeError):
+    """Upkeep of bronze found no moment between two commits of its receiver."""
+
+    code = "LAK445"
+    retry = Retry.LATER
+    hint = "nothing was changed; run `cdc-lake maintain` again when less is received"
+
+
+class NotMaintained(LakeError):
+    """Bronze is of a format or at a place that this version cannot keep up."""
+
+    code = "LAK446"
+    hint = (
+        "maintenance is made for Delta tables and local folders; `cdc-lake explain LAK446` says what there is instead"
+    )

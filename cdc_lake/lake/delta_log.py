@@ -23,6 +23,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from cdc_lake.lake.bounds import Bounds
 from cdc_lake.lake.delta_stats import statistics
 from cdc_lake.lake.parquet_file import Rows, write_parquet
+from cdc_lake.observe.failpoint import COMMIT_WRITTEN, failpoint
 
 CHECKPOINT_INTERVAL = 20
 """Commits between checkpoints. A commit reads the log since the last one: 12 ms with 20, 25 ms with 100 (measured)."""
@@ -208,6 +209,7 @@ def _made(call: Callable[[], None], base: int, mark: str, read: ReadEntry) -> in
         call()
     except Exception as cause:  # noqa: BLE001 - any failure may have committed: the log decides
         failure = cause
+    failpoint(COMMIT_WRITTEN)
     version, overtaken = _find(read, base, mark)
     if version is None:
         raise NotLanded(overtaken=overtaken) from failure

@@ -39,6 +39,7 @@ from pyiceberg.table.update import (
 from cdc_lake.lake.iceberg_files import new_file
 from cdc_lake.lake.iceberg_manifests import Manifests
 from cdc_lake.lake.parquet_file import Rows
+from cdc_lake.observe.failpoint import COMMIT_WRITTEN, failpoint
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -175,6 +176,7 @@ class IcebergLog:
         before = {entry.metadata_file for entry in table.metadata.metadata_log}
         try:
             response = self._catalog.commit_table(table, requirements, updates)
+            failpoint(COMMIT_WRITTEN)
         except Exception as cause:
             now = self._asked()
             if now is not None and any(_noted(v).get(COMMIT_PROPERTY) == mark for v in now.metadata.snapshots):

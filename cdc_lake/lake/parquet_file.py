@@ -9,6 +9,8 @@ from typing import IO, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc_lake.observe.failpoint import FILE_OPEN, failpoint
+
 ROW_GROUP_ROWS = 128 * 1024
 
 Rows: TypeAlias = pa.Table | Iterable[pa.Table]
@@ -33,6 +35,7 @@ def write_parquet(rows: Rows, sink: IO[bytes] | Any, *, stats: Sequence[str], pl
     ) as writer:
         for part in itertools.chain([first], parts):
             writer.write_table(part, row_group_size=ROW_GROUP_ROWS)
+        failpoint(FILE_OPEN)
 
 
 def _leaves(schema: pa.Schema) -> list[str]:

@@ -12,9 +12,14 @@ import signal
 import threading
 
 CONNECTED = "receive.connected"
+STATE_READ = "receive.state-read"
 COMMIT_RECEIVED = "receive.commit-received"
+FILE_OPEN = "lake.file-open"
 FILE_WRITTEN = "bronze.file-written"
+COMMIT_WRITTEN = "lake.commit-written"
 BRONZE_COMMITTED = "bronze.committed"
+COMPACTING = "bronze.compacting"
+COMPACTED = "bronze.compacted"
 CONFIRMED = "receive.confirmed"
 SNAPSHOT_CHUNK = "snapshot.chunk"
 SNAPSHOT_DONE = "snapshot.done"
@@ -27,11 +32,16 @@ CUT_WRITTEN = "apply.cut-written"
 BATCH_ENTERED = "apply.batch-entered"
 
 FAILPOINTS = {
+    STATE_READ: "a start has read what bronze holds, the stream is not open",
     CONNECTED: "the stream is open, nothing was read",
     COMMIT_RECEIVED: "a transaction is complete in memory",
+    FILE_OPEN: "a data file of bronze or of a control table is open, its end is not written",
     FILE_WRITTEN: "a data file of bronze is on disk, no commit names it",
+    COMMIT_WRITTEN: "a commit to bronze or to a control table is made, its reply was not seen",
     BRONZE_COMMITTED: "bronze holds a batch, the server was not told",
     CONFIRMED: "the server was told",
+    COMPACTING: "a file that takes the place of small ones is on disk, no commit names it",
+    COMPACTED: "small files of bronze were replaced, they are still there",
     SNAPSHOT_CHUNK: "a chunk of the initial copy is in bronze",
     SNAPSHOT_DONE: "the copy is whole and the slot is kept, no row says so",
     PREPARED: "all tables of a span are read and judged",
