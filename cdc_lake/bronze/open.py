@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cdc_lake.bronze.decoded import Decoded
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.table import BronzeTable
@@ -9,6 +10,7 @@ from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import IcebergMissing
 from cdc_lake.lake.catalog import catalog_address
+from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.lake.delta_store import StorePlace
 from cdc_lake.lake.object_store import object_store
@@ -30,7 +32,12 @@ def bronze_table(project: Project) -> BronzeTable:
 
 def bronze_reader(project: Project) -> BronzeReader:
     """A reader of it, for one thread."""
-    return BronzeReader(bronze_table(project))
+    return BronzeReader(bronze_table(project), decoded(project))
+
+
+def decoded(project: Project) -> Decoded:
+    """What its undecodable transactions turned out to be."""
+    return Decoded(ControlTables(project.control), project.control / "decoded_rows")
 
 
 def bronze_writer(project: Project) -> TableBronze:

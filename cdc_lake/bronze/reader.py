@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import COMMIT, DELETE, INSERT, RELATION, SCHEMA, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.contract import COMMIT, DELETE, INSERT, RELATION, SCHEMA, SNAPSHOT, TRUNCATE, UNDECODABLE, UPDATE
+from cdc_lake.bronze.decoded import Decoded
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.port import BronzeState
@@ -60,8 +61,10 @@ class CommitRow:
 class BronzeReader:
     """A bronze table; a path is a Delta table's local folder. Keeps the table open; one instance a thread."""
 
-    def __init__(self, table: BronzeTable | Path) -> None:
+    def __init__(self, table: BronzeTable | Path, decoded: Decoded | None = None) -> None:
+        """`decoded`: what undecodable transactions turned out to be; without it they are what they are in bronze."""
         self._table: BronzeTable = DeltaBronzeTable(table) if isinstance(table, Path) else table
+        self._decoded = decoded
         self._files: tuple[int, Files] | None = None
         self._layouts: dict[int, Relation] = {}
         self._layouts_read: set[str] = set()
@@ -103,7 +106,17 @@ class BronzeReader:
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=COMMIT)
         columns = ["epoch", "position", "commit_lsn", "commit_ts", "xid", "info"]
         rows = files.read(paths, columns, within(span) & (pc.field("op") == COMMIT))
-        return [_commit_row(row) for row in _in_order(rows).to_pylist()]
+        found = [_commit_row(row) for row in _in_order(rows).to_pylist()]
+        return found if self._decoded is None else [self._decoded.of(commit) for commit in found]
+
+    def undecodable(self, span: Span) -> list[CommitRow]:
+        """The transactions of a span that are there as bytes only, in order; those decoded later are left out."""
+        files = self.files()
+        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=UNDECODABLE)
+        rows = files.read(paths, ["position"], within(span) & (pc.field("op") == UNDECODABLE))
+        positions = sorted(rows["position"].unique().to_pylist())
+        found = [commit for at in positions for commit in self.commits(Span(span.epoch, at - 1, at))]
+        return [commit for commit in found if commit.undecoded is not None]
 
     def highest_commit(self, epoch: int, upto: int | None = None) -> int | None:
         """The position of the last transaction of an epoch, at or below `upto`; None where there is none."""
@@ -127,7 +140,7 @@ class BronzeReader:
         Each commit repeats the layouts it uses, so a span's own files hold all that its changes need; with a span more
         may be returned than it uses, never less.
         """
-        files = self.files()
+        files = self.applied()
         names = None if relations is None else {str(name) for name in relations}
         bounds = {} if span is None else {"epoch": span.epoch, "after": span.after - 1, "upto": span.upto}
         paths = files.select(op=RELATION, relations=names, **bounds)
@@ -156,7 +169,7 @@ class BronzeReader:
 
     def changes(self, table: TableName, span: Span) -> pa.Table:
         """All columns of one table's changes (I U D T) in a span, in order."""
-        files = self.files()
+        files = self.applied()
         paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, relations=[str(table)])
         wanted = within(span) & (pc.field("relation") == str(table))
         wanted &= pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE])
@@ -164,8 +177,8 @@ class BronzeReader:
 
     def history_rows(self, table: TableName) -> pa.Table:
         """All columns of all changes and snapshot rows of one table, in order over all epochs."""
-        files = self.files()
-        wanted = (pc.field("relation") == str(table)) & (pc.field("op") != RELATION)
+        files = self.applied()
+        wanted = (pc.field("relation") == str(table)) & ~pc.field("op").isin([RELATION, UNDECODABLE])
         return _in_order(files.read(files.select(relations=[str(table)]), SCHEMA.names, wanted))
 
     def rows(self, position: int, epoch: int | None = None) -> pa.Table:
@@ -188,6 +201,13 @@ class BronzeReader:
         rows = itertools.chain.from_iterable(_dictionaries(files.read([path], columns, wanted)) for path in paths)
         for position, group in itertools.groupby(rows, key=lambda row: row["position"]):
             yield position, list(group)
+
+    def applied(self) -> Files:
+        """The files, with those of transactions that were decoded after they had landed: what is applied to silver."""
+        files = self.files()
+        if self._decoded is None or not files.select(op=UNDECODABLE):
+            return files
+        return self._decoded.over(files)
 
     def files(self) -> Files:
         """The data files of the newest version."""

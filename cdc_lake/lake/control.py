@@ -46,6 +46,9 @@ TABLES: dict[str, Columns] = {
         ("database", _TEXT, "database on the server"),
         ("domain", _TEXT, "order domain: lsn or csn"),
         _RECORDED,
+        ("dense", pa.bool_(), "whether the stream shows every CSN of the server"),
+        ("last_position", _LONG, "hand-over: the position that the stream before it had reached, NULL for the first"),
+        ("last_hash", _TEXT, "hand-over: hash of that stream's last transaction, in hexadecimal digits"),
     ),
     "snapshots": (
         ("snapshot", _TEXT, "name of the snapshot"),
@@ -110,6 +113,15 @@ TABLES: dict[str, Columns] = {
         ("position", _LONG, "how far bronze was then: transactions above it are of this configuration, until the next"),
         _RECORDED,
     ),
+    "decoded": (
+        _EPOCH,
+        ("position", _LONG, "position of a transaction that landed as bytes, its rows `X`"),
+        ("content", _TEXT, "digest of those, as its COMMIT row has it"),
+        ("version", _TEXT, "version of cdc_lake that decoded it"),
+        ("counts", _TEXT, "JSON: table → operation → number of changes"),
+        ("file", _TEXT, "its layouts and changes, a Parquet file in the folder `decoded_rows` beside this table"),
+        _RECORDED,
+    ),
     "runs": (
         ("run", _TEXT, "identifier of the run"),
         ("verb", _TEXT, "command it was"),
@@ -121,12 +133,17 @@ TABLES: dict[str, Columns] = {
 }
 """Name, type and meaning of each control table's columns; the reference page is generated from it."""
 
-ControlName: TypeAlias = Literal["streams", "snapshots", "cuts", "held", "gaps", "timelines", "configurations", "runs"]
+ControlName: TypeAlias = Literal[
+    "streams", "snapshots", "cuts", "held", "gaps", "timelines", "configurations", "decoded", "runs"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """A stream's start: the hand-over from the epoch before."""
+    """A stream's start: the hand-over from the epoch before, as bronze was then.
+
+    `dense`: it shows every CSN; `last_position`, `last_hash`: where the stream before it ended. None where not known.
+    """
 
     epoch: int
     stream: str
@@ -136,6 +153,9 @@ class StreamRow:
     database: str
     domain: str
     recorded_at: datetime
+    dense: bool | None = None
+    last_position: int | None = None
+    last_hash: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +221,19 @@ class ConfigurationRow:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodedRow:
+    """A transaction that was decoded after it had landed as bytes; `counts` is JSON."""
+
+    epoch: int
+    position: int
+    content: str
+    version: str
+    counts: str
+    file: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """One run of a verb; `facts` is JSON."""
 
@@ -212,7 +245,7 @@ class RunRow:
     facts: str
 
 
-ControlRow: TypeAlias = StreamRow | SnapshotRow | CutRow | GapRow | TimelineRow | ConfigurationRow | RunRow
+ControlRow: TypeAlias = StreamRow | SnapshotRow | CutRow | GapRow | TimelineRow | ConfigurationRow | DecodedRow | RunRow
 _NAMES: dict[type, ControlName] = {
     StreamRow: "streams",
     SnapshotRow: "snapshots",
@@ -220,6 +253,7 @@ _NAMES: dict[type, ControlName] = {
     GapRow: "gaps",
     TimelineRow: "timelines",
     ConfigurationRow: "configurations",
+    DecodedRow: "decoded",
     RunRow: "runs",
 }
 

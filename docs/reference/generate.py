@@ -98,6 +98,7 @@ _ABOUT = {
     "held": "Changes that were kept back, in full, each with its position and reason.",
     "gaps": "CSNs that a stream passed over because they did not arrive in time, where it is told to go on.",
     "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",
+    "decoded": "Transactions that landed as bytes and were decoded later by `held retry`.",
     "runs": "One row a run.",
 }
 _WORDS = {

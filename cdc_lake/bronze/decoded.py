@@ -1,0 +1,139 @@
+"""Decoded later: what undecodable transactions turned out to be, kept beside bronze, which is never rewritten.
+
+A file a transaction, with its layouts and changes as bronze would have them, in a folder beside the control tables; a
+row of the control table `decoded` says which transaction it stands for, by the digest of its bytes. The file is on disk
+before the row is: a row without its file counts for nothing, and the transaction is decoded again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc_lake.bronze.contract import BEGIN, COMMIT
+from cdc_lake.bronze.files import Files
+from cdc_lake.lake.control import ControlTables, DecodedRow, now
+
+if TYPE_CHECKING:
+    from cdc_lake.bronze.reader import CommitRow
+
+
+@dataclass(frozen=True)
+class Overlaid(Files):
+    """The files of bronze, and those beside it, which have rows of bronze's columns at positions of their own."""
+
+    beside: Files = field(default_factory=Files.none)
+
+    def select(
+        self,
+        *,
+        epoch: int | None = None,
+        after: int | None = None,
+        upto: int | None = None,
+        op: str | None = None,
+        relations: Iterable[str] | None = None,
+    ) -> list[str]:
+        """See Files; those beside bronze come last."""
+        names = None if relations is None else list(relations)
+        mine = super().select(epoch=epoch, after=after, upto=upto, op=op, relations=names)
+        return [*mine, *self.beside.select(epoch=epoch, after=after, upto=upto, op=op, relations=names)]
+
+    def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
+        """See Files."""
+        mine, theirs = self._parted(paths)
+        return pa.concat_tables([super().read(mine, columns, wanted), self.beside.read(theirs, columns, wanted)])
+
+    def batches(
+        self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
+    ) -> Iterator[pa.Table]:
+        """See Files."""
+        mine, theirs = self._parted(paths)
+        yield from super().batches(mine, columns, wanted)
+        yield from self.beside.batches(theirs, columns, wanted)
+
+    def _parted(self, paths: Sequence[str]) -> tuple[list[str], list[str]]:
+        beside = set(self.beside.paths)
+        return [path for path in paths if path not in beside], [path for path in paths if path in beside]
+
+
+class Decoded:
+    """The transactions of a pipeline that were decoded later. One instance a thread."""
+
+    def __init__(self, control: ControlTables, folder: Path) -> None:
+        self._control = control
+        self._folder = folder
+
+    def of(self, commit: CommitRow) -> CommitRow:
+        """The commit with the counts of its changes where it was decoded later; otherwise as it is."""
+        if commit.undecoded is None:
+            return commit
+        row = self._rows().get((commit.epoch, commit.position))
+        if row is None or row.content != commit.content.hex():
+            return commit
+        return replace(commit, counts=json.loads(row.counts), undecoded=None)
+
+    def over(self, files: Files) -> Files:
+        """The files, and beside them those of transactions that were decoded later."""
+        rows = self._rows().values()
+        if not rows:
+            return files
+        table = pa.table(
+            {
+                "path": [str(self._path(row)) for row in rows],
+                **{f"{end}.epoch": pa.array([row.epoch for row in rows], pa.int32()) for end in ("min", "max")},
+                **{f"{end}.position": pa.array([row.position for row in rows], pa.int64()) for end in ("min", "max")},
+            }
+        )
+        return Overlaid(files.actions, files.filesystem, Files.of(table))
+
+    def record(self, commit: CommitRow, rows: pa.Table, counts: dict[str, dict[str, int]], version: str) -> None:
+        """Keep what a transaction turned out to be; `rows` as bronze would have them. Raises LakeError, OSError."""
+        fact = DecodedRow(
+            epoch=commit.epoch,
+            position=commit.position,
+            content=commit.content.hex(),
+            version=version,
+            counts=json.dumps(counts, ensure_ascii=False),
+            file=f"{commit.epoch}-{commit.position}-{commit.content.hex()[:12]}.parquet",
+            recorded_at=now(),
+        )
+        path = self._path(fact)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = rows.filter(pc.invert(pc.is_in(rows["op"], pa.array([BEGIN, COMMIT]))))
+        # the layouts stand at the batch's first position in bronze, here at the transaction's own
+        at = whole.column_names.index("position")
+        position = pa.repeat(pa.scalar(commit.position, pa.int64()), whole.num_rows)
+        _write(whole.set_column(at, whole.schema.field(at), position), path)
+        self._control.record(fact)
+
+    def _rows(self) -> dict[tuple[int, int], DecodedRow]:
+        """By epoch and position; of several of one transaction the newest."""
+        found = self._control.read("decoded").sort_by("recorded_at").to_pylist()
+        rows = [DecodedRow(**row) for row in found]
+        return {(row.epoch, row.position): row for row in rows if self._path(row).exists()}
+
+    def _path(self, row: DecodedRow) -> Path:
+        return self._folder / row.file
+
+
+def _write(rows: pa.Table, path: Path) -> None:
+    """On disk under its name, or not there."""
+    beside = path.with_suffix(".part")
+    with beside.open("wb") as file:
+        pq.write_table(rows, file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
