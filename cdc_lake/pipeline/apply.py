@@ -103,9 +103,10 @@ def _follow(
 ) -> None:
     """Let the stream on bronze call `advance`; between its calls the idle timer does.
 
-    A checkpoint that no longer fits bronze is only a hint: it is set aside, and a new one begins.
+    A checkpoint that no longer fits bronze is only a hint: it is set aside, and a new one begins. Where Spark has no
+    stream of bronze, its clock calls instead, and a run that ends with what bronze holds has walked there already.
     """
-    if bronze_reader(project).version() is None:
+    if bronze_reader(project).version() is None or (once and not _streams(project)):
         return
     clock = _Clock(advance, stop)
     try:
@@ -139,11 +140,29 @@ def _listen(project: Project, spark: SparkSession, clock: _Clock, *, once: bool,
 
 
 def _query(project: Project, spark: SparkSession, clock: _Clock, checkpoint: Path, *, once: bool) -> StreamingQuery:
+    if not _streams(project):
+        return _ticks(project, spark, clock)
     rows = spark.readStream.format("delta").option("skipChangeCommits", "true").load(str(project.bronze))
     writer = (
         rows.select("position").writeStream.foreachBatch(clock.on_batch).option("checkpointLocation", str(checkpoint))
     )
     return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="0 seconds")).start()
+
+
+def _streams(project: Project) -> bool:
+    """Whether Spark streams bronze: a Delta table in a folder.
+
+    Iceberg's source dies with the version that its checkpoint names, and bronze keeps few of them; for tables in an
+    object store Spark would need the store's own jars only to be told the time.
+    """
+    return project.pipeline.bronze.format == "delta" and project.bronze_address is None
+
+
+def _ticks(project: Project, spark: SparkSession, clock: _Clock) -> StreamingQuery:
+    """A query on Spark's own clock. It needs no checkpoint: what was done, the tables say."""
+    time_rows = spark.readStream.format("rate").option("rowsPerSecond", "1").load()
+    writer = time_rows.writeStream.foreachBatch(clock.on_batch)
+    return writer.trigger(processingTime=f"{project.pipeline.apply.idle} milliseconds").start()
 
 
 class _Clock:
