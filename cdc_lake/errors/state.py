@@ -18,6 +18,15 @@ class SilverLost(StateError):
     hint = "put the table back as it was, or start over with a new copy (docs/guides/operations.md)"
 
 
+class TransactionUndecoded(StateError):
+    """Silver cannot go on: the next transaction of bronze is there as bytes that could not be decoded."""
+
+    code = "STA655"
+    hint = (
+        "`cdc-lake held list` shows what is missing; with that set, or with a version that can, `cdc-lake held retry`"
+    )
+
+
 class SnapshotIncomplete(StateError):
     """Bronze has a stream whose initial copy never finished."""
 
@@ -126,3 +135,10 @@ class ViewNotMade(StateError):
 
     code = "STA661"
     hint = "make temporary views (without `database`), or read with `spark_changes`"
+
+
+class SpanTrimmed(StateError):
+    """Bronze let go transactions that silver does not have."""
+
+    code = "STA665"
+    hint = "start over with a new copy (docs/guides/operations.md): what left bronze is nowhere else in the lake"

@@ -33,6 +33,7 @@ from cdc_lake.errors import (
     SilverLost,
     SnapshotIncomplete,
     SparkDied,
+    TransactionUndecoded,
 )
 from cdc_lake.lake.control import ControlTables, RunRow, SnapshotRow
 from cdc_lake.lake.marker import read_marker
@@ -51,6 +52,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, found, last_cut, write_cut
 from cdc_lake.pipeline.holds import open_holds, record
 from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
+from cdc_lake.pipeline.waiting import undecoded
 from cdc_lake.silver.complete import MISSING_BASE
 from cdc_lake.silver.merge import MISSING_ROW
 from cdc_lake.source.stream import shown
@@ -92,9 +94,14 @@ class Applied:
 
 
 class Advance:
-    """Walks silver to the top of bronze. One at a time in a process; another process is fenced by the tables."""
+    """Walks silver to the top of bronze. One at a time in a process; another process is fenced by the tables.
 
-    def __init__(self, project: Project, spark: SparkSession, tell: Tell) -> None:
+    `waits`: stop quietly before a transaction that could not be decoded, and look again in the next call.
+    """
+
+    def __init__(self, project: Project, spark: SparkSession, tell: Tell, *, waits: bool = False) -> None:
+        self._waits = waits
+        self._waiting: str | None = None
         self._project = project
         self._spark = spark
         self._tell = tell
@@ -129,7 +136,7 @@ class Advance:
         if waiting:
             tables = self._catch_up(state, tables, position, waiting)
         while position < top and not stop.is_set():
-            commits = self._next(Span(state.epoch, position, top))
+            commits = self._next(state, Span(state.epoch, position, top))
             if not commits:
                 break
             position, tables = self._span(state, tables, position, commits)
@@ -153,17 +160,27 @@ class Advance:
 
     # ── spans ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _next(self, ahead: Span) -> list[CommitRow]:
-        """The transactions of the next span."""
+    def _next(self, state: BronzeState, ahead: Span) -> list[CommitRow]:
+        """The transactions of the next span; none where there are no more. Raises TransactionUndecoded."""
         bound = self._project.pipeline.apply.span_rows
         taken: list[CommitRow] = []
         rows = 0
         for commit in self._bronze.commits(ahead):
-            if taken and rows + commit.changes > bound:
+            if taken and (commit.undecoded is not None or rows + commit.changes > bound):
+                break
+            if commit.undecoded is not None:
+                self._stop_before(undecoded(state.stream, commit))
                 break
             taken.append(commit)
             rows += commit.changes
         return taken
+
+    def _stop_before(self, error: TransactionUndecoded) -> None:
+        if not self._waits:
+            raise error
+        if self._waiting != error.message:
+            self._tell(Progress("apply", f"silver waits: {error.message}", facts={"code": error.code}))
+        self._waiting = error.message
 
     def _span(
         self, state: BronzeState, tables: dict[str, TableState], after: int, commits: Sequence[CommitRow]
@@ -214,7 +231,7 @@ class Advance:
     def _jobs(
         self, state: BronzeState, tables: dict[str, TableState], touched: Iterable[str], after: int, upto: int
     ) -> list[TableJob]:
-        files, held = self._bronze.files(), self._control.read("held")
+        files, held = self._bronze.applied(), self._control.read("held")
         jobs = []
         for relation in sorted(touched):
             target = self._project.target(TableName.parse(relation))

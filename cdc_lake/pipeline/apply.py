@@ -60,7 +60,7 @@ def apply(
     """Apply until `goal` (None: what bronze holds) with `once`, otherwise until `stop`.
 
     Raises the error of the first table that could not go on, RuleStopped, AnotherApply, JavaMissing,
-    SparkNotStarted, SparkDied.
+    SparkNotStarted, SparkDied; with `once` TransactionUndecoded, for which a run without end waits.
     """
     began = time.monotonic()
     with lease(project.control):
@@ -75,7 +75,7 @@ def _apply(
     project: Project, spark: SparkSession, *, once: bool, goal: int | None, stop: threading.Event, tell: Tell
 ) -> Applied:
     began = time.monotonic()
-    with Advance(project, spark, tell) as advance:
+    with Advance(project, spark, tell, waits=not once) as advance:
         outcome = "failed"
         try:
             advance.run(goal, stop)
