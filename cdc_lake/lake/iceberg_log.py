@@ -136,10 +136,9 @@ class IcebergLog:
         """Add files in a version whose summary carries the note. Raises NotLanded, Unknown."""
         table, parent, mark = self.table, self._head, uuid4().hex
         version, sequence = table.metadata.new_snapshot_id(), table.metadata.next_sequence_number()
-        manifests = list(self.manifests())
+        manifests = self._files.merge(self.manifests(), version, sequence)
         if files:
             manifests.append(self._files.add(files, version, sequence))
-        manifests = self._files.merge(manifests, version, sequence)
         parent_id = None if parent is None else parent.snapshot_id
         snapshot = Snapshot(
             snapshot_id=version,

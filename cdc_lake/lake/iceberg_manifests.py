@@ -66,20 +66,20 @@ class Manifests:
 
     def merge(self, manifests: Sequence[ManifestFile], version: int, sequence: int) -> list[ManifestFile]:
         """The same data files in fewer manifests, where a size class is full."""
-        kept = list(manifests)
+        full: list[ManifestFile] = []
         for number in range(CLASSES):
-            full = [m for m in kept if m.content == ManifestContent.DATA and _size_class(m) == number]
-            if len(full) < TIER:
-                continue
-            entries = [entry for manifest in full for entry in self.entries(manifest)]
-            for entry in entries:
-                entry.status = ManifestEntryStatus.EXISTING
-            merged = self._write(entries, version, sequence)
-            gone = {m.manifest_path for m in full}
-            kept = [merged, *(m for m in kept if m.manifest_path not in gone)]
-            for path in gone:
-                self._small.pop(path, None)
-        return kept
+            same = [m for m in manifests if m.content == ManifestContent.DATA and _size_class(m) == number]
+            if len(same) + bool(full) < TIER:
+                break
+            full += same
+        if not full:
+            return list(manifests)
+        entries = [entry for manifest in full for entry in self.entries(manifest)]
+        for entry in entries:
+            entry.status = ManifestEntryStatus.EXISTING
+        gone = {manifest.manifest_path for manifest in full}
+        self._small = {path: listed for path, listed in self._small.items() if path not in gone}
+        return [self._write(entries, version, sequence), *(m for m in manifests if m.manifest_path not in gone)]
 
     def write_list(self, manifests: Iterable[ManifestFile], version: int, parent: int | None, sequence: int) -> str:
         """Write the list of a version; its location."""
