@@ -117,10 +117,15 @@ def record(
     plugin: Annotated[
         PluginName | None, typer.Option("--plugin", help="Output plugin of the slot. Default: the pipeline's.")
     ] = None,
+    redact: Annotated[
+        bool | None,
+        typer.Option("--redact/--raw", help="Overwrite every value of every row; or not."),
+    ] = None,
     environment: Environment = None,
 ) -> None:
-    """Capture the live stream of a pipeline's source, raw, into a file: until a limit, or Ctrl-C.
+    """Capture the live stream of a pipeline's source into a file: until a limit, or Ctrl-C.
 
+    With `--redact` every value of every row is overwritten by one of the same length; names, types and positions stay.
     Nothing is confirmed to the server and neither the pipeline's slot nor its lake is touched.
     """
     from cdc_lake.cli.interrupt import StopOnSignal
@@ -135,7 +140,9 @@ def record(
     with StopOnSignal(lambda _: call.view.note("stopping: the recording is closed")) as stop:
         told = plugin.value if plugin else None
         try:
-            found = run(project, file, limits, plugin=told, slot=slot, stop=stop.event, tell=call.view.tell)
+            found = run(
+                project, file, limits, plugin=told, slot=slot, redact=redact, stop=stop.event, tell=call.view.tell
+            )
         except Stopped as early:
             raise typer.Exit(EXIT_INTERRUPTED) from early
     call.view.result(found, recorded_text(found))

@@ -24,6 +24,11 @@ def replayed_text(found: Replayed) -> str:
     return "\n".join(lines)
 
 
+def _unreadable(found: Recorded) -> str:
+    number = found.unreadable
+    return f", and {counted(number, 'message')} as a whole: not to be read" if number else ""
+
+
 def recorded_text(found: Recorded) -> str:
     """What was recorded, and what to do with it."""
     transactions = "" if found.transactions is None else f"{counted(found.transactions, 'transaction')}, "
@@ -31,6 +36,7 @@ def recorded_text(found: Recorded) -> str:
     return "\n".join(
         [
             f"recorded {transactions}{messages}, {size(found.bytes)} in {seconds(found.seconds)}, into {found.file}",
+            *([f"every value is overwritten{_unreadable(found)}"] if found.redacted else []),
             f"next: cdc-lake replay {found.file}",
         ]
     )

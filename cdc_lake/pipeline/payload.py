@@ -14,8 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final, Literal, TypeAlias, get_args
 
+from cdc_lake.decode import overwrite_pgoutput
 from cdc_lake.decode.describe import Described, described, present
 from cdc_lake.decode.describe_pgoutput import PgoutputDescriber
+from cdc_lake.decode.filler import Filler
+from cdc_lake.decode.mppdb import overwrite
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.guess import guess, is_line
 from cdc_lake.decode.mppdb.payload import records
@@ -91,6 +94,18 @@ class PayloadReader:
         batch = batch if reading.batch is None else reading.batch
         found = records(payload, style, batch=batch, codec=reading.codec, header_lsn=header_lsn, plugin=reading.plugin)
         return [described(record) for record in found]
+
+    def overwritten(self, payload: bytes, filler: Filler) -> tuple[bytes, bool]:
+        """The payload with every value of every row overwritten, and whether all of it could be read."""
+        reading = self._reading
+        if reading.plugin == "pgoutput":
+            return overwrite_pgoutput.overwritten(payload, filler)
+        try:
+            style, batch = guess(payload, self._style(payload))
+        except DecodeError:
+            return filler.value(payload), False
+        batch = batch if reading.batch is None else reading.batch
+        return overwrite.overwritten(payload, style, batch=batch, codec=reading.codec, filler=filler)
 
     def _style(self, payload: bytes) -> Style | None:
         """The style that was said. Text of test_decoding has two forms, its own and style t: the bytes say which."""

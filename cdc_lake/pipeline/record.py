@@ -1,8 +1,9 @@
-"""Recording a pipeline's stream: raw, into a file, without touching the pipeline's own slot or lake.
+"""Recording a pipeline's stream into a file, raw or redacted, without touching the pipeline's own slot or lake.
 
 The slot is one of its own that begins now and goes at the end, unless one is named; nothing is confirmed, so a
 recording changes nothing at the source. The file is of the format of `source.recording_file`, and on the disk when the
-call returns.
+call returns. A redacted recording has every value of every row overwritten by one of the same length (`decode.filler`)
+before it is written; names, types, lengths and positions stay, and it decodes as the raw one would.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource, PostgresSource
-from cdc_lake.errors import DecodeError
+from cdc_lake.decode.filler import Filler
+from cdc_lake.errors import DecodeError, RecordingNotRedacted
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.open_stream import PATIENCE, patiently
 from cdc_lake.pipeline.payload import PayloadReader, reading_of
@@ -30,7 +32,7 @@ from cdc_lake.source.gaussdb.capture import FamilyCapture
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import identify
 from cdc_lake.source.quoting import identifier
-from cdc_lake.source.recording_file import Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
+from cdc_lake.source.recording_file import Alive, Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
 from cdc_lake.source.wire import connect as wire
 from cdc_lake.source.wire.session import WireSession
 
@@ -48,7 +50,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a recording holds. `transactions` counts COMMITs, None where nobody asked for them."""
+    """What a recording holds. `transactions` counts COMMITs, None where nobody asked for them.
+
+    `unreadable`: messages of a redacted one that could not be read and were overwritten as a whole.
+    """
 
     file: str
     source: str
@@ -60,6 +65,8 @@ class Recorded:
     bytes: int
     transactions: int | None
     seconds: float
+    redacted: bool = False
+    unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +86,35 @@ def record(
     *,
     plugin: str | None = None,
     slot: str | None = None,
+    redact: bool | None = None,
     stop: threading.Event,
     tell: Tell,
 ) -> Recorded:
     """Record until a limit or `stop`. Raises SourceError, RecordingNotWritten; what came until then is in the file.
 
-    A slot that somebody has just left is waited for: raises Stopped where `stop` comes first.
+    `redact` None: raw, which is refused where the pipeline redacts: raises RecordingNotRedacted. A slot that somebody
+    has just left is waited for: raises Stopped where `stop` comes first.
     """
     refuse_existing(file)
+    if redact is None and project.pipeline.bronze.redact:
+        raise RecordingNotRedacted("the pipeline redacts, and a recording holds what the server sends")
     source = project.pipeline.source
     plugin = plugin or source.slot.plugin
     opened = patiently(lambda: _open(project, plugin, slot), stop, tell, PATIENCE)
     header = RecordingHeader(
-        source.type, plugin, opened.options, opened.encoding, opened.start, datetime.now(UTC).isoformat("T", "seconds")
+        source.type,
+        plugin,
+        opened.options,
+        opened.encoding,
+        opened.start,
+        datetime.now(UTC).isoformat("T", "seconds"),
+        redacted=bool(redact),
     )
     with closing(opened.capture):
         tell(Progress("record", f"recording {source.place} from {opened.start} into {file}"))
         with RecordingWriter(file, header) as writer:
-            run = _Run(opened.capture, writer, limits, _commits(header) if limits.transactions is not None else None)
+            commits = _commits(header) if limits.transactions is not None else None
+            run = _Run(opened.capture, writer, limits, commits, _Overwriting(header) if redact else None)
             run.follow(stop)
     return Recorded(
         file=str(file),
@@ -109,6 +127,8 @@ def record(
         bytes=writer.size,
         transactions=None if limits.transactions is None else run.transactions,
         seconds=run.seconds,
+        redacted=bool(redact),
+        unreadable=run.unreadable,
     )
 
 
@@ -157,14 +177,25 @@ class _Run:
     """One recording as it grows."""
 
     def __init__(
-        self, capture: Capture, writer: RecordingWriter, limits: Limits, commits: Callable[[Data], int] | None
+        self,
+        capture: Capture,
+        writer: RecordingWriter,
+        limits: Limits,
+        commits: Callable[[Data], int] | None,
+        overwriting: _Overwriting | None,
     ) -> None:
         self._capture = capture
         self._writer = writer
         self._limits = limits
         self._commits = commits
+        self._overwriting = overwriting
         self._started = time.monotonic()
         self.messages = self.keepalives = self.transactions = 0
+
+    @property
+    def unreadable(self) -> int:
+        """Messages that were overwritten as a whole."""
+        return 0 if self._overwriting is None else self._overwriting.unreadable
 
     @property
     def seconds(self) -> float:
@@ -180,8 +211,8 @@ class _Run:
                     break
 
     def _take(self, body: bytes) -> None:
-        self._writer.append(body)
         entry = copy_data(body)
+        self._writer.append(body if self._overwriting is None else self._overwriting.body(body, entry))
         if isinstance(entry, Data):
             self.messages += 1
             self.transactions += self._commits(entry) if self._commits else 0
@@ -195,6 +226,27 @@ class _Run:
             or (limits.bytes is not None and self._writer.size >= limits.bytes)
             or (limits.transactions is not None and self.transactions >= limits.transactions)
         )
+
+
+class _Overwriting:
+    """Overwrites the values in messages, under a secret that is forgotten at the end."""
+
+    def __init__(self, header: RecordingHeader) -> None:
+        self._reader = PayloadReader(reading_of(header))
+        self._filler = Filler()
+        self.unreadable = 0
+
+    def body(self, body: bytes, entry: Data | Alive | None) -> bytes:
+        """The body of a message without its values."""
+        match entry:
+            case Alive():
+                return body
+            case Data(payload=given):
+                payload, readable = self._reader.overwritten(given, self._filler)
+            case None:
+                given, payload, readable = body, self._filler.value(body), False
+        self.unreadable += not readable
+        return body[: len(body) - len(given)] + payload
 
 
 def _commits(header: RecordingHeader) -> Callable[[Data], int]:

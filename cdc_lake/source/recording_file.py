@@ -7,6 +7,8 @@ as the GaussDB family does). Before the entries may stand one line of JSON that 
     {"format": "cdc-lake/recording/1", "source": …, "plugin": …, "options": {…}, "encoding": "UTF8",
      "start": "0/16B3748", "started": "2026-01-01T00:00:00+00:00"}
 
+and `"redacted": true` where every value of every row was overwritten (`decode.filler`).
+
 A file that was cut off in an entry is an error at that entry, never a shorter stream.
 """
 
@@ -35,7 +37,7 @@ _ALIVE: Final = {18: struct.Struct(">cQ"), 33: struct.Struct("<cQ")}  # 'k', WAL
 class RecordingHeader:
     """Where a recording comes from. `options` and `encoding` are in the server's own names.
 
-    `start` is the position that was asked for, `started` ISO 8601 with zone.
+    `start` is the position that was asked for, `started` ISO 8601 with zone. `redacted`: every value is overwritten.
     """
 
     source: str
@@ -44,6 +46,7 @@ class RecordingHeader:
     encoding: str = "UTF8"
     start: str = "0/0"
     started: str = ""
+    redacted: bool = False
 
     @property
     def keepalives_confirm(self) -> bool:
@@ -60,6 +63,7 @@ class RecordingHeader:
             "encoding": self.encoding,
             "start": self.start,
             "started": self.started,
+            **({"redacted": True} if self.redacted else {}),
         }
         return json.dumps(body, ensure_ascii=False).encode() + b"\n"
 
@@ -140,9 +144,8 @@ class RecordingReader:
             if body["format"] != FORMAT:
                 raise self._unreadable(f"a recording of another format than {FORMAT}", 0)
             options = {str(name): str(value) for name, value in body["options"].items()}
-            return RecordingHeader(
-                body["source"], body["plugin"], options, body["encoding"], body["start"], body["started"]
-            )
+            told = (body["source"], body["plugin"], options, body["encoding"], body["start"], body["started"])
+            return RecordingHeader(*told, redacted=body.get("redacted") is True)
         except (ValueError, KeyError, TypeError, AttributeError) as malformed:
             raise self._unreadable("the header of the recording is not one", 0) from malformed
 

@@ -103,6 +103,29 @@ def test_a_recording_is_replayed_and_inspected(database, pipeline, tmp_path, cap
     assert {"name": "v", "type_oid": 25, "value": "changed\nit"} in update["new"]
 
 
+def test_a_redacted_recording_replays_and_holds_no_value(database, pipeline, tmp_path, capsys):
+    file, limits = tmp_path / "a.rec", Limits(seconds=20, transactions=6)
+    found = recorded(database, load_project(pipeline), file, limits, redact=True)
+    assert (found.redacted, found.unreadable) == (True, 0)
+    assert b"changed" not in file.read_bytes()
+    assert b"row " not in file.read_bytes()
+    assert run_command(app, ["replay", str(file), "--json"]) == 0
+    (played,) = json.loads(capsys.readouterr().out)["recordings"]
+    assert (played["transactions"], played["changes"]["public.t"]) == (6, {"insert": 3, "update": 3})
+
+
+def test_a_pipeline_that_redacts_is_recorded_only_as_it_is_told(database, pipeline, tmp_path, capsys):
+    with pipeline.open("a") as text:
+        text.write("bronze: {redact: [{columns: [public.t.v], strategy: drop}]}\n")
+    command = ["record", str(pipeline), str(tmp_path / "a.rec"), "--seconds", "0.3"]
+    assert run_command(app, command) == 2
+    assert "CFG155" in capsys.readouterr().err
+    assert not (tmp_path / "a.rec").exists()
+    assert run_command(app, [*command, "--redact"]) == 0
+    assert "every value is overwritten" in capsys.readouterr().out
+    assert run_command(app, ["record", str(pipeline), str(tmp_path / "b.rec"), "--seconds", "0.3", "--raw"]) == 0
+
+
 def test_a_slot_that_is_given_is_read_and_not_moved(database, pipeline, tmp_path):
     with database.connect() as session:
         session.execute("SELECT pg_create_logical_replication_slot('mine', 'pgoutput')")
