@@ -171,19 +171,32 @@ def _scattered(places: _Places, values: Any, kind: pa.DataType) -> Any:
 
 
 def _lists(places: _Places, given: Any, kind: pa.DataType) -> Any:
-    """The lists at their rows, sharing the values of the given array."""
-    lists = _one(given, kind)
+    """The lists at their rows, sharing the values of the given arrays: as many arrays as there are."""
+    chunks = given.chunks if isinstance(given, pa.ChunkedArray) else [given]
+    out, first, row = [], 0, 0
+    for lists in chunks:
+        behind = first + len(lists)
+        end = places.at[behind] if behind < len(places.at) else places.rows
+        out.append(_spread(lists, places.at[first:behind] - row, end - row).cast(kind))
+        first, row = behind, end
+    return pa.chunked_array(out, kind)
+
+
+def _spread(lists: Any, at: Any, rows: int) -> Any:
+    """The lists at these of so many rows, NULL at the others."""
     offsets = np.asarray(lists.offsets).astype(np.int64)
     missing = np.asarray(lists.is_null())
     lengths = np.diff(offsets)
     if lengths[missing].any():  # Arrow allows a NULL to own values; then they have to be copied out
-        return lists.take(places.change)
-    spread = np.zeros(places.rows + 1, np.int64)
-    spread[places.at + 1] = lengths
-    nothing = np.ones(places.rows, bool)
-    nothing[places.at] = missing
+        index = np.full(rows, -1, np.int64)
+        index[at] = np.arange(len(at))
+        return lists.take(_index(index))
+    spread = np.zeros(rows + 1, np.int64)
+    spread[at + 1] = lengths
+    nothing = np.ones(rows, bool)
+    nothing[at] = missing
     where = (np.cumsum(spread) + offsets[0]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(where), lists.values, mask=pa.array(nothing)).cast(kind)
+    return pa.ListArray.from_arrays(pa.array(where), lists.values, mask=pa.array(nothing))
 
 
 def _infos(places: _Places, layouts: list[Relation], begins: list[str | None], commits: list[str], given: Any) -> Any:

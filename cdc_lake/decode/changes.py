@@ -25,7 +25,7 @@ class ChangeColumns:
     ndarray; `new`, `old` pyarrow list<string> arrays, NULL where there is no such tuple; `old_kind` pyarrow string
     array (`key`, `full`, NULL); `unchanged` pyarrow list<int32> array of positions in `new`, NULL where every value was
     sent; `info` pyarrow string array, JSON of a truncate's flags or a message's prefix and content, else NULL;
-    `digests` one 32-byte digest a change (`decode.digest`).
+    `digests` one 32-byte digest a change (`decode.digest`). A batch that was decoded in parts has chunked arrays.
 
     A transaction that could not be decoded has only rows `X`: `raw` is a pyarrow binary array of their bytes, NULL
     elsewhere (None: there are no such rows), `undecoded` says why, by index of the transaction.

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import canonical_undecodable, digest_of
+from cdc_lake.decode.joined import joined
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering
 from cdc_lake.errors import BatchTooLarge, DecodeError
 from cdc_lake.model.relation import Relation, TableName
@@ -82,8 +83,7 @@ class Landing(Generic[R]):
 
     def __call__(self, batch: Sequence[R]) -> ChangeColumns:
         """The changes of the batch. Raises BatchTooLarge, and what the format's catalog raises."""
-        parts = self._parts(batch)
-        return parts[0][0] if len(parts) == 1 else _joined(parts)
+        return joined(self._parts(batch), pa.concat_arrays)
 
     def _parts(self, batch: Sequence[R]) -> list[tuple[ChangeColumns, int]]:
         """Columns, and how many transactions they are of."""
@@ -135,34 +135,3 @@ def _why(kept: Kept) -> Undecoded:
     error = kept.error
     tables = tuple(dict.fromkeys(map(str, kept.tables)))
     return Undecoded(len(kept.frames), error.code, error.message, error.where, tables, version("cdc_lake"))
-
-
-def _joined(parts: Sequence[tuple[ChangeColumns, int]]) -> ChangeColumns:
-    """Columns of consecutive transactions as one."""
-    numbering = Numbering()
-    transaction, relation = [], []
-    undecoded: dict[int, Undecoded] = {}
-    first = 0
-    for columns, transactions in parts:
-        numbers = np.array([*map(numbering.number, columns.relations), -1], np.int32)
-        relation.append(numbers[columns.relation])
-        transaction.append(columns.transaction + np.int32(first))
-        undecoded |= {first + at: why for at, why in columns.undecoded.items()}
-        first += transactions
-    every = [columns for columns, _ in parts]
-    return replace(
-        every[0],
-        relations=numbering.relations,
-        transaction=np.concatenate(transaction),
-        op=np.concatenate([columns.op for columns in every]),
-        relation=np.concatenate(relation),
-        lsn=np.concatenate([columns.lsn for columns in every]),
-        **{name: _one([getattr(c, name) for c in every]) for name in ("new", "old", "old_kind", "unchanged", "info")},
-        digests=[digest for columns in every for digest in columns.digests],
-        raw=_one([pa.nulls(len(c), pa.binary()) if c.raw is None else c.raw for c in every]) if undecoded else None,
-        undecoded=undecoded,
-    )
-
-
-def _one(arrays: Sequence[Any]) -> Any:
-    return pa.concat_arrays(arrays)

@@ -7,11 +7,11 @@ another each waits until `max_delay` after the one before it, or until it is ful
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.model import Batch
-from cdc_lake.decode.raw import Raw
+from cdc_lake.decode.raw import Raw, Tabulated
 from cdc_lake.pipeline.order import Closed
 
 
@@ -19,7 +19,8 @@ class OpenBatch:
     """Whole transactions waiting for a commit; closed by bytes, changes, transactions or age, whichever is first.
 
     `upto`, `confirm` and `empty` are what bronze's state will be once everything taken so far is in it: they move on
-    with transactions without changes too, which need no commit of their own.
+    with transactions without changes too, which need no commit of their own. `to_decode`: bytes of what was not handed
+    over for decoding.
     """
 
     def __init__(self, limits: Batch, clock: Callable[[], float], upto: int, confirm: int) -> None:
@@ -29,6 +30,7 @@ class OpenBatch:
         self.upto, self.confirm, self.empty = upto, confirm, 0
         self._transactions: list[Raw] = []
         self._bytes = self._rows = 0
+        self._handed, self.to_decode = 0, 0
         self._since = self._closed = -math.inf  # when its oldest transaction came, when the batch before it was closed
 
     def __len__(self) -> int:
@@ -46,6 +48,7 @@ class OpenBatch:
             self._since = self._clock()
         self._transactions.append(transaction)
         self._bytes += transaction.size
+        self.to_decode += transaction.size
         self._rows += transaction.count
 
     @property
@@ -63,9 +66,16 @@ class OpenBatch:
         """Seconds until it is to be closed, at most `max_delay` after its oldest transaction; not above zero: now."""
         return max(self._since, self._closed + self._limits.max_delay / 1000) - self._clock()
 
+    def hand_over(self) -> Sequence[Raw]:
+        """The transactions that were not handed over for decoding yet. Their bytes are held no longer."""
+        handed = self._transactions[self._handed :]
+        self._transactions[self._handed :] = [Tabulated(raw.bounds, raw.size, raw.count) for raw in handed]
+        self._handed, self.to_decode = len(self._transactions), 0
+        return handed
+
     def take(self) -> ClosedBatch:
         """Close it: its transactions and markers, and it holds no transaction any more."""
         taken, self._transactions = self._transactions, []
-        self._bytes = self._rows = 0
+        self._bytes = self._rows = self._handed = self.to_decode = 0
         self._closed = self._clock()
         return ClosedBatch(taken, self.upto, self.confirm, self.empty)

@@ -1,40 +1,57 @@
-"""Landing: one bronze commit at a time and in order, while the source is read and answered, and the next batch decoded.
+"""Landing: one bronze commit at a time, while the source is read and answered, and the next batch decoded.
 
-Two threads of their own, one for each of what a batch goes through: its changes become columns, then they are written
-and committed. The two cost about the same, and each runs mostly outside Python's interpreter lock.
+Two threads of their own, one for each of what changes go through: they become columns, a few mebibytes of them at a
+time and long before their batch is closed; then a batch is written and committed. Both work mostly outside of Python's
+interpreter lock. What waits for decoding is bytes, what waits for writing is columns: the first are given back early.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
+import pyarrow as pa
+
 from cdc_lake.bronze.port import BronzeWriter, ClosedBatch, Landed, Tabulate
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.raw import Tabulated
+from cdc_lake.decode.joined import joined
+from cdc_lake.decode.raw import Raw
 
-_MOST: Final = 2
-"""Batches under way: one being committed, one being decoded. Each is held in memory."""
+PART_BYTES: Final = 2 << 20
+"""Bytes of whole transactions that are worth decoding before their batch is closed."""
+
+_MOST_BEHIND: Final = 4 * PART_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Transactions being decoded: how many, and their bytes."""
+
+    columns: Future[ChangeColumns]
+    transactions: int
+    size: int
 
 
 class Landing:
-    """Hands commits to the writer, which makes one at a time; what it made durable is taken by `taken` or `finish`.
+    """Hands commits to the writer. At most one is under way; what it made durable is taken by `taken` or `finish`.
 
-    While one is under way one more batch is taken in. Where a commit fails, those handed over behind it are not made.
+    What was given to `decode` since the last `append` is what the next batch holds; `tabulate` makes columns of it.
 
     As a context manager it waits for the commit under way at the end and drops its result: bronze itself is asked
     at the next start.
     """
 
-    def __init__(self, bronze: BronzeWriter) -> None:
+    def __init__(self, bronze: BronzeWriter, tabulate: Tabulate) -> None:
         self._bronze = bronze
+        self._tabulate = tabulate
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="cdc-lake-decode")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="cdc-lake-bronze")
-        self._commits: deque[Future[Landed]] = deque()
+        self._parts: list[_Part] = []  # of the next batch
+        self._behind: list[_Part] = []  # of any batch, not decoded yet when last looked at
+        self._commit: Future[Landed] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -42,57 +59,65 @@ class Landing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._writing.shutdown(wait=True, cancel_futures=True)
+        self._writing.shutdown(wait=True)
         self._decoding.shutdown(wait=True, cancel_futures=True)
 
     @property
-    def idle(self) -> bool:
-        """True where every commit's result was taken."""
-        return not self._commits
+    def busy(self) -> bool:
+        """True from the start of a commit until its result is taken."""
+        return self._commit is not None
 
     @property
-    def has_room(self) -> bool:
-        """Whether one more batch may be handed over."""
-        return len(self._commits) < _MOST
+    def behind(self) -> bool:
+        """Whether so much waits for decoding that nothing more should be read."""
+        self._behind = [part for part in self._behind if not part.columns.done()]
+        return sum(part.size for part in self._behind) >= _MOST_BEHIND
 
-    def append(self, batch: ClosedBatch, tabulate: Tabulate) -> None:
-        """Start the commit of a batch; only while there is room."""
-        assert self.has_room
-        before = self._commits[-1] if self._commits else None
-        columns = self._decoding.submit(_columns_of, batch, tabulate)
-        self._commits.append(self._writing.submit(self._append, before, columns))
+    def decode(self, transactions: Sequence[Raw]) -> None:
+        """Start to make columns of the transactions that the next batch has, behind those given before."""
+        if transactions:
+            size = sum(transaction.size for transaction in transactions)
+            part = _Part(self._decoding.submit(self._tabulate, transactions), len(transactions), size)
+            self._parts.append(part)
+            self._behind.append(part)
+
+    def append(self, batch: ClosedBatch) -> None:
+        """Start the commit of a batch all of whose transactions were given to `decode`; only when not busy."""
+        assert self._commit is None
+        parts, self._parts = self._parts, []
+        self._commit = self._writing.submit(self._append, batch, parts)
 
     def advance(self, position: int, confirm: int, empty: int) -> None:
-        """Start an empty commit up to `position`; only when idle."""
-        assert self.idle
-        self._commits.append(self._writing.submit(self._bronze.advance, position, confirm, empty))
+        """Start an empty commit up to `position`; only when not busy."""
+        assert self._commit is None
+        self._commit = self._writing.submit(self._bronze.advance, position, confirm, empty)
 
-    def taken(self, timeout: float = 0.0) -> Landed | None:
-        """What the oldest commit under way made durable, waiting up to `timeout` seconds; raises what it raised."""
-        if not self._commits:
+    def rest(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds, until the commit under way is made or something is decoded."""
+        if self._commit is not None and self._commit.done():
+            return
+        under_way: list[Future[Any]] = [part.columns for part in self._behind if not part.columns.done()]
+        wait(under_way + ([self._commit] if self._commit is not None else []), timeout, FIRST_COMPLETED)
+
+    def taken(self) -> Landed | None:
+        """What the commit under way made durable, once it is done; raises what it raised."""
+        return self.finish() if self._commit is not None and self._commit.done() else None
+
+    def finish(self) -> Landed | None:
+        """Wait for the commit under way, however long; None where there is none."""
+        if self._commit is None:
             return None
-        wait([self._commits[0]], timeout)
-        return self._commits.popleft().result() if self._commits[0].done() else None
+        commit, self._commit = self._commit, None
+        return commit.result()
 
-    def finish(self) -> Sequence[Landed]:
-        """Wait for all commits under way, however long; raises what one of them raised."""
-        landed = [commit.result() for commit in self._commits]
-        self._commits.clear()
-        return landed
+    def settle(self) -> None:
+        """Wait until nothing is being decoded: `tabulate` may be called by somebody else then."""
+        wait([part.columns for part in self._behind])
 
-    def _append(self, before: Future[Landed] | None, columns: Future[tuple[ClosedBatch, ChangeColumns]]) -> Landed:
-        if before is not None:
-            before.result()  # what failed is not passed over: its transactions would be missing
-        batch, changes = columns.result()
+    def _append(self, batch: ClosedBatch, parts: list[_Part]) -> Landed:
+        columns = [(part.columns.result(), part.transactions) for part in parts]
 
         def given(fresh: Sequence[Any]) -> ChangeColumns:
-            return changes.without_first(len(batch.transactions) - len(fresh))  # repeats come first
+            return joined(columns, pa.chunked_array).without_first(len(batch.transactions) - len(fresh))  # repeats
 
         return self._bronze.append(batch, given)
-
-
-def _columns_of(batch: ClosedBatch, tabulate: Tabulate) -> tuple[ClosedBatch, ChangeColumns]:
-    """The changes as columns, and the batch without the bytes they were made of, which are of no more use."""
-    changes = tabulate(batch.transactions)
-    bare = [Tabulated(raw.bounds, raw.size, raw.count) for raw in batch.transactions]
-    return replace(batch, transactions=bare), changes

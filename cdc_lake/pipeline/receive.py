@@ -2,9 +2,9 @@
 
     frames → whole transactions → in order → one commit, durable → only then is the server told it may forget
 
-One commit is under way at a time, while the next batch is decoded and the one after it read. When that one is full
-too, nothing more is read: the server waits, and is answered meanwhile. Frames of a transaction whose COMMIT has not
-come are held in memory.
+One commit is under way at a time, while the next batch is read, and decoded as it comes. When that one is full too, or
+decoding is behind, nothing more is read: the server waits, and is answered meanwhile. Frames of a transaction whose
+COMMIT has not come are held in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cdc_lake.pipeline.batches import OpenBatch
 from cdc_lake.pipeline.connect import open_stream
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.gaps import keep_late, record_gap
-from cdc_lake.pipeline.landing import Landing
+from cdc_lake.pipeline.landing import PART_BYTES, Landing
 from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
 from cdc_lake.pipeline.order import Closed
 
@@ -141,23 +141,23 @@ class _Run:
             self.count(repeats=stream.order.repeats)
 
     def _loop(self, stream: OpenStream) -> None:
-        with Landing(self._bronze) as landing:
+        with Landing(self._bronze, stream.tabulate) as landing:
             while not self._done(landing):
                 self._confirm(stream, landing.taken())
-                if self._batch.full and not landing.has_room:
+                if landing.behind or (landing.busy and self._batch.full):
                     stream.frames.tick()
-                    self._confirm(stream, landing.taken(timeout=0.05))
+                    landing.rest(0.05)
                     continue
                 self._read(stream, landing)
                 self._commit_what_is_due(stream, landing)
-            self._confirm(stream, *landing.finish())
+            self._confirm(stream, landing.finish())
 
     def _done(self, landing: Landing) -> bool:
         if self._stop.is_set():
             at = format_position(self._upto, self._domain)
             self._tell(Progress("receive", f"stopping: bronze is whole up to {at}"))
             return True
-        return self._reaches_goal(self._upto) and landing.idle
+        return self._reaches_goal(self._upto) and not landing.busy
 
     def _reaches_goal(self, position: int) -> bool:
         return self._once and self._goal is not None and position >= self._goal
@@ -175,7 +175,7 @@ class _Run:
         self._add(stream, stream.order.tend(() if opened is None else (opened,)), landing)
 
     def _wait(self, landing: Landing) -> float:
-        if not landing.idle:
+        if landing.busy:
             return 0.01
         if len(self._batch):
             return min(max(self._batch.due_in, 0.0), 0.2)
@@ -187,7 +187,8 @@ class _Run:
         try:
             closed = stream.order.take(transaction)
         except LateTransaction as late:
-            self._confirm(stream, *landing.finish())
+            self._confirm(stream, landing.finish())
+            landing.settle()
             late.where = str(keep_late(self._project.control, stream.state, transaction, stream.tabulate))
             raise
         self._add(stream, closed, landing)
@@ -198,24 +199,24 @@ class _Run:
                 record_gap(self._control, stream.state, one.gap)
                 self._tell(Progress("receive", f"{one.gap} did not arrive: recorded, and passed over"))
             self._batch.add(one)
-            if self._batch.full and landing.has_room:
-                self._append(stream, landing)
+            if self._batch.full and not landing.busy:
+                self._append(landing)
+            elif self._batch.to_decode >= PART_BYTES:
+                landing.decode(self._batch.hand_over())
 
     def _commit_what_is_due(self, stream: OpenStream, landing: Landing) -> None:
-        if self._batch.full:
-            if landing.has_room:
-                self._append(stream, landing)
-        elif not landing.idle:
-            return  # what is not full waits, and grows
-        elif not len(self._batch):
+        if landing.busy:
+            return
+        if not len(self._batch):
             self._advance(stream, landing)
-        elif self._batch.due_in <= 0 or self._reaches_goal(self._batch.upto):
-            self._append(stream, landing)
+        elif self._batch.full or self._batch.due_in <= 0 or self._reaches_goal(self._batch.upto):
+            self._append(landing)
 
-    def _append(self, stream: OpenStream, landing: Landing) -> None:
+    def _append(self, landing: Landing) -> None:
+        landing.decode(self._batch.hand_over())
         batch = self._batch.take()
         self.count(bytes=sum(transaction.size for transaction in batch.transactions))
-        landing.append(batch, stream.tabulate)
+        landing.append(batch)
 
     def _advance(self, stream: OpenStream, landing: Landing) -> None:
         """No rows are pending: how far the stream is beyond them may be recorded, and then confirmed.
@@ -240,13 +241,10 @@ class _Run:
             self._advanced_at = now
             landing.advance(upto, confirm, self._batch.empty)
 
-    def _confirm(self, stream: OpenStream, *commits: Landed | None) -> None:
-        """What commits made durable, the server may forget."""
-        for landed in commits:
-            if landed is not None:
-                self._confirm_one(stream, landed)
-
-    def _confirm_one(self, stream: OpenStream, landed: Landed) -> None:
+    def _confirm(self, stream: OpenStream, landed: Landed | None) -> None:
+        """What a commit made durable, the server may forget."""
+        if landed is None:
+            return
         if landed.transactions:
             failpoint(BRONZE_COMMITTED)
         self._note(landed.upto, landed.confirm)

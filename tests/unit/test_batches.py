@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.model import Batch
-from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.raw import RawTransaction, Tabulated
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.pipeline.batches import OpenBatch
 from cdc_lake.pipeline.order import Closed
@@ -48,3 +48,20 @@ def test_after_a_pause_a_transaction_is_due_at_once_and_then_one_batch_every_del
     now[0] = 101.0
     batch.add(Closed(4, 4, raw(1, 1)))
     assert batch.due_in <= 0
+
+
+def test_what_is_handed_over_for_decoding_is_held_without_its_bytes() -> None:
+    batch = OpenBatch(Batch(), lambda: 0.0, 0, 0)
+    first, second = raw(1, 5), raw(2, 7)
+    batch.add(Closed(1, 1, first))
+    assert batch.to_decode == 5
+    assert batch.hand_over() == [first]
+    batch.add(Closed(2, 2, second))
+    assert batch.to_decode == 7
+    assert batch.hand_over() == [second]
+    assert batch.to_decode == 0
+    assert batch.hand_over() == []
+    kept = [Tabulated(one.bounds, one.size, one.count) for one in (first, second)]
+    assert batch.take() == ClosedBatch(kept, 2, 2)
+    batch.add(Closed(3, 3, first))
+    assert batch.hand_over() == [first]

@@ -1,0 +1,124 @@
+"""Landing: what is decoded in parts lands as if it had been decoded at once, and nothing is passed over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+
+from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed, Tabulate
+from cdc_lake.bronze.rows import build
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.digest import GENESIS
+from cdc_lake.decode.joined import joined
+from cdc_lake.decode.plain import columns_of
+from cdc_lake.decode.raw import Raw, Tabulated
+from cdc_lake.errors import MalformedMessage
+from cdc_lake.model.change import Change, Delete, Insert, Message, OldKind, Update
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.transaction import Boundaries
+from cdc_lake.pipeline.landing import Landing
+
+COLUMNS = (Column("id", "int4", 23, -1, True), Column("name", "text", 25, -1, False))
+A, B = (Relation(TableName("public", name), COLUMNS, ReplicaIdentity.DEFAULT, ("id",)) for name in "ab")
+CHANGES: tuple[list[Change], ...] = (
+    [Insert(A, ("1", "é")), Update(A, ("1", None), ("1", None), OldKind.KEY)],
+    [Delete(B, ("7", None), OldKind.KEY), Message("p", b"x")],
+    [Insert(B, ("2", "b")), Insert(A, ("3", ""))],
+    [Delete(A, ("1", None), OldKind.KEY)],
+)
+RAW = [Tabulated(Boundaries(nth + 1, nth + 1), 100, len(changes)) for nth, changes in enumerate(CHANGES)]
+
+
+def tabulate(batch: Sequence[Raw]) -> ChangeColumns:
+    numbers = [raw.bounds.position - 1 for raw in batch]
+    return columns_of([(at, n, change) for at, n in enumerate(numbers) for change in CHANGES[n]])
+
+
+def rows_of(batch: Sequence[Raw], columns: ChangeColumns) -> tuple[pa.Table, bytes]:
+    return build(batch, columns, stream="s", epoch=1, previous=GENESIS, ingest_ts=0)
+
+
+class Kept:
+    """A bronze writer that keeps rows; `upto` was there before."""
+
+    def __init__(self, upto: int = 0) -> None:
+        self.upto = upto
+        self.rows: list[tuple[pa.Table, bytes]] = []
+
+    def append(self, batch: ClosedBatch, given: Tabulate) -> Landed:
+        fresh = [raw for raw in batch.transactions if raw.bounds.position > self.upto]
+        self.rows.append(rows_of(fresh, given(fresh)))
+        return Landed(batch.upto, batch.confirm, len(fresh), 0, 0, 0, 1)
+
+    def advance(self, position: int, confirm: int, empty: int) -> Landed:
+        return Landed(position, confirm, 0, 0, 0, 0, 1)
+
+    def state(self) -> BronzeState | None:
+        raise AssertionError
+
+    begin_stream = append_snapshot = state
+
+
+@pytest.mark.parametrize("cuts", [(4,), (1, 2, 4), (1, 2, 3, 4)])
+@pytest.mark.parametrize("upto", [0, 1, 3])
+def test_a_batch_decoded_in_parts_lands_as_if_it_was_decoded_at_once(cuts: tuple[int, ...], upto: int) -> None:
+    bronze = Kept(upto)
+    with Landing(bronze, tabulate) as landing:  # type: ignore[arg-type]
+        for first, behind in zip((0, *cuts), cuts, strict=False):
+            landing.decode(RAW[first:behind])
+        landing.append(ClosedBatch(RAW, 4, 4))
+        assert landing.finish() is not None
+    (found, head), (expected, wanted) = bronze.rows[0], rows_of(RAW[upto:], tabulate(RAW[upto:]))
+    assert head == wanted
+    changes = found["op"].to_pylist().index("B")  # layouts of transactions that were there stay: harmless, and seldom
+    assert found.slice(changes).to_pylist() == expected.slice(expected["op"].to_pylist().index("B")).to_pylist()
+    assert upto or found.equals(expected)
+
+
+def test_chunks_are_joined_without_being_copied() -> None:
+    parts = [(tabulate([raw]), 1) for raw in RAW]
+    whole = joined(parts, pa.chunked_array)
+    assert whole.new.num_chunks == len(RAW)
+    rows, _ = rows_of(RAW, whole)
+    values = {chunk.values.buffers()[2].address for chunk in rows["new"].chunks if len(chunk.values)}
+    assert values <= {part.new.values.buffers()[2].address for part, _ in parts if len(part.new.values)}
+
+
+def test_what_cannot_be_decoded_stops_its_batch() -> None:
+    bronze = Kept()
+
+    def fails(batch: Sequence[Raw]) -> ChangeColumns:
+        if batch[0].bounds.position == 2:
+            raise MalformedMessage("bad")
+        return tabulate(batch)
+
+    with Landing(bronze, fails) as landing:  # type: ignore[arg-type]
+        for raw in RAW:
+            landing.decode([raw])
+        landing.append(ClosedBatch(RAW, 4, 4))
+        with pytest.raises(MalformedMessage):
+            landing.finish()
+    assert not bronze.rows
+
+
+def test_decoding_is_behind_until_its_bytes_are_columns() -> None:
+    go = threading.Event()
+
+    def waits(batch: Sequence[Raw]) -> ChangeColumns:
+        go.wait(10)
+        return tabulate(batch)
+
+    large = [Tabulated(raw.bounds, 4 << 20, raw.count) for raw in RAW]
+    with Landing(Kept(), waits) as landing:  # type: ignore[arg-type]
+        landing.decode(large[:1])
+        assert not landing.behind
+        landing.decode(large[1:2])
+        assert [landing.behind] == [True]
+        go.set()
+        landing.settle()
+        assert [landing.behind] == [False]
+        landing.append(ClosedBatch(large[:2], 2, 2))
+        assert landing.finish() is not None
