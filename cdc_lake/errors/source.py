@@ -292,3 +292,13 @@ class TimelineUntold(SourceError):
 
     code = "SRC261"
     hint = "put the timeline's .history file back into pg_wal (from the archive or another server), then run again"
+
+
+class HistoryDiffers(SourceError):
+    """The server sends a transaction below bronze's end that bronze does not have."""
+
+    code = "SRC262"
+    hint = (
+        "did another server take over that lacked the end of the log? then drop the slot, move the lake folder away and "
+        "run again; were `tables` changed after a crash? then change them back for one run"
+    )

@@ -10,6 +10,7 @@ from cdc_lake.errors import CdcLakeError, NoPrimary, NoReplicaIdentity, NoTableM
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room
+from cdc_lake.pipeline.check_postgres_failover import failover_lines
 from cdc_lake.pipeline.postgres_facts import (
     RoleFacts,
     ServerLimits,
@@ -38,6 +39,7 @@ def findings(project: Project) -> Iterator[CheckLine]:
         rights = role(session)
         yield from _role(project, rights)
         yield from _slot(project, session)
+        yield from failover_lines(project, session, facts)
         yield from _tables(project, session, rights)
 
 

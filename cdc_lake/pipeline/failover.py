@@ -76,13 +76,22 @@ def check_not_older(now: Timeline, last: Timeline) -> None:
         )
 
 
-def check_log_reaches(flushed: Lsn, timeline: int, reader: BronzeReader, state: BronzeState) -> None:
+def check_log_reaches(flushed: Lsn, reader: BronzeReader, state: BronzeState) -> None:
     """Raise BronzeAhead where the server's log ends before what bronze confirmed of it."""
     if state.confirm > flushed.value:
         raise BronzeAhead(
             f"bronze holds changes up to {Lsn(state.confirm)}, the server's log ends at {flushed}: "
-            f"{state.confirm - flushed.value} bytes were lost there (timeline {timeline}); "
+            f"{state.confirm - flushed.value} bytes were lost there; "
             f"{lost_words(state, lost_behind(reader, state, flushed))}"
+        )
+
+
+def check_csns_reach(next_csn: int, reader: BronzeReader, state: BronzeState) -> None:
+    """Raise BronzeAhead where the server has not given out all the CSNs that bronze, ordered by CSN, is complete to."""
+    if next_csn <= state.upto:
+        raise BronzeAhead(
+            f"bronze is complete up to CSN {state.upto}, but the server's next one is {next_csn}: "
+            f"{lost_words(state, reader.commits(Span(state.epoch, next_csn - 1, state.upto)))}"
         )
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
@@ -24,7 +25,13 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
 from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.failover import check_log_reaches
+from cdc_lake.pipeline.failover import (
+    check_csns_reach,
+    check_log_reaches,
+    check_not_older,
+    last_timeline,
+    note_timeline,
+)
 from cdc_lake.pipeline.family_frames import (
     CapturedAssembler,
     assembler_of,
@@ -37,6 +44,7 @@ from cdc_lake.pipeline.gaps import recorded_gaps
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder, Order
 from cdc_lake.pipeline.policy import by_policy
+from cdc_lake.pipeline.rejoin import Rejoin, RejoiningFrames, RejoiningOrder, rejoining
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
@@ -48,12 +56,13 @@ from cdc_lake.source.gaussdb.server import (
     identify,
     identify_by_sql,
 )
-from cdc_lake.source.gaussdb.slot import check_slot, find_slot
+from cdc_lake.source.gaussdb.slot import FamilySlotFacts, check_slot, find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now
 from cdc_lake.source.gaussdb.version import release_of
 from cdc_lake.source.resume import check_fed_from
 from cdc_lake.source.stream import Kind, StreamIdentity, TransactionAssembler, shown
 from cdc_lake.source.tables import chooses
+from cdc_lake.source.timeline import Timeline
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
 
@@ -85,17 +94,20 @@ def open_family(
         if project.family.decoding_mode is Mode.PARALLEL:
             with connect(replace(target, settings={})) as bare:
                 check_printing(bare)
-        state, copied = bronze.state(), 0
+        state, copied, rejoin = bronze.state(), 0, None
         if state is None or not is_complete(control, state.stream, state.epoch):
             start = family_start.FamilyStart(dial, session, facts)
             state, copied = patiently(
                 lambda: family_start.begin(project, start, bronze, control, stop, tell), stop, tell, patience
             )
         else:
-            check_resume(project, session, facts, state)
+            rejoin = _rejoin(project, state, check_resume(project, session, facts, state))
+        if facts.timeline:
+            note_timeline(Timeline(facts.timeline, None), control, state, tell)
         identity = StreamIdentity.parse(state.stream)
         goal = _goal(project, session, identity.domain)
-        frames = patiently(lambda: frames_of(project, dial("stream", not by_sql), state.confirm), stop, tell, patience)
+        begin = state.confirm if rejoin is None else rejoin.start
+        frames = patiently(lambda: frames_of(project, dial("stream", not by_sql), begin), stop, tell, patience)
         opened.callback(frames.close)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
@@ -105,10 +117,14 @@ def open_family(
         assembler: TransactionAssembler = whole
         if sends_more(project):
             assembler = CapturedAssembler(whole, Captured(layouts, layouts.takes))
+        order = _order(project, identity, state, control, reader)
+        if rejoin is not None:
+            rejoin.then = partial(frames.confirm, state.confirm)
+            frames, order = RejoiningFrames(frames, rejoin), RejoiningOrder(order, rejoin, state)
         yield OpenStream(
             frames=frames,
             assembler=assembler,
-            order=_order(project, identity, state, control, reader),
+            order=order,
             tabulate=by_policy(project, FamilyFormat(layouts, project.family.slot.plugin)),
             domain=identity.domain,
             state=state,
@@ -125,8 +141,10 @@ def check_options(project: Project, facts: FamilyServerFacts) -> None:
         raise OptionRefused(f"{first.summary}{more}", where=project.family.place, hint=first.remedy)
 
 
-def check_resume(project: Project, session: WireSession, facts: FamilyServerFacts, state: BronzeState) -> None:
-    """Raise unless the stream that bronze holds can go on at this server, database and slot."""
+def check_resume(
+    project: Project, session: WireSession, facts: FamilyServerFacts, state: BronzeState
+) -> FamilySlotFacts:
+    """Raise unless the stream that bronze holds can go on at this server, database and slot; the slot."""
     identity = StreamIdentity.parse(state.stream)
     if identity.kind is not Kind.GAUSS:
         raise OtherSource(f"the kind of source is `{Kind.GAUSS}`, but bronze was fed from `{identity.kind}`")
@@ -138,10 +156,23 @@ def check_resume(project: Project, session: WireSession, facts: FamilyServerFact
             hint=f"set `source.order` to {identity.domain.value} or auto, or begin a new lake",
         )
     slot_order = OrderDomain(source.slot_order)
+    reader = bronze_reader(project)
+    last = last_timeline(ControlTables(project.control), state)
+    if facts.timeline and last is not None:
+        check_not_older(Timeline(facts.timeline, None), last)
     if slot_order is OrderDomain.LSN:
-        check_log_reaches(facts.flushed, facts.timeline, bronze_reader(project), state)
+        check_log_reaches(facts.flushed, reader, state)
+    if identity.domain is OrderDomain.CSN:
+        check_csns_reach(csn_now(session).value, reader, state)
     there = find_slot(session, project.slot)
-    check_slot(there, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
+    return check_slot(there, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
+
+
+def _rejoin(project: Project, state: BronzeState, slot: FamilySlotFacts) -> Rejoin | None:
+    """What the server has to send again first, of an ordinary slot that is behind bronze."""
+    if reads_by_sql(project) or slot.order is not OrderDomain.LSN:
+        return None
+    return rejoining(bronze_reader(project), state, slot)
 
 
 def server_facts(session: WireSession, *, by_sql: bool) -> FamilyServerFacts:

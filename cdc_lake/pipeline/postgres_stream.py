@@ -102,7 +102,7 @@ def check_same(
     timeline = timeline_of(replication, facts.timeline)
     reader = bronze_reader(project)
     check_timeline(timeline, last_timeline(control, state), reader, state)
-    check_log_reaches(facts.flushed, facts.timeline, reader, state)
+    check_log_reaches(facts.flushed, reader, state)
     return timeline
 
 

@@ -20,6 +20,8 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.check_line import CheckLine
+from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.standby import promote, standby_of
 from tests.conftest import CDC_PASSWORD, CDC_USER, Database, make_database, make_role, start_server
@@ -103,6 +105,11 @@ def inserted(project: Project) -> list[str]:
     return [row["new"][0] for row in bronze_rows(project) if row["op"] in "SI"]
 
 
+def line(project: Project, subject: str) -> CheckLine:
+    (found,) = [line for line in findings(project) if line.subject == subject]
+    return found
+
+
 def copied(cluster: Cluster, standby: EmbeddedServer, project: Project) -> None:
     """Receive until the standby has a lasting copy of the slot, which moves on with the slot's own restart position."""
     lasting = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND synced AND NOT temporary"
@@ -125,10 +132,15 @@ def test_a_standby_that_has_all_of_bronze_goes_on_with_the_stream(cluster: Clust
     once(project)
     cluster.write("INSERT INTO t VALUES (2)")
     copied(cluster, standby, project)
+    ahead = line(project, "failover")
+    assert (ahead.ok, "does not wait for a standby" in ahead.text) == (None, True)
+    assert "synchronized_standby_slots = 'standby'" in ahead.fix
+    assert "will not have the slot" in line(cluster.project(), "failover").text
     cluster.caught_up(standby)
     cluster.primary.stop("immediate")
     promote(standby)
     cluster.write("INSERT INTO t VALUES (3)", standby)
+    assert line(project, "history").text == "all that bronze holds is in the server's log (timeline 2)"
 
     told: list[Progress] = []
     once(project, told.append)
@@ -165,6 +177,8 @@ def test_bronze_ahead_of_the_switch_stops_and_lists_what_the_new_primary_never_h
 
     with pytest.raises(BronzeAhead) as caught:
         once(cluster.project(standby))
+    found = line(cluster.project(standby), "history")
+    assert (found.ok, found.text, found.code) == (False, caught.value.message, "SRC217")
 
     commits = bronze_reader(project).commits(Span(state.epoch, state.upto, 1 << 62))
     two, three = commits[-2:]

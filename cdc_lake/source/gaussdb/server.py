@@ -20,8 +20,9 @@ _SETTINGS = ("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_s
 class FamilyServerFacts:
     """Who the server is (`IDENTIFY_SYSTEM`) and what matters of its settings.
 
-    `flushed` is where its log ended when asked. `encoding` is the database's, as the server names it, `compatibility`
-    the database's A, B, C or PG. `sender_timeout` is in seconds, 0 = never.
+    `timeline` is 0 where only SQL was asked. `flushed` is where its log ended when asked. `encoding` is the
+    database's, as the server names it, `compatibility` the database's A, B, C or PG. `sender_timeout` is in seconds,
+    0 = never.
     """
 
     version: FamilyVersion

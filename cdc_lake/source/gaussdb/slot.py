@@ -22,7 +22,8 @@ _BACKUP = "gs_roach"  # names of the backup tool begin so
 class FamilySlotFacts:
     """A slot as `pg_replication_slots` shows it. `confirmed` is an LSN or a CSN, by `order`.
 
-    Servers of the 3.0 line do not show what was confirmed: there it is `restart`, which is never above it.
+    Servers of the 3.0 line do not show what was confirmed: there it is `restart`, which is never above it, and `exact`
+    is False.
     """
 
     name: str
@@ -33,6 +34,7 @@ class FamilySlotFacts:
     restart: Lsn | None
     confirmed: int | None
     order: OrderDomain
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ def find_slot(session: WireSession, name: str) -> FamilySlotFacts | None:
         restart=Lsn.parse(restart) if restart else None,
         confirmed=confirmed,
         order=order,
+        exact=order is OrderDomain.CSN or "confirmed_flush" in row,
     )
 
 

@@ -59,6 +59,13 @@ class Ledger:
         self._next_xid = first_xid
         self._allotted: set[int] = set()
 
+    def copy(self) -> Ledger:
+        """The log as a standby has it that received everything up to now; it goes on by itself."""
+        with self._changed:
+            other = Ledger(start=self._end, first_csn=self._next_csn, first_xid=self._next_xid)
+            other._transactions = list(self._transactions)
+            return other
+
     def __len__(self) -> int:
         return len(self._transactions)
 

@@ -105,7 +105,7 @@ class Replication:
             position = lsn_text(self._state.ledger.end_lsn)
             row = {
                 "systemid": self._state.system,
-                "timeline": "1",
+                "timeline": str(self._state.timeline),
                 "xlogpos": position,
                 "dbname": self._session.database,
             }

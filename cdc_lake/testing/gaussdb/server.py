@@ -137,6 +137,32 @@ class GaussServer:
         self.state.slots.crash()
         self.start()
 
+    def standby(self) -> Self:
+        """A standby that received everything up to now, slots as they are included, and nothing from then on.
+
+        On ports of its own, not started. `promote` makes a primary of it.
+        """
+        mine = self.state
+        other = type(self)(
+            self.ledger.copy(),
+            version=mine.version,
+            product=mine.product,
+            answers=self.answers,
+            thread_pool=mine.thread_pool,
+            encoding=mine.encoding,
+            compatibility=mine.compatibility,
+        )
+        other._access = self._access  # noqa: SLF001  # one of its own kind
+        other.state.system, other.state.timeline, other.state.in_recovery = mine.system, mine.timeline, True
+        for slot, _ in mine.slots.all():
+            other.state.slots.create(slot)
+        return other
+
+    def promote(self, *, timeline: int | None = None) -> None:
+        """End recovery; the open source stays on the timeline it is on."""
+        self.state.in_recovery = False
+        self.state.timeline = timeline or self.state.timeline
+
     def disconnect(self) -> None:
         """Close every connection."""
         with self._lock:

@@ -34,6 +34,7 @@ class ServerState:
     encoding: str = "UTF8"
     compatibility: str = "PG"
     system: str = "7216310248822070380"
+    timeline: int = 1
     in_recovery: bool = False
     csn_export: bool = True
     thread_pool: bool = False

@@ -1,0 +1,222 @@
+"""A server of the GaussDB family takes over: it has to send again what bronze holds before anything new is landed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.records import Operation, Row, Style
+from cdc_lake.errors import BronzeAhead, HistoryDiffers, NoPrimary, OtherTimeline
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline import rejoin
+from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
+from cdc_lake.testing.gaussdb.server import GaussServer
+from tests.live.test_receive_loop import bronze_rows
+from tests.live.test_receive_loop import once as run_once
+from tests.unit.test_gaussdb_capture import BUDGET, NAME, TABLE, Way, fields, once, project_of, row
+
+WAYS = [Way(Style.BINARY, 1), Way(Style.JSON, 0), Way(Style.SERIAL)]
+if BUDGET > 1:
+    WAYS += [Way(Style.BINARY, 0), Way(Style.TEXT, 0), Way(Style.TEXT, 1), Way(Style.BINARY, 1, "5.0.3")]
+    WAYS += [Way(Style.BINARY, 1, csn_export=False)]
+
+
+def insert(ledger: Ledger, number: int) -> LedgerTransaction:
+    return ledger.commit([Row(Operation.INSERT, NAME, fields(row(number, None, "1")))])
+
+
+def elsewhere(ledger: Ledger) -> LedgerTransaction:
+    return ledger.commit([], database="elsewhere")
+
+
+def inserted(project: Project) -> list[int]:
+    return [int(one["new"][0]) for one in bronze_rows(project) if one["op"] == "I"]
+
+
+def state_of(project: Project) -> BronzeState:
+    state = bronze_reader(project).state()
+    assert state is not None
+    return state
+
+
+class Cluster:
+    """A primary that was read once, and standbys of it."""
+
+    def __init__(self, root: Path, way: Way) -> None:
+        self.root, self.way = root, way
+        answers = ScriptedAnswers(tables=[TABLE])
+        self.primary = GaussServer(Ledger(), version=way.version, answers=answers, users={"cdc": "x"})
+        self._servers = [self.primary]
+        self._start(self.primary)
+        once(self.project(self.primary))
+
+    def standby(self) -> GaussServer:
+        """A standby that received everything up to now, and no more."""
+        standby = self.primary.standby()
+        self._servers.append(standby)
+        return standby
+
+    def take_over(self, standby: GaussServer, *, timeline: int | None = None) -> GaussServer:
+        self.primary.stop()
+        standby.promote(timeline=timeline)
+        return self._start(standby)
+
+    def project(self, *servers: GaussServer) -> Project:
+        project = project_of(servers[0], self.root, self.way)
+        several = {"host": None, "hosts": [f"{server.host}:{server.port}" for server in servers]}
+        if len(servers) == 1:
+            return project
+        source = project.pipeline.source.model_copy(update=several)
+        return Project(project.pipeline.model_copy(update={"source": source}), project.file, project.root)
+
+    def _start(self, server: GaussServer) -> GaussServer:
+        server.state.batch_bytes, server.state.batch_seconds, server.state.keepalive_every = 3000, 0.05, 0.1
+        server.state.csn_export = self.way.csn_export
+        return server.start()
+
+    def stop(self) -> None:
+        for server in self._servers:
+            server.stop()
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Any]:
+    clusters: list[Cluster] = []
+
+    def make(way: Way = WAYS[0]) -> Cluster:
+        clusters.append(Cluster(tmp_path, way))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.stop()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_standby_whose_slot_is_behind_sends_again_what_bronze_has_and_the_stream_goes_on(made: Any, way: Way) -> None:
+    cluster = made(way)
+    ledger = cluster.primary.ledger
+    for number in range(100, 105):
+        insert(ledger, number)
+    before = cluster.primary.state.slots.all()
+    once(cluster.project(cluster.primary))
+    elsewhere(ledger)
+    standby = cluster.standby()  # it has everything, but its slot is where it was
+    for slot, _ in before:
+        standby.state.slots.drop(slot.name)
+        standby.state.slots.create(slot)
+    taken = cluster.take_over(standby)
+    insert(taken.ledger, 200)
+    summary = once(cluster.project(taken))
+    assert inserted(cluster.project(taken)) == [100, 101, 102, 103, 104, 200]
+    assert summary.repeats >= 5
+    (slot, _), *_ = taken.state.slots.all()
+    assert slot.confirmed > before[0][0].confirmed
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_transactions_that_the_new_primary_never_had_stop_the_run_and_are_listed(made: Any, way: Way) -> None:
+    cluster = made(way)
+    ledger = cluster.primary.ledger
+    had = [insert(ledger, number) for number in (100, 101)]
+    standby = cluster.standby()
+    lost = [insert(ledger, number) for number in (102, 103)]
+    project = cluster.project(cluster.primary)
+    once(project)
+    taken = cluster.take_over(standby)
+    slot = taken.state.slots.all()[0][0]
+    for number in range(200, 230):  # its log and its CSNs have grown past the lost ones
+        insert(taken.ledger, number)
+    for _ in range(2):  # nothing was confirmed by the first attempt
+        with pytest.raises(BronzeAhead) as caught:
+            once(cluster.project(taken))
+        assert "the server never had 2 transactions of bronze" in caught.value.message
+        assert all(f"xid {one.xid}," in caught.value.message for one in lost)
+        assert not any(f"xid {one.xid}," in caught.value.message for one in had)
+    assert inserted(project) == [100, 101, 102, 103]
+    assert taken.state.slots.all()[0][0] == slot
+
+
+def test_a_new_primary_that_has_given_out_fewer_csns_than_bronze_is_noticed_on_a_quiet_server(made: Any) -> None:
+    cluster = made()
+    standby = cluster.standby()
+    lost = insert(cluster.primary.ledger, 100)
+    once(cluster.project(cluster.primary))
+    taken = cluster.take_over(standby)
+    taken.ledger.reach(cluster.primary.ledger.end_lsn)  # its log has grown, without a commit
+    with pytest.raises(BronzeAhead, match=rf"next one is {lost.csn}: .* 1 transaction of bronze: {lost.csn} "):
+        once(cluster.project(taken))
+
+
+def test_a_log_that_ends_before_bronze_is_noticed_at_once(made: Any) -> None:
+    cluster = made()
+    standby = cluster.standby()
+    insert(cluster.primary.ledger, 100)
+    once(cluster.project(cluster.primary))
+    with pytest.raises(BronzeAhead, match=r"bytes were lost there; the server never had 1 transaction"):
+        once(cluster.project(cluster.take_over(standby)))
+
+
+def test_a_transaction_in_the_place_of_a_lost_empty_one_is_not_taken_for_a_repeat(made: Any) -> None:
+    cluster = made()
+    insert(cluster.primary.ledger, 100)
+    once(cluster.project(cluster.primary))
+    standby = cluster.standby()
+    for _ in range(3):
+        elsewhere(cluster.primary.ledger)  # bronze counts them and holds nothing of them
+    once(cluster.project(cluster.primary))
+    taken = cluster.take_over(standby)
+    for number in range(200, 205):
+        insert(taken.ledger, number)
+    with pytest.raises(HistoryDiffers, match="that bronze does not have"):
+        once(cluster.project(taken))
+
+
+def test_what_is_asked_for_again_is_bounded(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejoin, "AGAIN", 3)
+    cluster = made()
+    before = cluster.primary.state.slots.all()[0][0]
+    for number in range(100, 120):
+        insert(cluster.primary.ledger, number)
+    once(cluster.project(cluster.primary))
+    standby = cluster.standby()
+    standby.state.slots.drop(before.name)
+    standby.state.slots.create(before)
+    taken = cluster.take_over(standby)
+    insert(taken.ledger, 200)
+    assert once(cluster.project(taken)).repeats == 3
+    assert inserted(cluster.project(taken)) == [*range(100, 120), 200]
+
+
+def test_the_primary_is_found_among_several_and_an_older_timeline_is_refused(made: Any) -> None:
+    cluster = made()
+    insert(cluster.primary.ledger, 100)
+    once(cluster.project(cluster.primary))
+    standby, other = cluster.standby(), cluster.standby()
+    cluster._start(other)  # another standby, which answers
+    old = cluster.primary
+    taken = cluster.take_over(standby, timeline=2)  # some product's servers may count
+    insert(taken.ledger, 200)
+    told: list[Progress] = []
+    project = cluster.project(old, other, taken)
+    ports = {"replication_port": taken.replication_port}
+    source = project.pipeline.source.model_copy(update=ports)
+    run_once(Project(project.pipeline.model_copy(update={"source": source}), project.file, project.root), told.append)
+    assert inserted(project) == [100, 200]
+    assert any("on timeline 2 now, before on 1" in progress.text for progress in told)
+    assert {row["timeline"] for row in ControlTables(project.control).read("timelines").to_pylist()} == {1, 2}
+    cluster._start(old)
+    with pytest.raises(OtherTimeline, match="on timeline 1, but bronze was read on timeline 2 already"):
+        once(cluster.project(old))
+    with pytest.raises(NoPrimary, match="the server is a standby"):
+        once(cluster.project(other))
+    assert len(bronze_reader(project).commits(Span(1, 0, state_of(project).upto))) == 2
