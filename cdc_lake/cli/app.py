@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cdc_lake.cli.held_verbs import held_app
 from cdc_lake.cli.inspect_verbs import inspect_app
 from cdc_lake.cli.payload_verbs import register as register_payload_verbs
 from cdc_lake.cli.process import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_PENDING, run_command
@@ -30,6 +31,7 @@ app = typer.Typer(
     help="Changes of the PostgreSQL family into Delta Lake and Iceberg: whole transactions, in order, exactly once.",
 )
 app.add_typer(inspect_app, name="inspect")
+app.add_typer(held_app, name="held")
 register_payload_verbs(app)
 
 

@@ -17,6 +17,11 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     last = status.last_commit.isoformat(timespec="milliseconds") if status.last_commit else "none yet"
     lines.append(f"last      commit landed {last}")
     lines += ["", *_flow(status), "", *_tables(status, width, colour=colour)]
+    if status.undecodable:
+        one, more = status.undecodable[0], len(status.undecodable) - 1
+        also = f", and {counted(more, 'transaction')} more" if more else ""
+        lines += ["", f"stopped   silver stops before {one.position}, which could not be decoded ({one.code}){also}"]
+        lines.append("          `cdc-lake held list` says more")
     if status.held:
         lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]
     return "\n".join(lines)

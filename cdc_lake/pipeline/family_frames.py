@@ -40,7 +40,12 @@ def codec_of(project: Project, encoding: str) -> Codec:
 
     A stream is in the database's encoding; what SQL functions answer, the server has made UTF-8 of.
     """
-    return Codec("UTF8" if reads_by_sql(project) else encoding, Policy(project.family.encoding_errors))
+    return codec_by_name(project, "UTF8" if reads_by_sql(project) else encoding)
+
+
+def codec_by_name(project: Project, encoding: str) -> Codec:
+    """The codec of an encoding, with the pipeline's policy. Raises UnknownEncoding."""
+    return Codec(encoding, Policy(project.family.encoding_errors))
 
 
 def assembler_of(project: Project, domain: OrderDomain, encoding: str) -> FamilyAssembler:

@@ -27,6 +27,7 @@ from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
 from cdc_lake.pipeline.status_values import HeldRows, Lag, SlotStatus, Status, TableStatus
 from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.pipeline.waiting import waiting as waiting_undecoded
 
 __all__ = ["HeldRows", "Lag", "SlotStatus", "Status", "TableStatus", "status"]
 
@@ -58,6 +59,7 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
         slot=_slot(project, source, lake),
         tables=tuple(tables),
         held=tuple(held_rows),
+        undecodable=lake.undecodable,
     )
 
 
@@ -87,7 +89,9 @@ def _ask_lake(project: Project) -> LakeSide:
     captured = sorted({layout.table for layout in reader.layouts().values()})
     tables = json.loads(cut.tables) if cut is not None else {}
     last = _last_commit(reader, state, waiting, cut)
-    return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured))
+    ahead = Span(state.epoch, cut.position if cut else -1, max(state.upto, cut.position if cut else -1))
+    odd = waiting_undecoded(reader, ahead, state.stream)
+    return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured), odd)
 
 
 def _last_commit(
@@ -146,7 +150,11 @@ def _state(lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str,
     if held:
         return "held", "1 change waits in quarantine" if held == 1 else f"{held} changes wait in quarantine"
     if behind:
-        return "catching-up", f"{len(behind)} transactions to apply"
+        stopped = f", stopped before {lake.undecodable[0].position}" if lake.undecodable else ""
+        return "catching-up", f"{len(behind)} transactions to apply{stopped}"
+    if lake.undecodable:
+        one = lake.undecodable[0]
+        return "catching-up", f"stopped before {one.position}, which could not be decoded ({one.code})"
     return "live", "everything received is applied"
 
 

@@ -15,6 +15,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.source_view import SlotSeen
 from cdc_lake.pipeline.status_values import Lag
+from cdc_lake.pipeline.waiting import UndecodedTransaction
 from cdc_lake.source.stream import domain_of
 
 
@@ -40,6 +41,7 @@ class LakeSide:
     waiting: Sequence[CommitRow]
     last_commit: datetime | None
     captured: tuple[TableName, ...]
+    undecodable: tuple[UndecodedTransaction, ...] = ()
 
     @property
     def domain(self) -> OrderDomain:

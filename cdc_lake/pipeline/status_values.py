@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from cdc_lake.pipeline.waiting import UndecodedTransaction
+
 
 @dataclass(frozen=True, slots=True)
 class Lag:
@@ -56,7 +58,7 @@ class HeldRows:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a pipeline stands at `at`. Positions are as people paste them."""
+    """Where a pipeline stands at `at`. Positions are as people paste them. `undecodable`: what silver stops before."""
 
     pipeline: str
     at: datetime
@@ -75,3 +77,4 @@ class Status:
     slot: SlotStatus
     tables: tuple[TableStatus, ...]
     held: tuple[HeldRows, ...]
+    undecodable: tuple[UndecodedTransaction, ...] = ()

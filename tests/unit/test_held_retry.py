@@ -1,0 +1,250 @@
+"""`held list` and `held retry`: what could not be decoded is decoded again, and read in its place; bronze stays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.cli.app import app
+from cdc_lake.cli.render_held import list_text, retry_text
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.kept import PgoutputFormat
+from cdc_lake.decode.mppdb import columnar as family
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.kept import FamilyFormat
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.undecodable import Landing
+from cdc_lake.errors import MalformedMessage, NotInBronze, TransactionUndecoded
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.change import Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+from cdc_lake.model.transaction import Boundaries, Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline import redecode
+from cdc_lake.pipeline.held import held_list
+from cdc_lake.pipeline.redecode import retry
+from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.waiting import undecoded
+from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+ORDERS = table("public.orders", id="int8", note="text")
+ALL = Span(1, -1, 1 << 62)
+MARK = b"MARK"
+
+
+def project_in(folder: Path, **source: Any) -> Project:
+    given = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"], **source}
+    values = {"version": 1, "pipeline": "shop", "source": given, "bronze": {"undecodable": "land"}}
+    return Project(Pipeline.model_validate(values), folder / "shop.yaml", folder)
+
+
+def refusing(decode: Callable[..., ChangeColumns]) -> Callable[..., ChangeColumns]:
+    """A decoder with a fault: it cannot read the marker."""
+
+    def faulty(batch: Sequence[Any], *more: Any) -> ChangeColumns:
+        for raw in batch:
+            for data in getattr(raw, "frames", None) or getattr(raw, "records", ()):
+                if MARK in data:
+                    raise MalformedMessage("a fault", where=f"change 1 of the transaction at {raw.bounds.position}")
+        return decode(batch, *more)
+
+    return faulty
+
+
+def transactions() -> list[Any]:
+    changes: list[tuple[Any, ...]] = [
+        (Insert(ORDERS, ("1", "a")),),
+        (Insert(ORDERS, ("2", "MARK")), Update(ORDERS, ("3", "x"), ("1", None), OldKind.KEY)),
+        (Delete(ORDERS, ("3", None), OldKind.KEY),),
+        (Truncate(ORDERS), Insert(ORDERS, ("9", "MARK"))),
+    ]
+    return [raw_transaction(Transaction(boundaries(200 + 100 * n), one)) for n, one in enumerate(changes)]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = project_in(tmp_path)
+    writer = DeltaBronze(made.bronze, durability="os")
+    writer.begin_stream("s", 100)
+    for raw in transactions():  # a commit each
+        writer.append([raw], Landing(PgoutputFormat(refusing(tabulate))))
+    return made
+
+
+def digest(folder: Path) -> str:
+    """Of every byte of bronze."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def test_what_waits_is_listed_with_its_reason(project: Project):
+    found = held_list(project)
+    first, second = found.undecodable
+    assert (first.position, second.position, found.behind) == ("0/12C", "0/1F4", 2)
+    assert (first.code, first.tables, first.frames) == ("DEC303", ("public.orders",), 2)
+    text = list_text(found)
+    assert "transaction 0/12C could not be decoded" in text
+    assert "MARK" not in text
+
+
+def test_a_retry_that_fails_says_so_and_leaves_everything(project: Project, monkeypatch):
+    monkeypatch.setattr(redecode, "tabulate", refusing(tabulate))
+    done = retry(project, None, silent)
+    assert [(one.position, one.changes, one.code) for one in done.tried] == [
+        ("0/12C", None, "DEC303"),
+        ("0/1F4", None, "DEC303"),
+    ]
+    assert done.failed == 2
+    assert "still cannot be decoded" in retry_text(done)
+    assert len(held_list(project).undecodable) == 2
+
+
+def test_a_retry_that_succeeds_is_read_in_its_place_and_bronze_is_not_rewritten(project: Project):
+    before = digest(project.bronze)
+    done = retry(project, None, silent)
+    assert [(one.position, one.changes) for one in done.tried] == [("0/12C", 2), ("0/1F4", 2)]
+    assert digest(project.bronze) == before
+    assert verify(bronze_reader(project)).holds
+
+    never = DeltaBronze(project.root / "never", durability="os")
+    never.begin_stream("s", 100)
+    never.append(transactions())
+    reader, wanted = bronze_reader(project), BronzeReader(project.root / "never")
+    names = ["position", "ordinal", "op", "relation", "layout", "new", "old", "old_kind", "unchanged", "info", "csn"]
+    found = reader.changes(ORDERS.table, ALL).select(names)
+    assert found.to_pylist() == wanted.changes(ORDERS.table, ALL).select(names).to_pylist()
+    commits = [(c.position, c.counts, c.undecoded) for c in reader.commits(ALL)]
+    assert commits == [(c.position, c.counts, c.undecoded) for c in wanted.commits(ALL)]
+    assert held_list(project).undecodable == ()
+
+
+def test_one_transaction_can_be_retried_by_its_position(project: Project):
+    assert [one.position for one in retry(project, 500, silent).tried] == ["0/1F4"]
+    assert [one.position for one in held_list(project).undecodable] == ["0/12C"]
+    with pytest.raises(NotInBronze, match="0/1F4"):
+        retry(project, 500, silent)
+    with pytest.raises(NotInBronze, match="0/C8"):
+        retry(project, 200, silent)
+
+
+def test_the_fact_names_the_version_and_the_bytes(project: Project):
+    retry(project, 300, silent)
+    (fact,) = ControlTables(project.control).read("decoded").to_pylist()
+    (commit,) = bronze_reader(project).commits(Span(1, 299, 300))
+    assert (fact["epoch"], fact["position"], fact["content"]) == (1, 300, commit.content.hex())
+    assert fact["version"]
+    assert json.loads(fact["counts"]) == {"public.orders": {"I": 1, "U": 1}}
+
+
+def test_a_fact_whose_file_is_gone_counts_for_nothing(project: Project):
+    retry(project, None, silent)
+    for path in (project.control / "decoded_rows").iterdir():
+        path.unlink()
+    assert len(held_list(project).undecodable) == 2
+    assert retry(project, None, silent).failed == 0
+    assert held_list(project).undecodable == ()
+
+
+def test_the_history_of_a_row_has_no_bytes(project: Project):
+    ops = bronze_reader(project).history_rows(ORDERS.table)["op"].to_pylist()
+    assert ops == ["I", "D"]
+    retry(project, None, silent)
+    assert bronze_reader(project).history_rows(ORDERS.table)["op"].to_pylist() == ["I", "I", "U", "D", "T", "I"]
+
+
+def test_the_error_of_silver_names_position_tables_code_and_remedy(project: Project):
+    (commit, _) = bronze_reader(project).undecodable(ALL)
+    error = undecoded("s", commit)
+    assert isinstance(error, TransactionUndecoded)
+    assert (error.code, error.exit_status) == ("STA655", 1)
+    assert all(word in error.message for word in ("0/12C", "DEC303", "public.orders"))
+    assert "held retry" in error.remedy
+    assert error.where == "change 1 of the transaction at 300"
+
+
+def test_status_says_what_silver_stops_before(project: Project):
+    found = status(project)
+    assert [one.position for one in found.undecodable] == ["0/12C", "0/1F4"]
+
+
+def test_the_command_line_lists_and_retries(project: Project, monkeypatch):
+    (project.root / "shop.yaml").write_text(
+        "version: 1\npipeline: shop\nbronze: {undecodable: land}\n"
+        "source: {type: postgres, host: h, database: d, user: u, tables: ['public.*']}\n"
+    )
+    monkeypatch.chdir(project.root)
+    run, file = CliRunner().invoke, ["-p", "shop.yaml"]
+    listed = json.loads(run(app, ["held", "list", "--json", *file]).stdout)
+    assert [one["position"] for one in listed["undecodable"]] == ["0/12C", "0/1F4"]
+    monkeypatch.setattr(redecode, "tabulate", refusing(tabulate))
+    assert run(app, ["held", "retry", *file]).exit_code == 1
+    monkeypatch.setattr(redecode, "tabulate", tabulate)
+    assert run(app, ["held", "retry", "0/12C", *file]).exit_code == 0
+    done = run(app, ["held", "retry", *file])
+    assert "0/1F4  decoded: 2 changes of public.orders" in done.stdout
+
+
+# ── the family: what decoding takes is in bronze, the source is not asked ──
+
+NOTES = TableName("public", "notes")
+FACTS = {
+    NOTES: FamilyTableFacts(
+        (FamilyColumn("id", "int4", 23), FamilyColumn("price", "numeric", 1700, (10 << 16 | 2) + 4)),
+        ("id",),
+        identity_columns=("id",),
+    )
+}
+
+
+@pytest.mark.parametrize("style", list(Style))
+def test_a_transaction_of_the_family_keeps_what_decoding_it_takes(tmp_path: Path, style: Style):
+    project = project_in(
+        tmp_path, type="gaussdb", port=8000, slot={"name": "shop"}, tables=["public.*"], host="nowhere.invalid"
+    )
+    rows = [
+        Row(Operation.INSERT, NOTES, (Field("id", "1", "integer", 23), Field("price", "1.50", "numeric", 1700))),
+        Row(Operation.DELETE, NOTES, None, (Field("id", "1", "integer", 23),)),
+    ]
+    how = Print(style)
+    data = [binary_record(row, "utf-8")[12:] if style is Style.BINARY else statement(row, how) for row in rows]
+    raws = [
+        RecordTransaction(Boundaries(at, at, csn=at, commit_lsn=at), style, data, [at, at], sum(map(len, data)))
+        for at in (200, 300)
+    ]
+    writer = DeltaBronze(project.bronze, durability="os")
+    writer.begin_stream("gauss:1:d:shop:csn:100@0/64", 100)
+    form = FamilyFormat(Layouts(FACTS.get, tables=frozenset(FACTS)), "mppdb_decoding", only_first(family.tabulate))
+    for raw in raws:
+        writer.append([raw], Landing(form))
+    assert [one.position for one in held_list(project).undecodable] == ["300"]
+    done = retry(project, None, silent)
+    assert [(one.position, one.changes, one.tables) for one in done.tried] == [("300", 2, ("public.notes",))]
+    changes = bronze_reader(project).changes(NOTES, ALL).to_pylist()
+    compared = [{k: row[k] for k in ("op", "layout", "new", "old", "old_kind", "ordinal")} for row in changes]
+    assert compared[:2] == compared[2:]
+
+
+def only_first(decode: Callable[..., ChangeColumns]) -> Callable[..., ChangeColumns]:
+    def faulty(batch: Sequence[Any], layouts: Layouts) -> ChangeColumns:
+        if any(raw.bounds.position > 200 for raw in batch):
+            raise MalformedMessage("a fault")
+        return decode(batch, layouts)
+
+    return faulty
