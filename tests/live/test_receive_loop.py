@@ -16,8 +16,9 @@ from typing import Any, Self
 
 import psycopg
 import pytest
-from deltalake import DeltaTable
 
+from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
@@ -47,6 +48,7 @@ from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 
 pytestmark = pytest.mark.live
+FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
 
 
 def project_of(database: Database, root: Path, **changes: Any) -> Project:
@@ -73,7 +75,7 @@ def project_of(database: Database, root: Path, **changes: Any) -> Project:
 def once(project: Project, tell: Callable[[Progress], None] = silent, **given: Any) -> ReceiveSummary:
     return receive(
         project,
-        DeltaBronze(project.bronze, "os"),
+        bronze_writer(project),
         once=True,
         stop=threading.Event(),
         tell=tell,
@@ -86,7 +88,8 @@ def once(project: Project, tell: Callable[[Progress], None] = silent, **given: A
 
 
 def bronze_rows(project: Project) -> list[dict[str, Any]]:
-    rows = DeltaTable(str(project.bronze)).to_pyarrow_table().to_pylist()
+    files = bronze_reader(project).files()
+    rows = files.read(files.select(), SCHEMA.names).to_pylist()
     return sorted(rows, key=lambda r: (r["epoch"], r["position"], r["ordinal"] if r["ordinal"] is not None else -1))
 
 
@@ -183,8 +186,9 @@ def assert_equal_to_source(project: Project, database: Database) -> None:
 # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_kind_of_change_arrives_and_a_second_run_goes_on(database: Database, tmp_path: Path) -> None:
-    project = project_of(database, tmp_path)
+@FORMATS
+def test_every_kind_of_change_arrives_and_a_second_run_goes_on(database: Database, tmp_path: Path, fmt: str) -> None:
+    project = project_of(database, tmp_path, bronze={"format": fmt})
     with database.connect() as conn:
         workload = Workload(conn, seed=7)
         workload.create_tables()
@@ -313,7 +317,7 @@ def test_a_server_that_restarts_and_one_that_dies_under_load_are_met_again(tmp_p
 CHILD = """
 import sys, threading
 from pathlib import Path
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.pipeline.receive import receive
@@ -321,17 +325,23 @@ root = Path(sys.argv[1])
 project = Project(Pipeline.model_validate_json((root / "pipeline.json").read_text()), root / "p.yaml", root)
 def tell(p):
     print(p.stage, flush=True)
-receive(project, DeltaBronze(project.bronze, "os"), once=False, stop=threading.Event(), tell=tell)
+receive(project, bronze_writer(project), once=False, stop=threading.Event(), tell=tell)
 """
 
+KILLED_AT = {
+    "delta": ("snapshot", "snapshot", "connect", "connect", "connect"),
+    "iceberg": ("snapshot", "connect"),
+}
 
+
+@FORMATS
 def test_a_receiver_killed_at_random_points_loses_nothing_and_repeats_nothing(
-    database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, fmt: str
 ) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    project = project_of(database, tmp_path)
+    project = project_of(database, tmp_path, bronze={"format": fmt})
     document = project.pipeline.model_dump(mode="json", by_alias=True)
     document["source"]["password"] = database.password
     (tmp_path / "pipeline.json").write_text(json.dumps(document))
@@ -340,7 +350,7 @@ def test_a_receiver_killed_at_random_points_loses_nothing_and_repeats_nothing(
         workload.create_tables()
         workload.run(40)
         # twice inside the copy, then at any moment of streaming
-        for wanted in ("snapshot", "snapshot", "connect", "connect", "connect"):
+        for wanted in KILLED_AT[fmt]:
             child = subprocess.Popen([sys.executable, "-c", CHILD, tmp_path], stdout=subprocess.PIPE, text=True)
             try:
                 assert child.stdout is not None
@@ -354,7 +364,7 @@ def test_a_receiver_killed_at_random_points_loses_nothing_and_repeats_nothing(
                 os.kill(child.pid, signal.SIGKILL)
                 child.communicate()
         workload.run(10)
-    receive(project, DeltaBronze(project.bronze, "os"), once=True, stop=threading.Event(), tell=silent)
+    receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=silent)
     assert_equal_to_source(project, database)
 
 
