@@ -88,7 +88,9 @@ def _sections(schema: dict[str, Any], node: dict[str, Any], path: str, of: str) 
 
 def _choice(node: dict[str, Any], tag: str) -> str:
     """What the key says that tells the members of a union apart; empty where there is none."""
-    value = node.get("properties", {}).get(tag, {})
+    if tag not in node.get("required", ()):
+        return ""  # it has a default: a setting like others
+    value = node["properties"][tag]
     words = (
         [value["const"]]
         if "const" in value

@@ -30,7 +30,8 @@ _BOOKS = table("public.books", id="int4", title="text", blurb="text")
 
 _BRONZE = """# Bronze
 
-One append-only Delta table a pipeline, in `<lake>/bronze/<pipeline>`, contract version {version}. Every change of every
+One append-only table a pipeline, contract version {version}: a Delta table in `<lake>/bronze/<pipeline>`, or, with
+`bronze.format: iceberg`, the table `bronze.<pipeline>` of the catalog of `lake.iceberg`. Every change of every
 transaction is in it, as the server sent it. A transaction is there as a whole or not at all: `B`, its changes, `C`, all
 in one commit of the table. [What it is for](../concepts/bronze.md).
 
@@ -75,13 +76,28 @@ Undecodable rows (`X`) are part of the contract and are not written by this vers
 
 ## Markers
 
-Each commit of the table carries application transactions (Delta's `txn`):
+Each commit of a **Delta** table carries application transactions (Delta's `txn`):
 
 | application id | version |
 |---|---|
 | `cdc_lake:<stream>` | every transaction up to this position is in bronze; by CSN: every CSN up to it arrived |
 | `cdc_lake:<stream>:confirm` | what the server may be told to forget up to; on an ordinary slot always an LSN |
 | `cdc_lake:<stream>:snapshot:<id>` | chunks of the initial copy that are in bronze |
+
+Each version of an **Iceberg** table carries the same, and the rest of the state, as properties of its summary. A
+version without them is passed over to the one before:
+
+| property | value |
+|---|---|
+| `cdc-lake.upto` | every transaction up to this position is in bronze; by CSN: every CSN up to it arrived |
+| `cdc-lake.confirm` | what the server may be told to forget up to; on an ordinary slot always an LSN |
+| `cdc-lake.chunk:cdc_lake:<stream>:snapshot:<id>` | last chunk of a copy of the newest stream |
+| `cdc-lake.stream`, `cdc-lake.epoch` | the newest stream |
+| `cdc-lake.head`, `cdc-lake.empty` | hash of its last transaction; empty transactions counted behind it |
+| `cdc-lake.contract`, `cdc-lake.commit` | the contract's version; an id by which a commit is found again |
+
+The newest 50 versions stay in the table's metadata; the data files of all stay. Bounds of every scalar column but
+`info` and `raw` are in Delta's log and in Iceberg's manifests, never cut.
 """
 
 _CONTROL = """# Control tables

@@ -194,7 +194,8 @@ def test_pinned_versions_are_those_of_the_page() -> None:
     pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     for package in ("pyspark", "delta-spark", "deltalake", "pyiceberg", "psycopg", "great-expectations", "pandas"):
         assert f"| {package} | {pins[package]}" in page
-    for coordinates in importlib.import_module("cdc_lake.lake.session").PACKAGES:
+    driver = importlib.import_module("cdc_lake.lake.spark_catalog").POSTGRES_DRIVER
+    for coordinates in (*importlib.import_module("cdc_lake.lake.session").PACKAGES, driver):
         assert coordinates.rpartition(":")[2] in page, coordinates
 
 
