@@ -6,6 +6,7 @@ SQLite and PostgreSQL the files are written here and the swap is a transaction o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ def open_catalog(address: CatalogAddress) -> Catalog:
         from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
     except ImportError as cause:
         raise IcebergMissing from cause
-    given = {"uri": address.uri, **dict(address.properties)}
+    uri = re.sub("^postgresql://", "postgresql+psycopg://", address.uri)  # psycopg2 would be taken otherwise
+    given = {"uri": uri, **dict(address.properties)}
     if address.warehouse is not None:
         given["warehouse"] = address.warehouse
     if address.durable:

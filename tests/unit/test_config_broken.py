@@ -80,6 +80,10 @@ CASES = {
     "only exclusions": (HEAD.replace("public.*", "!public.*"), "CFG138 3:65"),
     "a namespace of the lake itself": (HEAD + "silver: {defaults: {namespace: bronze}}\n", "CFG139 4:32"),
     "a lake on object storage": (HEAD + "lake: {path: 's3://b/l'}\n", "CFG139 4:14"),
+    "a folder for an Iceberg table": (HEAD + "bronze: {format: iceberg, path: b}\n", "CFG139 4:33"),
+    "a REST catalog without address": (HEAD + "lake: {iceberg: {type: rest}}\n", "CFG139 4:17"),
+    "a REST catalog in a file": (HEAD + "lake: {iceberg: {type: rest, uri: 'sqlite:///c.db'}}\n", "CFG139 4:35"),
+    "a catalog of an unknown database": (HEAD + "lake: {iceberg: {uri: 'mysql://u@h/d'}}\n", "CFG139 4:23"),
 }  # fmt: skip
 
 
