@@ -38,6 +38,13 @@ class IcebergMissing(LakeError):
         super().__init__("the pipeline has Iceberg tables, and pyiceberg is not installed here")
 
 
+class RepeatDiffers(LakeError):
+    """The server sends a transaction again that bronze holds at its position, and it is another one."""
+
+    code = "LAK440"
+    hint = "the server was restored or replaced, or bronze was altered: `cdc-lake inspect chain` tells the two apart"
+
+
 class SparkNotStarted(LakeError):
     """Java is there, Spark did not come up."""
 

@@ -1,4 +1,4 @@
-"""The configuration of a pipeline, numbered: which tables it takes, and what becomes of their values.
+"""The configuration of a pipeline, numbered: which tables it takes, what becomes of their values, how text is read.
 
 It decides what bronze holds of a transaction, so each COMMIT row has its number. Any other configuration than the last
 one gets the next number, in the control table `configurations`, before anything is landed under it. The key of hashes
@@ -23,11 +23,12 @@ _LABEL = b"cdc_lake key of redaction"
 
 def settings_of(project: Project) -> str:
     """What decides, as canonical JSON; nothing in it is secret."""
-    bronze = project.pipeline.bronze
+    bronze, source = project.pipeline.bronze, project.pipeline.source
     key = bronze.redact_key
     used = key is not None and any(rule.strategy == "sha256" for rule in bronze.redact)
     told = {
-        "tables": list(project.pipeline.source.tables),
+        "tables": list(source.tables),
+        "encoding": source.model_dump(include={"encoding_errors", "hex_columns"}, exclude_defaults=True),
         "redact": sorted([column, rule.strategy] for rule in bronze.redact for column in rule.columns),
         "key": Hasher(key.get_secret_value().encode()).text(_LABEL) if key is not None and used else None,
     }

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeWriter
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
@@ -15,6 +17,7 @@ from cdc_lake.observe.progress import Tell
 from cdc_lake.pipeline.configuration import number_configuration
 from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
 from cdc_lake.pipeline.redaction import RedactedBronze, redacted, redaction_of
+from cdc_lake.pipeline.repeats import RepeatsChecked
 
 
 @contextmanager
@@ -34,7 +37,17 @@ def open_stream(
     number = number_configuration(project, bronze.state(), control, tell)
     redaction = redaction_of(project, number)
     with _opened(project, RedactedBronze(bronze, redaction), control, stop, tell, patience) as stream:
-        yield replace(stream, tabulate=redacted(stream.tabulate, redaction))
+        tabulate = redacted(stream.tabulate, redaction)
+        order = RepeatsChecked(
+            stream.order,
+            partial(bronze_reader, project),
+            stream.state,
+            configuration=number,
+            # what rows of the GaussDB family mean depends on the catalog, which speaks of now
+            tabulate=None if isinstance(project.pipeline.source, FamilySource) else tabulate,
+            tell=tell,
+        )
+        yield replace(stream, tabulate=tabulate, order=order)
 
 
 def _opened(

@@ -1,0 +1,94 @@
+"""Repeats: what comes again has to be what was landed; another configuration is noted; nothing else is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.redaction import Redaction, Strategy
+from cdc_lake.errors import RepeatDiffers
+from cdc_lake.model.change import Insert
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.order import ArrivalOrder
+from cdc_lake.pipeline.redaction import redacted
+from cdc_lake.pipeline.repeats import RepeatsChecked
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+USERS = table("public.users", id="int8", email="text")
+STREAM = "postgres:7:db:slot:0/32"
+
+
+def one(position: int, email: str = "a", *, xid: int | None = None) -> RawTransaction:
+    return raw_transaction(Transaction(boundaries(position, xid=xid), (Insert(USERS, ("1", email)),)))
+
+
+def hashing(key: bytes, number: int) -> Redaction:
+    return Redaction(lambda _, name: Strategy.SHA256 if name == "email" else None, key=key, configuration=number)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Positions 100, 200 and 300, landed under configuration 2."""
+    writer = DeltaBronze(tmp_path, durability="os")
+    writer.begin_stream(STREAM, 50)
+    by = redacted(tabulate, hashing(b"k" * 16, 2))
+    writer.append([one(100), one(200)], by)
+    writer.append([one(300)], by)
+    return tmp_path
+
+
+def checked(folder: Path, told: list[Progress], *, key: bytes = b"k" * 16, number: int = 2, content: bool = True):
+    state = DeltaBronze(folder, durability="os").state()
+    assert state is not None
+    return RepeatsChecked(
+        ArrivalOrder(),
+        partial(BronzeReader, folder),
+        state,
+        configuration=number,
+        tabulate=redacted(tabulate, hashing(key, number)) if content else None,
+        tell=told.append,
+    )
+
+
+def test_the_same_again_passes_and_so_does_what_is_new(folder: Path):
+    order = checked(folder, told := [])
+    for position in (100, 200, 300, 400):
+        (closed,) = order.take(one(position))
+        assert closed.upto == position
+    assert told == []
+
+
+def test_other_content_at_a_landed_position_is_an_error(folder: Path):
+    with pytest.raises(RepeatDiffers, match="other content"):
+        checked(folder, []).take(one(200, "b"))
+
+
+def test_another_transaction_at_a_landed_position_is_an_error_in_any_configuration(folder: Path):
+    with pytest.raises(RepeatDiffers, match="as transaction 9"):
+        checked(folder, [], number=3).take(one(300, xid=9))
+
+
+def test_another_configuration_is_noted_once_and_nothing_else(folder: Path):
+    order = checked(folder, told := [], key=b"other key" * 2, number=3)
+    for position in (100, 200):
+        order.take(one(position))
+    assert [event.facts for event in told] == [{"configuration": 2}]
+
+
+def test_what_bronze_does_not_hold_is_held_against_nothing(folder: Path):
+    order = checked(folder, [])
+    raw = one(150, "b", xid=9)
+    order.take(raw)
+    order.take(replace(raw, frames=[], lsns=[], layouts=[], size=0))
+
+
+def test_content_is_not_compared_where_the_bytes_do_not_say_it_all(folder: Path):
+    checked(folder, [], content=False).take(one(200, "b"))
