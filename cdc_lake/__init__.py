@@ -21,12 +21,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cdc_lake.api import check, compare, load_pipeline, open_bronze, plan, report, run, run_once, status, validate
+    from cdc_lake.api import (
+        check,
+        compare,
+        load_pipeline,
+        maintain,
+        open_bronze,
+        plan,
+        report,
+        run,
+        run_once,
+        status,
+        validate,
+    )
 
 __all__ = [
     "check",
     "compare",
     "load_pipeline",
+    "maintain",
     "open_bronze",
     "plan",
     "report",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cdc_lake.config.references import Secrets
     from cdc_lake.pipeline.check_line import CheckLine
     from cdc_lake.pipeline.comparison import Comparison
+    from cdc_lake.pipeline.maintain import Maintenance
     from cdc_lake.pipeline.plan import Plan
     from cdc_lake.pipeline.report import ReportFiles
     from cdc_lake.pipeline.run import RunSummary
@@ -104,3 +105,10 @@ def report(project: Project) -> ReportFiles:
     from cdc_lake.pipeline.report import report as write
 
     return write(project)
+
+
+def maintain(project: Project, *, dry_run: bool = False, force: bool = False, tell: Tell = silent) -> Maintenance:
+    """Keep bronze up. See `cdc_lake.pipeline.maintain`."""
+    from cdc_lake.pipeline.maintain import maintain as keep_up
+
+    return keep_up(project, dry_run=dry_run, force=force, tell=tell)

@@ -7,7 +7,7 @@ and the number of files is bounded by the tiers, however many commits there were
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -41,9 +41,13 @@ class _File:
     high: tuple[int, ...]
 
 
-def plan(files: Files, after: int) -> list[Group]:
-    """Groups of at least `after` files, none across an epoch, and each at most a full file."""
-    runs = [run for row in _rows(files) for run in _runs(row, after)]
+def plan(files: Files, after: int, *, whole: bool = False) -> list[Group]:
+    """Groups of at least `after` files, none across an epoch, and each at most a full file.
+
+    `whole`: everything that is not full goes together, whatever its tier.
+    """
+    tiers = _TIERS[-1:] if whole else _TIERS
+    runs = [run for row in _rows(files) for run in _runs(row, after, tiers)]
     return [group for run in runs for group in _groups(run)]
 
 
@@ -94,10 +98,10 @@ def _described(files: Files) -> Iterator[_File | None]:
         yield _File(row["path"], row["num_records"], row["size_bytes"], low, high)
 
 
-def _runs(row: list[_File], after: int) -> Iterator[list[_File]]:
+def _runs(row: list[_File], after: int, tiers: Sequence[int]) -> Iterator[list[_File]]:
     """Runs of at least `after` files of one tier or below, from the lowest tier up; each file in one of them."""
     taken: set[str] = set()
-    for bound in _TIERS:
+    for bound in tiers:
         run: list[_File] = []
         for file in row:
             if file.size < bound and file.path not in taken:

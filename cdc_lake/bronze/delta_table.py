@@ -148,15 +148,15 @@ class DeltaBronzeTable:
         told = {TRIMMED_PROPERTY: trimmed_text(trimmed)}
         self._make(lambda table: self._place.set_properties(table, told, note_of(state)))
 
-    def leftovers(self, *, entries_before: float, files_before: float) -> Leftovers | None:
+    def leftovers(self, now: float, files_seconds: float | None) -> Leftovers | None:
         """Log entries that a checkpoint replaces, and data files that no version names."""
         live = [path.rpartition("/")[2] for path in self.files().paths]
-        return self._place.leftovers(live, entries_before=entries_before, files_before=files_before)
+        return self._place.leftovers(live, now, files_seconds)
 
-    def tidy(self, *, entries_before: float, files_before: float) -> Leftovers | None:
+    def tidy(self, now: float, files_seconds: float | None) -> Leftovers | None:
         """After a checkpoint of the version looked at."""
         self._place.checkpoint(self._at)
-        found = self.leftovers(entries_before=entries_before, files_before=files_before)
+        found = self.leftovers(now, files_seconds)
         if found is not None:
             self._place.remove(found)
         return found

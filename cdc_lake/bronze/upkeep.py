@@ -20,16 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.compaction import Group, Parts, plan
-from cdc_lake.bronze.contract import COMMIT, RELATION, SCHEMA
+from cdc_lake.bronze.contract import COMMIT, RELATION, SCHEMA, SNAPSHOT
 from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.table import BronzeTable, Written
+from cdc_lake.decode.digest import GENESIS
 from cdc_lake.errors import AnotherReceiver, BronzeBusy
 from cdc_lake.lake.delta_leftovers import Leftovers
 from cdc_lake.observe.failpoint import COMPACTED, COMPACTING, failpoint
-
-LOG_SECONDS = 600.0
-"""How long the log of the table remembers: readers of a stream may be that far behind; each commit lists all of it."""
 
 _TURNS = 100  # attempts to get between two commits of a receiver that never rests
 
@@ -49,11 +47,11 @@ class MaintainedTable(BronzeTable, Protocol):
         """Record what `BronzeTable.trimmed` then says."""
         ...
 
-    def leftovers(self, *, entries_before: float, files_before: float) -> Leftovers | None:
-        """What nobody needs since before these moments (seconds since 1970); None where nobody can say."""
+    def leftovers(self, now: float, files_seconds: float | None) -> Leftovers | None:
+        """What nobody needs any more (`lake.delta_leftovers`); None where nobody can say."""
         ...
 
-    def tidy(self, *, entries_before: float, files_before: float) -> Leftovers | None:
+    def tidy(self, now: float, files_seconds: float | None) -> Leftovers | None:
         """Make a checkpoint and remove the leftovers."""
         ...
 
@@ -69,16 +67,16 @@ class Trim:
     position: int
 
 
-def compact(table: MaintainedTable, after: int) -> list[Group]:
-    """Put together what `after` says; the groups that became one file each. Raises LakeError."""
+def compact(table: MaintainedTable, after: int, *, whole: bool = False) -> list[Group]:
+    """Put together what is planned (`bronze.compaction.plan`); the groups that became one file each. Raises LakeError.
+
+    Files that arrive meanwhile are left to the next time.
+    """
     done: list[Group] = []
-    passed: set[str] = set()
-    while table.look():
-        files = table.files()
-        group = next((g for g in plan(files, after) if not passed & set(g.paths)), None)
-        if group is None:
-            break
-        passed |= set(group.paths)
+    if not table.look():
+        return done
+    files = table.files()
+    for group in plan(files, after, whole=whole):
         written = table.write(Parts(files, group.paths))
         failpoint(COMPACTING)
         if exchange(table, group.paths, [written], gone=False):
@@ -133,14 +131,14 @@ def trim(table: MaintainedTable, wanted: Trim) -> bool:
 
     Before anything leaves, the table says which transaction is the last to go and its hash: the chain starts there.
     """
-    files = table.files()
+    files = table.files() if table.look() else Files.none()
     if not set(wanted.paths) <= set(files.paths):
         return False
     layouts = _layouts(files, wanted.paths)
     if layouts.num_rows == wanted.rows:
         return False  # nothing else is left there
-    ends = _ends(files, wanted.paths)
-    if ends and not _recorded(table, {**table.trimmed(), **ends}):
+    ends = _ends(files, wanted.paths, table.trimmed())
+    if not _recorded(table, {**table.trimmed(), **ends}):
         return False
     kept = [table.write(layouts)] if layouts.num_rows else []
     return exchange(table, wanted.paths, kept, gone=True)
@@ -160,11 +158,9 @@ def prepare(table: MaintainedTable) -> bool:
     raise BronzeBusy("another writer committed each time", where=table.place)
 
 
-def tidy(table: MaintainedTable, files_seconds: float, now: float | None = None) -> Leftovers | None:
-    """Remove log entries older than `LOG_SECONDS` and files that no version names since `files_seconds`."""
-    moment = time.time() if now is None else now
-    table.look()
-    return table.tidy(entries_before=moment - LOG_SECONDS, files_before=moment - files_seconds)
+def tidy(table: MaintainedTable, files_seconds: float | None, now: float | None = None) -> Leftovers | None:
+    """Remove log entries, and, if seconds are given, data files that no version names since then."""
+    return table.tidy(time.time() if now is None else now, files_seconds) if table.look() else None
 
 
 def _recorded(table: MaintainedTable, trimmed: Mapping[int, tuple[int, bytes]]) -> bool:
@@ -181,13 +177,17 @@ def _recorded(table: MaintainedTable, trimmed: Mapping[int, tuple[int, bytes]]) 
     raise BronzeBusy("another writer committed each time", where=table.place)
 
 
-def _ends(files: Files, paths: Sequence[str]) -> dict[int, tuple[int, bytes]]:
-    """Epoch → position and hash of the last transaction in files that leave."""
+def _ends(files: Files, paths: Sequence[str], before: Mapping[int, tuple[int, bytes]]) -> dict[int, tuple[int, bytes]]:
+    """Epoch → position and hash of the last transaction in files that leave; of copied rows alone their position."""
     last: dict[int, int] = {}
+    copied: dict[int, int] = {}
+    for part in files.batches(paths, ["epoch", "position", "op"], pc.field("op") == SNAPSHOT):
+        copied |= dict.fromkeys(part["epoch"].unique().to_pylist(), pc.max(part["position"]).as_py())
     for part in files.batches(paths, ["epoch", "position", "op"], pc.field("op") == COMMIT):
         for row in part.group_by("epoch").aggregate([("position", "max")]).to_pylist():
             last[row["epoch"]] = max(row["position_max"], last.get(row["epoch"], row["position_max"]))
-    return {epoch: (position, _hash(files, epoch, position)) for epoch, position in last.items()}
+    starts = {epoch: (position, GENESIS) for epoch, position in copied.items() if epoch not in before}
+    return starts | {epoch: (position, _hash(files, epoch, position)) for epoch, position in last.items()}
 
 
 def _hash(files: Files, epoch: int, position: int) -> bytes:

@@ -228,6 +228,22 @@ def report(
             call.view.note("no browser could be started; open the file above")
 
 
+@verb(app, "maintain")
+def maintain(
+    call: Call,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Let what is old enough leave, whatever still needs it; says what is lost.")
+    ] = False,
+) -> None:
+    """Keep bronze up: let old transactions leave, put small files together, remove what nobody needs."""
+    from cdc_lake.cli.render_maintain import maintenance_text
+    from cdc_lake.pipeline.maintain import maintain as keep_up
+
+    done = keep_up(call.project(), dry_run=dry_run, force=force, tell=call.view.tell)
+    call.view.result(done, maintenance_text(done))
+
+
 @verb(app, "explain", pipeline=False)
 def explain(
     call: Call,

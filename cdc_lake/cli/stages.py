@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_lake.observe.progress import Progress
 
-REPEATING = frozenset({"receive", "landed", "apply", "merge", "cut"})
+REPEATING = frozenset({"receive", "landed", "maintain", "apply", "merge", "cut"})
 """Stages told over and over while a loop runs: they have one line that changes."""
 
 

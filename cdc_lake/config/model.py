@@ -43,6 +43,24 @@ class Batch(Section):
     """Age of the oldest transaction in it; after a pause as long as this a transaction is landed at once."""
 
 
+class Maintenance(Section):
+    """Upkeep of a Delta table by its receiver, beside its commits; `cdc-lake maintain` does it at once."""
+
+    compact_after_files: Annotated[int, Field(ge=0, le=10_000, strict=True)] = 100
+    """Small files in a row that become one, which keeps commits and reads quick; 0: only by `cdc-lake maintain`."""
+    keep_replaced: Annotated[Milliseconds, Field(ge=3_600_000)] = 86_400_000
+    """How long files stay that were replaced, for those who read them still; at least `1 h`."""
+
+
+class Retention(Section):
+    """What may leave bronze, by `cdc-lake maintain`. Without it everything stays."""
+
+    min_age: Milliseconds
+    """Time since it landed below which nothing leaves, for example `90 d`; whole files leave, from the oldest on."""
+    rebuilds: bool = True
+    """True: what silver could be built again from stays, the newest stream from its initial copy on."""
+
+
 class Bronze(Section):
     """The table that transactions land in."""
 
@@ -54,12 +72,16 @@ class Bronze(Section):
     """When a batch is closed."""
     durability: Literal["fsync", "os"] = "fsync"
     """`fsync`: a commit survives power loss before it is confirmed; `os`: left to the operating system."""
+    maintenance: Maintenance = Maintenance()
+    """Upkeep of the table."""
+    retention: Retention | None = None
+    """How long landed transactions stay; for ever by default."""
+    undecodable: Literal["stop", "land"] = "stop"
+    """A transaction that cannot be decoded: the receiver stops at it, or lands its bytes; then apply stops before it."""
     redact: list[Redact] = []  # noqa: RUF012  # pydantic copies defaults
     """Columns whose values never reach the lake. Logical messages are left out then as well."""
     redact_key: RedactKey | None = None
     """Key of `strategy: sha256` (HMAC), by reference (`${env:NAME}`, `${file:path}`), of 16 bytes or more."""
-    undecodable: Literal["stop", "land"] = "stop"
-    """A transaction that cannot be decoded: the receiver stops at it, or lands its bytes; then apply stops before it."""
 
 
 class Iceberg(Section):
@@ -67,6 +89,8 @@ class Iceberg(Section):
 
     catalog: Name = "lake"
     """Name of the catalog, the same for every program that opens it."""
+    type: Literal["sql", "rest"] = "sql"
+    """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server."""
     uri: Text | None = None
     """Catalog address; SQLite in `<lake.path>/catalog.db` by default. A password in it is never shown."""
     warehouse: Text | None = None
@@ -74,8 +98,6 @@ class Iceberg(Section):
     properties: dict[str, SecretStr] = {}  # noqa: RUF012  # pydantic copies defaults
     """Further properties of the catalog as pyiceberg names them, for example `token`; their values are never shown."""
 
-    type: Literal["sql", "rest"] = "sql"
-    """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server."""
 
 class Lake(Section):
     """Where tables live."""

@@ -89,7 +89,7 @@ class DeltaPlace(Protocol):
         """Write what a reader needs of the log up to the version that `table` stands at into one file."""
         ...
 
-    def leftovers(self, live: Collection[str], *, entries_before: float, files_before: float) -> Leftovers | None:
+    def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> Leftovers | None:
         """What nobody needs any more (`lake.delta_leftovers`), None where this place cannot say."""
         ...
 
@@ -166,9 +166,9 @@ class LocalPlace:
         """On disk before anything that it replaces goes."""
         create_checkpoint(table, self.folder, durable=self.durable)
 
-    def leftovers(self, live: Collection[str], *, entries_before: float, files_before: float) -> Leftovers | None:
+    def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> Leftovers | None:
         """By the times of files."""
-        return leftovers(self.folder, live, entries_before=entries_before, files_before=files_before)
+        return leftovers(self.folder, live, now, files_seconds)
 
     def remove(self, found: Leftovers) -> None:
         """From the folder."""

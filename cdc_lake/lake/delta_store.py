@@ -159,9 +159,9 @@ class StorePlace:
         """One object."""
         self._store.persist(table.create_checkpoint, self.name)
 
-    def leftovers(self, live: Collection[str], *, entries_before: float, files_before: float) -> Leftovers | None:
+    def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> Leftovers | None:
         """Not known: a store does not say when an object was replaced, and its listing may be older than the table."""
-        del live, entries_before, files_before
+        del live, now, files_seconds
         return None
 
     def remove(self, found: Leftovers) -> None:

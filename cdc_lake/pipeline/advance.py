@@ -49,7 +49,7 @@ from cdc_lake.observe.failpoint import (
     failpoint,
 )
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, found, last_cut, write_cut
+from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, check_kept, found, last_cut, write_cut
 from cdc_lake.pipeline.holds import open_holds, record
 from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
 from cdc_lake.pipeline.waiting import undecoded
@@ -128,7 +128,9 @@ class Advance:
         if state is None:
             return
         self.done.stream = state.stream
-        cut = last_cut(self._control, state.stream) or self._load(state)
+        cut = last_cut(self._control, state.stream)
+        check_kept(self._bronze.trimmed(), state, cut, self._bronze.place)
+        cut = cut or self._load(state)
         position, tables = cut.position, cut.tables
         self.done.upto = position
         top = state.upto if goal is None else min(goal, state.upto)

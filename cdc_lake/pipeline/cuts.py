@@ -15,10 +15,12 @@ import pyarrow as pa
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Target
+from cdc_lake.errors import SpanTrimmed
 from cdc_lake.lake.control import ControlTables, CutRow
 from cdc_lake.lake.marker import Marker
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.source.stream import shown
 
 IN, BROKEN = "in", "broken"
 
@@ -57,6 +59,19 @@ def last_cut(control: ControlTables, stream: str) -> Cut | None:
     if row is None:
         return None
     return Cut(row.position, {relation: TableState(**facts) for relation, facts in json.loads(row.tables).items()})
+
+
+def check_kept(trimmed: Mapping[int, tuple[int, bytes]], state: BronzeState, cut: Cut | None, place: str) -> None:
+    """Raise SpanTrimmed where bronze let go of transactions that a table does not have."""
+    left = trimmed.get(state.epoch)
+    if left is None:
+        return
+    begins = f"bronze begins behind {shown(state.stream, left[0])}"
+    if cut is None:
+        raise SpanTrimmed(f"{begins}, and silver was never loaded from this stream", where=place)
+    for relation, table in sorted(cut.tables.items(), key=lambda item: item[1].position):
+        if table.position < left[0]:
+            raise SpanTrimmed(f"{begins}, and {relation} stands at {shown(state.stream, table.position)}", where=place)
 
 
 def write_cut(control: ControlTables, state: BronzeState, cut: Cut, commit_ts: datetime | None, tell: Tell) -> None:

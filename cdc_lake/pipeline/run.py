@@ -24,6 +24,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.apply import ApplySummary, apply
 from cdc_lake.pipeline.receiver_process import ReceiverProcess
 from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.pipeline.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,7 +92,8 @@ def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell)
     from cdc_lake.pipeline.receive import receive  # noqa: PLC0415  # applying alone needs no database driver
 
     bronze = bronze_writer(project)
-    return receive(project, bronze, once=once, stop=stop, tell=tell)
+    with Upkeep(project, tell) as upkeep:
+        return receive(project, bronze, once=once, stop=stop, tell=upkeep.heard)
 
 
 def _once(project: Project, stop: threading.Event, tell: Tell) -> tuple[ReceiveSummary | None, ApplySummary | None]:

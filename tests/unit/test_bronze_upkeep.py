@@ -1,0 +1,375 @@
+"""Upkeep of bronze: the same rows in the same order in fewer files, beside a receiver, and the chain behind what left."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import random
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable
+
+from cdc_lake.bronze import upkeep
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.compaction import plan
+from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.history import history
+from cdc_lake.bronze.outline import outline
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import TableBronze
+from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.errors import AnotherReceiver, NoStream
+from cdc_lake.lake.delta_leftovers import LOG_VERSIONS
+from cdc_lake.lake.delta_place import LocalPlace
+from cdc_lake.model.change import Delete, Insert, OldKind, Update
+from cdc_lake.model.span import Span
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+ORDERS = table("public.orders", id="int8", note="text")
+WIDER = table("public.orders", id="int8", note="text", extra="text")
+OTHERS = table("public.others", id="int8")
+LATER = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+
+
+@pytest.fixture
+def dice() -> random.Random:
+    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "bronze"
+
+
+def delta(folder: Path) -> DeltaBronzeTable:
+    return DeltaBronzeTable(LocalPlace(folder, durable=False))
+
+
+def writer_of(folder: Path) -> TableBronze:
+    return TableBronze(delta(folder))
+
+
+def transaction(position: int, dice: random.Random | None = None) -> RawTransaction:
+    key = str(position % 7)
+    changes = [Insert(ORDERS, (key, f"note {position}"))]
+    if dice is not None:
+        layout = dice.choice((ORDERS, WIDER))
+        some = (
+            Update(layout, (key, "changed", "more")[: len(layout.columns)]),
+            Delete(layout, (key, None, None)[: len(layout.columns)], OldKind.KEY),
+            Insert(OTHERS, (str(position),)),
+        )
+        changes += dice.sample(some, dice.randint(0, 3))
+    return raw_transaction(Transaction(boundaries(position), tuple(changes)))
+
+
+def commits(writer: TableBronze, first: int, count: int, dice: random.Random | None = None) -> int:
+    """That many commits of a transaction each; the next position."""
+    for position in range(first, first + count):
+        writer.append([transaction(position, dice)])
+    return first + count
+
+
+def a_year(folder: Path, dice: random.Random) -> TableBronze:
+    """Several streams, each with a copy in chunks and many small commits."""
+    writer = writer_of(folder)
+    for epoch in range(1, 4):
+        start = dice.randint(100, 200)
+        writer.begin_stream(f"s{epoch}", start)
+        for chunk in range(dice.randint(2, 4)):
+            rows = [[str(chunk), "copied"], [str(chunk + 10), None]]
+            copied = pa.array(rows, pa.list_(pa.string()))
+            writer.append_snapshot(f"copy{epoch}", chunk, ORDERS, copied, 1 + (chunk << 32), start)
+        commits(writer, start + 1, dice.randint(20, 40) * BUDGET, dice)
+        writer.advance(10_000, 10_000)
+    return writer
+
+
+def rows_of(reader: BronzeReader) -> pa.Table:
+    files = reader.files()
+    return files.read(files.paths, SCHEMA.names)
+
+
+def told(reader: BronzeReader) -> tuple[object, ...]:
+    """What readers of every kind find."""
+    span = Span(3, 0, 20_000)
+    files = reader.files()
+    outlines = [outline(files, t.table, span, snapshot=False) for t in (ORDERS, OTHERS)]
+    return (
+        verify(reader),
+        reader.state(),
+        reader.commits(span),
+        outlines,
+        reader.layouts(),
+        reader.latest_layouts(3),
+        history(reader, ORDERS.table, {"id": "3"}),
+    )
+
+
+def test_a_year_of_history_compacted_reads_the_same_row_for_row_and_hash_for_hash(folder: Path, dice: random.Random):
+    writer = a_year(folder, dice)
+    before, told_before, files = rows_of(BronzeReader(folder)), told(BronzeReader(folder)), len(list_files(folder))
+    groups = upkeep.compact(delta(folder), dice.randint(2, 9), whole=True)
+    assert 3 <= len(list_files(folder)) < files / 10
+    assert sum(len(g.paths) for g in groups) > files * 0.9
+    assert rows_of(BronzeReader(folder)).equals(before), "every row, in its order"
+    assert told(BronzeReader(folder)) == told_before
+    assert writer.state() == writer_of(folder).state()
+
+
+def test_compacted_files_keep_their_bounds_and_their_order_in_and_across_files(folder: Path, dice: random.Random):
+    a_year(folder, dice)
+    upkeep.compact(delta(folder), 5)
+    files = BronzeReader(folder).files()
+    for path, row in zip(files.paths, files.actions.to_pylist(), strict=True):
+        rows = files.read([path], SCHEMA.names)
+        for name in ("epoch", "position", "ordinal", "op", "relation", "commit_ts", "ingest_ts"):
+            bounds = pc.min_max(rows[name]).as_py()
+            assert (row[f"min.{name}"], row[f"max.{name}"]) == (bounds["min"], bounds["max"])
+        assert row["num_records"] == rows.num_rows
+    rows = rows_of(BronzeReader(folder)).select(["epoch", "position"])
+    assert rows.equals(rows.sort_by([("epoch", "ascending"), ("position", "ascending")]))
+
+
+def test_a_receiver_goes_on_above_upkeep(folder: Path):
+    writer = writer_of(folder)
+    writer.begin_stream("s", 0)
+    after = commits(writer, 1, 5)
+    assert upkeep.prepare(delta(folder))
+    assert upkeep.compact(delta(folder), 2)
+    after = commits(writer, after, 5)
+    writer.advance(200, 200)
+    upkeep.compact(delta(folder), 2)
+    upkeep.tidy(delta(folder), 0.0, time.time() + 10_000)
+    assert writer.advance(300, 300).upto == 300
+    assert verify(BronzeReader(folder)).transactions == after - 1
+
+
+def test_upkeep_goes_on_above_a_receiver(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    writer = writer_of(folder)
+    writer.begin_stream("s", 0)
+    after = commits(writer, 1, 5)
+    exchange, late = DeltaBronzeTable.exchange, iter([True, True, False])
+
+    def overtaken(self: DeltaBronzeTable, *given: object, **more: object) -> int:
+        nonlocal after
+        if next(late, False):
+            after = commits(writer, after, 2)
+        return exchange(self, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeltaBronzeTable, "exchange", overtaken)
+    assert len(upkeep.compact(delta(folder), 2)) == 1
+    assert len(list_files(folder)) == 1 + 4
+    assert commits(writer, after, 1) == after + 1
+    assert verify(BronzeReader(folder)).transactions == after
+
+
+def test_a_second_receiver_is_refused_with_upkeep_between(folder: Path):
+    first, second = writer_of(folder), writer_of(folder)
+    first.begin_stream("s", 0)
+    commits(first, 1, 3)
+    second.state()
+    upkeep.compact(delta(folder), 2)
+    commits(first, 4, 1)
+    upkeep.compact(delta(folder), 2)
+    with pytest.raises(AnotherReceiver):
+        commits(second, 4, 1)
+    with pytest.raises(AnotherReceiver):
+        second.state()
+    assert commits(first, 5, 1) == 6
+
+
+def test_a_second_copy_is_refused_though_it_leaves_the_state_alone(folder: Path):
+    first, second = writer_of(folder), writer_of(folder)
+    first.begin_stream("s", 0)
+    second.state()
+    rows = pa.array([["1", "copied"]], pa.list_(pa.string()))
+    first.append_snapshot("copy", 0, ORDERS, rows, 1, 0)
+    with pytest.raises(AnotherReceiver):
+        second.append_snapshot("copy", 0, ORDERS, rows, 1, 0)
+
+
+def test_two_upkeeps_at_once_do_each_piece_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    writer = writer_of(folder)
+    writer.begin_stream("s", 0)
+    commits(writer, 1, 6)
+    before = rows_of(BronzeReader(folder))
+    exchange, first = DeltaBronzeTable.exchange, iter([True])
+
+    def overtaken(self: DeltaBronzeTable, *given: object, **more: object) -> int:
+        if next(first, False):
+            assert upkeep.compact(delta(folder), 2)
+        return exchange(self, *given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeltaBronzeTable, "exchange", overtaken)
+    assert upkeep.compact(delta(folder), 2) == []
+    assert rows_of(BronzeReader(folder)).equals(before)
+
+
+def test_a_streaming_reader_sees_nothing_new_in_a_compaction(folder: Path):
+    writer = writer_of(folder)
+    writer.begin_stream("s", 0)
+    commits(writer, 1, 6)
+    upkeep.compact(delta(folder), 2)
+    actions = DeltaTable(str(folder)).history(1)[0]
+    entry = (folder / "_delta_log" / f"{actions['version']:020d}.json").read_text()
+    assert entry.count('"dataChange":false') == 7
+    assert 'dataChange":true' not in entry
+
+
+def test_retention_lets_whole_files_leave_and_the_chain_starts_behind_them(folder: Path, dice: random.Random):
+    writer = a_year(folder, dice)
+    state = writer.state()
+    assert state is not None
+    upkeep.compact(delta(folder), 4)
+    whole = verify(BronzeReader(folder))
+    files = BronzeReader(folder).files()
+    middle = files.actions.select(["max.epoch", "max.position"]).to_pylist()[len(files.paths) // 2]
+    floor = (middle["max.epoch"], middle["max.position"])
+    layouts = BronzeReader(folder).layouts()
+    trim = upkeep.trimmable(files, floor, LATER)
+    assert trim is not None
+    assert (trim.epoch, trim.position) <= floor
+    assert upkeep.trim(delta(folder), trim)
+    reader = BronzeReader(folder)
+    verdict = verify(reader)
+    assert verdict.holds, verdict.reason
+    assert verdict.behind is not None
+    assert 0 < verdict.transactions < whole.transactions
+    assert verdict.last == whole.last
+    assert reader.state() == state
+    assert reader.layouts() == layouts, "layouts stay"
+    kept = rows_of(reader).filter(pc.not_equal(rows_of(reader)["op"], "R"))
+    assert all((r["epoch"], r["position"]) > floor for r in kept.select(["epoch", "position"]).to_pylist())
+    commits(writer, 20_000, 3)
+    assert verify(BronzeReader(folder)).transactions == verdict.transactions + 3
+
+
+def test_retention_in_steps_ends_at_the_same_chain(folder: Path, dice: random.Random):
+    writer = a_year(folder, dice)
+    table = delta(folder)
+    while table.look() and (trim := upkeep.trimmable(table.files(), (3, 130), LATER)) is not None:
+        few = upkeep.Trim(trim.paths[:25], -1, 0, trim.epoch, trim.position)
+        if not upkeep.trim(table, few) or len(trim.paths) <= 25:
+            break
+        assert verify(BronzeReader(folder)).holds
+    commits(writer, 20_000, 1)
+    assert verify(BronzeReader(folder)).holds
+
+
+def test_an_edit_behind_the_border_is_found_all_the_same(folder: Path):
+    writer = writer_of(folder)
+    writer.begin_stream("s", 0)
+    commits(writer, 1, 9)
+    table = delta(folder)
+    table.look()
+    trim = upkeep.trimmable(table.files(), (1, 4), LATER)
+    assert trim is not None
+    assert upkeep.trim(table, trim)
+    assert verify(BronzeReader(folder)).behind == (1, 4)
+    DeltaTable(str(folder)).delete("position = 5")
+    verdict = verify(BronzeReader(folder))
+    assert (verdict.holds, verdict.broken_at) == (False, (1, 6))
+
+
+def test_young_files_and_files_above_the_floor_stay(folder: Path):
+    writer = writer_of(folder)
+    writer.begin_stream("s", 0)
+    commits(writer, 1, 6)
+    files = BronzeReader(folder).files()
+    long_ago = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+    assert upkeep.trimmable(files, (1, 6), long_ago) is None
+    assert upkeep.trimmable(files, (0, 1 << 60), LATER) is None
+    trim = upkeep.trimmable(files, (1, 4), LATER)
+    assert trim is not None
+    assert (len(trim.paths), trim.position) == (4, 4)
+
+
+def test_only_what_nobody_needs_for_long_enough_is_removed(folder: Path):
+    writer = writer_of(folder)
+    writer.begin_stream("s", 0)
+    commits(writer, 1, 30)
+    reader = BronzeReader(folder)
+    old = reader.files()
+    orphan = delta(folder)
+    orphan.look()
+    orphan.write(old.read(old.paths[:1], SCHEMA.names))
+    upkeep.compact(delta(folder), 2)
+    expected = rows_of(BronzeReader(folder))
+    assert upkeep.tidy(delta(folder), 3600.0) is not None
+    assert old.read(old.paths, SCHEMA.names).equals(expected), "who opened the old files still reads them"
+    assert len(list(folder.glob("*.parquet"))) == 32
+    gone = upkeep.tidy(delta(folder), 3600.0, time.time() + 3700)
+    assert gone is not None
+    assert (len(gone.files), len(list(folder.glob("*.parquet")))) == (31, 1)
+    assert len(list((folder / "_delta_log").glob("*.json"))) == 1
+    assert rows_of(BronzeReader(folder)).equals(expected)
+    assert rows_of(reader).equals(expected), "also for a reader that was open all the time"
+    commits(writer, 31, 25)
+    assert verify(BronzeReader(folder)).transactions == 55
+
+
+def test_a_table_without_a_stream_has_nothing_to_keep_up(folder: Path):
+    assert not upkeep.prepare(delta(folder))
+    assert upkeep.compact(delta(folder), 2) == []
+    assert upkeep.tidy(delta(folder), 0.0) is None
+    with pytest.raises(NoStream):
+        writer_of(folder).append([transaction(1)])
+
+
+def test_files_stay_few_however_many_commits_there_are(folder: Path):
+    """2,000 commits, a second apart by the times of files; a day of them with a budget of ten."""
+    count, after, writer = (86_400 if BUDGET >= 10 else 2_000), 100, writer_of(folder)
+    writer.begin_stream("s", 0)
+    few = _costs(folder)
+    assert upkeep.prepare(delta(folder))
+    for second in range(after, count + 1, after):
+        commits(writer, second - after + 1, after)
+        upkeep.compact(delta(folder), after)
+        _made_until(folder, second)
+        upkeep.tidy(delta(folder), 3600.0, float(second))
+        assert len(list_files(folder)) < 3 * after
+    many = _costs(folder)
+    print(f"{count} commits: files, seconds of the processor to open them: {few} at first, {many} at the end")
+    assert len(list((folder / "_delta_log").iterdir())) < LOG_VERSIONS * 1.2 + 2 * after
+    assert len(list(folder.glob("*.parquet"))) < 3600 + 3 * after
+    assert verify(BronzeReader(folder)).transactions == count
+
+
+def _made_until(folder: Path, second: int) -> None:
+    """Give what was made since the last call the times of the seconds before this one."""
+    for of in (folder, folder / "_delta_log"):
+        new = [path for path in of.iterdir() if path.is_file() and path.stat().st_mtime > 1e9]
+        for path in new:
+            os.utime(path, (second, second))
+
+
+def _costs(folder: Path) -> tuple[int, float]:
+    best = 1e9
+    for _ in range(3):
+        began = time.process_time()
+        writer_of(folder).state()
+        files = len(BronzeReader(folder).files().paths)
+        best = min(best, time.process_time() - began)
+    return files, round(best, 4)
+
+
+def list_files(folder: Path) -> list[str]:
+    return BronzeReader(folder).files().paths
+
+
+def test_a_group_never_grows_over_a_full_file_nor_over_an_epoch(folder: Path, dice: random.Random):
+    a_year(folder, dice)
+    files = BronzeReader(folder).files()
+    for group in plan(files, 2, whole=True):
+        assert len(files.read(list(group.paths), ["epoch"])["epoch"].unique()) == 1
+    assert plan(files, 10_000) == []
