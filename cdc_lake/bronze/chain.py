@@ -90,9 +90,8 @@ def verify(
     try:
         walk.run(tell)
     except _Broken as broken:
-        return replace(
-            walk.verdict, broken_at=broken.place, reason=broken.reason, stream=walk.stream_of(broken.place[0])
-        )
+        epoch, _ = broken.place
+        return replace(walk.verdict, broken_at=broken.place, reason=broken.reason, stream=walk.stream_of(epoch))
     return walk.verdict
 
 
@@ -219,10 +218,10 @@ class _Walk:
 
     def _forward(self, at: _Epoch, epoch: int, position: int) -> _Epoch:
         """The next epoch that has rows; those in between have none, which what is known of them must bear out."""
-        if not at.number <= epoch <= self.state.epoch:
-            raise _Broken(
-                epoch, position, f"it is of an epoch that bronze does not have: the newest is {self.state.epoch}"
-            )
+        if epoch < at.number:
+            raise _Broken(epoch, position, f"it stands after epoch {at.number}")
+        if epoch > self.state.epoch:
+            raise _Broken(epoch, position, f"bronze has no epoch {epoch}: the newest is {self.state.epoch}")
         while at.number < epoch:
             self._leave(at)
             at = self._enter(at.number + 1)

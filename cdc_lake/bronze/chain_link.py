@@ -35,6 +35,7 @@ ROW: Final = (
 _EPOCH, _POSITION, _ORDINAL, _OP, _RELATION, _LAYOUT, _NEW, _OLD, _KIND, _UNCHANGED, _RAW, _INFO = range(12)
 _SAME: Final = slice(12, None)
 _TUPLE_OPS: Final = frozenset({INSERT, UPDATE, DELETE})
+_OF_TABLE: Final = _TUPLE_OPS | {TRUNCATE}
 
 
 class Misfit(Exception):
@@ -100,7 +101,8 @@ class Link:
         op, relation, number = row[_OP], row[_RELATION], row[_LAYOUT]
         digest = digest_of(_canonical(row))
         layout = None if number is None else self._layouts.get(number)
-        if number is not None and (layout is None or str(layout.table) != relation):
+        described = layout is not None and str(layout.table) == relation
+        if not described and (number is not None or op in _OF_TABLE):
             raise Misfit("a change follows a layout that bronze does not describe")
         if op in _TUPLE_OPS and (layout is None or not _shaped(row, len(layout.columns))):
             raise Misfit("a tuple of it has another shape than its layout")
@@ -144,13 +146,15 @@ def _canonical(row: tuple[Any, ...]) -> bytes:
     if op == UNDECODABLE:
         reading = json.loads(info or "{}").get(READING, "")
         return canonical_undecodable(reading, relation, row[_RAW])
-    if row[_RAW] is not None or (op not in _TUPLE_OPS and any(row[at] is not None for at in (_NEW, _OLD, _UNCHANGED))):
+    if row[_RAW] is not None or (op not in _TUPLE_OPS and any(value is not None for value in row[_NEW:_RAW])):
+        raise ValueError(op)
+    if (op in _OF_TABLE) != (relation is not None):
         raise ValueError(op)
     if op == MESSAGE:
         said = json.loads(info)
         prefix, content = str(said["prefix"]).encode(), base64.b64decode(said["content"], validate=True)
         return b"M" + canonical_bytes(prefix) + canonical_bytes(content)
-    if op not in (*_TUPLE_OPS, TRUNCATE) or relation is None:
+    if op not in _OF_TABLE:
         raise ValueError(op)
     out: bytes = op.encode() + canonical_relation(relation)
     if op == TRUNCATE:

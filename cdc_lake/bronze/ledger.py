@@ -43,9 +43,14 @@ TRANSACTIONS = pa.schema(
         ("configuration", pa.int64()),
         ("content", pa.string()),
         ("hash", pa.string()),
+        ("undecodable", pa.string()),
     ]
 )
-"""A row a transaction: the columns of bronze, and what its BEGIN and COMMIT rows say in `info`."""
+"""A row a transaction: the columns of bronze, and what its BEGIN and COMMIT rows say in `info`.
+
+`counts`: table → operation → number. `undecodable`: the code of the error that decoding it gave, NULL where it is
+decoded.
+"""
 
 _READ = ("epoch", "position", "op", "csn", "first_lsn", "commit_lsn", "xid", "commit_ts", "info")
 _CHANGES = (INSERT, UPDATE, DELETE, TRUNCATE)
@@ -250,7 +255,8 @@ def _transaction(row: dict[str, Any], begin: str | None) -> dict[str, Any]:
         counts = [(table, list(kinds.items())) for table, kinds in said["counts"].items()]
         names = ("bytes", "empty_before", "configuration", "content", "hash")
         given = {"user": None, "origin": None} | json.loads(begin or "{}")
-        return {**row, **given, "counts": counts, **{name: said[name] for name in names}}
+        odd = said["undecodable"]["code"] if "undecodable" in said else None
+        return {**row, **given, "counts": counts, "undecodable": odd, **{name: said[name] for name in names}}
     except (AttributeError, KeyError, TypeError, ValueError) as cause:
         raise BronzeDamaged(f"the BEGIN or COMMIT row at position {row['position']} cannot be read") from cause
 

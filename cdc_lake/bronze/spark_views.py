@@ -36,7 +36,7 @@ _SCHEMA = ", ".join(f"`{name}` {_KINDS[str(kind)]}" for name, kind, _ in COLUMNS
 _BEGAN = "user STRING, origin STRING"
 _SAID = (
     "counts MAP<STRING, MAP<STRING, BIGINT>>, bytes BIGINT, empty_before BIGINT, configuration BIGINT, "
-    "content STRING, hash STRING"
+    "content STRING, hash STRING, undecodable STRUCT<code: STRING>"
 )
 
 
@@ -88,7 +88,8 @@ def transactions_sql(source: str, span: Span | None) -> str:
     )
     where = _and("op IN ('B', 'C')", span)
     grouped = f"SELECT epoch, position, {given}, {infos} FROM {source} WHERE {where} GROUP BY epoch, position"
-    return f"SELECT * EXCEPT (began, said), began.*, said.* FROM ({grouped})"
+    flat = f"SELECT * EXCEPT (began, said), began.*, said.* FROM ({grouped})"
+    return f"SELECT * EXCEPT (undecodable), undecodable.code AS undecodable FROM ({flat})"
 
 
 def changes_sql(source: str, of: TableColumns, span: Span | None, *, misfits: Misfits, snapshot: bool) -> str:

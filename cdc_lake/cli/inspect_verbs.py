@@ -1,4 +1,4 @@
-"""The verbs of `inspect`: a transaction, a row, the chain. They read bronze only, so they work without the source."""
+"""The verbs of `inspect`: a span, a transaction, a row, the chain. They read bronze only, not the source."""
 
 from __future__ import annotations
 
@@ -13,20 +13,48 @@ if TYPE_CHECKING:
     from cdc_lake.model.relation import TableName
 
 inspect_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look into bronze: a transaction, a row, the chain."
+    no_args_is_help=True, rich_markup_mode=None, help="Look into bronze: a span, a transaction, a row, the chain."
 )
+
+From = Annotated[
+    str | None, typer.Option("--from", metavar="POSITION", help="Behind this position, by default from the start.")
+]
+To = Annotated[
+    str | None, typer.Option("--to", metavar="POSITION", help="Up to this position and with it, by default to the end.")
+]
+Epoch = Annotated[int | None, typer.Option("--epoch", min=1, help="Of which stream; by default of the newest.")]
+
+
+@verb(inspect_app, "span")
+def inspect_span(
+    call: Call,
+    after: From = None,
+    upto: To = None,
+    epoch: Epoch = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Transactions to list; totals are of all.")] = 100,
+) -> None:
+    """The transactions of a range of positions, one a line, and their totals by table."""
+    from cdc_lake.cli.render_inspect import span_text
+    from cdc_lake.pipeline.inspect_span import asked_span
+    from cdc_lake.pipeline.inspect_span import inspect_span as look_up
+
+    bronze = _bronze(call)
+    found = look_up(bronze, asked_span(bronze, after, upto, epoch), limit)
+    call.view.result(found, span_text(found))
 
 
 @verb(inspect_app, "tx")
 def inspect_tx(
-    call: Call, position: Annotated[str, typer.Argument(help="As printed: 0/16B3748, or a number.")]
+    call: Call,
+    position: Annotated[str, typer.Argument(help="As printed: 0/16B3748, or a number.")],
+    epoch: Epoch = None,
 ) -> None:
     """The transaction that was committed at a position: its boundaries and its changes in order."""
     from cdc_lake.cli.render_inspect import transaction_text
     from cdc_lake.model.position import parse_position
     from cdc_lake.pipeline.inspect import inspect_transaction
 
-    found = inspect_transaction(_bronze(call), parse_position(position))
+    found = inspect_transaction(_bronze(call), parse_position(position), epoch)
     call.view.result(found, transaction_text(found))
 
 
@@ -46,13 +74,20 @@ def inspect_row(
 
 
 @verb(inspect_app, "chain")
-def inspect_chain(call: Call) -> None:
-    """Verify that no transaction of bronze is missing, repeated or changed."""
+def inspect_chain(call: Call, after: From = None, upto: To = None, epoch: Epoch = None) -> None:
+    """Verify that no transaction of bronze is missing, repeated or changed: all of them, or those of a range."""
+    from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.cli.render_inspect import chain_text
+    from cdc_lake.lake.control import ControlTables
     from cdc_lake.pipeline.inspect import inspect_chain as verify
     from cdc_lake.pipeline.inspect import plain
+    from cdc_lake.pipeline.inspect_span import asked_span
+    from cdc_lake.pipeline.proof import known_beside
 
-    found = verify(_bronze(call))
+    project = call.project()
+    bronze = bronze_reader(project)
+    span = None if (after, upto, epoch) == (None, None, None) else asked_span(bronze, after, upto, epoch)
+    found = verify(bronze, span, known_beside(project, bronze, ControlTables(project.control)), call.view.tell)
     call.view.result(plain(found), chain_text(found))
     if not found.holds:
         raise typer.Exit(1)

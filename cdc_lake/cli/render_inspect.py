@@ -7,8 +7,9 @@ from datetime import datetime
 
 from cdc_lake.bronze.chain import ChainVerdict
 from cdc_lake.bronze.history import RowEvent
-from cdc_lake.cli.render import counted, size
+from cdc_lake.cli.render import counted, size, table
 from cdc_lake.pipeline.inspect import ChangeView, RowView, TransactionView
+from cdc_lake.pipeline.inspect_span import SpanView, TransactionLine
 from cdc_lake.source.stream import shown
 
 _OPS = {
@@ -21,6 +22,11 @@ _OPS = {
     "X": "undecodable",
 }
 
+END = (1 << 63) - 1
+"""The end of a span that has none."""
+
+_DIGITS = 32  # of a digest; `--json` has all
+
 
 def transaction_text(found: TransactionView) -> str:
     """A transaction: its boundaries, then one line a change."""
@@ -30,10 +36,39 @@ def transaction_text(found: TransactionView) -> str:
         f"transaction {shown(found.stream, found.position)}, epoch {found.epoch}{xid}{by}",
         f"committed   {_time(found.commit_ts)}",
         f"size        {counted(len(found.changes), 'change')}, {size(found.size)}",
-        f"content     {found.content}",
+        f"content     {found.content[:_DIGITS]}…",
+        f"hash        {found.hash[:_DIGITS]}…",
         "",
     ]
     return "\n".join(lines + [_change(change) for change in found.changes])
+
+
+def span_text(found: SpanView) -> str:
+    """The transactions of a span, one a line, and the totals by table."""
+    behind = "from its start" if found.after < 0 else f"behind {shown(found.stream, found.after)}"
+    upto = "" if found.upto == END else f" up to {shown(found.stream, found.upto)}"
+    empty = f", {found.empty:,} without rows" if found.empty else ""
+    lines = [
+        f"epoch {found.epoch}, {behind}{upto}",
+        f"{counted(found.transactions, 'transaction')}{empty}, {counted(found.changes, 'change')}, {size(found.bytes)}",
+    ]
+    if found.listed:
+        rows = [_line(found.stream, line) for line in found.listed]
+        lines += ["", *table(rows, right=frozenset({0, 2, 3}))]
+    if (more := found.transactions - len(found.listed)) > 0:
+        lines.append(f"  … and {more:,} more (`--limit`)")
+    totals = [[name, *_kinds(kinds)] for name, kinds in found.counts.items()]
+    return "\n".join([*lines, "", *table(totals)] if totals else lines)
+
+
+def _line(stream: str, line: TransactionLine) -> list[str]:
+    changes = "undecodable" if line.undecodable else counted(line.changes, "change")
+    when = "-" if line.commit_ts is None else f"{line.commit_ts:%Y-%m-%d %H:%M:%S}Z"
+    return [shown(stream, line.position), when, changes, size(line.bytes)]
+
+
+def _kinds(kinds: Mapping[str, int]) -> list[str]:
+    return [f"{op} {kinds[op]:,}" if op in kinds else "" for op in "IUDT"]
 
 
 def _change(change: ChangeView) -> str:
@@ -45,18 +80,24 @@ def row_text(found: RowView) -> str:
     """The history of a row, one event a line."""
     key = ", ".join(f"{column}={value}" for column, value in found.key.items())
     lines = [f"{found.table} ({key}): {counted(len(found.events), 'event')}", ""]
-    return "\n".join(lines + [_event(event) for event in found.events])
+    epochs = len({event.epoch for event in found.events}) > 1
+    return "\n".join(lines + [_event(event, epoch=epochs) for event in found.events])
 
 
-def _event(event: RowEvent) -> str:
+def _event(event: RowEvent, *, epoch: bool) -> str:
+    of = f"epoch {event.epoch}  " if epoch else ""
     op = _OPS.get(event.op, event.op)
     values = _tuples(event.new, event.old, event.unchanged)
-    return f"  {shown(event.stream, event.position)}:{event.ordinal}  {_time(event.commit_ts)}  {op:<8}{values}"
+    return f"  {of}{shown(event.stream, event.position)}:{event.ordinal}  {_time(event.commit_ts)}  {op:<8}{values}"
 
 
 def chain_text(found: ChainVerdict) -> str:
     """Whether the chain holds, and where not."""
     seen = f"{counted(found.transactions, 'transaction')}, {counted(found.changes, 'change')}"
+    if found.empty:
+        seen += f", {found.empty:,} without rows"
+    if found.passed_over:
+        seen += f", {found.passed_over:,} CSNs in recorded gaps"
     if found.holds:
         return f"the chain holds: {seen}"
     at = ""

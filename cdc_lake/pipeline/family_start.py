@@ -141,8 +141,9 @@ def _begin_stream(
         seen=last if domain is OrderDomain.LSN else None,
     )
     # a CSN-ordered slot is confirmed by CSN
-    confirm = identity.start if project.family.slot_order == "csn" else made.consistent.value
-    return begin_stream(identity, confirm, bronze, control)
+    by_csn = project.family.slot_order == "csn"
+    confirm = identity.start if by_csn else made.consistent.value
+    return begin_stream(identity, confirm, bronze, control, dense=domain is OrderDomain.CSN and not by_csn)
 
 
 def _copy(

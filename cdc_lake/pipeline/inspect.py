@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cdc_lake.bronze.chain import ChainVerdict, verify
+from cdc_lake.bronze.chain import Beside, ChainVerdict, verify
 from cdc_lake.bronze.contract import BEGIN, COMMIT, RELATION, SNAPSHOT
 from cdc_lake.bronze.history import RowEvent, history, named
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import NotInBronze
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.source.stream import shown
 
 
@@ -119,9 +120,14 @@ def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:
     return keys.pop()
 
 
-def inspect_chain(reader: BronzeReader, span: Span | None = None) -> ChainVerdict:
+def inspect_chain(
+    reader: BronzeReader,
+    span: Span | None = None,
+    beside: Mapping[int, Beside] | None = None,
+    tell: Tell = silent,
+) -> ChainVerdict:
     """Whether bronze holds what was landed, all of it, once and unedited."""
-    return verify(reader, span)
+    return verify(reader, span, beside=beside, tell=tell)
 
 
 def plain(view: TransactionView | RowView | ChainVerdict) -> dict[str, Any]:

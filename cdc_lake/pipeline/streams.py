@@ -13,8 +13,14 @@ from cdc_lake.pipeline.copying import CopiedTable, snapshot_id
 from cdc_lake.source.stream import StreamIdentity, shown
 
 
-def begin_stream(identity: StreamIdentity, confirm: int, bronze: BronzeWriter, control: ControlTables) -> BronzeState:
-    """Start a stream in bronze, behind its start; `confirm` is the slot's position. Raises LakeError, StateError."""
+def begin_stream(
+    identity: StreamIdentity, confirm: int, bronze: BronzeWriter, control: ControlTables, *, dense: bool = False
+) -> BronzeState:
+    """Start a stream in bronze, behind its start; `confirm` is the slot's position. Raises LakeError, StateError.
+
+    `dense`: it shows every CSN. Where the stream before it ended is recorded with it.
+    """
+    before = bronze.state()
     state = bronze.begin_stream(str(identity), identity.start, confirm)
     control.record(
         StreamRow(
@@ -26,6 +32,9 @@ def begin_stream(identity: StreamIdentity, confirm: int, bronze: BronzeWriter, c
             identity.database,
             identity.domain,
             control_now(),
+            dense,
+            None if before is None else before.upto,
+            None if before is None else before.head.hex(),
         )
     )
     record_copy(control, state, "started", ())
