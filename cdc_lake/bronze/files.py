@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.lake.object_store import reading
 
 BOUNDED = tuple(f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in {"info", "raw"})
 """Columns that every data file of bronze has exact bounds of."""
@@ -89,8 +90,9 @@ class Files:
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         if not paths:
             return schema.empty_table()
-        dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
-        return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
+        with reading(paths[0]):
+            dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
+            return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
 
     def batches(
         self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
@@ -98,12 +100,13 @@ class Files:
         """The same rows a part at a time, file by file, so that memory holds a row group and not the span."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         for path in paths:
-            scanner = self._opened(path).scanner(
-                columns=list(columns), filter=wanted, batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
-            )
-            for batch in scanner.to_batches():
-                if batch.num_rows:
-                    yield pa.table(batch).cast(schema)
+            with reading(path):
+                scanner = self._opened(path).scanner(
+                    columns=list(columns), filter=wanted, batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
+                )
+                for batch in scanner.to_batches():
+                    if batch.num_rows:
+                        yield pa.table(batch).cast(schema)
 
     def _opened(self, path: str) -> ds.Dataset:
         """One file, whose footer is read once as long as it is among the last that were read."""

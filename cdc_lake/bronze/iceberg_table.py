@@ -31,6 +31,7 @@ from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, Br
 from cdc_lake.lake.catalog import CatalogAddress, is_there, open_catalog, reaching
 from cdc_lake.lake.iceberg_files import described, filesystem
 from cdc_lake.lake.iceberg_log import IcebergLog, NotLanded, Unknown
+from cdc_lake.lake.object_store import reading
 from cdc_lake.lake.parquet_file import Rows
 
 NAMESPACE = "bronze"
@@ -66,7 +67,7 @@ class IcebergBronzeTable:
         """Ask the catalog."""
         if self._opened is None and not is_there(self._address):
             return False
-        with reaching(self._address):
+        with reading(self.place), reaching(self._address):
             if not self._log.look():
                 return False
         properties = self._log.table.properties
@@ -105,7 +106,8 @@ class IcebergBronzeTable:
         """The files of the version with the bounds its manifests give; of a newer one where its lists are gone."""
         for _ in range(_LOOKS):
             try:
-                return self._files()
+                with reading(self.place):
+                    return self._files()
             except OSError as cause:
                 failure = cause
                 self.look()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CatalogUnreachable, IcebergMissing
+from cdc_lake.lake.object_store import ObjectStore
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -49,10 +50,13 @@ class CatalogAddress:
 
 def catalog_address(project: Project, *, durable: bool = True) -> CatalogAddress:
     """The address that a pipeline declares."""
-    given = project.pipeline.lake.iceberg
-    secrets = tuple((key, value.get_secret_value()) for key, value in sorted(given.properties.items()))
+    given, storage = project.pipeline.lake.iceberg, project.pipeline.lake.storage
+    in_store = given.type == "rest" or (project.iceberg_warehouse or "").startswith("s3://")
+    of_store = ObjectStore(storage).iceberg_properties if storage is not None and in_store else {}
+    secrets = of_store | {key: value.get_secret_value() for key, value in given.properties.items()}
+    properties = tuple(sorted(secrets.items()))
     return CatalogAddress(
-        given.catalog, given.type, project.iceberg_uri, project.iceberg_warehouse, secrets, durable=durable
+        given.catalog, given.type, project.iceberg_uri, project.iceberg_warehouse, properties, durable=durable
     )
 
 
@@ -74,7 +78,7 @@ def open_catalog(address: CatalogAddress) -> Catalog:
     if address.warehouse is not None:
         given["warehouse"] = address.warehouse
     if address.durable:
-        given["py-io-impl"] = "cdc_lake.lake.local_io.DurableFileIO"
+        given.setdefault("py-io-impl", "cdc_lake.lake.local_io.DurableFileIO")  # a store's own stands
     if address.file is not None:
         address.file.parent.mkdir(parents=True, exist_ok=True)
     with reaching(address):

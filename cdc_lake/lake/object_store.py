@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import pyarrow.fs as pafs
@@ -25,10 +26,17 @@ _T = TypeVar("_T")
 FAILURES = (DeltaError, OSError)
 """What the libraries raise where the store fails."""
 
+PATIENCE_PROPERTY = "cdc-lake.patience"
+"""Property of pyiceberg's file access: milliseconds."""
+
+_OF_ARROW = "AWS Error"
+"""What Arrow's failures of a store say, and those of a disk do not."""
+
 _PAUSES = (0.1, 5.0)  # seconds: the first and the longest between two attempts
 # The words of object_store and of the AWS SDK for what waiting does not heal.
 _REFUSED = re.compile(
-    r"\b40[135]\b|access.?denied|no.?such.?bucket|invalid.?access.?key|signature.?does.?not.?match|expired.?token",
+    r"401 Unauthorized|403 Forbidden|HTTP status 40[13]\b|access.?denied|no.?such.?bucket|invalid.?access.?key"
+    r"|signature.?does.?not.?match|expired.?token",
     re.IGNORECASE,
 )
 
@@ -59,7 +67,7 @@ class ObjectStore:
             background_writes=False,
             connect_timeout=5,
             request_timeout=30,
-            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=3),
+            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_attempts(given.patience)),
         )
 
     @property
@@ -88,12 +96,11 @@ class ObjectStore:
         """Properties of pyiceberg's file access."""
         given = self._storage
         properties = {
-            "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO",
             "s3.region": given.region,
             "s3.access-key-id": given.access_key_id.get_secret_value(),
             "s3.secret-access-key": given.secret_access_key.get_secret_value(),
-            "s3.connect-timeout": "5",
-            "s3.request-timeout": "30",
+            "py-io-impl": "cdc_lake.lake.store_io.StoreFileIO",
+            PATIENCE_PROPERTY: str(given.patience),
         }
         if given.endpoint:
             properties["s3.endpoint"] = given.endpoint.rstrip("/")
@@ -141,8 +148,19 @@ def object_store(project: Project) -> ObjectStore:
     return ObjectStore(storage)
 
 
-def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], ...] = ()) -> None:
-    """Raise what a failure of the libraries means, for reads and for writes that are known not to matter."""
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Turn what Arrow raises where a store fails into StoreUnavailable or StoreRefused; a disk's errors pass."""
+    try:
+        yield
+    except OSError as failure:
+        if _OF_ARROW not in f"{failure} {failure.__cause__}":
+            raise
+        raise_failure(failure, where)
+
+
+def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], ...] = ()) -> NoReturn:
+    """Raise what a failure of the libraries means."""
     if isinstance(failure, also):
         raise failure
     if isinstance(failure, Behind):
@@ -150,6 +168,11 @@ def raise_failure(failure: Exception, where: str, also: tuple[type[Exception], .
     if _refused(failure):
         raise StoreRefused("the object store refused a request", where=where) from failure
     raise StoreUnavailable("the object store did not do what it was asked to", where=where) from failure
+
+
+def _attempts(patience: int) -> int:
+    """How often the AWS SDK is to try: its pauses double from half a second on, on average, up to twenty."""
+    return min(10, 1 + (patience // 1000).bit_length())
 
 
 def _refused(failure: Exception) -> bool:

@@ -69,11 +69,15 @@ def honest(request: Request) -> None:
 
 
 class Chance:
-    """Faults by chance: one request in `every`, now and then all for a while. The same for the same seed and order."""
+    """Faults by chance: one request in `every`, now and then all for a while. The same for the same seed and order.
+
+    `faults` counts them; requests that fail for a while are one.
+    """
 
     def __init__(self, seed: int, every: int) -> None:
         self._random = random.Random(seed)
         self._every = every
+        self.faults = 0
         self._storm = 0
         self._stale = 0
         self._turn = threading.Lock()
@@ -89,6 +93,7 @@ class Chance:
                 return Fault.STALE
             if self._random.randrange(self._every):
                 return None
+            self.faults += 1
             return self._one(request)
 
     def _one(self, request: Request) -> Fault:
@@ -97,7 +102,7 @@ class Chance:
         kinds += [Fault.STALE] * 3 if request.lists else []
         fault = self._random.choice(kinds)
         if fault is Fault.FAILED:
-            self._storm = self._random.choice((0, 0, 3, 40))
+            self._storm = self._random.choice((0, 0, 3, 15))
         if fault is Fault.STALE:
             self._stale = self._random.choice((0, 1, 5))
         return fault

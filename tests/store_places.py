@@ -1,0 +1,63 @@
+"""Bronze in each format in an object store: the suites of a local bronze run over it, and those of failing stores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.table import BronzeTable
+from cdc_lake.bronze.writer import TableBronze
+from cdc_lake.config.storage import ObjectAddress
+from cdc_lake.lake.catalog import CatalogAddress
+from cdc_lake.lake.delta_store import StorePlace
+from cdc_lake.lake.object_store import ObjectStore
+from cdc_lake.testing.object_store import LocalStore, storage_at
+
+FORMATS = ("delta", "iceberg")
+BUCKET = "lake"
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A bronze table of one format in a folder of the bucket; `folder`: of this machine, for a catalog."""
+
+    format: str
+    store: LocalStore
+    folder: Path
+    key: str
+    patience: int = 2_000
+
+    def table(self, endpoint: str | None = None) -> BronzeTable:
+        """By way of `endpoint`, straight to the store by default."""
+        objects = ObjectStore(storage_at(endpoint or self.store.endpoint, patience=self.patience))
+        if self.format == "delta":
+            return DeltaBronzeTable(StorePlace(objects, ObjectAddress(BUCKET, self.key)))
+        uri, warehouse = f"sqlite:///{self.folder / 'catalog.db'}", f"s3://{BUCKET}/{self.key}"
+        properties = tuple(sorted(objects.iceberg_properties.items()))
+        return IcebergBronzeTable(CatalogAddress("lake", "sql", uri, warehouse, properties, durable=False), "shop")
+
+    def writer(self, endpoint: str | None = None) -> TableBronze:
+        return TableBronze(self.table(endpoint))
+
+    def reader(self, endpoint: str | None = None) -> BronzeReader:
+        return BronzeReader(self.table(endpoint))
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[LocalStore]:
+    with LocalStore() as running:
+        running.bucket(BUCKET)
+        yield running
+
+
+def stored(kind: str, store: LocalStore, folder: Path, **given: int) -> Stored:
+    """At a key that nothing else has."""
+    return Stored(kind, store, folder, f"bronze/t{next(_NUMBERS)}", **given)
