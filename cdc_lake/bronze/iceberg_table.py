@@ -30,7 +30,7 @@ from cdc_lake.bronze.table import Written
 from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown, CommitUncertain
 from cdc_lake.lake.catalog import CatalogAddress, is_there, open_catalog, reaching
 from cdc_lake.lake.iceberg_files import described, filesystem
-from cdc_lake.lake.iceberg_log import IcebergLog, NotLanded, Unknown
+from cdc_lake.lake.iceberg_log import Change, IcebergLog, NotLanded, Unknown
 from cdc_lake.lake.object_store import reading
 from cdc_lake.lake.parquet_file import Rows
 
@@ -130,7 +130,7 @@ class IcebergBronzeTable:
         note |= self._chunks(state.stream) | {_CHUNK + app: str(chunk) for app, chunk in chunks.items()}
         with self._writing("the commit failed and did not land"):
             try:
-                version = self._log.commit([written.file for written in files], note)
+                version = self._log.commit(Change(added=[written.file for written in files]), note)
             except NotLanded as failure:
                 if failure.overtaken:
                     raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure

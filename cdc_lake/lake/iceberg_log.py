@@ -9,7 +9,8 @@ that only they had, so that opening and committing cost the same after a year; d
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -31,6 +32,7 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotsUpdate,
+    SetPropertiesUpdate,
     SetSnapshotRefUpdate,
     TableRequirement,
     TableUpdate,
@@ -58,6 +60,19 @@ _PROPERTIES = {
     "write.parquet.compression-codec": "zstd",
     "write.parquet.compression-level": "1",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a version does: files it adds, locations of files it removes, properties of the table it sets.
+
+    `operation`: `REPLACE` where the files added hold the rows of those removed, `DELETE` where rows leave.
+    """
+
+    added: Sequence[DataFile] = ()
+    removed: Collection[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    operation: Operation = Operation.APPEND
 
 
 class NotLanded(Exception):
@@ -132,20 +147,24 @@ class IcebergLog:
         """The data files that a manifest lists."""
         return [entry.data_file for entry in self._files.entries(manifest)]
 
-    def commit(self, files: Sequence[DataFile], note: Mapping[str, str]) -> Snapshot:
-        """Add files in a version whose summary carries the note. Raises NotLanded, Unknown."""
+    def commit(self, change: Change, note: Mapping[str, str]) -> Snapshot:
+        """Make a version whose summary carries the note. Raises NotLanded, Unknown."""
         table, parent, mark = self.table, self._head, uuid4().hex
         version, sequence = table.metadata.new_snapshot_id(), table.metadata.next_sequence_number()
-        manifests = self._files.merge(self.manifests(), version, sequence)
-        if files:
-            manifests.append(self._files.add(files, version, sequence))
+        manifests, removed = list(self.manifests()), list[DataFile]()
+        if change.removed:
+            manifests, removed = self._files.without(manifests, change.removed, version, sequence)
+        else:
+            manifests = self._files.merge(manifests, version, sequence)
+        if change.added:
+            manifests.append(self._files.add(change.added, version, sequence))
         parent_id = None if parent is None else parent.snapshot_id
         snapshot = Snapshot(
             snapshot_id=version,
             parent_snapshot_id=parent_id,
             manifest_list=self._files.write_list(manifests, version, parent_id, sequence),
             sequence_number=sequence,
-            summary=_summary(table, parent, files, {**note, COMMIT_PROPERTY: mark}),
+            summary=_summary(table, parent, change, removed, {**note, COMMIT_PROPERTY: mark}),
             schema_id=table.metadata.current_schema_id,
         )
         old = self._old()
@@ -155,6 +174,7 @@ class IcebergLog:
                 snapshot_id=version, parent_snapshot_id=parent_id, ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH
             ),
             *([RemoveSnapshotsUpdate(snapshot_ids=[v.snapshot_id for v in old])] if old else []),
+            *([SetPropertiesUpdate(updates=dict(change.properties))] if change.properties else []),
         )
         landed = self._swap(updates, parent_id, mark)
         if landed:
@@ -246,11 +266,15 @@ def _noted(version: Snapshot) -> Mapping[str, str]:
     return {} if version.summary is None else version.summary.additional_properties
 
 
-def _summary(table: Table, parent: Snapshot | None, files: Sequence[DataFile], note: Mapping[str, str]) -> Summary:
+def _summary(
+    table: Table, parent: Snapshot | None, change: Change, removed: Sequence[DataFile], note: Mapping[str, str]
+) -> Summary:
     collector = SnapshotSummaryCollector()
-    for file in files:
+    for file in change.added:
         collector.add_file(data_file=file, partition_spec=table.spec(), schema=table.schema())
+    for file in removed:
+        collector.remove_file(data_file=file, partition_spec=table.spec(), schema=table.schema())
     return update_snapshot_summaries(
-        summary=Summary(operation=Operation.APPEND, **collector.build(), **note),
+        summary=Summary(operation=change.operation, **collector.build(), **note),
         previous_summary=None if parent is None else parent.summary,
     )

@@ -6,7 +6,7 @@ at most a few dozen of them and a commit rewrites each entry two times in its li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -64,8 +64,30 @@ class Manifests:
         self._small[manifest.manifest_path] = entries
         return manifest
 
+    def without(
+        self, manifests: Sequence[ManifestFile], gone: Collection[str], version: int, sequence: int
+    ) -> tuple[list[ManifestFile], list[DataFile]]:
+        """The manifests without the files at some locations, and these files; those that list any are written again."""
+        out: list[ManifestFile] = []
+        removed: list[DataFile] = []
+        for manifest in manifests:
+            entries = self.entries(manifest)
+            mine = [entry for entry in entries if entry.data_file.file_path in gone]
+            if not mine:
+                out.append(manifest)
+                continue
+            for entry in entries:
+                entry.status = ManifestEntryStatus.EXISTING
+            for entry in mine:
+                entry.status, entry.snapshot_id = ManifestEntryStatus.DELETED, version
+            out.append(self._write(entries, version, sequence))
+            removed += [entry.data_file for entry in mine]
+            self._small.pop(manifest.manifest_path, None)
+        return out, removed
+
     def merge(self, manifests: Sequence[ManifestFile], version: int, sequence: int) -> list[ManifestFile]:
         """The same data files in fewer manifests, where a size class is full."""
+        manifests = [m for m in manifests if m.has_added_files() or m.has_existing_files()]
         full: list[ManifestFile] = []
         for number in range(CLASSES):
             same = [m for m in manifests if m.content == ManifestContent.DATA and _size_class(m) == number]
@@ -73,7 +95,7 @@ class Manifests:
                 break
             full += same
         if not full:
-            return list(manifests)
+            return manifests
         entries = [entry for manifest in full for entry in self.entries(manifest)]
         for entry in entries:
             entry.status = ManifestEntryStatus.EXISTING
