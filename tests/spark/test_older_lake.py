@@ -1,0 +1,67 @@
+"""A lake that an older version left in the middle of its work goes on as it is.
+
+`lake_0_2_0.tar.xz` was made by 0.2.0 with the code of its own tests: three transactions applied and one not, a held
+row, a truncate, a table that got a column, a stream begun in the control tables.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.change import Update
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+from .conftest import make_project
+from .test_apply_cases import Lake
+
+DATA = Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz"
+WIDE = table("public.t", id="int4", amount="int4", body="text", note="text")
+
+
+class OldLake(Lake):
+    """The lake of the archive, with the pipeline it was made by."""
+
+    def __init__(self, root: Path, spark: Any) -> None:
+        self.spark = spark
+        rule = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
+        self.project = make_project(
+            root,
+            "old_delta",
+            silver={
+                "defaults": {"format": "delta", "namespace": "old_delta"},
+                "tables": [{"from": "public.t", "rules": [rule]}],
+            },
+            snapshot={"mode": "none"},
+        )
+
+
+@pytest.mark.spark
+def test_a_lake_of_0_2_0_is_verified_continued_and_applied(spark: Any, tmp_path: Path) -> None:
+    with tarfile.open(DATA) as archive:
+        archive.extractall(tmp_path, filter="data")
+    lake = OldLake(tmp_path, spark)
+    found = verify(bronze_reader(lake.project))
+    assert (found.holds, found.transactions, found.last) == (True, 5, (1, 150))
+    assert [row.stream for row in ControlTables(lake.project.control).streams()] == ["test"]
+    writer = bronze_writer(lake.project)
+    state = writer.state()
+    assert state is not None
+    assert (state.upto, state.confirm) == (155, 155)
+    again = raw_transaction(Transaction(boundaries(150), ()))
+    update = raw_transaction(Transaction(boundaries(200), (Update(WIDE, ("7", "9", "b", "new")),)))
+    assert writer.append([again, update]).repeats == 1
+    assert verify(bronze_reader(lake.project)).transactions == 6
+    lake.advance()
+    assert lake.rows() == [
+        {"id": 7, "amount": 9, "body": "b", "note": "new"},
+        {"id": 8, "amount": 8, "body": "b", "note": "é"},
+    ]
+    assert lake.held() == [("failed", ["between_amount"]), ("waiting", []), ("closed", None)]
