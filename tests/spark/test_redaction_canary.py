@@ -1,0 +1,99 @@
+"""The canary: distinctive values in redacted columns of a live PostgreSQL, on every way into the lake and out of it.
+
+Received, applied by Spark, held by a rule, compared, reported, recorded: then every file is unpacked and searched.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.lake.read import read_silver
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.record import Limits, record
+from cdc_lake.pipeline.report import report
+from tests.canary import leaks
+from tests.conftest import Database
+from tests.live.test_receive_loop import once, project_of
+from tests.live.test_redaction_live import BRONZE, CANARY, KEY, begin, canary, change, hashed
+
+pytestmark = [pytest.mark.spark, pytest.mark.live]
+
+RULE = {"rule": "not_null", "column": "note", "on_fail": "quarantine"}
+
+
+def test_no_file_and_no_output_holds_a_canary(
+    spark: Any, lake_root: Path, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[Progress] = []
+    silver = {
+        "defaults": {"namespace": database.name},
+        "tables": [
+            {"from": "public.users", "rules": [RULE]},
+            {"from": "public.logins", "keys": ["email"], "format": "iceberg"},
+        ],
+    }
+    project = project_of(database, lake_root, bronze=BRONZE, silver=silver)
+
+    def go_on() -> None:
+        once(project, told.append)
+        with Advance(project, spark, told.append) as one:
+            one.run(None, threading.Event())
+            assert one.done.broken == {}
+
+    with database.connect() as conn:
+        begin(conn)
+        go_on()
+        change(conn)
+        conn.execute("CREATE TABLE late (id int PRIMARY KEY, email text, ssn text)")
+        conn.execute(f"ALTER PUBLICATION {project.publication} ADD TABLE late")
+        conn.execute("INSERT INTO late VALUES (1, %s, %s)", [canary("late"), canary("late")])
+        conn.execute("INSERT INTO users VALUES (7, %s, %s, %s, NULL)", [canary("held")] * 3)
+        conn.execute("SELECT pg_logical_emit_message(true, %s, %s)", [canary("prefix"), canary("content")])
+        go_on()
+        found = compare(project, (), told.append)
+        verdicts = {table.table: table.verdict for table in found.tables}
+        conn.execute("UPDATE logins SET email = %s", [canary("unknown to silver")])
+        compared = compare(project, ("logins",), told.append)
+        recorded(project, conn, lake_root / "canary.rec")
+    reported = report(project)
+
+    assert leaks(lake_root, [CANARY, KEY]) == []
+    output = capsys.readouterr()
+    assert CANARY not in output.out + output.err + repr(told) + repr(found) + repr(compared) + repr(reported)
+    assert verify(bronze_reader(project)).holds
+    assert verdicts == {
+        "public.late": Verdict.EQUAL,
+        "public.logins": Verdict.EQUAL,
+        "public.users": Verdict.EQUAL_BUT_HELD,
+        "public.whole": Verdict.EQUAL,
+    }
+    logins = read_silver(project, project.target(TableName("public", "logins")), None)
+    assert logins.select(["email", "body", "at"]).to_pylist() == [
+        {"email": hashed(canary("moved")), "body": None, "at": 1}
+    ]
+    users = read_silver(project, project.target(TableName("public", "users")), None)
+    assert "ssn" not in users.column_names
+
+
+def recorded(project: Any, conn: Any, file: Path) -> None:
+    """A redacted recording of a canary on its way."""
+    stop = threading.Event()
+    writing = threading.Thread(
+        target=record,
+        args=(project, file, Limits(transactions=1, seconds=20)),
+        kwargs={"redact": True, "stop": stop, "tell": lambda _: None},
+    )
+    writing.start()
+    while writing.is_alive():
+        conn.execute("UPDATE whole SET email = %s", [canary("recorded")])
+        writing.join(0.1)
