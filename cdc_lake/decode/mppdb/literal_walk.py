@@ -1,16 +1,16 @@
 """Rows of the text formats, many at once: from where their literals stand to a chunk the columnar decoder reads.
 
 Two walks, `text_walk` and `json_walk`, find the bytes of each literal for all rows of a shape. What a literal stands
-for is told here for all of them together: quotes come off, `null` is NULL, `true` is `t`. The values are then written
-one behind the other into a new chunk, five bytes before each: room for what a value has before it in style b, so that
-layouts, lists and digests are made by the same code. What is not regular is left to the plain decoder.
+for is told here for all of them together: quotes come off, `null` is NULL, `true` is `t`. Then each value gets what stands
+before it in style b, so that layouts, lists and digests are made by the same code: in place, where values are as they
+stand there and name and type leave room for it; else in a new chunk. What is not regular is left to the plain decoder.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from cdc_lake.decode.mppdb.numbers import are_plain
 from cdc_lake.decode.mppdb.records import Row
 from cdc_lake.decode.mppdb.shapes import Group, Values
 from cdc_lake.decode.mppdb.statements import ROOM, Statements
-from cdc_lake.decode.walk import PADDING, Chunk, Irregular, require
+from cdc_lake.decode.walk import Chunk, Irregular, require
 
 _LETTERS: Final = b"IUD"
 _FEW: Final = 16
@@ -91,43 +91,66 @@ class _Bounds:
 
 
 def regular_chunk(source: Statements, found: Sequence[Found], *, escaped: bool) -> tuple[Chunk, list[Group]]:
-    """A chunk of the values, in style b's order, and the groups in it. `escaped`: backslashes are JSON's.
+    """A chunk of the values, in the form of style b, and the groups in it. `escaped`: backslashes are JSON's.
 
     Its `start` is where a letter stands that is the row's operation. Raises Irregular where a literal is none, or where
-    a value was not sent.
+    a value was not sent. The statements are of no other use afterwards.
     """
-    count = len(source.start)
-    widths = np.zeros(count, np.int64)
-    for each in found:
-        widths[each.rows] = sum(part.start.shape[1] for part in each.parts())
-    first = np.cumsum(widths) - widths
-    start, end = (np.zeros(int(widths.sum()), np.int64) for _ in range(2))
-    targets: list[list[Any]] = []
-    for each in found:
-        at = first[each.rows]
-        targets.append([])
-        for part in each.parts():
-            target = at[:, None] + np.arange(part.start.shape[1])
-            start[target], end[target] = part.start, part.end
-            targets[-1].append(target)
-            at = at + part.start.shape[1]
+    parts = [part for each in found for part in each.parts()]
+    start, end = (
+        np.concatenate([edge.ravel() for edge in edges])
+        for edges in zip(*((part.start, part.end) for part in parts), strict=True)
+    )
     bounds = _unquoted(source, start, end)
-    chunk, slots = _chunk(_data(source, bounds, escaped=escaped))
-    letters = np.zeros(count, np.int64)
+    inner = np.count_nonzero(source.data == _QUOTE) != 2 * bounds.closed
+    if escaped or inner:
+        chunk, slots = _rewritten(source, bounds, _row_order(found), escaped=escaped, inner=inner)
+    else:
+        chunk, slots = _in_place(source, bounds)
+    letters = np.zeros(len(source.start), np.int64)
     for each in found:
         letters[each.rows] = _LETTERS.index(each.row.operation.value.encode())
-    chunk.start = letters + (len(chunk.bytes) - len(PADDING) - len(_LETTERS))
-    chunk.end = np.concatenate([np.zeros(1, np.int64), slots[:, 1].astype(np.int64)])[first + widths]
-    return chunk, [_group(each, target, slots, bounds.null) for each, target in zip(found, targets, strict=True)]
+    chunk.start = chunk.start + letters
+    return chunk, list(_groups(found, slots, bounds.null))
 
 
-def _group(found: Found, targets: list[Any], slots: Any, null: Any) -> Group:
-    values = []
-    for target in targets:
-        absent = null[target]
-        values.append(Values(slots[target], absent if absent.any() else None))
-    new = values.pop(0) if found.new is not None else None
-    return Group(found.row, found.rows, new, values.pop(0) if found.old is not None else None)
+def _groups(found: Sequence[Found], slots: Any, null: Any) -> Iterator[Group]:
+    first = 0
+    for each in found:
+        values = []
+        for part in each.parts():
+            behind = first + part.start.size
+            absent = null[first:behind].reshape(part.start.shape)
+            values.append(Values(slots[first:behind].reshape(*part.start.shape, 2), absent if absent.any() else None))
+            first = behind
+        new = values.pop(0) if each.new is not None else None
+        yield Group(each.row, each.rows, new, values.pop(0) if each.old is not None else None)
+
+
+def _in_place(source: Statements, bounds: _Bounds) -> tuple[Chunk, Any]:
+    """The statements themselves as the chunk: before each value there is room, as its name and type stand there."""
+    require(len(source.bytes) < 1 << 31)
+    source.data[: len(_LETTERS)] = np.frombuffer(_LETTERS, np.uint8)
+    slots = np.empty((len(bounds.start), 2), np.int32)
+    slots[:, 0], slots[:, 1] = bounds.start, bounds.end
+    chunk = Chunk.of(source.bytes, np.zeros(len(source.start), np.int64), source.end)
+    _write_lengths(chunk, bounds.start, bounds.end - bounds.start)
+    return chunk, slots
+
+
+def _row_order(found: Sequence[Found]) -> Any:
+    """The order of the values by row, of each the new ones first: int64 ndarray of their numbers."""
+    rows = np.concatenate([np.repeat(each.rows, part.start.shape[1]) for each in found for part in each.parts()])
+    return np.argsort(rows, kind="stable")
+
+
+def _rewritten(source: Statements, bounds: _Bounds, order: Any, *, escaped: bool, inner: bool) -> tuple[Chunk, Any]:
+    """A new chunk of the values in this order, quotes and escapes undone, and their slots as they were given."""
+    ordered = _Bounds(bounds.start[order], bounds.end[order], bounds.null[order], bounds.closed)
+    chunk, placed = _chunk(_data(source, ordered, escaped=escaped, inner=inner))
+    slots = np.empty_like(placed)
+    slots[order] = placed
+    return chunk, slots
 
 
 def _unquoted(source: Statements, start: Any, end: Any) -> _Bounds:
@@ -163,9 +186,8 @@ def _require_all(source: Statements, start: Any, end: Any, pattern: str) -> None
         require(pc.all(pc.match_substring_regex(texts, f"^(?:{pattern})$")).as_py())
 
 
-def _data(source: Statements, bounds: _Bounds, *, escaped: bool) -> tuple[Any, Any]:
+def _data(source: Statements, bounds: _Bounds, *, escaped: bool, inner: bool) -> tuple[Any, Any]:
     """The values one behind the other with room before each, and the length of each (int64 ndarray)."""
-    inner = np.count_nonzero(source.data == _QUOTE) != 2 * bounds.closed
     if inner or (escaped and b"\\" in source.bytes):
         texts, places = _texts(source, bounds.start, bounds.end)
         texts = _undoubled(_unescaped(texts) if escaped else texts)
@@ -239,12 +261,18 @@ def _with_room(texts: pa.Array) -> tuple[Any, Any]:
 
 
 def _chunk(values: tuple[Any, Any]) -> tuple[Chunk, Any]:
-    """A chunk of the values with their lengths before them, then the letters of operations; slots (n, 2) in it."""
+    """A chunk of the values with their lengths before them, behind the letters of operations; slots (n, 2) in it."""
     data, sizes = values
-    end = np.cumsum(sizes + ROOM)
-    content: Any = memoryview(data)[: int(end[-1])] if len(sizes) else b""
-    chunk = Chunk([content, _LETTERS], writable=True)
+    end = len(_LETTERS) + np.cumsum(sizes + ROOM)
+    content: Any = memoryview(data)[: int(end[-1]) - len(_LETTERS)] if len(sizes) else b""
+    chunk = Chunk([_LETTERS, content], writable=True)
+    chunk.start = np.zeros(1, np.int64)
     start = end - sizes
+    _write_lengths(chunk, start, sizes)
+    return chunk, np.stack([start, end], axis=1).astype(np.int32)
+
+
+def _write_lengths(chunk: Chunk, start: Any, sizes: Any) -> None:
+    """Each value's length before it, as in style b."""
     lengths: Any = np.ndarray((len(chunk.bytes) - 3,), ">u4", chunk.bytes, strides=(1,))
     lengths[start - 4] = sizes
-    return chunk, np.stack([start, end], axis=1).astype(np.int32)

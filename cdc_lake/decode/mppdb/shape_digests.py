@@ -54,15 +54,17 @@ def _of_group(chunk: Chunk, group: Group, plan: Plan) -> list[bytes]:
 
 def _tails(chunk: Chunk, group: Group, plan: Plan, head: bytes) -> list[bytes]:
     """What follows the prefix in the canonical bytes of each row."""
-    sent = [values for values in (group.new, group.old if plan.old_kind is not None else None) if values is not None]
-    slots = [_marked(chunk, values) for values in sent]
+    old = group.old if plan.old_kind is not None else None
+    old_first = _stands_before(old, group.new)
+    sent = (old, group.new) if old_first else (group.new, old)
+    slots = [_marked(chunk, values) for values in sent if values is not None]
     pieces = sum(each.shape[0] * each.shape[1] for each in slots)
     # the pieces of the chunk in its own order, then an `n` and the head of a new tuple, which stand in the padding
     padding = len(chunk.bytes) - len(PADDING)
     chunk.data[padding : padding + 1 + len(head)] = np.frombuffer(b"n" + head, np.uint8)
     constants = np.array([padding, padding + 1, padding + 1, padding + 1 + len(head)], np.int32)
     offsets = np.concatenate([(slots[0] if len(slots) == 1 else np.concatenate(slots, axis=1)).ravel(), constants])
-    take, each = _order(group, plan, pieces)
+    take, each = _order(group, plan, pieces, old_first=old_first)
     every = pa.BinaryArray.from_buffers(
         pa.binary(), 2 * pieces + 3, [None, pa.py_buffer(offsets), pa.py_buffer(chunk.bytes)]
     )
@@ -72,18 +74,23 @@ def _tails(chunk: Chunk, group: Group, plan: Plan, head: bytes) -> list[bytes]:
     return [joined[start:end] for start, end in pairwise(borders)]
 
 
-def _order(group: Group, plan: Plan, pieces: int) -> tuple[Any, int]:
+def _stands_before(values: Values | None, others: Values | None) -> bool:
+    """Whether these values stand before the others in each row, as old ones do in text."""
+    if values is None or others is None or not values.slots.size or not others.slots.size:
+        return False
+    return bool(values.slots[0, 0, 0] < others.slots[0, 0, 0])
+
+
+def _order(group: Group, plan: Plan, pieces: int, *, old_first: bool) -> tuple[Any, int]:
     """Which pieces make the rows, by their number in the array of pieces and gaps, and how many make one row."""
-    width, base = len(plan.relation.columns), 0
-    order: list[int] = []
-    if plan.old_kind is not None:
-        base = width if group.new is not None else 0
-        places = {place: base + nth for nth, place in enumerate(plan.places)}
-        order += [places.get(column, _NOTHING) for column in range(width)]
-        order += [_HEAD] if group.new is not None else []
-    elif group.new is not None:
+    width = len(plan.relation.columns)
+    if plan.old_kind is None:
         return evens(pieces), width
-    order += range(width) if group.new is not None else ()
+    new, old = (len(plan.places), 0) if old_first else (0, width if group.new is not None else 0)
+    places = {place: old + nth for nth, place in enumerate(plan.places)}
+    order = [places.get(column, _NOTHING) for column in range(width)]
+    if group.new is not None:
+        order += [_HEAD, *range(new, new + width)]
     wanted = np.array(order, np.int32)
     each = pieces // len(group.rows)
     take = 2 * (np.arange(0, pieces or len(group.rows), each or 1, dtype=np.int32)[:, None] + wanted)

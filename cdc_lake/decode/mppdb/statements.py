@@ -14,7 +14,7 @@ _WORD: Final = 8
 
 
 class Statements:
-    """A chunk of statements, a blank behind each.
+    """A chunk of statements, a blank behind each, that may be changed where nobody reads it again.
 
     `data`: the bytes as a uint8 ndarray; `start`, `end`: int64 ndarrays, the bounds of each statement; `little`: a
     uint64 ndarray whose i-th entry is the eight bytes from i on as a number, the first byte the lowest.
@@ -23,7 +23,7 @@ class Statements:
     __slots__ = ("bytes", "data", "end", "little", "room", "start")
 
     def __init__(self, statements: Sequence[bytes]) -> None:
-        self.bytes = b" ".join([_PADDING, *statements, _PADDING])
+        self.bytes = bytearray(b" ").join([_PADDING, *statements, _PADDING])
         self.room = len(self.bytes) - len(_PADDING)
         sizes = np.fromiter(map(len, statements), np.int64, len(statements))
         self.end = len(_PADDING) + np.cumsum(sizes + 1)

@@ -16,7 +16,7 @@ import numpy as np
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.literal_walk import Found, Literals, by_shape
 from cdc_lake.decode.mppdb.records import Row
-from cdc_lake.decode.mppdb.statements import Statements
+from cdc_lake.decode.mppdb.statements import ROOM, Statements
 from cdc_lake.decode.mppdb.text import Shape, TableHeads, shape_of
 from cdc_lake.decode.walk import Irregular, require
 from cdc_lake.errors import DecodeError
@@ -60,6 +60,7 @@ def _shape(statement: bytes, codec: Codec, known: TableHeads | None, *, serial: 
     except DecodeError:
         raise Irregular from None  # the plain decoder says it again, with its place
     require(not any(b"'" in part for part in shape.between))
+    require(all(len(part) > ROOM for part in shape.between[:-1]))  # a blank, name and type
     return cells.record(None), shape
 
 
