@@ -63,8 +63,12 @@ The layout row's `info`:
 {relation}
 ```
 
+A column that is [redacted](../guides/redaction.md) has `"redacted": "sha256"`, and then type text, or `"null"`; one that
+is dropped is not in the layout. Digests are those of the redacted values.
+
 The COMMIT row's `info`: how many changes of which kind each table has, the bytes received, the digest of the changes,
-and the hash that chains this transaction to the one before it.
+the hash that chains this transaction to the one before it, and the number of the pipeline's configuration (control
+table [`configurations`](control.md)).
 
 ```json
 {commit}
