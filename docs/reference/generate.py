@@ -119,6 +119,7 @@ _ABOUT = {
     "gaps": "CSNs that a stream passed over because they did not arrive in time, where it is told to go on.",
     "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",
     "decoded": "Transactions that landed as bytes and were decoded later by `held retry`.",
+    "configurations": "What each number of a configuration in COMMIT rows stands for: tables, redaction, encoding.",
     "runs": "One row a run.",
 }
 _WORDS = {
