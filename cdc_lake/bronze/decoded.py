@@ -48,20 +48,55 @@ class Overlaid(Files):
 
     def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
         """See Files."""
-        mine, theirs = self._parted(paths)
+        mine, theirs = self.parted(paths)
         return pa.concat_tables([super().read(mine, columns, wanted), self.beside.read(theirs, columns, wanted)])
 
     def batches(
         self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
     ) -> Iterator[pa.Table]:
         """See Files."""
-        mine, theirs = self._parted(paths)
+        mine, theirs = self.parted(paths)
         yield from super().batches(mine, columns, wanted)
         yield from self.beside.batches(theirs, columns, wanted)
 
-    def _parted(self, paths: Sequence[str]) -> tuple[list[str], list[str]]:
+    def parted(self, paths: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The paths in bronze, and those beside it."""
         beside = set(self.beside.paths)
         return [path for path in paths if path not in beside], [path for path in paths if path in beside]
+
+
+def decoded_later(files: Files) -> list[tuple[int, int]]:
+    """Epoch and position of the transactions that stand beside bronze."""
+    if not isinstance(files, Overlaid):
+        return []
+    actions = files.beside.actions
+    return list(zip(actions["min.epoch"].to_pylist(), actions["min.position"].to_pylist(), strict=True))
+
+
+def in_order(
+    files: Files, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
+) -> Iterator[pa.Table]:
+    """`files.batches` in order also where some stand beside bronze, each a transaction in size.
+
+    Epoch, position and ordinal have to be among the columns.
+    """
+    if not isinstance(files, Overlaid):
+        yield from files.batches(paths, columns, wanted)
+        return
+    mine, theirs = files.parted(paths)
+    waiting = files.beside.read(theirs, columns, wanted)
+    for part in files.batches(mine, columns, wanted):
+        epoch, position = (part[name][part.num_rows - 1] for name in ("epoch", "position"))
+        same = pc.and_(pc.equal(waiting["epoch"], epoch), pc.less(waiting["position"], position))
+        before = pc.or_(pc.less(waiting["epoch"], epoch), same)
+        yield _sorted(pa.concat_tables([part, waiting.filter(before)])) if pc.any(before).as_py() else part
+        waiting = waiting.filter(pc.invert(before))
+    if waiting.num_rows:
+        yield _sorted(waiting)
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    return rows.sort_by([(name, "ascending") for name in ("epoch", "position", "ordinal")])
 
 
 class Decoded:

@@ -15,10 +15,12 @@ import pyarrow.compute as pc
 
 from cdc_lake.bronze.chain import ChainVerdict, verify
 from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, RELATION, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.decoded import decoded_later, in_order
+from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.reader import BronzeReader, relation_of, within
 from cdc_lake.bronze.spark_views import changes_frame, register, transactions_frame
 from cdc_lake.bronze.typed import SOURCES, Misfits, TableColumns, typed_changes
-from cdc_lake.errors import BronzeDamaged, NotInBronze
+from cdc_lake.errors import BronzeDamaged, NotInBronze, TransactionUndecoded
 from cdc_lake.model.position import parse_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
@@ -53,6 +55,7 @@ decoded.
 """
 
 _READ = ("epoch", "position", "op", "csn", "first_lsn", "commit_lsn", "xid", "commit_ts", "info")
+_END = (1 << 63) - 1
 _CHANGES = (INSERT, UPDATE, DELETE, TRUNCATE)
 
 
@@ -71,7 +74,7 @@ class Ledger:
         state = self._reader.state()
         if state is None:
             raise NotInBronze("bronze holds no stream", where=self._reader.place)
-        end = state.upto if epoch in (None, state.epoch) else (1 << 63) - 1
+        end = state.upto if epoch in (None, state.epoch) else _END
         return Span(epoch or state.epoch, _number(after, -1), _number(upto, end))
 
     def tables(self) -> tuple[TableName, ...]:
@@ -94,7 +97,9 @@ class Ledger:
         """The changes of a table in order, in its own columns (`bronze.typed`); without a span of all epochs.
 
         `typed=False` leaves the server's text. `misfits`: what becomes of a text that has no value of its column's
-        type. With `snapshot` the rows of initial copies too (`_op` is S). Raises NotInBronze, ValueNotTyped.
+        type. With `snapshot` the rows of initial copies too (`_op` is S).
+
+        Raises NotInBronze, ValueNotTyped, TransactionUndecoded.
         """
         given = self.change_batches(table, span, typed=typed, misfits=misfits, snapshot=snapshot)
         return given.read_all()
@@ -112,13 +117,14 @@ class Ledger:
         name, wanted, paths = self._asked(table, span, snapshot=snapshot)
         of = self.columns(name, span, snapshot=snapshot)
         schema = of.schema(typed=typed, misfits=misfits)
-        parts = self._reader.files().batches(paths, SOURCES, wanted)
+        self._all_decoded(span)
+        parts = in_order(self._reader.applied(), paths, SOURCES, wanted)
         return pa.RecordBatchReader.from_batches(schema, _batches(parts, of, typed=typed, misfits=misfits))
 
     def columns(self, table: TableName | str, span: Span | None = None, *, snapshot: bool = False) -> TableColumns:
         """The columns that a table's changes in a span have. Raises NotInBronze where there is no such table."""
         name, wanted, paths = self._asked(table, span, snapshot=snapshot)
-        files = self._reader.files()
+        files = self._reader.applied()
         numbers: dict[int, None] = {}
         for part in files.batches(paths, ["layout"], wanted):
             used = part["layout"].drop_null().combine_chunks()
@@ -163,7 +169,8 @@ class Ledger:
         """What `changes` gives, as a DataFrame without order, of the files of bronze as they are now."""
         name, _, paths = self._asked(table, span, snapshot=snapshot)
         of = self.columns(name, span, snapshot=snapshot)
-        return changes_frame(spark, paths, of, span, misfits=misfits, snapshot=snapshot)
+        later = decoded_later(self._reader.applied())
+        return changes_frame(spark, paths, of, span, misfits=misfits, snapshot=snapshot, later=later)
 
     def spark_transactions(self, spark: SparkSession, span: Span | None = None) -> DataFrame:
         """What `transactions` gives, as a DataFrame without order."""
@@ -190,16 +197,22 @@ class Ledger:
         return name, wanted if span is None else wanted & within(span), self._paths(span, None, name)
 
     def _paths(self, span: Span | None, op: str | None, table: TableName | None = None) -> list[str]:
-        bounds: dict[str, Any] = {}
-        if span is not None:
-            bounds = {"epoch": span.epoch, "after": span.after, "upto": span.upto}
-        relations = None if table is None else [str(table)]
-        return self._reader.files().select(op=op, relations=relations, **bounds)
+        return _select(self._reader.applied(), span, op, None if table is None else [str(table)])
 
     def _parts(
         self, columns: Sequence[str], wanted: pc.Expression, span: Span | None, op: str | None
     ) -> Iterator[pa.Table]:
-        return self._reader.files().batches(self._paths(span, op), columns, wanted)
+        files = self._reader.files()
+        return files.batches(_select(files, span, op), columns, wanted)
+
+    def _all_decoded(self, span: Span | None) -> None:
+        """Raise TransactionUndecoded where a transaction is there as bytes only."""
+        state = self._reader.state()
+        epochs = range(1, state.epoch + 1) if state is not None else ()
+        for one in [span] if span is not None else [Span(epoch, -1, _END) for epoch in epochs]:
+            for commit in self._reader.undecodable(one):
+                what = f"the transaction at position {commit.position} of epoch {commit.epoch} is not decoded"
+                raise TransactionUndecoded(what, where=self._reader.place)
 
     def _learn(self, numbers: set[int], table: TableName, paths: Sequence[str], span: Span | None) -> None:
         """Read descriptions of layouts: each commit repeats those it uses, so most often they stand in the span."""
@@ -210,7 +223,7 @@ class Ledger:
             if not (missing := numbers - self._layouts.keys()):
                 return
             wanted = place & pc.field("layout").isin(sorted(missing))
-            for part in self._reader.files().batches(paths, ["layout", "info"], wanted):
+            for part in self._reader.applied().batches(paths, ["layout", "info"], wanted):
                 for number, info in zip(part["layout"].to_pylist(), part["info"].to_pylist(), strict=True):
                     self._layouts[number] = relation_of(info)
 
@@ -218,12 +231,18 @@ class Ledger:
         """The layout of the last file that describes one. Raises NotInBronze."""
         described = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
         described &= pc.field("relation") == str(table)
-        files = self._reader.files()
+        files = self._reader.applied()
         for path in reversed(files.select(op=RELATION, relations=[str(table)])):
             infos = files.read([path], ["info"], described)["info"].to_pylist()
             if infos:
                 return relation_of(infos[-1])
         raise NotInBronze(f"bronze has no changes of {table}", where=self._reader.place)
+
+
+def _select(files: Files, span: Span | None, op: str | None, relations: list[str] | None = None) -> list[str]:
+    if span is None:
+        return files.select(op=op, relations=relations)
+    return files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=op, relations=relations)
 
 
 def within_reach(span: Span) -> pc.Expression:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from cdc_lake.bronze.contract import COLUMNS
+from cdc_lake.bronze.decoded import decoded_later
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.typed import PLACES, Misfits, TableColumns
 from cdc_lake.errors import ViewNotMade
@@ -41,10 +42,19 @@ _SAID = (
 
 
 def changes_frame(
-    spark: SparkSession, paths: Sequence[str], of: TableColumns, span: Span | None, *, misfits: Misfits, snapshot: bool
+    spark: SparkSession,
+    paths: Sequence[str],
+    of: TableColumns,
+    span: Span | None,
+    *,
+    misfits: Misfits,
+    snapshot: bool,
+    later: Sequence[tuple[int, int]] = (),
 ) -> DataFrame:
-    """The changes of one table in the given files."""
-    return _frame(spark, paths, lambda rows: changes_sql(rows, of, span, misfits=misfits, snapshot=snapshot))
+    """The changes of one table in the given files; `later`: places of transactions that were decoded later."""
+    return _frame(
+        spark, paths, lambda rows: changes_sql(rows, of, span, misfits=misfits, snapshot=snapshot, later=later)
+    )
 
 
 def transactions_frame(spark: SparkSession, paths: Sequence[str], span: Span | None) -> DataFrame:
@@ -59,10 +69,14 @@ def register(
     names = [*(view_name(of.table) for of in shapes), "transactions"]
     if len(set(names)) < len(names):
         raise ViewNotMade("two tables would have the same view", where=reader.place)
-    frames = [lambda rows, of=of: changes_sql(rows, of, None, misfits="keep", snapshot=True) for of in shapes]
+    files = reader.files() if database else reader.applied()
+    later = decoded_later(files)
+    frames = [
+        lambda rows, of=of: changes_sql(rows, of, None, misfits="keep", snapshot=True, later=later) for of in shapes
+    ]
     queries = dict(zip(names, [*frames, lambda rows: transactions_sql(rows, None)], strict=True))
     if database is None:
-        paths = reader.files().select()
+        paths = files.select()
         for name, query in queries.items():
             _frame(spark, paths, query).createOrReplaceTempView(quoted(name))
         return tuple(names)
@@ -92,10 +106,21 @@ def transactions_sql(source: str, span: Span | None) -> str:
     return f"SELECT * EXCEPT (undecodable), undecodable.code AS undecodable FROM ({flat})"
 
 
-def changes_sql(source: str, of: TableColumns, span: Span | None, *, misfits: Misfits, snapshot: bool) -> str:
-    """The changes of one table, as `bronze.typed` gives them."""
+def changes_sql(
+    source: str,
+    of: TableColumns,
+    span: Span | None,
+    *,
+    misfits: Misfits,
+    snapshot: bool,
+    later: Sequence[tuple[int, int]] = (),
+) -> str:
+    """The changes of one table, as `bronze.typed` gives them; an undecodable transaction stops the query."""
     ops = "'I', 'U', 'D', 'T', 'S'" if snapshot else "'I', 'U', 'D', 'T'"
-    where = _and(f"relation = {_literal(str(of.table))} AND op IN ({ops})", span)
+    own = f"relation = {_literal(str(of.table))} AND op IN ({ops})"
+    known = "".join(f" AND NOT (epoch = {epoch} AND position = {position})" for epoch, position in later)
+    what = "raise_error(concat('the transaction at position ', position, ' of epoch ', epoch, ' is not decoded'))"
+    where = _and(f"({own} OR (op = 'X'{known} AND {what} IS NOT NULL))", span)
     changes = _Changes(of, misfits)
     return f"SELECT {', '.join(changes.values)} FROM (SELECT {', '.join(changes.texts)} FROM {source} WHERE {where})"
 

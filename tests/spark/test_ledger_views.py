@@ -12,6 +12,9 @@ import pytest
 from cdc_lake.bronze.ledger import Ledger
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.kept import PgoutputFormat
+from cdc_lake.decode.undecodable import Landing
 from cdc_lake.lake.arrow_values import read_texts
 from cdc_lake.lake.types import cast_sql, fits_sql
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
@@ -93,6 +96,21 @@ def test_spark_stops_at_a_text_without_a_value(spark: Any, bronze: Path) -> None
     frame = Ledger(BronzeReader(bronze)).spark_changes(spark, "public.orders")
     with pytest.raises(Exception, match="a value of `due` is no date at position 400 of epoch 1"):
         frame.collect()
+
+
+def test_spark_stops_at_a_transaction_that_is_not_decoded(spark: Any, tmp_path: Path) -> None:
+    writer = DeltaBronze(tmp_path / "b", durability="os")
+    writer.begin_stream("pg:1:shop:shop:0/64", 100)
+    land(writer, 200, Insert(ORDERS, ("2", "b")))
+    odd = raw_transaction(Transaction(boundaries(300), (Insert(ORDERS, ("2", "BAD")),)))
+    odd.frames[0] = odd.frames[0].replace(b"BAD", b"\xff\xfe!")
+    writer.append([odd], Landing(PgoutputFormat(tabulate)))
+    ledger = Ledger(BronzeReader(tmp_path / "b"))
+    with pytest.raises(Exception, match="the transaction at position 300 of epoch 1 is not decoded"):
+        ledger.spark_changes(spark, "public.orders").select("note").collect()
+    assert ledger.spark_changes(spark, "public.orders", ledger.span(None, 200)).count() == 1
+    said = ledger.spark_transactions(spark).orderBy("position").select("undecodable").collect()
+    assert [row[0] for row in said] == [None, "DEC304"]
 
 
 def test_temporary_views_read_the_files_as_they_are(spark: Any, bronze: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import random
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,9 +16,16 @@ from cdc_lake import open_bronze
 from cdc_lake.bronze.ledger import Ledger
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.errors import MalformedPosition, NotInBronze, ValueNotTyped
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.kept import PgoutputFormat
+from cdc_lake.decode.undecodable import Landing
+from cdc_lake.errors import MalformedMessage, MalformedPosition, NotInBronze, TransactionUndecoded, ValueNotTyped
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.redecode import retry
 from cdc_lake.testing.counted import CountedReader
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -188,6 +195,37 @@ def test_the_values_of_a_random_history_come_back(bronze: DeltaBronze, ledger: L
                 text = None if value is UNCHANGED else value
                 assert row[name] == (int(text) if name in ("id", "amount") and text is not None else text)
     assert next(rows, None) is None
+
+
+def test_a_transaction_that_is_not_decoded_stops_the_reading(bronze: DeltaBronze, ledger: Ledger) -> None:
+    land(bronze, 200, Insert(ORDERS, ("1", "a")))
+    odd = raw_transaction(Transaction(boundaries(300), (Insert(ORDERS, ("2", "BAD")),)))
+    odd.frames[0] = odd.frames[0].replace(b"BAD", b"\xff\xfe!")
+    bronze.append([odd], Landing(PgoutputFormat(tabulate)))
+    land(bronze, 400, Insert(ORDERS, ("3", "b")))
+    with pytest.raises(TransactionUndecoded, match="position 300 of epoch 1"):
+        ledger.changes("public.orders")
+    assert ledger.changes("public.orders", ledger.span(None, 299)).num_rows == 1
+    assert ledger.changes("public.orders", ledger.span(300)).num_rows == 1
+    assert ledger.transactions()["undecodable"].to_pylist() == [None, "DEC304", None]
+
+
+def test_what_was_decoded_later_is_read_in_its_place(tmp_path: Path) -> None:
+    made = {"version": 1, "pipeline": "shop", "bronze": {"undecodable": "land"}}
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    project = Project(Pipeline.model_validate({**made, "source": source}), tmp_path / "shop.yaml", tmp_path)
+    writer = DeltaBronze(project.bronze, durability="os")
+    writer.begin_stream("pg:1:shop:shop:0/64", 100)
+    sound = PgoutputFormat(tabulate)
+    for position in (200, 300, 400):
+        raw = raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, (str(position), "a")),)))
+        writer.append([raw], Landing(PgoutputFormat(_refuse) if position == 300 else sound))
+    assert retry(project, None, silent).failed == 0
+    assert open_bronze(project).changes("public.orders")["id"].to_pylist() == [200, 300, 400]
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise MalformedMessage("a fault", where="here")
 
 
 # ── transactions ─────────────────────────────────────────────────────────────────────────────────────────────────
