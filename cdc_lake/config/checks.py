@@ -21,7 +21,7 @@ from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, Sequ
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 from cdc_lake.model.relation import TableName
 
-RESERVED = frozenset({"bronze", "control", "checkpoints", "reports", "warehouse"})
+RESERVED = frozenset({"bronze", "control", "checkpoints", "reports", "scratch", "warehouse"})
 """Folders of a lake that are not namespaces of silver tables."""
 
 _SQL_ADDRESS = r"(sqlite:///|postgresql(\+psycopg)?://)"

@@ -120,6 +120,11 @@ class Project:
         return self.lake / "checkpoints" / self.name
 
     @property
+    def scratch(self) -> Path:
+        """Folder of copies that a run makes for itself."""
+        return self.lake / "scratch" / self.name
+
+    @property
     def reports(self) -> Path:
         """Folder of the reports."""
         return self.lake / "reports" / self.name

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from cdc_lake.bronze.nearby import Nearby
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import CommitRow
@@ -106,6 +107,7 @@ class Advance:
         self._spark = spark
         self._tell = tell
         self._bronze = bronze_reader(project)
+        self._nearby = Nearby(project.scratch)
         self._control = ControlTables(project.control)
         self._sessions: dict[str, SparkSession] = {}
         self._pool = ThreadPoolExecutor(project.pipeline.apply.parallelism, "merge")
@@ -121,6 +123,7 @@ class Advance:
     ) -> None:
         now = kind is not None and not issubclass(kind, Exception)  # asked twice to stop
         self._pool.shutdown(wait=not now, cancel_futures=True)
+        self._nearby.close()
 
     def run(self, goal: int | None, stop: threading.Event) -> None:
         """Apply everything bronze holds now, at most to `goal`. Returns at a span's end when `stop` is set."""
@@ -252,7 +255,8 @@ class Advance:
                 continue
             keys = open_holds(held, relation, state.epoch, watermark).keys
             layouts = self._bronze.layouts([target.source], span)
-            jobs.append(TableJob(self._project, target, state.stream, span, files, layouts, keys))
+            near = self._nearby.of
+            jobs.append(TableJob(self._project, target, state.stream, span, files, layouts, keys, near=near))
         return jobs
 
     def _prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
@@ -294,6 +298,7 @@ class Advance:
             self.done.merges += 1
             self.done.held += 0 if one.folded.held is None else one.folded.held.num_rows
             self._tell(Progress("merge", target.label, one.seen.rows, unit="changes"))
+        self._nearby.release()
 
     def _break(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:
         relation = str(target.source)
@@ -348,7 +353,8 @@ class Advance:
     def _first(self, state: BronzeState, target: Target, position: int, layout: int) -> TableJob:
         span = Span(state.epoch, position - 1, position)
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
-        return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), layout)
+        near = self._nearby.of
+        return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), layout, near)
 
     def _cut(
         self, state: BronzeState, position: int, commit_ts: datetime | None, tables: dict[str, TableState]

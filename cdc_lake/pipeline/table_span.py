@@ -9,13 +9,14 @@ changes that touch such keys are followed one by one (`silver.lineage`) and the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from cdc_lake.bronze.files import Files
+from cdc_lake.bronze.nearby import as_they_are
 from cdc_lake.bronze.outline import Outline, outline, span_files
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import KeylessDelete
@@ -46,7 +47,7 @@ BROADCAST_CHANGES = 500_000
 @dataclass(frozen=True)
 class TableJob:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
-    they follow. `held`: keys with open holds.
+    they follow. `held`: keys with open holds. `near`: where Spark reads data files.
     """
 
     project: Project
@@ -57,6 +58,7 @@ class TableJob:
     layouts: Mapping[int, Relation]
     held: frozenset[Key]
     layout: int | None = None
+    near: Callable[[Files, Sequence[str]], list[str]] = as_they_are
 
     @property
     def snapshot(self) -> bool:
@@ -119,7 +121,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     silver = store(spark, job.project, job.target)
     evolve(silver, shape.columns, job.target)
     base = silver.marker(job.stream)
-    paths = span_files(job.files, table, span, snapshot=snapshot)
+    paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
     rows = read_changes(spark, paths, table, span, snapshot=snapshot)
     target = None if base.version is None else spark.table(silver.name)
     return Prepared(job, shape, silver, base, seen, fold(rows, target, job.target, shape, seen, job.held))
