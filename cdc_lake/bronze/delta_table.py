@@ -166,14 +166,20 @@ class DeltaBronzeTable:
     def _make(self, commit: Callable[[DeltaTable], int]) -> int:
         """Commit on top of the version looked at, and look at the one made."""
         table, self._table = self._at, None
+        base = table.version()
         try:
             version = commit(table)
         except NotLanded as failure:
-            if failure.overtaken:
+            if failure.overtaken or self._moved_on(base):
                 raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
             raise BronzeNotWritten("the commit failed and did not land", where=self.place) from failure
         self._table = table
         return version
+
+    def _moved_on(self, base: int) -> bool:
+        """Whether the table is further although no entry says so: upkeep removed those behind `base` long ago."""
+        newest = self._place.open()
+        return newest is not None and newest.version() > base
 
     @property
     def _at(self) -> DeltaTable:

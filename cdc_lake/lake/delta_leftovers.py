@@ -1,8 +1,8 @@
 """What a Delta table in a local folder leaves behind: log entries that a checkpoint replaces, files no version names.
 
 The log is kept short, because each commit lists all of it (5 ms of processor time at 20 entries, 30 ms at 1,000,
-measured); who reads the table as a stream may be that far behind. A file that was replaced is touched when it is, so its
-time says since when nobody new reads it; one that no commit ever named is as old as it was written.
+measured); who reads the table as a stream may be that far behind. A file is touched when it is replaced, so its time
+says since when nobody new reads it; one that no commit ever named is as old as it was written.
 """
 
 from __future__ import annotations
