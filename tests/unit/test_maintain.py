@@ -1,0 +1,200 @@
+"""`cdc-lake maintain`: what retention may let go, what forcing gives up, what a dry run leaves alone, and what it says."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.load import load_project
+from cdc_lake.config.problems import ConfigInvalid
+from cdc_lake.config.project import Project
+from cdc_lake.errors import NoStream
+from cdc_lake.lake.control import ControlTables, CutRow, now
+from cdc_lake.model.change import Insert
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.maintain import maintain
+from cdc_lake.pipeline.upkeep import Upkeep
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+ORDERS = table("public.orders", id="int8")
+FILE = """\
+version: 1
+pipeline: shop
+source: {{type: postgres, host: 127.0.0.1, port: 1, database: d, user: u, tables: ["public.*"]}}
+bronze: {{durability: os, {more}}}
+"""
+LATER = dt.datetime.now(dt.UTC) + dt.timedelta(days=100)
+KEPT_90_DAYS = "retention: {min_age: 90 d, rebuilds: false}"
+
+
+def project_of(folder: Path, more: str = "") -> Project:
+    file = folder / "pipelines" / "shop.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(FILE.format(more=more))
+    return load_project(file)
+
+
+def fill(project: Project, streams: int = 2, count: int = 5) -> DeltaBronze:
+    """Streams of transactions at 11, 12, … each."""
+    writer = DeltaBronze(project.bronze, "os")
+    for epoch in range(1, streams + 1):
+        writer.begin_stream(f"s{epoch}", 10)
+        for position in range(11, 11 + count):
+            inserted = Transaction(boundaries(position), (Insert(ORDERS, (str(position),)),))
+            writer.append([raw_transaction(inserted)])
+    return writer
+
+
+def cut(project: Project, epoch: int, **positions: int) -> None:
+    """A cut at the highest of the tables' positions; those below are behind."""
+    top = max(positions.values())
+    tables = {
+        f"public.{name}": {
+            "table": f"silver.{name}", "format": "delta", "version": 1, "position": at, "held": 0,
+            "state": "in" if at == top else "broken",
+        }
+        for name, at in positions.items()
+    }  # fmt: skip
+    ControlTables(project.control, "os").record(CutRow(epoch, f"s{epoch}", top, None, json.dumps(tables), now()))
+
+
+def places(project: Project) -> list[tuple[int, int]]:
+    """Epoch and position of every transaction that is left."""
+    files = BronzeReader(project.bronze).files()
+    rows = files.read(files.paths, ["epoch", "position", "op"]).to_pylist()
+    return [(row["epoch"], row["position"]) for row in rows if row["op"] == "C"]
+
+
+def test_without_retention_everything_stays(tmp_path: Path):
+    project = project_of(tmp_path)
+    fill(project)
+    cut(project, 2, orders=15)
+    done = maintain(project, at=LATER)
+    assert [step.kind for step in done.steps] == ["compaction", "removal"]
+    assert (done.files, done.kept, done.lost) == (2, "", ())
+    assert len(places(project)) == 10
+
+
+def test_a_dry_run_says_it_and_does_nothing(tmp_path: Path):
+    project = project_of(tmp_path, KEPT_90_DAYS)
+    fill(project)
+    cut(project, 2, orders=15)
+    version = BronzeReader(project.bronze).version()
+    done = maintain(project, dry_run=True, at=LATER)
+    assert (done.done, done.files) == (False, 10)
+    assert [step.kind for step in done.steps] == ["retention", "compaction"]
+    assert BronzeReader(project.bronze).version() == version
+
+
+def test_retention_stops_at_the_slowest_table(tmp_path: Path):
+    project = project_of(tmp_path, KEPT_90_DAYS)
+    fill(project)
+    cut(project, 2, orders=15, prices=13)
+    done = maintain(project, at=LATER)
+    assert places(project) == [(2, 14), (2, 15)]
+    assert done.kept == "public.prices stands at 0/D"
+    assert verify(BronzeReader(project.bronze)).holds
+
+
+def test_retention_keeps_what_is_young(tmp_path: Path):
+    project = project_of(tmp_path, KEPT_90_DAYS)
+    fill(project)
+    cut(project, 2, orders=15)
+    maintain(project, at=dt.datetime.now(dt.UTC) + dt.timedelta(days=89))
+    assert len(places(project)) == 10
+
+
+def test_retention_keeps_what_silver_could_be_built_again_from(tmp_path: Path):
+    project = project_of(tmp_path, "retention: {min_age: 90 d}")
+    fill(project)
+    cut(project, 2, orders=15)
+    done = maintain(project, at=LATER)
+    assert places(project) == [(2, position) for position in range(11, 16)]
+    assert "built again" in done.kept
+
+
+def test_nothing_leaves_before_silver_has_taken_over_the_newest_stream(tmp_path: Path):
+    project = project_of(tmp_path, KEPT_90_DAYS)
+    fill(project)
+    cut(project, 1, orders=15)
+    done = maintain(project, at=LATER)
+    assert len(places(project)) == 10
+    assert "not taken over" in done.kept
+
+
+def test_forced_it_says_what_is_lost(tmp_path: Path):
+    project = project_of(tmp_path, KEPT_90_DAYS)
+    writer = fill(project)
+    cut(project, 2, orders=12)
+    done = maintain(project, force=True, at=LATER)
+    assert places(project) == []
+    assert done.lost == (
+        "silver cannot be built again from bronze",
+        "up to 3 transactions behind 0/C that silver does not have",
+    )
+    assert writer.state() == DeltaBronze(project.bronze).state()
+    verdict = verify(BronzeReader(project.bronze))
+    assert (verdict.holds, verdict.transactions, verdict.behind) == (True, 0, (2, 15))
+
+
+def test_there_is_nothing_to_maintain_before_the_first_run(tmp_path: Path):
+    with pytest.raises(NoStream):
+        maintain(project_of(tmp_path))
+
+
+def test_files_in_use_are_kept_for_an_hour_at_least(tmp_path: Path):
+    with pytest.raises(ConfigInvalid):
+        project_of(tmp_path, "maintenance: {keep_replaced: 5 min}")
+
+
+def test_a_receiver_keeps_its_files_few_by_itself(tmp_path: Path):
+    project = project_of(tmp_path, "maintenance: {compact_after_files: 5}")
+    told: list[Progress] = []
+    for _ in range(2):
+        with Upkeep(project, told.append) as upkeep:
+            fill(project, streams=0)
+            upkeep.heard(Progress("landed", ""))
+    assert not [p for p in told if p.stage == "maintain"], "no table yet"
+    writer = fill(project, streams=1, count=12)
+    with Upkeep(project, told.append) as upkeep:
+        upkeep.heard(Progress("landed", ""))
+    assert [p.text for p in told if p.stage == "maintain"] == ["12 files of bronze became 1"]
+    assert writer.advance(50, 50).upto == 50
+
+
+def test_what_fails_in_upkeep_is_told_and_stops_nobody(tmp_path: Path):
+    project = project_of(tmp_path, "maintenance: {compact_after_files: 5}")
+    fill(project, streams=1, count=6)
+    lost = BronzeReader(project.bronze).files().paths[3]
+    Path(lost).unlink()
+    told: list[Progress] = []
+    with Upkeep(project, told.append) as upkeep:
+        upkeep.heard(Progress("landed", ""))
+    assert [p.stage for p in told] == ["landed", "maintain"]
+    assert "tried again" in told[1].text
+
+
+def test_the_command_says_what_it_did(tmp_path: Path):
+    project = project_of(tmp_path, KEPT_90_DAYS)
+    fill(project, streams=1)
+    words = [sys.executable, "-m", "cdc_lake.cli.app", "maintain", "-q"]
+    text = subprocess.run([*words, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert text.splitlines() == [
+        "5 files would become 1",
+        "bronze has 5 data files",
+        "retention: silver has not taken over the newest stream yet, so everything stays",
+        "nothing was changed",
+    ]
+    found = subprocess.run([*words, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    document = json.loads(found)
+    assert (document["schema"], document["done"], document["files"]) == ("cdc-lake/maintain/1", True, 1)
+    assert document["steps"][0]["facts"] == {"files": 5, "into": 1, "bytes": document["steps"][0]["facts"]["bytes"]}
