@@ -2,21 +2,25 @@
 
     python docs/reference/generate.py
 
-The example on the page of bronze is a transaction run through the code that makes bronze rows. A test compares.
+The example on the page of bronze is read from a bronze table that is made for it. A test compares.
 """  # noqa: INP001 - a script
 
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from cdc_lake.bronze.contract import COLUMNS, CONTRACT_VERSION
-from cdc_lake.bronze.rows import build, snapshot_rows
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.decode import digest
 from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.digest import GENESIS
+from cdc_lake.decode.kept import PgoutputFormat
+from cdc_lake.decode.undecodable import Landing
 from cdc_lake.lake.control import TABLES
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
@@ -44,39 +48,112 @@ in one commit of the table. [What it is for](../concepts/bronze.md).
 Rows are ordered by `(epoch, position, ordinal)`. Layout rows (`R`) stand first in their file and have no ordinal; each
 commit repeats the layouts it uses.
 
-## An example
+## An example of every row
 
-One row of the initial copy at position 1000, then one transaction with every kind of change, committed at position
-{position}. The layout has the columns {layout}, so `new` and `old` have three places.
+A bronze table with one row of the initial copy, one transaction with every kind of change, and one that could not be
+decoded. The table `public.books` has the columns {layout}, so `new` and `old` have three places.
 
-| ordinal | op | | new | old | old_kind | unchanged |
-|---|---|---|---|---|---|---|
+| position | ordinal | op | | new | old | old_kind | unchanged |
+|---|---|---|---|---|---|---|---|
 {rows}
 
 In the update at ordinal 2 the large text did not change, so the server did not send it: `unchanged` names its place,
 and NULL in that place of `new` means nothing. In the update at ordinal 3 the key moved, so the old key came along. A
 delete sends the key only; with REPLICA IDENTITY FULL it would send the whole row, and `old_kind` would be `full`.
 
-The layout row's `info`:
+The first row of each kind, without the columns that are NULL. `info`, text in the table, is shown as the document it
+is, `raw` in hexadecimal digits.
 
-```json
-{relation}
+{examples}
+
+`info` of a layout row describes the layout: names, types as the server names them with OID and modifier, which columns
+are of the replica identity (`key`), the primary key, what the server logs of old rows (`identity`: d, n, f, i). `info`
+of a COMMIT row says how many changes of which kind each table has, the bytes received, the digest of the changes, the
+hash that chains this transaction to the one before it, how many transactions without rows stand between the two (where
+the stream shows them), and under which configuration of the pipeline it was landed; of an undecodable one also why.
+
+## The chain
+
+```
+{digests}
 ```
 
-A column that is [redacted](../guides/redaction.md) has `"redacted": "sha256"`, and then type text, or `"null"`; one that
-is dropped is not in the layout. Digests are those of the redacted values.
+The first transaction of a stream takes BLAKE2b-256 of the text `cdc_lake` as the hash before it. The hash of the last
+one stands in the table's newest commit (`head`), and at the start of the next stream in the control table `streams`.
 
-The COMMIT row's `info`: how many changes of which kind each table has, the bytes received, the digest of the changes,
-the hash that chains this transaction to the one before it, and the number of the pipeline's configuration (control
-table [`configurations`](control.md)).
+`cdc-lake inspect chain` computes everything again from the rows and compares, and says where the first thing is that
+does not fit. What it finds: a row or transaction that was edited, removed, doubled, moved or exchanged; counts that are
+wrong; a layout that is not described as its number says; an end that is missing, also of an epoch that is over; rows of
+another stream; and in a stream that shows every CSN a number that is neither of a transaction, nor counted as empty,
+nor in the control table `gaps`. What repeats on every row of a transaction (`csn`, LSNs, `xid`, `commit_ts`) must agree
+there. Not covered, because a repeat may bring it again in another form: `lsn`, `ingest_ts`, `user`, `origin`, `bytes`,
+and which of two layouts of a table with as many columns a row follows. Snapshot rows (`S`) are outside of the chain.
 
-```json
-{commit}
+## Reading
+
+From Python, without Spark and without the source:
+
+```python
+from cdc_lake import open_bronze
+
+bronze = open_bronze("pipelines/shop.yaml")  # or a loaded project
+span = bronze.span("0/7D0", "0/BB8")  # behind the first position, up to the second and with it
+
+changes = bronze.changes("public.orders", span)  # a pyarrow table
+print(changes.select(["_position", "_op", "id", "status"]).to_pandas())
+
+print(bronze.transactions(span).select(["position", "xid", "commit_ts", "counts"]).to_pylist())
+
+for batch in bronze.change_batches("public.orders", snapshot=True):  # all of bronze, a part at a time
+    print(batch.num_rows)
 ```
 
-`inspect tx 0/7D0` shows such a transaction by column name; `inspect chain` verifies every digest and hash.
+`changes(table, span)` gives the changes of a table in order. Without a span it reads every epoch, with `snapshot=True`
+also the rows of initial copies. `bronze.span()` alone is all of the newest epoch; `epoch=` names another. Only files
+and row groups whose positions meet the span are read.
 
-Undecodable rows (`X`) are part of the contract and are not written by this version: it stops with an error instead.
+| column | |
+|---|---|
+| `_epoch`, `_position`, `_ordinal` | the change's place; they order it |
+| `_csn`, `_lsn`, `_xid`, `_commit_ts` | as in bronze; `_lsn` is the change's own |
+| `_op` | I, U, D, T, or S |
+| the table's columns | the new tuple, in [the types of silver](types.md) and under its names |
+| `_old` | a struct of the same columns: the old tuple, NULL where none was sent |
+| `_old_kind` | `key`: only the columns of the replica identity are part of `_old`; `full` |
+| `_unchanged` | names of the columns that were not sent because they did not change |
+| `_absent` | names of the columns that the table did not have when the change was made |
+
+The columns are those of the newest layout that the span's changes use, then those that only older ones have, each in
+the type of the newest layout that has it. NULL in a column is SQL NULL, unless `_unchanged` or `_absent` names it; a
+delete has its values in `_old`. A text that has no value of the type (`infinity` in a date, an old text in a column
+that became a number) stops the reading ([STA660](../errors/STA660.md)); with `misfits="keep"` the column is NULL there
+and the map `_misfit` has the text (`_old.<column>` for the old tuple). `typed=False` gives all as text. A span with
+a transaction that is not decoded is refused ([STA655](../errors/STA655.md)).
+
+`transactions(span)` gives a row a transaction: `epoch`, `position`, `csn`, `first_lsn`, `commit_lsn`, `xid`,
+`commit_ts`, `user`, `origin`, `counts` (table → operation → number), `bytes`, `empty_before`, `configuration`,
+`content`, `hash`, and `undecodable` (the code of the error that decoding it gave, also where it was decoded later).
+`change_batches` and `transaction_batches` give the same as a `pyarrow.RecordBatchReader`, for spans that memory does
+not hold.
+
+### From Spark
+
+```python
+bronze.spark_changes(spark, "public.orders", span)  # a DataFrame with the same columns
+bronze.spark_transactions(spark, span)
+
+bronze.register_views(spark)  # temporary views public_orders, …, transactions: the files as they are now
+bronze.register_views(spark, database="bronze_shop")  # views that stay, of a bronze in Delta
+```
+
+```sql
+SELECT _position, _op, id, status FROM public_orders WHERE _position > 2000 ORDER BY _position, _ordinal;
+SELECT position, commit_ts, counts['public.orders']['I'] AS inserted FROM transactions;
+```
+
+A view is `<schema>_<table>`, has the columns of `changes` with `_misfit` and the rows of initial copies, and no order
+of its own. Views that stay read the table as it is then. They know the layouts of the time they were made: a query that
+meets another one fails and says so, rather than to show NULL; register them again.
 
 ## Markers
 
@@ -123,15 +200,16 @@ _ABOUT = {
     "runs": "One row a run.",
 }
 _WORDS = {
-    "R": "layout",
-    "S": "snapshot row",
     "B": "begin",
+    "R": "layout",
     "I": "insert",
     "U": "update",
     "D": "delete",
     "T": "truncate",
     "M": "logical message",
     "C": "commit",
+    "S": "snapshot row",
+    "X": "undecodable",
 }
 
 
@@ -142,26 +220,22 @@ def pages() -> dict[str, str]:
 
 def bronze_page() -> str:
     """Columns, and an example that the code itself made."""
-    copied, landed = example()
-    rows = [*copied.to_pylist()[1:], *landed.to_pylist()]
-    by_op = {row["op"]: row for row in rows}
+    rows = example()
+    by_op: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        by_op.setdefault(row["op"], row)
     return _MADE + _BRONZE.format(
         version=CONTRACT_VERSION,
         columns=_columns(COLUMNS),
-        position=by_op["C"]["position"],
         layout=", ".join(f"`{name}`" for name in _BOOKS.names),
         rows="\n".join(map(_row, rows)),
-        relation=_indented(by_op["R"]["info"]),
-        commit=_indented(by_op["C"]["info"]),
+        examples="\n\n".join(f"{_WORDS[op].capitalize()}:\n\n```json\n{_document(by_op[op])}\n```" for op in _WORDS),
+        digests=_block(digest.__doc__ or ""),
     )
 
 
-def example() -> tuple[pa.Table, pa.Table]:
-    """A chunk of the initial copy, and a transaction with every kind of change, as bronze has them."""
-    copied = snapshot_rows(
-        _BOOKS, pa.array([["1", "Dune", None]]), stream=STREAM, epoch=1, position=1000, first_ordinal=0,
-        ingest_ts=_INGESTED,
-    )  # fmt: skip
+def example() -> list[dict[str, Any]]:
+    """The rows of a real bronze table, in order, layout rows first: each kind of row is among them."""
     changes = (
         Insert(_BOOKS, ("2", "Solaris", "a long text")),
         Update(_BOOKS, ("2", "Solaris, 2nd ed.", UNCHANGED)),
@@ -170,9 +244,16 @@ def example() -> tuple[pa.Table, pa.Table]:
         Truncate(_BOOKS, restart_identity=True),
         Message("library", b"stock-taking"),
     )
-    raw = [raw_transaction(Transaction(boundaries(2000), changes))]
-    landed, _ = build(raw, tabulate(raw), stream=STREAM, epoch=1, previous=GENESIS, ingest_ts=_INGESTED)
-    return copied, landed
+    odd = raw_transaction(Transaction(boundaries(3000), (Insert(_BOOKS, ("4", "BAD", None)),)))
+    odd.frames[0] = odd.frames[0].replace(b"BAD", b"\xff\xfe!")
+    with tempfile.TemporaryDirectory() as folder:
+        bronze = DeltaBronze(Path(folder) / "bronze", durability="os", clock=lambda: _INGESTED)
+        bronze.begin_stream(STREAM, 1000)
+        bronze.append_snapshot("initial-1", 0, _BOOKS, pa.array([["1", "Dune", None]]), 0, 1000)
+        bronze.append([raw_transaction(Transaction(boundaries(2000, origin="branch"), changes))])
+        bronze.append([odd], Landing(PgoutputFormat(tabulate)))
+        reader = BronzeReader(Path(folder) / "bronze")
+        return [row for position in (1000, 2000, 3000) for row in reader.rows(position).to_pylist()]
 
 
 def control_page() -> str:
@@ -189,8 +270,30 @@ def _columns(columns: tuple[tuple[str, pa.DataType, str], ...]) -> str:
 
 
 def _row(row: dict[str, Any]) -> str:
-    cells = [row["ordinal"], row["op"], _WORDS[row["op"]], *(row[n] for n in ("new", "old", "old_kind", "unchanged"))]
+    names = ("new", "old", "old_kind", "unchanged")
+    cells = [row["position"], row["ordinal"], row["op"], _WORDS[row["op"]], *(row[name] for name in names)]
     return "| " + " | ".join(map(_cell, cells)) + " |"
+
+
+def _document(row: dict[str, Any]) -> str:
+    """A row as JSON, each column a line, without those that are NULL; `info` as the document it is."""
+    given = {name: value for name, value in row.items() if value is not None}
+    lines = [f"  {json.dumps(name)}: {_value(name, value)}" for name, value in given.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _value(name: str, value: object) -> str:
+    if name == "info":
+        return json.dumps(json.loads(str(value)), indent=2, ensure_ascii=False).replace("\n", "\n  ")
+    if isinstance(value, bytes):
+        value = value.hex()
+    return json.dumps(value, default=lambda time: time.isoformat(), ensure_ascii=False)
+
+
+def _block(text: str) -> str:
+    """The definitions in a docstring: what stands indented, and the lines of words between."""
+    defined = text.split("::\n", 1)[1].strip("\n").replace("::\n", ":\n")
+    return "\n".join(line.removeprefix("    ") for line in defined.splitlines())
 
 
 def _cell(value: object) -> str:
@@ -199,10 +302,6 @@ def _cell(value: object) -> str:
     if isinstance(value, list):
         return "`" + json.dumps(value).replace("null", "NULL") + "`"
     return str(value)
-
-
-def _indented(document: str) -> str:
-    return json.dumps(json.loads(document), indent=2)
 
 
 if __name__ == "__main__":
