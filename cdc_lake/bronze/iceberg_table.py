@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 from pyiceberg.exceptions import TableAlreadyExistsError
 from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.table.snapshots import Operation
 
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, order_app
 from cdc_lake.bronze.files import BOUNDED, Files
@@ -25,11 +27,14 @@ from cdc_lake.bronze.state import (
     from_rows,
     note_of,
     trimmed_of,
+    trimmed_text,
 )
 from cdc_lake.bronze.table import Written
 from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown, CommitUncertain
 from cdc_lake.lake.catalog import CatalogAddress, is_there, open_catalog, reaching
+from cdc_lake.lake.delta_leftovers import Leftovers, touch
 from cdc_lake.lake.iceberg_files import described, filesystem
+from cdc_lake.lake.iceberg_leftovers import leftovers, local_path, remove
 from cdc_lake.lake.iceberg_log import Change, IcebergLog, NotLanded, Unknown
 from cdc_lake.lake.object_store import reading
 from cdc_lake.lake.parquet_file import Rows
@@ -44,7 +49,7 @@ _BOUNDS = pa.schema([SCHEMA.field(name) for name in BOUNDED])
 
 
 class IcebergBronzeTable:
-    """The table `bronze.<name>` of a catalog (`bronze.table.BronzeTable`)."""
+    """The table `bronze.<name>` of a catalog (`bronze.upkeep.MaintainedTable`)."""
 
     def __init__(self, address: CatalogAddress, name: str) -> None:
         self._address = address
@@ -113,10 +118,6 @@ class IcebergBronzeTable:
                 self.look()
         raise BronzeDamaged("the manifests of the newest version cannot be read", where=self.place) from failure
 
-    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
-        """From the table's properties."""
-        return trimmed_of(self._log.table.properties.get(TRIMMED_PROPERTY))
-
     def write(self, rows: Rows) -> Written:
         """One Parquet file, in no version yet."""
         with self._writing("a data file could not be written"):
@@ -125,12 +126,53 @@ class IcebergBronzeTable:
 
     def commit(self, files: Sequence[Written], state: BronzeState, chunks: Mapping[str, int]) -> int:
         """One version, right after the one looked at."""
+        return self._make(Change(added=[written.file for written in files]), state, chunks)
+
+    # ── upkeep (`bronze.upkeep.MaintainedTable`) ──
+
+    def prepare(self, state: BronzeState) -> None:
+        """Nothing: each commit lets the versions go that are too old."""
+        del state
+
+    def exchange(self, removed: Sequence[str], files: Sequence[Written], state: BronzeState, *, gone: bool) -> int:
+        """One version, which readers of a stream pass over unless rows leave."""
+        actions = self.files().actions
+        locations = dict(zip(actions["path"].to_pylist(), actions["location"].to_pylist(), strict=True))
+        operation = Operation.DELETE if gone else Operation.REPLACE
+        added, leaving = [written.file for written in files], {locations[path] for path in removed}
+        if local_path(self._log.table, self._log.table.location()) is not None:
+            touch(map(Path, removed))
+        return self._make(Change(added, leaving, operation=operation), state, {})
+
+    def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
+        """From the table's properties."""
+        return trimmed_of(self._log.table.properties.get(TRIMMED_PROPERTY))
+
+    def record_trimmed(self, trimmed: Mapping[int, tuple[int, bytes]], state: BronzeState) -> None:
+        """As a property of the table."""
+        self._make(Change(properties={TRIMMED_PROPERTY: trimmed_text(trimmed)}), state, {})
+
+    def leftovers(self, now: float, files_seconds: float | None) -> Leftovers | None:
+        """Files of metadata and of data that no version names."""
+        return leftovers(self._log, now, files_seconds)
+
+    def tidy(self, now: float, files_seconds: float | None) -> Leftovers | None:
+        """Remove the leftovers."""
+        found = self.leftovers(now, files_seconds)
+        if found is not None:
+            remove(found)
+        return found
+
+    # ── the log ──
+
+    def _make(self, change: Change, state: BronzeState, chunks: Mapping[str, int]) -> int:
+        """Commit on top of the version looked at, and stand at the one made."""
         note = {f"{_PREFIX}{key}": str(value) for key, value in note_of(state).items()}
         note |= {f"{_PREFIX}upto": str(state.upto), f"{_PREFIX}confirm": str(state.confirm)}
         note |= self._chunks(state.stream) | {_CHUNK + app: str(chunk) for app, chunk in chunks.items()}
         with self._writing("the commit failed and did not land"):
             try:
-                version = self._log.commit(Change(added=[written.file for written in files]), note)
+                version = self._log.commit(change, note)
             except NotLanded as failure:
                 if failure.overtaken:
                     raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure

@@ -67,10 +67,15 @@ def filesystem(table: Table) -> pafs.FileSystem | None:
 
 
 def described(table: Table, files: Sequence[DataFile], columns: pa.Schema) -> pa.Table:
-    """One row a file: `path` as its file system has it, and `min.` and `max.` of each column."""
+    """One row a file: `path` as its file system has it, `location`, bytes, rows, and `min.` and `max.` of columns."""
     properties = table.io.properties
     paths = [PyArrowFileIO.parse_location(file.file_path, properties)[2] for file in files]
-    out: dict[str, Any] = {"path": pa.array(paths, pa.string())}
+    out: dict[str, Any] = {
+        "path": pa.array(paths, pa.string()),
+        "location": pa.array((file.file_path for file in files), pa.string()),
+        "size_bytes": pa.array((file.file_size_in_bytes for file in files), pa.int64()),
+        "num_records": pa.array((file.record_count for file in files), pa.int64()),
+    }
     for field in columns:
         at = table.schema().find_field(field.name).field_id
         for end, bounds in (("min", "lower_bounds"), ("max", "upper_bounds")):

@@ -140,8 +140,19 @@ class IcebergLog:
         return None
 
     def manifests(self) -> tuple[ManifestFile, ...]:
-        """The manifests of the head. Raises OSError where they left with a version that is too old by now."""
-        return () if self._head is None else self._listed(self._head)
+        """The manifests of the head. Raises OSError where it left by now."""
+        return () if self._head is None else self.listed(self._head)
+
+    def listed(self, version: Snapshot) -> tuple[ManifestFile, ...]:
+        """The manifests of a version. Raises OSError where they left with it."""
+        if version.snapshot_id not in self._lists:
+            self._lists[version.snapshot_id] = self._files.of(version)
+        return self._lists[version.snapshot_id]
+
+    def named_files(self) -> set[str]:
+        """Locations of the data files of all versions. Raises OSError where one of them left meanwhile."""
+        manifests = {m.manifest_path: m for version in self.table.metadata.snapshots for m in self.listed(version)}
+        return {file.file_path for manifest in manifests.values() for file in self.entries(manifest)}
 
     def entries(self, manifest: ManifestFile) -> list[DataFile]:
         """The data files that a manifest lists."""
@@ -229,9 +240,9 @@ class IcebergLog:
         if not old:
             return
         try:
-            gone = {manifest.manifest_path for version in old for manifest in self._listed(version)}
+            gone = {manifest.manifest_path for version in old for manifest in self.listed(version)}
             for version in self.table.metadata.snapshots:
-                gone -= {manifest.manifest_path for manifest in self._listed(version)}
+                gone -= {manifest.manifest_path for manifest in self.listed(version)}
         except OSError:
             return  # a list of them cannot be read: the commit has landed, and files too many harm nobody
         self._remove(gone | {version.manifest_list for version in old})
@@ -249,11 +260,6 @@ class IcebergLog:
         there = {version.snapshot_id for version in table.metadata.snapshots}
         self._lists = {version: listed for version, listed in self._lists.items() if version in there}
         self._table, self._head = table, table.current_snapshot()
-
-    def _listed(self, version: Snapshot) -> tuple[ManifestFile, ...]:
-        if version.snapshot_id not in self._lists:
-            self._lists[version.snapshot_id] = self._files.of(version)
-        return self._lists[version.snapshot_id]
 
     @property
     def _files(self) -> Manifests:
@@ -274,7 +280,8 @@ def _summary(
         collector.add_file(data_file=file, partition_spec=table.spec(), schema=table.schema())
     for file in removed:
         collector.remove_file(data_file=file, partition_spec=table.spec(), schema=table.schema())
-    return update_snapshot_summaries(
-        summary=Summary(operation=change.operation, **collector.build(), **note),
+    counted = update_snapshot_summaries(  # it refuses `replace`, which counts as any other
+        summary=Summary(operation=Operation.OVERWRITE, **collector.build(), **note),
         previous_summary=None if parent is None else parent.summary,
     )
+    return Summary(operation=change.operation, **counted.additional_properties)

@@ -19,8 +19,10 @@ from cdc_lake.bronze.compaction import plan
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.history import history
+from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.upkeep import MaintainedTable
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import AnotherReceiver, NoStream
@@ -30,6 +32,7 @@ from cdc_lake.model.change import Delete, Insert, OldKind, Update
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.bronze_places import Place
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 ORDERS = table("public.orders", id="int8", note="text")
@@ -52,6 +55,12 @@ def folder(tmp_path: Path) -> Path:
 
 def delta(folder: Path) -> DeltaBronzeTable:
     return DeltaBronzeTable(LocalPlace(folder, durable=False))
+
+
+def kept_up(place: Place) -> MaintainedTable:
+    table = place.table()
+    assert isinstance(table, DeltaBronzeTable | IcebergBronzeTable)
+    return table
 
 
 def writer_of(folder: Path) -> TableBronze:
@@ -79,9 +88,10 @@ def commits(writer: TableBronze, first: int, count: int, dice: random.Random | N
     return first + count
 
 
-def a_year(folder: Path, dice: random.Random) -> TableBronze:
+def a_year(place: Place, dice: random.Random) -> TableBronze:
     """Several streams, each with a copy in chunks and many small commits."""
-    writer = writer_of(folder)
+    writer = place.writer()
+    share = {"delta": 1, "iceberg": 2}[place.format]  # a commit takes so much longer
     for epoch in range(1, 4):
         start = dice.randint(100, 200)
         writer.begin_stream(f"s{epoch}", start)
@@ -89,7 +99,7 @@ def a_year(folder: Path, dice: random.Random) -> TableBronze:
             rows = [[str(chunk), "copied"], [str(chunk + 10), None]]
             copied = pa.array(rows, pa.list_(pa.string()))
             writer.append_snapshot(f"copy{epoch}", chunk, ORDERS, copied, 1 + (chunk << 32), start)
-        commits(writer, start + 1, dice.randint(20, 40) * BUDGET, dice)
+        commits(writer, start + 1, dice.randint(24, 40) * BUDGET // share, dice)
         writer.advance(10_000, 10_000)
     return writer
 
@@ -115,72 +125,92 @@ def told(reader: BronzeReader) -> tuple[object, ...]:
     )
 
 
-def test_a_year_of_history_compacted_reads_the_same_row_for_row_and_hash_for_hash(folder: Path, dice: random.Random):
-    writer = a_year(folder, dice)
-    before, told_before, files = rows_of(BronzeReader(folder)), told(BronzeReader(folder)), len(list_files(folder))
-    groups = upkeep.compact(delta(folder), dice.randint(2, 9), whole=True)
-    assert 3 <= len(list_files(folder)) < files / 10
+def test_a_year_of_history_compacted_reads_the_same_row_for_row_and_hash_for_hash(place: Place, dice: random.Random):
+    writer = a_year(place, dice)
+    before, told_before, files = rows_of(place.reader()), told(place.reader()), len(place.reader().files().paths)
+    groups = upkeep.compact(kept_up(place), dice.randint(2, 9), whole=True)
+    assert 3 <= len(place.reader().files().paths) < files / 10
     assert sum(len(g.paths) for g in groups) > files * 0.9
-    assert rows_of(BronzeReader(folder)).equals(before), "every row, in its order"
-    assert told(BronzeReader(folder)) == told_before
-    assert writer.state() == writer_of(folder).state()
+    assert rows_of(place.reader()).equals(before), "every row, in its order"
+    assert told(place.reader()) == told_before
+    assert writer.state() == place.writer().state()
 
 
-def test_compacted_files_keep_their_bounds_and_their_order_in_and_across_files(folder: Path, dice: random.Random):
-    a_year(folder, dice)
-    upkeep.compact(delta(folder), 5)
-    files = BronzeReader(folder).files()
+def test_compacted_files_keep_their_bounds_and_their_order_in_and_across_files(place: Place, dice: random.Random):
+    a_year(place, dice)
+    upkeep.compact(kept_up(place), 5)
+    files = place.reader().files()
     for path, row in zip(files.paths, files.actions.to_pylist(), strict=True):
         rows = files.read([path], SCHEMA.names)
         for name in ("epoch", "position", "ordinal", "op", "relation", "commit_ts", "ingest_ts"):
             bounds = pc.min_max(rows[name]).as_py()
             assert (row[f"min.{name}"], row[f"max.{name}"]) == (bounds["min"], bounds["max"])
         assert row["num_records"] == rows.num_rows
-    rows = rows_of(BronzeReader(folder)).select(["epoch", "position"])
+    rows = rows_of(place.reader()).select(["epoch", "position"])
     assert rows.equals(rows.sort_by([("epoch", "ascending"), ("position", "ascending")]))
 
 
-def test_a_receiver_goes_on_above_upkeep(folder: Path):
-    writer = writer_of(folder)
+def test_a_receiver_goes_on_above_upkeep(place: Place):
+    writer = place.writer()
     writer.begin_stream("s", 0)
     after = commits(writer, 1, 5)
-    assert upkeep.prepare(delta(folder))
-    assert upkeep.compact(delta(folder), 2)
+    assert upkeep.prepare(kept_up(place))
+    assert upkeep.compact(kept_up(place), 2)
     after = commits(writer, after, 5)
     writer.advance(200, 200)
-    upkeep.compact(delta(folder), 2)
-    upkeep.tidy(delta(folder), 0.0, time.time() + 10_000)
+    upkeep.compact(kept_up(place), 2)
+    upkeep.tidy(kept_up(place), 0.0, time.time() + 10_000)
     assert writer.advance(300, 300).upto == 300
-    assert verify(BronzeReader(folder)).transactions == after - 1
+    assert verify(place.reader()).transactions == after - 1
 
 
-def test_upkeep_goes_on_above_a_receiver(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    writer = writer_of(folder)
+def test_a_receiver_that_was_idle_for_long_goes_on_where_the_log_went_on_without_it(place: Place):
+    writer = place.writer()
     writer.begin_stream("s", 0)
     after = commits(writer, 1, 5)
-    exchange, late = DeltaBronzeTable.exchange, iter([True, True, False])
+    for later in (10_000, 20_000):
+        upkeep.compact(kept_up(place), 2, whole=True)
+        upkeep.prepare(kept_up(place))
+        upkeep.tidy(kept_up(place), 3600.0, time.time() + later)
+    if place.format == "delta":
+        assert len(list((place.folder / "_delta_log").glob("*.json"))) == 1
+    commits(writer, after, 1)
+    idle = place.writer()
+    idle.state()
+    commits(writer, after + 1, 30)
+    upkeep.tidy(kept_up(place), 3600.0, time.time() + 10_000)
+    with pytest.raises(AnotherReceiver):
+        commits(idle, after + 1, 1)
+    assert verify(place.reader()).transactions == after + 30
 
-    def overtaken(self: DeltaBronzeTable, *given: object, **more: object) -> int:
+
+def test_upkeep_goes_on_above_a_receiver(place: Place, monkeypatch: pytest.MonkeyPatch):
+    writer = place.writer()
+    writer.begin_stream("s", 0)
+    after = commits(writer, 1, 5)
+    exchange, late = type(kept_up(place)).exchange, iter([True, True, False])
+
+    def overtaken(self: MaintainedTable, *given: object, **more: object) -> int:
         nonlocal after
         if next(late, False):
             after = commits(writer, after, 2)
-        return exchange(self, *given, **more)  # type: ignore[arg-type]
+        return exchange(self, *given, **more)
 
-    monkeypatch.setattr(DeltaBronzeTable, "exchange", overtaken)
-    assert len(upkeep.compact(delta(folder), 2)) == 1
-    assert len(list_files(folder)) == 1 + 4
+    monkeypatch.setattr(type(kept_up(place)), "exchange", overtaken)
+    assert len(upkeep.compact(kept_up(place), 2)) == 1
+    assert len(place.reader().files().paths) == 1 + 4
     assert commits(writer, after, 1) == after + 1
-    assert verify(BronzeReader(folder)).transactions == after
+    assert verify(place.reader()).transactions == after
 
 
-def test_a_second_receiver_is_refused_with_upkeep_between(folder: Path):
-    first, second = writer_of(folder), writer_of(folder)
+def test_a_second_receiver_is_refused_with_upkeep_between(place: Place):
+    first, second = place.writer(), place.writer()
     first.begin_stream("s", 0)
     commits(first, 1, 3)
     second.state()
-    upkeep.compact(delta(folder), 2)
+    upkeep.compact(kept_up(place), 2)
     commits(first, 4, 1)
-    upkeep.compact(delta(folder), 2)
+    upkeep.compact(kept_up(place), 2)
     with pytest.raises(AnotherReceiver):
         commits(second, 4, 1)
     with pytest.raises(AnotherReceiver):
@@ -188,8 +218,8 @@ def test_a_second_receiver_is_refused_with_upkeep_between(folder: Path):
     assert commits(first, 5, 1) == 6
 
 
-def test_a_second_copy_is_refused_though_it_leaves_the_state_alone(folder: Path):
-    first, second = writer_of(folder), writer_of(folder)
+def test_a_second_copy_is_refused_though_it_leaves_the_state_alone(place: Place):
+    first, second = place.writer(), place.writer()
     first.begin_stream("s", 0)
     second.state()
     rows = pa.array([["1", "copied"]], pa.list_(pa.string()))
@@ -198,21 +228,21 @@ def test_a_second_copy_is_refused_though_it_leaves_the_state_alone(folder: Path)
         second.append_snapshot("copy", 0, ORDERS, rows, 1, 0)
 
 
-def test_two_upkeeps_at_once_do_each_piece_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    writer = writer_of(folder)
+def test_two_upkeeps_at_once_do_each_piece_once(place: Place, monkeypatch: pytest.MonkeyPatch):
+    writer = place.writer()
     writer.begin_stream("s", 0)
     commits(writer, 1, 6)
-    before = rows_of(BronzeReader(folder))
-    exchange, first = DeltaBronzeTable.exchange, iter([True])
+    before = rows_of(place.reader())
+    exchange, first = type(kept_up(place)).exchange, iter([True])
 
-    def overtaken(self: DeltaBronzeTable, *given: object, **more: object) -> int:
+    def overtaken(self: MaintainedTable, *given: object, **more: object) -> int:
         if next(first, False):
-            assert upkeep.compact(delta(folder), 2)
-        return exchange(self, *given, **more)  # type: ignore[arg-type]
+            assert upkeep.compact(kept_up(place), 2)
+        return exchange(self, *given, **more)
 
-    monkeypatch.setattr(DeltaBronzeTable, "exchange", overtaken)
-    assert upkeep.compact(delta(folder), 2) == []
-    assert rows_of(BronzeReader(folder)).equals(before)
+    monkeypatch.setattr(type(kept_up(place)), "exchange", overtaken)
+    assert upkeep.compact(kept_up(place), 2) == []
+    assert rows_of(place.reader()).equals(before)
 
 
 def test_a_streaming_reader_sees_nothing_new_in_a_compaction(folder: Path):
@@ -226,21 +256,21 @@ def test_a_streaming_reader_sees_nothing_new_in_a_compaction(folder: Path):
     assert 'dataChange":true' not in entry
 
 
-def test_retention_lets_whole_files_leave_and_the_chain_starts_behind_them(folder: Path, dice: random.Random):
-    writer = a_year(folder, dice)
+def test_retention_lets_whole_files_leave_and_the_chain_starts_behind_them(place: Place, dice: random.Random):
+    writer = a_year(place, dice)
     state = writer.state()
     assert state is not None
-    upkeep.compact(delta(folder), 4)
-    whole = verify(BronzeReader(folder))
-    files = BronzeReader(folder).files()
+    upkeep.compact(kept_up(place), 4)
+    whole = verify(place.reader())
+    files = place.reader().files()
     middle = files.actions.select(["max.epoch", "max.position"]).to_pylist()[len(files.paths) // 2]
     floor = (middle["max.epoch"], middle["max.position"])
-    layouts = BronzeReader(folder).layouts()
+    layouts = place.reader().layouts()
     trim = upkeep.trimmable(files, floor, LATER)
     assert trim is not None
     assert (trim.epoch, trim.position) <= floor
-    assert upkeep.trim(delta(folder), trim)
-    reader = BronzeReader(folder)
+    assert upkeep.trim(kept_up(place), trim)
+    reader = place.reader()
     verdict = verify(reader)
     assert verdict.holds, verdict.reason
     assert verdict.behind is not None
@@ -251,19 +281,19 @@ def test_retention_lets_whole_files_leave_and_the_chain_starts_behind_them(folde
     kept = rows_of(reader).filter(pc.not_equal(rows_of(reader)["op"], "R"))
     assert all((r["epoch"], r["position"]) > floor for r in kept.select(["epoch", "position"]).to_pylist())
     commits(writer, 20_000, 3)
-    assert verify(BronzeReader(folder)).transactions == verdict.transactions + 3
+    assert verify(place.reader()).transactions == verdict.transactions + 3
 
 
-def test_retention_in_steps_ends_at_the_same_chain(folder: Path, dice: random.Random):
-    writer = a_year(folder, dice)
-    table = delta(folder)
+def test_retention_in_steps_ends_at_the_same_chain(place: Place, dice: random.Random):
+    writer = a_year(place, dice)
+    table = kept_up(place)
     while table.look() and (trim := upkeep.trimmable(table.files(), (3, 130), LATER)) is not None:
         few = upkeep.Trim(trim.paths[:25], -1, 0, trim.epoch, trim.position)
         if not upkeep.trim(table, few) or len(trim.paths) <= 25:
             break
-        assert verify(BronzeReader(folder)).holds
+        assert verify(place.reader()).holds
     commits(writer, 20_000, 1)
-    assert verify(BronzeReader(folder)).holds
+    assert verify(place.reader()).holds
 
 
 def test_an_edit_behind_the_border_is_found_all_the_same(folder: Path):
@@ -281,11 +311,11 @@ def test_an_edit_behind_the_border_is_found_all_the_same(folder: Path):
     assert (verdict.holds, verdict.broken_at) == (False, (1, 6))
 
 
-def test_young_files_and_files_above_the_floor_stay(folder: Path):
-    writer = writer_of(folder)
+def test_young_files_and_files_above_the_floor_stay(place: Place):
+    writer = place.writer()
     writer.begin_stream("s", 0)
     commits(writer, 1, 6)
-    files = BronzeReader(folder).files()
+    files = place.reader().files()
     long_ago = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
     assert upkeep.trimmable(files, (1, 6), long_ago) is None
     assert upkeep.trimmable(files, (0, 1 << 60), LATER) is None
@@ -318,12 +348,12 @@ def test_only_what_nobody_needs_for_long_enough_is_removed(folder: Path):
     assert verify(BronzeReader(folder)).transactions == 55
 
 
-def test_a_table_without_a_stream_has_nothing_to_keep_up(folder: Path):
-    assert not upkeep.prepare(delta(folder))
-    assert upkeep.compact(delta(folder), 2) == []
-    assert upkeep.tidy(delta(folder), 0.0) is None
+def test_a_table_without_a_stream_has_nothing_to_keep_up(place: Place):
+    assert not upkeep.prepare(kept_up(place))
+    assert upkeep.compact(kept_up(place), 2) == []
+    assert upkeep.tidy(kept_up(place), 0.0) is None
     with pytest.raises(NoStream):
-        writer_of(folder).append([transaction(1)])
+        place.writer().append([transaction(1)])
 
 
 def test_files_stay_few_however_many_commits_there_are(folder: Path):
@@ -367,9 +397,9 @@ def list_files(folder: Path) -> list[str]:
     return BronzeReader(folder).files().paths
 
 
-def test_a_group_never_grows_over_a_full_file_nor_over_an_epoch(folder: Path, dice: random.Random):
-    a_year(folder, dice)
-    files = BronzeReader(folder).files()
+def test_a_group_never_grows_over_a_full_file_nor_over_an_epoch(place: Place, dice: random.Random):
+    a_year(place, dice)
+    files = place.reader().files()
     for group in plan(files, 2, whole=True):
         assert len(files.read(list(group.paths), ["epoch"])["epoch"].unique()) == 1
     assert plan(files, 10_000) == []
