@@ -6,8 +6,12 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pyarrow.fs as pafs
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
 
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
@@ -49,6 +53,17 @@ class Stored:
 
     def reader(self, endpoint: str | None = None) -> BronzeReader:
         return BronzeReader(self.table(endpoint))
+
+    def data_files(self) -> list[str]:
+        """The data files in the store, whether a version names them or not."""
+        objects = ObjectStore(storage_at(self.store.endpoint)).filesystem
+        found = objects.get_file_info(pafs.FileSelector(f"{BUCKET}/{self.key}", recursive=True, allow_not_found=True))
+        return sorted(f.path for f in found if f.path.endswith(".parquet") and "_delta_log" not in f.path)
+
+    @property
+    def commit_call(self) -> tuple[Any, str]:
+        """The library's call that makes a commit, for a test to break."""
+        return (DeltaTable, "create_write_transaction") if self.format == "delta" else (SqlCatalog, "commit_table")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,157 @@
+"""Bronze in an object store: the suites of a local one, two receivers at once, and what a commit asks of the store."""
+
+from __future__ import annotations
+
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.errors import AnotherReceiver, Retry, StoreRefused, StoreUnavailable
+from cdc_lake.testing.faulty_store import Fault, FaultyStore, Request
+from cdc_lake.testing.object_store import LocalStore
+from tests.store_places import FORMATS, Stored, store, stored
+from tests.unit.test_bronze_chain import (
+    landed,
+    test_a_span_holds_by_itself,
+    test_every_epoch_is_verified,
+    test_what_was_landed_holds,
+)
+from tests.unit.test_bronze_reader import (
+    reader,
+    test_a_table_that_is_not_there_is_empty,
+    test_changes_of_a_table_come_in_order,
+    test_epochs_do_not_mix,
+    test_only_files_that_can_hold_the_span_are_chosen,
+    test_the_reader_sees_commits_made_after_it_was_opened,
+)
+from tests.unit.test_bronze_writer import (
+    bronze,
+    test_a_commit_that_did_not_land_is_said_and_can_be_tried_again,
+    test_a_commit_that_landed_before_its_call_failed_counts_as_landed,
+    test_a_replayed_batch_changes_nothing,
+    test_a_stream_is_not_started_twice,
+    test_a_stream_starts_with_both_markers_and_no_rows,
+    test_a_writer_overtaken_by_a_new_stream_is_refused,
+    test_markers_advance_without_rows_and_never_go_back,
+    test_of_an_overlapping_batch_only_the_new_lands,
+    test_snapshot_chunks_land_once_and_leave_the_stream_alone,
+    test_the_next_stream_has_the_next_epoch_and_a_chain_of_its_own,
+    test_the_second_of_two_writers_is_refused_and_stays_refused,
+    transaction,
+)
+
+# the suites of a local bronze, collected here too: their fixtures ask for `place`
+__all__ = [
+    "bronze",
+    "landed",
+    "reader",
+    "store",
+    "test_a_commit_that_did_not_land_is_said_and_can_be_tried_again",
+    "test_a_commit_that_landed_before_its_call_failed_counts_as_landed",
+    "test_a_replayed_batch_changes_nothing",
+    "test_a_span_holds_by_itself",
+    "test_a_stream_is_not_started_twice",
+    "test_a_stream_starts_with_both_markers_and_no_rows",
+    "test_a_table_that_is_not_there_is_empty",
+    "test_a_writer_overtaken_by_a_new_stream_is_refused",
+    "test_changes_of_a_table_come_in_order",
+    "test_epochs_do_not_mix",
+    "test_every_epoch_is_verified",
+    "test_markers_advance_without_rows_and_never_go_back",
+    "test_of_an_overlapping_batch_only_the_new_lands",
+    "test_only_files_that_can_hold_the_span_are_chosen",
+    "test_snapshot_chunks_land_once_and_leave_the_stream_alone",
+    "test_the_next_stream_has_the_next_epoch_and_a_chain_of_its_own",
+    "test_the_reader_sees_commits_made_after_it_was_opened",
+    "test_the_second_of_two_writers_is_refused_and_stays_refused",
+    "test_what_was_landed_holds",
+]
+
+
+@pytest.fixture(params=FORMATS)
+def place(request: pytest.FixtureRequest, store: LocalStore, tmp_path: Path) -> Stored:
+    return stored(request.param, store, tmp_path, patience=900)
+
+
+def test_of_two_receivers_at_the_same_moment_one_lands_and_one_is_fenced(place: Stored):
+    place.writer().begin_stream("s1", 100)
+    for at in range(101, 106):
+        writers = [place.writer(), place.writer()]
+        for writer in writers:
+            writer.state()
+        with ThreadPoolExecutor(2) as both:
+            done = [both.submit(writer.append, [transaction(at)]) for writer in writers]
+        outcomes = sorted(type(one.exception()).__name__ for one in done)
+        assert outcomes == [AnotherReceiver.__name__, "NoneType"]
+    verdict = verify(place.reader())
+    assert verdict.holds, verdict.reason
+    assert verdict.transactions == 5
+
+
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_a_commit_lists_only_what_is_behind_the_last_checkpoint(place: Stored):
+    with FaultyStore(place.store) as proxy:
+        writer = place.writer(proxy.endpoint)
+        writer.begin_stream("s1", 100)
+        for at in range(101, 123):
+            writer.append([transaction(at)])
+        proxy.requests.clear()
+        writer.append([transaction(123)])
+    assert len(proxy.requests) <= 11
+    assert all("start-after" in request.query for request in proxy.requests if request.lists)
+    puts = [request for request in proxy.requests if request.method == "PUT"]
+    assert [(put.key.endswith(".parquet"), put.conditional) for put in puts] == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_what_a_listing_leaves_out_is_found_by_its_name(place: Stored):
+    stale = [3]
+
+    def choose(request: Request) -> Fault | None:
+        if not request.lists or not stale[0]:
+            return None
+        stale[0] -= 1
+        return Fault.STALE
+
+    writer = place.writer()
+    writer.begin_stream("s1", 100)
+    for at in (101, 102, 103):
+        writer.append([transaction(at)])
+    with FaultyStore(place.store, choose) as proxy:
+        behind = place.writer(proxy.endpoint)
+        state = behind.state()
+        assert state is not None
+        assert state.upto == 103
+        assert behind.append([transaction(104)]).upto == 104
+    assert proxy.done[Fault.STALE] == 3
+
+
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_a_commit_whose_reply_is_lost_each_time_lands_once(place: Stored):
+    writer = place.writer()
+    writer.begin_stream("s1", 100)
+    with FaultyStore(place.store, lambda r: Fault.UNHEARD if r.conditional else None) as proxy:
+        cut = place.writer(proxy.endpoint)
+        assert cut.append([transaction(101)]).upto == 101
+        assert cut.append([transaction(101), transaction(102)]).repeats == 1
+    verdict = verify(place.reader())
+    assert verdict.holds, verdict.reason
+    assert verdict.transactions == 2
+
+
+def test_a_store_that_is_down_is_said_without_a_secret(place: Stored):
+    place.writer().begin_stream("s1", 100)
+    with FaultyStore(place.store, lambda _: Fault.FAILED) as proxy, pytest.raises(StoreUnavailable) as down:
+        place.reader(proxy.endpoint).state()
+    assert "kit-secret" not in "".join(traceback.format_exception(down.value))
+    assert down.value.retry is Retry.LATER
+
+
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_a_bucket_that_is_not_there_is_said_at_once(place: Stored, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.store_places.BUCKET", "another")
+    with pytest.raises(StoreRefused):
+        place.writer().state()

@@ -1,0 +1,125 @@
+"""Pipeline files with tables in an object store: what is taken, what is refused and where, what is never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
+from cdc_lake.bronze.open import bronze_table
+from cdc_lake.config.effective import effective
+from cdc_lake.config.load import load_project, validate
+from cdc_lake.config.problems import ConfigInvalid
+from cdc_lake.config.storage import ObjectAddress
+
+HEAD = """version: 1
+pipeline: shop
+source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}
+"""
+KEYS = "access_key_id: '${file:id}', secret_access_key: '${file:secret}'"
+STORE = f"storage: {{region: eu-west-1, endpoint: 'https://store.example:9000', {KEYS}}}"
+BRONZE = "bronze: {path: 's3://lake/bronze/shop'}\n"
+SECRETS = {"id": "AKIAEXAMPLE", "secret": "not to be seen"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, text in SECRETS.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def write(root: Path, text: str) -> Path:
+    file = root / "shop.yaml"
+    file.write_text(text)
+    return file
+
+
+def found(root: Path, text: str) -> list[str]:
+    return [f"{d.code} {d.location.line}:{d.location.column}" for d in validate([write(root, text)]) if d.location]
+
+
+def test_a_delta_bronze_in_a_store_is_taken(root: Path):
+    project = load_project(write(root, HEAD + BRONZE + f"lake: {{{STORE}}}\n"))
+    assert project.bronze_address == ObjectAddress("lake", "bronze/shop")
+    table = bronze_table(project)
+    assert isinstance(table, DeltaBronzeTable)
+    assert table.place == "s3://lake/bronze/shop"
+
+
+def test_an_iceberg_bronze_in_a_store_is_taken(root: Path):
+    text = HEAD + f"bronze: {{format: iceberg}}\nlake: {{{STORE}, iceberg: {{warehouse: 's3://lake/tables'}}}}\n"
+    assert isinstance(bronze_table(load_project(write(root, text))), IcebergBronzeTable)
+
+
+def test_keys_are_never_shown(root: Path):
+    project = load_project(write(root, HEAD + BRONZE + f"lake: {{{STORE}}}\n"))
+    shown = "\n".join(f"{setting.path} {setting.value} {setting.text} {setting}" for setting in effective(project))
+    assert "lake.storage.secret_access_key ••••••" in shown
+    assert "s3://lake/bronze/shop" in shown
+    for text in (shown, repr(project), repr(bronze_table(project))):
+        assert not any(secret in text for secret in SECRETS.values())
+
+
+CASES = {
+    "an address without a store": (HEAD + BRONZE, "CFG139 4:16"),
+    "an address of another kind": (HEAD + f"bronze: {{path: 'gs://lake/b'}}\nlake: {{{STORE}}}\n", "CFG139 4:16"),
+    "an address without a folder": (HEAD + f"bronze: {{path: 's3://lake'}}\nlake: {{{STORE}}}\n", "CFG139 4:16"),
+    "an address that goes up": (HEAD + f"bronze: {{path: 's3://lake/../b'}}\nlake: {{{STORE}}}\n", "CFG139 4:16"),
+    "a name that clients write differently": (
+        HEAD + f"bronze: {{path: 's3://lake/a b'}}\nlake: {{{STORE}}}\n",
+        "CFG139 4:16",
+    ),
+    "a durability of the store": (
+        HEAD + f"bronze: {{path: 's3://lake/b', durability: fsync}}\nlake: {{{STORE}}}\n",
+        "CFG139 4:43",
+    ),
+    "a durability of the store, for Iceberg": (
+        HEAD
+        + f"bronze: {{format: iceberg, durability: os}}\nlake: {{{STORE}, iceberg: {{warehouse: 's3://lake/t'}}}}\n",
+        "CFG139 4:39",
+    ),
+    "a lake in a store": (HEAD + f"lake: {{path: 's3://b/l', {STORE}}}\n", "CFG139 4:14"),
+    "a warehouse without a store": (HEAD + "lake: {iceberg: {warehouse: 's3://lake/t'}}\n", "CFG139 4:29"),
+    "silver in the store by default": (
+        HEAD
+        + "silver: {defaults: {format: iceberg}}\n"
+        + f"lake: {{{STORE}, iceberg: {{warehouse: 's3://lake/t'}}}}\n",
+        "CFG139 4:29",
+    ),
+    "a silver table in the store": (
+        HEAD
+        + "silver: {tables: [{from: public.t, format: iceberg}]}\n"
+        + f"lake: {{{STORE}, iceberg: {{warehouse: 's3://lake/t'}}}}\n",
+        "CFG139 4:44",
+    ),
+    "a store without TLS": (
+        HEAD + BRONZE + f"lake: {{storage: {{region: r, endpoint: 'http://s', {KEYS}}}}}\n",
+        "CFG139 5:39",
+    ),
+    "a store without keys": (HEAD + BRONZE + "lake: {storage: {region: r}}\n", "CFG106 5:17", "CFG106 5:17"),
+    "keys in the address": (
+        HEAD + BRONZE + f"lake: {{storage: {{region: r, endpoint: 'https://a:b@s', {KEYS}}}}}\n",
+        "CFG107 5:39",
+    ),
+    "a key in the file": (
+        HEAD + BRONZE + "lake: {storage: {region: r, access_key_id: '${file:id}', secret_access_key: abc}}\n",
+        "CFG125 5:77",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_cannot_work_is_said_at_its_place(root: Path, name: str):
+    text, *expected = CASES[name]
+    assert found(root, text) == expected
+
+
+def test_a_refusal_does_not_show_a_key(root: Path):
+    text = HEAD + BRONZE + f"lake: {{storage: {{region: 7, allow_http: perhaps, {KEYS}}}}}\n"
+    with pytest.raises(ConfigInvalid) as bad:
+        load_project(write(root, text))
+    told = str(bad.value) + "".join(f"{d}" for d in bad.value.diagnostics)
+    assert not any(secret in told for secret in SECRETS.values())
