@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -19,6 +20,7 @@ from cdc_lake.decode.mppdb.numbers import are_plain
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.mppdb.runs import Lsns, Rows, Run
 from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import UNCHANGED
@@ -147,6 +149,38 @@ def assert_same(one, other) -> None:
     assert one.digests == other.digests
 
 
+def in_runs(source: random.Random, raw: RecordTransaction) -> RecordTransaction:
+    """The same rows, some of them where they stand in a payload, with anything for their heads."""
+    parts: list[Run | list[bytes]] = []
+    at, count = 0, len(raw.records)
+    while at < count:
+        some = raw.records[at : at + source.randrange(1, 9)]
+        at += len(some)
+        if source.random() < 0.3:
+            parts.append(list(some))
+            continue
+        payload, start = bytearray(), []
+        for record in some:
+            payload += bytes(source.choices(b"'\"\\ \0\xff,", k=12))
+            start.append(len(payload))
+            payload += record
+        ends = np.array([first + len(record) for first, record in zip(start, some, strict=True)])
+        parts.append(Run(bytes(payload), np.array(start), ends, np.ones(len(some), np.int64)))
+    numbers = [[1] * len(part) if isinstance(part, list) else part.lsn for part in parts]
+    return replace(raw, records=Rows(parts), lsns=Lsns([np.array(some, np.int64) for some in numbers]))
+
+
+@pytest.mark.parametrize("form", PRINTS)
+def test_rows_are_the_same_where_they_stand_in_their_payload(form):
+    source = random.Random(f"{SEED} {form} runs")
+    with mock.patch.object(columnar, "CHUNK_BYTES", 5_000):
+        for nth in range(20 * BUDGET):
+            raws = [replace(raw, lsns=[1] * raw.count) for raw in batch(source, PRINTS[form], odd=nth % 10 == 0)]
+            expected = decoded(columnar.tabulate, raws)
+            assert isinstance(expected, ChangeColumns), f"CDC_LAKE_SEED={SEED}"
+            assert_same(decoded(columnar.tabulate, [in_runs(source, raw) for raw in raws]), expected)
+
+
 @pytest.mark.parametrize("form", PRINTS)
 def test_both_decoders_agree_on_what_is_printed(form):
     source = random.Random(f"{SEED} {form}")
@@ -204,7 +238,7 @@ def test_numbers_judged_by_the_column_are_numbers():
     alphabet = "0123456789" * 4 + ".-+eE x/:"
     texts = ["".join(source.choices(alphabet, k=source.randrange(1, 28))) for _ in range(5000 * BUDGET)]
     texts += [*NUMBERS, ".", "-", "-.", "1.", "..1", "1-", "12345678.", "123456789012345678901234"]
-    found = Statements([text.encode() for text in texts])
+    found = Statements([[text.encode() for text in texts]])
     judged = are_plain(found, found.start, found.end - found.start)
     for text, good in zip(texts, judged.tolist(), strict=True):
         assert not good or re.fullmatch(NUMBER, text), text

@@ -4,10 +4,12 @@ import struct
 
 import pytest
 
+from cdc_lake.decode.mppdb import framing
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.framing import records_of_batch
 from cdc_lake.decode.mppdb.payload import records
 from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Heartbeat, Operation, Row, Style
+from cdc_lake.decode.mppdb.runs import Run
 from cdc_lake.errors import DecodeError, MalformedMessage, StyleMismatch, TruncatedMessage
 from cdc_lake.model.relation import TableName
 
@@ -33,6 +35,46 @@ def test_each_statement_of_a_batch_has_its_own_lsn():
     assert read(framed(BEGIN, ROW, COMMIT) + END, header_lsn=99) == [begin, row, Commit(lsn=7, xid=15504)]
     assert records_of_batch(framed(BEGIN, COMMIT) + END) == [(5, BEGIN), (6, COMMIT)]
     assert read(END) == []
+
+
+@pytest.mark.parametrize("row", [ROW, b'{"table_name":"public.t1","op_type":"INSERT"}'])
+@pytest.mark.parametrize(
+    "odd",
+    [b"", b"t", b"{", b"table", b"h" * 20, b"commit xid: 5", b"table public t2 INSERT: a[text]:'\0\0table '", None],
+)
+def test_long_sequences_of_rows_are_runs_of_what_stands_there(row, odd, monkeypatch):
+    monkeypatch.setattr(framing, "SMALL", 1)
+    statements = [BEGIN, *[row] * 70, odd or b"", *[row] * 64, odd or b"", *[row] * 63, COMMIT, odd or b""]
+    payload = framed(*(statements if odd is not None else [row] * 65)) + END
+    parts = framing.parts_of_batch(payload)
+    runs = [part for part in parts if isinstance(part, Run)]
+    assert len(runs) == (1 if odd is None or odd.startswith(b"table ") else 2)
+    found = []
+    for part in parts:
+        found += zip(part.lsn.tolist(), part.rows(), strict=True) if isinstance(part, Run) else [part]
+    assert found == records_of_batch(payload)
+
+
+@pytest.mark.parametrize(
+    "broken", [b"\0\0\0\0x", b"", b"\0\0\0\1", framed(BEGIN)[:-1], b"\0\0\0\7" + bytes(8), HEARTBEAT, b"\xff" * 12]
+)
+def test_what_is_no_whole_batch_has_no_runs(broken, monkeypatch):
+    monkeypatch.setattr(framing, "SMALL", 1)
+    payload = framed(*[ROW] * 80) + broken
+
+    def given(read):
+        try:
+            return read(payload)
+        except DecodeError as error:
+            return error.code, str(error)
+
+    assert given(framing.parts_of_batch) == given(records_of_batch)
+
+
+def test_an_lsn_that_bronze_cannot_hold_is_left_to_where_it_is_refused(monkeypatch):
+    monkeypatch.setattr(framing, "SMALL", 1)
+    payload = framed(*[ROW] * 80) + struct.pack(">IQ", 8 + len(ROW), 1 << 63) + ROW + END
+    assert framing.parts_of_batch(payload) == records_of_batch(payload)
 
 
 def test_without_batches_the_header_gives_the_lsn_but_of_no_commit():

@@ -20,6 +20,7 @@ from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.decode.mppdb.text_columnar import text_groups
 from cdc_lake.decode.walk import Irregular
 from cdc_lake.errors import DecodeError
@@ -110,17 +111,17 @@ REGULAR = [b"table public t INSERT: a[integer]:1 b[text]:'x'", b"table public t 
     ],
 )
 def test_statements_that_are_not_regular_are_left_to_the_plain_decoder(statement, monkeypatch):
-    chunk, groups = text_groups(REGULAR, Style.TEXT, Codec())
+    chunk, groups = text_groups(Statements([REGULAR]), Style.TEXT, Codec())
     assert [bytes(chunk.bytes[at:end]) for at, end in groups[0].new.slots.reshape(-1, 2)] == [b"1", b"x", b"-2.50", b""]
     assert groups[0].new.null.tolist() == [[False, False], [False, True]]
     monkeypatch.setattr(literal_walk, "_SOME", 0)
     monkeypatch.setattr(literal_walk, "_FEW", 3)
     for statements in ([*REGULAR, statement], [statement, *REGULAR]):
         with pytest.raises(Irregular):
-            text_groups(statements, Style.TEXT, Codec())
+            text_groups(Statements([statements]), Style.TEXT, Codec())
 
 
 def test_other_encodings_and_styles_are_left_to_the_plain_decoder():
     for style, codec in ((Style.TEXT, Codec("GBK")), (Style.JSON, Codec())):
         with pytest.raises(Irregular):
-            text_groups(REGULAR, style, codec)
+            text_groups(Statements([REGULAR]), style, codec)

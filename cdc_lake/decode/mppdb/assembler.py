@@ -197,7 +197,13 @@ class FamilyAssembler:
             self.heartbeats += 1
             return []
         done: list[RecordTransaction] = []
-        for lsn, statement in framing.records_of_batch(payload) if self._batch else [(header_lsn, payload)]:
+        for part in framing.parts_of_batch(payload) if self._batch else [(header_lsn, payload)]:
+            if isinstance(part, Run):
+                if self._begin is None:
+                    raise OutOfSequence("a row outside a transaction")
+                self._run(part, 0)
+                continue
+            lsn, statement = part
             if statement.startswith((b"{", b"table ")):
                 if self._begin is None:
                     raise OutOfSequence("a row outside a transaction")

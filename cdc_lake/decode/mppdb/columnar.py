@@ -23,6 +23,7 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.mppdb.shape_digests import digests_of
 from cdc_lake.decode.mppdb.shapes import Group, Values, groups
+from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.decode.mppdb.text import heads
 from cdc_lake.decode.mppdb.text_columnar import text_groups
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
@@ -121,8 +122,8 @@ def _groups(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts) -> tup
     if style is Style.BINARY:
         chunk = chunk_of(cut, sizes)
         return chunk, list(groups(chunk))
-    frames = [frame for piece in cut if isinstance(piece, list) for frame in piece]
-    return text_groups(frames, style, layouts.codec, heads(layouts.tables, layouts.codec) if layouts.tables else None)
+    known = heads(layouts.tables, layouts.codec) if layouts.tables else None
+    return text_groups(Statements(cut), style, layouts.codec, known)
 
 
 def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:

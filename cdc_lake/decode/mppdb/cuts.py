@@ -30,10 +30,7 @@ def lsns_of(batch: Sequence[RecordTransaction]) -> Any:
 
 
 def cuts(batch: Sequence[RecordTransaction], chunk_bytes: int) -> Iterator[tuple[list[Piece], Any]]:
-    """The records in cuts of about `chunk_bytes` and of equal size, at least one each, with the size of each record.
-
-    A cut of the text styles is one list.
-    """
+    """The records in cuts of about `chunk_bytes` and of equal size, at least one each, with the size of each record."""
     pieces = _pieces(batch)
     sizes = np.concatenate([_sizes(piece) for piece in pieces])
     ends = np.cumsum(sizes)

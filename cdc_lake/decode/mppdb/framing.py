@@ -11,10 +11,15 @@ heartbeat may stand without length and LSN.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
 
 from cdc_lake.decode.mppdb.heartbeat import END_MARKS, LETTER, SIZE
+from cdc_lake.decode.mppdb.runs import LONG, SMALL, Run
 from cdc_lake.errors import MalformedMessage, TruncatedMessage
 
 HEAD: Final = 12
@@ -25,6 +30,10 @@ _LENGTH: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 _LSN: Final = 8
 _END: Final = b"\0\0\0\0"
+_TOP: Final = 1 << 63  # above every LSN that bronze holds
+_TABLE: Final = b"table "
+_TABLE_WORD: Final = int.from_bytes(_TABLE, "big")
+_BRACE: Final = ord("{")
 
 
 def records_of_batch(payload: bytes) -> list[tuple[int, bytes]]:
@@ -46,6 +55,41 @@ def records_of_batch(payload: bytes) -> list[tuple[int, bytes]]:
     if payload[at:] == _END:
         return found
     return [(lsn, statement) for _, lsn, statement in frames(payload)]
+
+
+def parts_of_batch(payload: bytes) -> Sequence[Run | tuple[int, bytes]]:
+    """As `records_of_batch`, with long sequences of rows as runs."""
+    if len(payload) < SMALL:
+        return records_of_batch(payload)
+    starts, at, size, unpack = [], 0, len(payload) - HEAD, _LENGTH.unpack_from
+    append = starts.append
+    while at <= size:
+        append(at)
+        at += 4 + unpack(payload, at)[0]
+    if payload[at:] != _END or len(starts) < LONG:
+        return records_of_batch(payload)  # a heartbeat is in it, or something is wrong
+    return _by_runs(payload, np.array([*starts, at]))
+
+
+def _by_runs(payload: bytes, border: Any) -> Sequence[Run | tuple[int, bytes]]:
+    """The records that stand between these places (int64 ndarray), each at least twelve bytes behind the one before."""
+    words = np.ndarray((len(payload) - 7,), ">u8", payload, strides=(1,))
+    first, behind = border[:-1] + HEAD, border[1:]
+    if (behind < first).any() or (lsn := words[first - 8]).max() >= _TOP:
+        return records_of_batch(payload)
+    # six bytes of a row stand before its end, and two more before the payload's
+    start = words[np.minimum(first, len(payload) - 8)]
+    row = (behind - first > len(_TABLE)) & ((start >> 16 == _TABLE_WORD) | (start >> 56 == _BRACE))
+    edges = np.flatnonzero(row[1:] != row[:-1]) + 1
+    found: list[Run | tuple[int, bytes]] = []
+    for begin, end in pairwise([0, *edges.tolist(), len(row)]):
+        part = slice(begin, end)
+        if row[begin] and end - begin >= LONG:
+            found.append(Run(payload, first[part], behind[part], lsn[part].astype(np.int64)))
+        else:
+            places = zip(lsn[part].tolist(), first[part].tolist(), behind[part].tolist(), strict=True)
+            found += [(number, payload[here:there]) for number, here, there in places]
+    return found
 
 
 def frames(payload: bytes) -> list[tuple[int, int, bytes]]:

@@ -6,7 +6,6 @@ the new ones and the old ones, and behind them; so the n-th value of a row stand
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,16 +32,16 @@ class _Quotes:
     before: Any
 
 
-def json_rows(statements: Sequence[bytes], source: Statements, codec: Codec) -> list[Found]:
+def json_rows(source: Statements, codec: Codec) -> list[Found]:
     """The rows by shape, in the order of their first rows. Raises Irregular."""
     quotes = _quotes(source)
 
     def next_shape(left: Any) -> Found:
-        row, shape = _shape(statements[int(left[0])], codec)
+        row, shape = _shape(source.at(int(left[0])), codec)
         rows, new, old = _walk(source, quotes, left, shape)
         return Found(row, rows, None if row.new is None else new, None if row.old is None else old)
 
-    return by_shape(len(statements), next_shape)
+    return by_shape(len(source.start), next_shape)
 
 
 def _shape(statement: bytes, codec: Codec) -> tuple[Row, Shape]:

@@ -1,9 +1,10 @@
 """Rows of the text formats, many at once: from where their literals stand to a chunk the columnar decoder reads.
 
 Two walks, `text_walk` and `json_walk`, find the bytes of each literal for all rows of a shape. What a literal stands
-for is told here for all of them together: quotes come off, `null` is NULL, `true` is `t`. Then each value gets what stands
-before it in style b, so that layouts, lists and digests are made by the same code: in place, where values are as they
-stand there and name and type leave room for it; else in a new chunk. What is not regular is left to the plain decoder.
+for is told here for all of them together: quotes come off, `null` is NULL, `true` is `t`. Then each value gets before
+itself what it has in style b, so that layouts, lists and digests are made by the same code: in place, where values are
+as they stand there and name and type leave room for it; else in a new chunk. What is not regular is left to the plain
+decoder.
 """
 
 from __future__ import annotations

@@ -7,29 +7,54 @@ from typing import Any, Final
 
 import numpy as np
 
+from cdc_lake.decode.mppdb.cuts import Piece
+from cdc_lake.decode.mppdb.framing import HEAD
+from cdc_lake.decode.mppdb.runs import Run
+
 ROOM: Final = 5
 """Zero bytes at `Statements.room`."""
 _PADDING: Final = b"\0" * 16  # what is read eight bytes at a time may begin before the first statement, or end behind
 _WORD: Final = 8
+_BLANK: Final = b" "
+_BLANKS: Final = np.void(_BLANK * HEAD)
 
 
 class Statements:
     """A chunk of statements, a blank behind each, that may be changed where nobody reads it again.
 
     `data`: the bytes as a uint8 ndarray; `start`, `end`: int64 ndarrays, the bounds of each statement; `little`: a
-    uint64 ndarray whose i-th entry is the eight bytes from i on as a number, the first byte the lowest.
+    uint64 ndarray whose i-th entry is the eight bytes from i on as a number, the first byte the lowest. Between
+    statements are blanks, or in a run as many as there were bytes of heads.
     """
 
     __slots__ = ("bytes", "data", "end", "little", "room", "start")
 
-    def __init__(self, statements: Sequence[bytes]) -> None:
-        self.bytes = bytearray(b" ").join([_PADDING, *statements, _PADDING])
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        starts, ends, parts, at = [], [], [_PADDING], len(_PADDING)
+        for piece in pieces:
+            if isinstance(piece, Run):
+                first, behind = int(piece.start[0]), int(piece.end[-1])
+                starts.append(piece.start + (at - first))
+                ends.append(piece.end + (at - first))
+                parts += [memoryview(piece.payload)[first:behind], _BLANK]
+            else:
+                ends.append(at - 1 + np.cumsum(np.fromiter(map(len, piece), np.int64, len(piece)) + 1))
+                starts.append(np.concatenate([np.full(1, at), ends[-1][:-1] + 1]))
+                parts += [_BLANK.join(piece), _BLANK]
+            at = int(ends[-1][-1]) + 1
+        self.bytes = bytearray().join([*parts, _PADDING])
         self.room = len(self.bytes) - len(_PADDING)
-        sizes = np.fromiter(map(len, statements), np.int64, len(statements))
-        self.end = len(_PADDING) + np.cumsum(sizes + 1)
-        self.start = self.end - sizes
+        self.start, self.end = np.concatenate(starts), np.concatenate(ends)
         self.data: Any = np.frombuffer(self.bytes, np.uint8)
         self.little: Any = np.ndarray((len(self.bytes) - _WORD + 1,), "<u8", self.bytes, strides=(1,))
+        behind_heads: Any = np.ndarray((len(self.bytes) - HEAD + 1,), f"V{HEAD}", self.bytes, strides=(1,))
+        for piece, each in zip(pieces, ends, strict=True):
+            if isinstance(piece, Run):
+                behind_heads[each[:-1]] = _BLANKS
+
+    def at(self, nth: int) -> bytes:
+        """One of the statements."""
+        return bytes(self.bytes[self.start[nth] : self.end[nth]])
 
     def has(self, at: Any, end: Any, wanted: bytes) -> Any:
         """Whether `wanted` stands at each place, and ends at `end` or before: a bool ndarray."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.json_walk import json_rows
 from cdc_lake.decode.mppdb.literal_walk import regular_chunk
@@ -16,18 +14,17 @@ from cdc_lake.decode.walk import Chunk, require
 
 
 def text_groups(
-    statements: Sequence[bytes], style: Style, codec: Codec, known: TableHeads | None = None
+    source: Statements, style: Style, codec: Codec, known: TableHeads | None = None
 ) -> tuple[Chunk, list[Group]]:
     """The rows of these statements by shape, and a chunk of their values, in the form of `shapes`.
 
     `chunk.data[chunk.start]` are the letters of their operations, as in a chunk of style b. Types of the rows' fields
     are by name. Only for databases in UTF-8. Raises Irregular where a statement is no row, or no regular one.
     """
-    require(codec.python == "utf-8" and len(statements))
-    source = Statements(statements)
-    if statements[0][:1] == b"{":
+    require(codec.python == "utf-8")
+    if source.at(0)[:1] == b"{":
         require(style is not Style.TEXT)
-        return regular_chunk(source, json_rows(statements, source, codec), escaped=True)
+        return regular_chunk(source, json_rows(source, codec), escaped=True)
     require(style is not Style.JSON)
-    found = text_rows(statements, source, codec, known, serial=style is Style.SERIAL)
+    found = text_rows(source, codec, known, serial=style is Style.SERIAL)
     return regular_chunk(source, found, escaped=False)

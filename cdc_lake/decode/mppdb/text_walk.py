@@ -7,7 +7,6 @@ over its quotes, or to the next blank, and what stands between two of them is co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,21 +36,19 @@ class _Quotes:
     before: Any
 
 
-def text_rows(
-    statements: Sequence[bytes], source: Statements, codec: Codec, known: TableHeads | None, *, serial: bool
-) -> list[Found]:
+def text_rows(source: Statements, codec: Codec, known: TableHeads | None, *, serial: bool) -> list[Found]:
     """The rows by shape, in the order of their first rows. Raises Irregular."""
     quotes = _quotes(source)
 
     def next_shape(left: Any) -> Found:
-        row, shape = _shape(statements[int(left[0])], codec, known, serial=serial)
+        row, shape = _shape(source.at(int(left[0])), codec, known, serial=serial)
         rows, literals = _walk(source, quotes, left, shape)
         columns = len(shape.between) - 1
         old = Literals(literals.start[:, : shape.old], literals.end[:, : shape.old])
         new = Literals(literals.start[:, shape.old : columns], literals.end[:, shape.old : columns])
         return Found(row, rows, None if row.new is None else new, None if row.old is None else old)
 
-    return by_shape(len(statements), next_shape)
+    return by_shape(len(source.start), next_shape)
 
 
 def _shape(statement: bytes, codec: Codec, known: TableHeads | None, *, serial: bool) -> tuple[Row, Shape]:
