@@ -66,6 +66,10 @@ class PostgresSource(Section):
     """Publication the slot reads; created for `tables` where it does not exist. The slot's name by default."""
     tables: Annotated[list[Text], Field(min_length=1)]
     """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
+    encoding_errors: Literal["stop", "hex"] = "stop"
+    """Text that is not valid UTF-8 (a database in SQL_ASCII): an error, or its bytes in hexadecimal digits."""
+    hex_columns: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
+    """Columns of which alone that is so, as `schema.table.column`; `*` and `?` match within a part."""
     connect_timeout: Milliseconds = 10_000
     """How long one attempt to connect may take."""
     status_interval: Milliseconds = 10_000
@@ -171,7 +175,9 @@ class FamilySource(Section):
     tables: Annotated[list[Text], Field(min_length=1)]
     """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
     encoding_errors: Literal["stop", "hex"] = "stop"
-    """Text that is not valid in the database's encoding: stop, or keep its bytes as hexadecimal digits."""
+    """Text that is not valid in the database's encoding: an error, or its bytes in hexadecimal digits."""
+    hex_columns: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
+    """Columns of which alone that is so, as `schema.table.column`; `*` and `?` match within a part."""
     csn_gap: CsnGap = CsnGap()
     """A CSN that does not arrive."""
     polling: Polling = Polling()

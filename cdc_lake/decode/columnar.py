@@ -20,6 +20,7 @@ import pyarrow as pa
 from cdc_lake.decode.canonical import canonical_of
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import canonical_relation, digest_of, digests_after, prefix_state
+from cdc_lake.decode.not_text import InHex, any_prefixed
 from cdc_lake.decode.pgoutput import change_of
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, info_of, refuse_oversize, tabulate_plain
 from cdc_lake.decode.raw import RawTransaction
@@ -40,16 +41,18 @@ _SHORTEST = 8  # letter, OID, tuple kind, count: no data message is shorter
 _KINDS = pa.array(["key", "full"])
 
 
-def tabulate(batch: Sequence[RawTransaction]) -> ChangeColumns:
+def tabulate(batch: Sequence[RawTransaction], in_hex: InHex | None = None) -> ChangeColumns:
     """The changes of the transactions as columns, in order.
 
-    Equal in every field to `tabulate_plain(batch)`, and raises the same DecodeError for the same bytes.
+    Equal in every field to `tabulate_plain(batch, in_hex)`, and raises the same DecodeError for the same bytes.
     """
     sizes = [len(raw.frames) for raw in batch]
     if sum(sizes) >= SMALL:
         with suppress(Irregular):
-            return _tabulate(batch, sizes)
-    return tabulate_plain(batch)
+            columns = _tabulate(batch, sizes)
+            require(in_hex is None or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
+            return columns
+    return tabulate_plain(batch, in_hex)
 
 
 def _tabulate(batch: Sequence[RawTransaction], sizes: list[int]) -> ChangeColumns:

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, assert_never
 
+from cdc_lake.decode.not_text import InHex, settled
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.reader import Reader, storable
 from cdc_lake.decode.records import (
@@ -28,7 +29,14 @@ from cdc_lake.decode.records import (
     UpdateMessage,
     WireMessage,
 )
-from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, UnexpectedMessage, UnknownRelation
+from cdc_lake.errors import (
+    DecodeError,
+    InvalidText,
+    MalformedMessage,
+    OutOfSequence,
+    UnexpectedMessage,
+    UnknownRelation,
+)
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Tuple, Update, Value
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
@@ -47,9 +55,12 @@ RESTART_FLAG: Final = 2
 TRANSACTIONAL_FLAG: Final = 1  # Message message, flags
 
 
-def parse(payload: bytes, columns: int | None = None) -> WireMessage:
-    """One message. `columns` is how many values a tuple must have, where the layout is known. Raises DecodeError."""
-    reader = Reader(payload)
+def parse(payload: bytes, columns: int | None = None, *, lenient: bool = False) -> WireMessage:
+    """One message. `columns` is how many values a tuple must have, where the layout is known. Raises DecodeError.
+
+    `lenient`: values may be bytes that are no text (`decode.not_text`).
+    """
+    reader = Reader(payload, lenient=lenient)
     letter = reader.take(1)
     if (read := _LETTERS.get(letter)) is None:
         raise UnexpectedMessage(f"a message of kind {_shown(letter)}: expected one of {_KNOWN}", offset=0)
@@ -58,14 +69,15 @@ def parse(payload: bytes, columns: int | None = None) -> WireMessage:
     return message
 
 
-def changes(raw: RawTransaction) -> Iterator[tuple[int, Change]]:
+def changes(raw: RawTransaction, in_hex: InHex | None = None) -> Iterator[tuple[int, Change]]:
     """The changes of a raw transaction in order, each with the index of its frame; one a table of a truncate.
 
-    Raises DecodeError, whose `where` names the transaction and the change.
+    `in_hex`: which columns may hold bytes that are no text, None: no column. Raises DecodeError, whose `where` names
+    the transaction and the change.
     """
     for at, frame in enumerate(raw.frames):
         try:
-            decoded = change_of(frame, raw.layouts[at], raw.truncated.get(at, ()))
+            decoded = change_of(frame, raw.layouts[at], raw.truncated.get(at, ()), in_hex)
         except DecodeError as error:
             error.where = error.where or f"change {at + 1} of the transaction at {Lsn(raw.bounds.position)}"
             raise
@@ -79,15 +91,21 @@ def transaction(raw: RawTransaction) -> Transaction:
     return Transaction(raw.bounds, tuple(c for _, c in decoded), tuple(raw.lsns[at] for at, _ in decoded))
 
 
-def change_of(frame: bytes, layout: Relation | None, truncated: tuple[Relation, ...] = ()) -> tuple[Change, ...]:
+def change_of(
+    frame: bytes, layout: Relation | None, truncated: tuple[Relation, ...] = (), in_hex: InHex | None = None
+) -> tuple[Change, ...]:
     """What one data message did, under the layout in force: one change, for a truncate one a table."""
-    match parse(frame, None if layout is None else len(layout.columns)):
+    match parse(frame, None if layout is None else len(layout.columns), lenient=in_hex is not None):
         case InsertMessage(new=new):
-            return (Insert(_known(layout), new),)
+            relation = _known(layout)
+            return (Insert(relation, _settled(relation, new, in_hex)),)
         case UpdateMessage(new=new, old=old, old_kind=old_kind):
-            return (Update(_known(layout), new, old, old_kind),)
+            relation = _known(layout)
+            before = None if old is None else _settled(relation, old, in_hex)
+            return (Update(relation, _settled(relation, new, in_hex), before, old_kind),)
         case DeleteMessage(old=old, old_kind=old_kind):
-            return (Delete(_known(layout), old, old_kind),)
+            relation = _known(layout)
+            return (Delete(relation, _settled(relation, old, in_hex), old_kind),)
         case TruncateMessage(oids=oids, cascade=cascade, restart_identity=restart):
             if len(truncated) != len(oids):
                 raise UnknownRelation(f"a truncate of {len(oids)} tables, {len(truncated)} of them known", offset=1)
@@ -100,6 +118,12 @@ def change_of(frame: bytes, layout: Relation | None, truncated: tuple[Relation, 
             raise OutOfSequence(f"{_shown(frame[:1])} is not a change", offset=0)
         case _ as never:
             assert_never(never)
+
+
+def _settled(relation: Relation, values: Tuple, in_hex: InHex | None) -> Tuple:
+    if in_hex is None:
+        return values
+    return settled(relation.table, relation.names, values, in_hex, str.encode, lambda at: InvalidText(at=at))
 
 
 def _known(layout: Relation | None) -> Relation:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from cdc_lake.decode.canonical import canonical_of
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import digest_of
+from cdc_lake.decode.not_text import InHex
 from cdc_lake.decode.pgoutput import changes
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import BatchTooLarge
@@ -53,10 +54,15 @@ def refuse_oversize(size: int) -> None:
         raise BatchTooLarge(f"a batch of {size} bytes of changes: at most {MAX_BYTES} fit")
 
 
-def tabulate_plain(batch: Sequence[RawTransaction]) -> ChangeColumns:
-    """The changes of the transactions, in order. Raises the DecodeError of the first change that cannot be read."""
+def tabulate_plain(batch: Sequence[RawTransaction], in_hex: InHex | None = None) -> ChangeColumns:
+    """The changes of the transactions, in order. Raises the DecodeError of the first change that cannot be read.
+
+    `in_hex`: which columns may hold bytes that are no text (`decode.not_text`), None: no column.
+    """
     refuse_oversize(sum(len(frame) for raw in batch for frame in raw.frames))
-    return columns_of([(nth, raw.lsns[at], change) for nth, raw in enumerate(batch) for at, change in changes(raw)])
+    return columns_of(
+        [(nth, raw.lsns[at], change) for nth, raw in enumerate(batch) for at, change in changes(raw, in_hex)]
+    )
 
 
 def columns_of(decoded: Sequence[tuple[int, int, Change]]) -> ChangeColumns:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 
+from cdc_lake.decode.not_text import NotText
 from cdc_lake.errors import InvalidText, MalformedMessage, TruncatedMessage
 
 _U16 = struct.Struct(">H")
@@ -17,12 +18,13 @@ _I64 = struct.Struct(">q")
 
 
 class Reader:
-    """A place in a message, moving forward only."""
+    """A place in a message, moving forward only. `lenient`: values may be bytes that are no text (`NotText`)."""
 
-    __slots__ = ("_at", "_data")
+    __slots__ = ("_at", "_data", "_lenient")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, *, lenient: bool = False) -> None:
         self._data = data
+        self._lenient = lenient
         self._at = 0
 
     @property
@@ -72,9 +74,15 @@ class Reader:
         return layout.unpack(self.take(layout.size))
 
     def text(self, size: int) -> str:
-        """The next `size` bytes as UTF-8."""
+        """The next `size` bytes, a value, as UTF-8."""
         at = self._at
-        return _decode(self.take(size), at)
+        data = self.take(size)
+        try:
+            return _decode(data, at)
+        except InvalidText as error:
+            if not self._lenient:
+                raise
+            return NotText.of(data, error.offset)
 
     def cstring(self) -> str:
         """A string up to its terminating zero byte, which is read too."""

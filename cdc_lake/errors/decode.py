@@ -42,7 +42,10 @@ class InvalidText(DecodeError):
     """Text that is not valid UTF-8."""
 
     code = "DEC304"
-    hint = "`SHOW server_encoding`: SQL_ASCII checks nothing. Repair the row at the source, then take a new copy"
+    hint = (
+        "a database in SQL_ASCII checks nothing: name the column in `source.hex_columns`, which keeps its bytes in "
+        "hexadecimal digits, or repair the row and take a new copy"
+    )
 
     def __init__(self, *, at: int) -> None:
         super().__init__("the text is not valid UTF-8", offset=at)
@@ -124,10 +127,15 @@ class TextNotInEncoding(DecodeError):
     """Text that is not valid in the encoding of the database."""
 
     code = "DEC311"
-    hint = "repair the row at the source, or set `encoding_errors: hex`, which lands such text as hexadecimal digits"
+    hint = (
+        "name the column in `source.hex_columns`, which keeps its bytes in hexadecimal digits, or repair the row and "
+        "take a new copy"
+    )
 
     def __init__(self, encoding: str, *, at: int) -> None:
-        super().__init__(f"the text is not valid in the encoding of the database, {encoding}", offset=at)
+        bare = encoding.upper() == "SQL_ASCII"
+        what = "UTF-8, as which SQL_ASCII is read" if bare else f"in the encoding of the database, {encoding}"
+        super().__init__(f"the text is not valid {what}", offset=at)
 
 
 class UnknownEncoding(DecodeError):

@@ -21,6 +21,7 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.errors import SlotActive
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.encoding import sql_codec
 from cdc_lake.pipeline.family_facts import captured, catalog
 from cdc_lake.pipeline.family_frames import assembler_of, frames_of, reads_by_sql, tables_of
 from cdc_lake.pipeline.family_stream import check_resume, server_facts
@@ -29,7 +30,7 @@ from cdc_lake.source.copy_csv import csv_statement, table_of
 from cdc_lake.source.gaussdb.catalog import FamilyTables, quoted
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn
-from cdc_lake.source.gaussdb.snapshot import exported
+from cdc_lake.source.gaussdb.snapshot import exported, own_encoding
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.source.wire.connect import connect
@@ -93,8 +94,11 @@ class FamilySide:
     def rows(self, relation: Relation, one: Published) -> pa.Table:
         """See CompareSource."""
         columns = ", ".join(identifier(name) for name in relation.names)
-        statement = csv_statement(f"SELECT {columns} FROM {quoted(one.table)}")
-        return table_of(self._reading.copy_out(statement, doing=f"reading {one.table}"), relation.names)
+        query, codec = f"SELECT {columns} FROM {quoted(one.table)}", sql_codec(self._project, self._facts.encoding)
+        with ExitStack() as held:
+            if codec.python != "utf-8":
+                held.enter_context(own_encoding(self._reading, codec.encoding, query))
+            return table_of(self._reading.copy_out(csv_statement(query), doing=f"reading {one.table}"), relation, codec)
 
     def ahead(self, shown: Shown, after: int) -> Sequence[Unlanded] | None:
         """See CompareSource."""

@@ -13,6 +13,7 @@ from cdc_lake.errors import SlotActive
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.postgres_stream import check_same
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.catalog import relation_of
@@ -49,7 +50,7 @@ class PostgresSide:
 
     def rows(self, relation: Relation, one: Published) -> pa.Table:
         """See CompareSource."""
-        return read_rows(self._reading, relation, one.row_filter)
+        return read_rows(self._reading, relation, codec_by_name(self._project, "SQL_ASCII"), one.row_filter)
 
     def ahead(self, shown: Shown, after: int) -> list[Unlanded] | None:
         """See CompareSource."""

@@ -9,13 +9,14 @@ from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.captured import Captured
-from cdc_lake.decode.mppdb.codec import Codec, Policy
+from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.plain import read_record
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Row, Style, Truncated
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.policy import lands
 from cdc_lake.source.gaussdb.polling import PollingStream
 from cdc_lake.source.gaussdb.stream import GaussStream
@@ -42,10 +43,6 @@ def codec_of(project: Project, encoding: str) -> Codec:
     """
     return codec_by_name(project, "UTF8" if reads_by_sql(project) else encoding)
 
-
-def codec_by_name(project: Project, encoding: str) -> Codec:
-    """The codec of an encoding, with the pipeline's policy. Raises UnknownEncoding."""
-    return Codec(encoding, Policy(project.family.encoding_errors))
 
 
 def assembler_of(project: Project, domain: OrderDomain, encoding: str) -> FamilyAssembler:

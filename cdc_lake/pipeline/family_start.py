@@ -30,6 +30,7 @@ from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import CopiedTable, copy_tables
 from cdc_lake.pipeline.density import decide, refuse_csn
+from cdc_lake.pipeline.encoding import sql_codec
 from cdc_lake.pipeline.family_facts import captured, catalog
 from cdc_lake.pipeline.family_frames import Dial
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
@@ -160,7 +161,8 @@ def _copy(
     relations = [layouts.relation_of(table) for table in tables]
     limits = project.pipeline.snapshot
     count = max(1, min(limits.parallelism, len(relations)))
-    with readers(lambda: start.dial("copy", False), taken, count, limits.chunk_rows) as together:
+    codec = sql_codec(project, start.facts.encoding)
+    with readers(lambda: start.dial("copy", False), taken, count, limits.chunk_rows, codec) as together:
         return copy_tables(relations, together, bronze, state, stop, tell)
 
 

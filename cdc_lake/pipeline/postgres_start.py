@@ -17,12 +17,14 @@ import pyarrow as pa
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.errors import ServerUnreachable, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import CopiedTable, copy_tables
+from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.failover import note_timeline
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
 from cdc_lake.source import publication, slot, snapshot
@@ -106,10 +108,13 @@ class _Reader:
     session: Session
     carried: Mapping[TableName, Published]
     chunk_rows: int
+    codec: Codec
 
     def read(self, relation: Relation) -> Iterator[pa.ListArray]:
         row_filter = self.carried[relation.table].row_filter
-        return snapshot.read_chunks(self.session, relation, row_filter=row_filter, chunk_rows=self.chunk_rows)
+        return snapshot.read_chunks(
+            self.session, relation, row_filter=row_filter, chunk_rows=self.chunk_rows, codec=self.codec
+        )
 
 
 def _copy(
@@ -125,5 +130,7 @@ def _copy(
     with snapshot.exported(session, made.snapshot) as inside:
         carried = {table.table: table for table in publication.published(inside, project.publication)}
         relations = [relation_of(inside, table.table, table.columns) for table in carried.values()]
-        reader = _Reader(inside, carried, project.pipeline.snapshot.chunk_rows)
+        # the server sends UTF-8, or whatever a database in SQL_ASCII holds
+        codec = codec_by_name(project, "SQL_ASCII")
+        reader = _Reader(inside, carried, project.pipeline.snapshot.chunk_rows, codec)
         return copy_tables(relations, [reader], bronze, state, stop, tell)

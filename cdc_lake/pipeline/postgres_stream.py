@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
@@ -17,6 +18,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import postgres_start
+from cdc_lake.pipeline.encoding import in_hex
 from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_timeline, note_timeline
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
@@ -75,7 +77,7 @@ def open_postgres(
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         assembler = Assembler(SourceCatalog(session), keeps=lands(project))
-        columns = by_policy(project, PgoutputFormat(tabulate))
+        columns = by_policy(project, PgoutputFormat(partial(tabulate, in_hex=in_hex(project))))
         yield OpenStream(frames, assembler, ArrivalOrder(), columns, OrderDomain.LSN, state, target, copied)
 
 

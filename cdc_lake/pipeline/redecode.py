@@ -34,7 +34,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.family_frames import codec_by_name
+from cdc_lake.pipeline.encoding import codec_by_name, in_hex
 from cdc_lake.pipeline.redaction import redacted, redaction_of
 from cdc_lake.pipeline.waiting import UndecodedTransaction, view
 from cdc_lake.source.stream import shown
@@ -122,7 +122,7 @@ def _decoded(project: Project, reader: BronzeReader, commit: CommitRow, source: 
     redaction = redaction_of(project)
     if str(frames[0].info.get(READING, "")).split(" ")[0] == _PGOUTPUT:
         raw = raw_of(bounds, frames, described, source.postgres_facts)
-        return raw, redacted(tabulate, redaction)([raw])
+        return raw, redacted(lambda batch: tabulate(batch, in_hex(project)), redaction)([raw])
     records = family.raw_of(bounds, frames)
     known = family.layouts_of(
         frames,

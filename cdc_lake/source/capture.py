@@ -18,7 +18,7 @@ import psycopg
 from psycopg import pq
 
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.connection import Session, command, lost, result_error
+from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
 from cdc_lake.source.quoting import identifier, literal
 
 _STATUS: Final = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
@@ -53,6 +53,7 @@ class PostgresCapture:
         self._received = 0
         self._told_at = time.monotonic()
         self.start = "0/0"
+        send_as_stored(self._pgconn)
         if slot is None:
             slot = f"cdc_lake_record_{secrets.token_hex(4)}"
             made = command(

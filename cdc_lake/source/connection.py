@@ -106,6 +106,26 @@ def _in_recovery(session: Session) -> bool:
     return command(session.pgconn, "SELECT pg_is_in_recovery() AS standby", doing)[0]["standby"] != "f"
 
 
+def send_as_stored(pgconn: pq.abc.PGconn) -> bool:
+    """Have the server send text of a database in SQL_ASCII as it is stored, for whoever reads bytes; True where it is.
+
+    Such a database promises no encoding, and the server refuses to send what is not of the one it is asked for.
+    """
+    if pgconn.parameter_status(b"server_encoding") != b"SQL_ASCII":
+        return False
+    command(pgconn, "SET client_encoding TO 'SQL_ASCII'", "asking for text as it is stored")
+    return True
+
+
+@contextmanager
+def as_stored(session: Session) -> Iterator[None]:
+    """The same for a while. Raises SourceError."""
+    changed = send_as_stored(session.pgconn)
+    yield
+    if changed:  # after an error the session is of no more use
+        command(session.pgconn, "SET client_encoding TO 'UTF8'", "asking for UTF-8 again")
+
+
 def lost(pgconn: pq.abc.PGconn, doing: str) -> SourceError:
     """The error for a connection that broke off while `doing`."""
     said = pgconn.get_error_message().strip() or "the server closed the connection"

@@ -7,10 +7,14 @@ itself. A mistake in either shows as a difference. In CSV with every value quote
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyarrow import csv
+
+from cdc_lake.decode.mppdb.codec import Codec, Policy
+from cdc_lake.model.relation import Relation
+from cdc_lake.source.odd_text import odd_column
 
 _BLOCK_BYTES = 16 << 20
 
@@ -20,11 +24,30 @@ def csv_statement(query: str) -> str:
     return f"COPY ({query}) TO STDOUT (FORMAT csv, FORCE_QUOTE *, NULL '')"
 
 
-def table_of(sent: Iterable[bytes], names: Sequence[str]) -> pa.Table:
-    """Rows as the server sends them, one a message, as a table of large_string columns of these names."""
-    schema = pa.schema([pa.field(name, pa.large_string()) for name in names])
-    tables = [_parsed(block, schema) for block in _blocks(sent)]
+def table_of(sent: Iterable[bytes], relation: Relation, codec: Codec) -> pa.Table:
+    """A table's rows as the server sends them, one a message, as large_string columns. Raises TextNotInEncoding."""
+    schema = pa.schema([pa.field(name, pa.large_string()) for name in relation.names])
+    tables = [_settled(_parsed(block, schema), relation, codec) for block in _blocks(sent)]
     return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def csv_chunks(sent: Iterable[bytes], relation: Relation, codec: Codec) -> Iterator[pa.ListArray]:
+    """The same as list<string> by position in the layout. Raises TextNotInEncoding."""
+    schema = pa.schema([pa.field(name, pa.large_string()) for name in relation.names])
+    for block in _blocks(sent):
+        table = _settled(_parsed(block, schema), relation, codec)
+        rows = [list(row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
+        yield pa.array(rows, pa.list_(pa.string()))
+
+
+def _settled(table: pa.Table, relation: Relation, codec: Codec) -> pa.Table:
+    """The table with every value in text; most have no other."""
+    if codec.python == "utf-8" and codec.policy is Policy.STOP:
+        return table
+    columns = [
+        odd_column(values, relation, name, codec) for name, values in zip(relation.names, table.columns, strict=True)
+    ]
+    return pa.table(columns, schema=table.schema)
 
 
 def _blocks(sent: Iterable[bytes]) -> Iterator[bytes]:

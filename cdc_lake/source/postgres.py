@@ -17,7 +17,7 @@ from psycopg import pq
 
 from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.connection import Session, command, lost, result_error
+from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
 from cdc_lake.source.gathering import Gathering
 from cdc_lake.source.quoting import identifier, literal
 
@@ -55,6 +55,7 @@ class PostgresStream:
         self._keepalive_end = start
         self._asked = False
         self._told_at = clock()
+        send_as_stored(self._pgconn)
         options = f"proto_version '1', publication_names {literal(identifier(publication))}"
         command(
             self._pgconn,

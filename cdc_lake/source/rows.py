@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.catalog import quoted
-from cdc_lake.source.connection import Session, named
+from cdc_lake.source.connection import Session, as_stored, named
 from cdc_lake.source.copy_csv import csv_statement, table_of
 from cdc_lake.source.quoting import identifier
 
 
-def read_rows(session: Session, relation: Relation, row_filter: str | None = None) -> pa.Table:
+def read_rows(session: Session, relation: Relation, codec: Codec, row_filter: str | None = None) -> pa.Table:
     """All rows of a table that the stream would carry, one large_string column a column of the relation, by its name.
 
     Reads in the transaction `session` is in. Raises SourceError.
@@ -21,8 +22,9 @@ def read_rows(session: Session, relation: Relation, row_filter: str | None = Non
     where = f" WHERE {row_filter}" if row_filter else ""
     query = f"SELECT {columns} FROM {only}{quoted(relation.table)}{where}"
     statement = csv_statement(query)
-    with named(f"reading {relation.table}"), session.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-        return table_of(map(bytes, copy), relation.names)
+    doing = f"reading {relation.table}"
+    with named(doing), as_stored(session), session.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+        return table_of(map(bytes, copy), relation, codec)
 
 
 def _has_rows_itself(session: Session, table: TableName) -> bool:

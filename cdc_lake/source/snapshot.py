@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import pyarrow as pa
 
+from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.errors import TableRewritten
 from cdc_lake.model.relation import Relation
 from cdc_lake.source.catalog import quoted
-from cdc_lake.source.connection import Session, named
+from cdc_lake.source.connection import Session, as_stored, named
 from cdc_lake.source.copy_text import chunks_of
 from cdc_lake.source.quoting import identifier, literal
+
+_UTF8: Final = Codec()
 
 
 @contextmanager
@@ -33,11 +37,12 @@ def exported(session: Session, snapshot: str) -> Iterator[Session]:
 
 
 def read_chunks(
-    session: Session, relation: Relation, *, row_filter: str | None, chunk_rows: int
+    session: Session, relation: Relation, *, row_filter: str | None, chunk_rows: int, codec: Codec = _UTF8
 ) -> Iterator[pa.ListArray]:
     """The rows of one table, as arrays of text by position in the layout; nothing for an empty table.
 
-    `session` is inside a transaction (`exported`); raises SourceError, TableRewritten where the snapshot is too old.
+    `session` is inside a transaction (`exported`); raises SourceError, TableRewritten where the snapshot is too old,
+    TextNotInEncoding.
     """
     _hold_still(session, relation)
     columns = ", ".join(identifier(name) for name in relation.names)
@@ -45,9 +50,9 @@ def read_chunks(
     only = "ONLY " if _has_rows_itself(session, relation) else ""
     where = f" WHERE {row_filter}" if row_filter else ""
     statement = f"COPY (SELECT {columns} FROM {only}{quoted(relation.table)}{where}) TO STDOUT"
-    width = len(relation.columns)
-    with named(f"copying {relation.table}"), session.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-        yield from chunks_of(map(bytes, copy), width, chunk_rows)
+    doing = f"copying {relation.table}"
+    with named(doing), as_stored(session), session.cursor() as cursor, cursor.copy(statement.encode()) as copy:
+        yield from chunks_of(map(bytes, copy), relation, chunk_rows, codec)
 
 
 def _hold_still(session: Session, relation: Relation) -> None:

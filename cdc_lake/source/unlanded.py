@@ -13,7 +13,7 @@ from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.captured import Unlanded
-from cdc_lake.source.connection import Session, named
+from cdc_lake.source.connection import Session, as_stored, named
 from cdc_lake.source.quoting import identifier
 
 _OID = struct.Struct(">I")
@@ -32,7 +32,7 @@ def unlanded(session: Session, slot: str, publication: str, after: int, upto: in
 
     `session` must not be in a transaction. Raises SlotActive while a receiver reads the slot.
     """
-    with named(f"looking ahead in slot `{slot}`"):
+    with named(f"looking ahead in slot `{slot}`"), as_stored(session):
         rows = session.execute(_PEEK, [slot, str(Lsn(upto)), identifier(publication)]).fetchall()
     return transactions(((int(str(xid)), bytes(data)) for xid, data in rows), after)  # type: ignore[call-overload]
 

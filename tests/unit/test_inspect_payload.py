@@ -428,7 +428,7 @@ def test_another_encoding(inspect):
     (error,), code = inspect(row)
     assert (error["type"], code) == ("error", 1)
     (insert,), code = inspect(row, options="--encoding-errors hex")
-    assert (insert["new"][0]["value"], code) == ("\\xd6d0cec4", 0)
+    assert (insert["new"][0]["value"], code) == ("not-text:d6d0cec4", 0)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_no_sign_the_formats_are_made_of_is_inside_a_character(name):
 
 
 def test_the_policy_is_for_values_and_not_for_names():
-    assert Codec(policy=Policy.HEX).text(b"a\xff", 5) == "\\x61ff"
+    assert Codec(policy=Policy.HEX).text(b"a\xff", 5) == "not-text:61ff"
     with pytest.raises(TextNotInEncoding) as error:
         Codec(policy=Policy.HEX).name(b"a\xff", 5)
     assert error.value.offset == 6

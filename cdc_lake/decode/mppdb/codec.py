@@ -3,7 +3,7 @@
 The server sends text in the encoding of the database, whatever the client asks for, and writes every format byte by
 byte. So bytes are taken apart first, and a `Codec` turns each value into text last. Names are the server's
 (`SELECT getdatabaseencoding()`), in any spelling the server itself would take. Where bytes are not valid in the
-encoding, a policy decides: stop, or give the value in hexadecimal digits, as bytea is printed. SQL_ASCII promises
+encoding, a policy decides: stop, or give the value in hexadecimal digits (`decode.not_text`). SQL_ASCII promises
 nothing about its bytes: they are read as UTF-8, and what is not falls under the policy.
 """
 
@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from cdc_lake.decode.not_text import InHex, NotText
 from cdc_lake.errors import TextNotInEncoding, UnknownEncoding
 
 _PYTHON: Final = {
@@ -61,10 +62,12 @@ class Codec:
 
     `ascii_apart` says that a byte below 0x80 is always the ASCII character; in GBK and GB18030 it may be the second
     half of another (0x5C, the backslash, for one; never a quote, a blank or a colon). Raises UnknownEncoding.
+    `in_hex`: for which columns the policy `hex` is meant; a codec does not know columns, who reads rows asks it.
     """
 
     encoding: str = "UTF8"
     policy: Policy = Policy.STOP
+    in_hex: InHex = lambda _table, _column: True
     python: str = field(init=False)
     ascii_apart: bool = field(init=False)
 
@@ -82,13 +85,20 @@ class Codec:
         except UnicodeDecodeError as error:
             wrong = at + error.start
         if self.policy is Policy.HEX:
-            return "\\x" + data.hex()
+            return NotText.of(data, wrong)
         # raised out here, because the cause would carry the value itself
         raise TextNotInEncoding(self.encoding, at=wrong)
 
     def decode(self, data: bytes) -> str:
         """`data` as text, whole statements for example; offsets count from its start."""
         return self.text(data)
+
+    def encode(self, text: str) -> bytes:
+        """The bytes of a text that this codec decoded."""
+        try:
+            return text.encode(self.python)
+        except UnicodeEncodeError:
+            return text.encode("gb18030")  # characters that a user defines, see `strict`
 
     def name(self, data: bytes, at: int = 0) -> str:
         """The name of a table, column or type: as `text`, but never in hexadecimal digits."""

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.mppdb.codec import Policy
 from cdc_lake.decode.mppdb.cuts import Piece, chunk_of, cuts, lsns_of
 from cdc_lake.decode.mppdb.layouts import Layouts, Plan
 from cdc_lake.decode.mppdb.plain import tabulate_plain
@@ -26,6 +27,7 @@ from cdc_lake.decode.mppdb.shapes import Group, Values, groups
 from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.decode.mppdb.text import heads
 from cdc_lake.decode.mppdb.text_columnar import text_groups
+from cdc_lake.decode.not_text import any_prefixed
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
 from cdc_lake.decode.walk import Chunk, Irregular, Tuples, bitmap, copied, lists, require, texts
 from cdc_lake.errors import DecodeError
@@ -77,6 +79,7 @@ def _tabulate(batch: Sequence[RecordTransaction], sizes: list[int], layouts: Lay
         info=pa.nulls(count, pa.string()),
         digests=list(chain.from_iterable(part.digests for part in parts)),
     )
+    require(layouts.codec.policy is Policy.STOP or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
     cancels = np.concatenate([part.cancels for part in parts])
     return _without_cancelled(columns, cancels) if cancels.any() else columns
 

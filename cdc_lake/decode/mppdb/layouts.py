@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from cdc_lake.decode.mppdb.builtin_types import BUILTIN, OID_OF
-from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.mppdb.codec import Codec, Policy
 from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyColumn, FamilyTableFacts
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
-from cdc_lake.errors import MalformedMessage, UnknownType, UnreadableRow
+from cdc_lake.decode.not_text import settled
+from cdc_lake.errors import MalformedMessage, TextNotInEncoding, UnknownType, UnreadableRow
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tuple, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 
@@ -118,6 +119,8 @@ class Layouts:
         plan = self.plan(row)
         new = tuple([f.value for f in row.new[plan.first :]]) if row.new is not None else ()
         old = _old(row.old, plan) if row.old is not None and plan.old_kind is not None else None
+        if self.codec.policy is Policy.HEX:
+            new, old = self._settled(plan.relation, new), None if old is None else self._settled(plan.relation, old)
         match row.operation:
             case Operation.INSERT:
                 return Insert(plan.relation, new)
@@ -125,6 +128,18 @@ class Layouts:
                 return Update(plan.relation, new, old, plan.old_kind)
             case Operation.DELETE:
                 return None if plan.cancels else Delete(plan.relation, old, plan.old_kind)
+
+    def _settled(self, relation: Relation, values: Tuple) -> Tuple:
+        codec = self.codec
+        names = relation.names[: len(values)]  # of a DELETE there is no new row
+        return settled(
+            relation.table,
+            names,
+            values,
+            codec.in_hex,
+            codec.encode,
+            lambda at: TextNotInEncoding(codec.encoding, at=at),
+        )
 
     def plan(self, row: Row) -> Plan:
         """The plan for rows of this shape, after which its layout is the table's last one. Raises DecodeError."""

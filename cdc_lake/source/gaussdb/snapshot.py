@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_lake.errors import QueryRefused
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.errors import QueryRefused, TextNotInEncoding
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.model.relation import Relation
+from cdc_lake.source.copy_csv import csv_chunks, csv_statement
 from cdc_lake.source.copy_text import chunks_of
 from cdc_lake.source.gaussdb.catalog import quoted
 from cdc_lake.source.gaussdb.server import CsnSnapshot, snapshot_and_csn
@@ -31,13 +33,33 @@ class FamilyReader:
 
     session: WireSession
     chunk_rows: int
+    codec: Codec
 
     def read(self, relation: Relation) -> Iterator[pa.ListArray]:
-        """The table's rows, list<string> by position in the layout; nothing for an empty table. Raises SourceError."""
+        """The table's rows, list<string> by position in the layout; nothing for an empty table.
+
+        Raises SourceError, TextNotInEncoding.
+        """
+        doing = f"copying {relation.table}"
         columns = ", ".join(identifier(name) for name in relation.names)
-        statement = f"COPY (SELECT {columns} FROM {quoted(relation.table)}) TO STDOUT"
-        blocks = self.session.copy_out(statement, doing=f"copying {relation.table}")
-        return chunks_of(blocks, len(relation.columns), self.chunk_rows)
+        query = f"SELECT {columns} FROM {quoted(relation.table)}"
+        if self.codec.python == "utf-8":
+            blocks = self.session.copy_out(f"COPY ({query}) TO STDOUT", doing=doing)
+            yield from chunks_of(blocks, relation, self.chunk_rows, self.codec)
+            return
+        # as the database has it: the server would refuse what it cannot make UTF-8 of
+        with own_encoding(self.session, self.codec.encoding, query):
+            yield from csv_chunks(self.session.copy_out(csv_statement(query), doing=doing), relation, self.codec)
+
+
+@contextmanager
+def own_encoding(session: WireSession, encoding: str, query: str) -> Iterator[None]:
+    """Answers in the encoding of the database. Raises SourceError, TextNotInEncoding for a query that is not ASCII."""
+    if not query.isascii():  # the server would read it in that encoding, too
+        raise TextNotInEncoding(encoding, at=0)
+    session.query(f"SET client_encoding TO {literal(encoding)}", doing="asking for the database's own encoding")
+    yield
+    session.query("SET client_encoding TO 'UTF8'", doing="asking for UTF-8 again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +118,7 @@ def exports_csn(session: WireSession) -> bool:
 
 @contextmanager
 def readers(
-    dial: Callable[[], WireSession], taken: FamilySnapshot, count: int, chunk_rows: int
+    dial: Callable[[], WireSession], taken: FamilySnapshot, count: int, chunk_rows: int, codec: Codec
 ) -> Iterator[list[FamilyReader]]:
     """Sessions that all see the exported snapshot, opened by `dial` and closed at the end. Raises SourceError."""
     with ExitStack() as opened:
@@ -107,5 +129,5 @@ def readers(
             doing = "taking over the snapshot"
             session.query("BEGIN ISOLATION LEVEL REPEATABLE READ", doing=doing)
             session.query(f"SET TRANSACTION SNAPSHOT {literal(taken.name)}", doing=doing)
-            out.append(FamilyReader(session, chunk_rows))
+            out.append(FamilyReader(session, chunk_rows, codec))
         yield out
