@@ -110,3 +110,12 @@ def _warnings(source: MappingNode, section: FamilySource) -> Iterator[Diagnostic
         summary = "with `skip-empty-xacts` the stream is in LSN order, and a quiet database keeps WAL back"
         hint = "remove it for CSN order, or say `order: lsn`"
         yield Diagnostic(Severity.WARNING, Problem.OPTION_COMBINATION, summary, place, hint)
+    if section.node == "data_node":
+        place = source.entries["node"].mark.location("source.node")
+        summary = "a data node's stream has the rows of its shard only, and a part of every transaction across shards"
+        hint = "read through a coordinator, `node: coordinator`; otherwise one pipeline a data node"
+        yield Diagnostic(Severity.WARNING, Problem.SOURCE_COMBINATION, summary, place, hint)
+        if section.slot_order == "csn" and "slice-id" not in section.decoding:
+            summary = "without `slice-id` a change of a replicated table ends the stream"
+            hint = "add the number of this node's shard, from 0: `decoding: {slice-id: 0}`"
+            yield Diagnostic(Severity.WARNING, Problem.OPTION_COMBINATION, summary, place, hint)

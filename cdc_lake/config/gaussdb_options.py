@@ -115,7 +115,11 @@ _TABLE = (
         "max-reorderbuffer-in-memory", Form.NUMBER, "GB of all transactions before they are spilled; 0: no limit.",
         default="0; newer GaussDB in parallel: a share of max_process_memory", high=100, wide=True,
     ),
-    Option("standby-connection", Form.BOOLEAN, "Refuse to decode on a primary.", default="off", modes=_STREAM),
+    Option(
+        "standby-connection", Form.BOOLEAN,
+        "Only a standby decodes: the stream is read from one among `hosts`, everything else from the primary.",
+        default="off", modes=_STREAM,
+    ),
     Option(
         "sender-timeout", Form.NUMBER, "Milliseconds without a reply after which the server ends the stream; 0: never.",
         default="logical_sender_timeout (30 s)", high=_LARGEST, modes=_STREAM,
@@ -148,11 +152,13 @@ _TABLE = (
         default="off", products=GAUSSDB,
     ),
     Option(
-        "logical-receiver-num", Form.NUMBER, "Receivers the coordinator starts, at most one a shard.",
+        "logical-receiver-num", Form.NUMBER,
+        "Receivers that the coordinator starts to collect from the data nodes, at most one a shard.",
         default="1", low=1, high=20, products=GAUSSDB, modes=_STREAM,
     ),
     Option(
-        "slice-id", Form.NUMBER, "Shard of the data node, from 0; needed where replicated tables are decoded.",
+        "slice-id", Form.NUMBER,
+        "Shard of the data node, from 0; without it a change of a replicated table ends the stream.",
         default="none", high=8192, products=GAUSSDB, modes=_STREAM,
     ),
     Option(

@@ -76,8 +76,12 @@ class Rule(enum.Enum):
         "In CSN order on an LSN slot empty transactions are sent: they prove that no CSN is missing.",
     )  # fmt: skip
     STANDBY = (
-        "standby-is-no-primary", Problem.OPTION_COMBINATION,
-        "`standby-connection` needs a standby; among several `hosts` the primary is taken.",
+        "standby-and-primary", Problem.OPTION_COMBINATION,
+        "With `standby-connection` a standby decodes; `hosts` names it and the primary, where the slot is made.",
+    )  # fmt: skip
+    USERS_BY_NAME = (
+        "users-by-name", Problem.OPTION_COMBINATION,
+        "Through a coordinator users are excluded by name: their OIDs differ from data node to data node.",
     )  # fmt: skip
     UNBATCHED = (
         "unbatched-since-5.0", Problem.OPTION_COMBINATION,

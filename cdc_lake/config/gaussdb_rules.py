@@ -201,9 +201,22 @@ def _of_slot(source: FamilySource, given: _Given) -> Iterator[Refusal]:
         summary = "with `skip-empty-xacts` nobody can tell a lost transaction from an empty one"
         remedy = "remove it, or use `order: lsn`"
         yield _refuse(Rule.DENSITY, "skip-empty-xacts", summary, remedy)
-    if _on(given, "standby-connection") and len(source.hosts or ()) > 1:
-        summary = "among several `hosts` the primary is taken, and `standby-connection` refuses it"
-        yield _refuse(Rule.STANDBY, "standby-connection", summary, "remove it, or name the standby alone as `host`")
+    yield from _of_standby(source, given)
+    if source.node == "coordinator" and "exclude-userids" in given:
+        summary = "a user has another OID on each data node, and a coordinator hands one list to all of them"
+        yield _refuse(Rule.USERS_BY_NAME, "exclude-userids", summary, "use `exclude-users`, by name", key=True)
+
+
+def _of_standby(source: FamilySource, given: _Given) -> Iterator[Refusal]:
+    """Decoding on a standby: the slot is made, and the tables are copied, on the primary."""
+    if not _on(given, "standby-connection"):
+        return
+    if source.node == "coordinator":
+        summary = "a coordinator is no standby, and `standby-connection` lets standbys decode only"
+        yield _refuse(Rule.STANDBY, "standby-connection", summary, "remove it")
+    elif len(source.hosts or ()) < 2:
+        summary = "a standby decodes, but a slot is made and tables are copied on the primary: both are needed"
+        yield _refuse(Rule.STANDBY, "standby-connection", summary, "name both in `hosts`, or remove it")
 
 
 def _of_stream(source: FamilySource, given: _Given) -> Iterator[Refusal]:

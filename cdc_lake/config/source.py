@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, SecretStr, Strict
 
-from cdc_lake.config.gaussdb_options import OPTIONS, Mode, as_number, decoding_schema, options_are_known
+from cdc_lake.config.gaussdb_options import OPTIONS, Mode, as_boolean, as_number, decoding_schema, options_are_known
 from cdc_lake.config.quantity import Milliseconds
 from cdc_lake.config.section import Count, Port, Section, Text
 
@@ -204,6 +204,11 @@ class FamilySource(Section):
             return Mode.SQL
         name = "parallel-decode-num"
         return Mode.SERIAL if as_number(self.decoding.get(name, OPTIONS[name].ours)) == 1 else Mode.PARALLEL
+
+    @property
+    def on_standby(self) -> bool:
+        """Whether a standby is to decode the stream; everything else is the primary's."""
+        return as_boolean(self.decoding.get("standby-connection", False)) is True
 
     @property
     def slot_order(self) -> Literal["lsn", "csn"]:

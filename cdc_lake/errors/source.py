@@ -261,7 +261,8 @@ class StandbyNeeded(SourceError):
     """Decoding was asked for on a standby only, and the server is a primary."""
 
     code = "SRC248"
-    hint = "take `standby-connection` out of `source.decoding`, or name a standby in `source.host`"
+    retry = Retry.LATER
+    hint = "take `standby-connection` out of `source.decoding`, or name one among `source.hosts`"
 
 
 class DecodersExhausted(SourceError):

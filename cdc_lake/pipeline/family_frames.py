@@ -23,6 +23,9 @@ from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.stream import FrameSource
 from cdc_lake.source.wire.session import WireSession
 
+STANDBY_ONLY = "standby-connection"
+"""The option by which a primary refuses to decode: not sent where the primary is read."""
+
 Dial = Callable[[str, bool], WireSession]
 """Opens a session: what for, and whether for replication."""
 
@@ -101,12 +104,15 @@ def sends_more(project: Project) -> bool:
     return set(everything) != set(patterns)
 
 
-def frames_of(project: Project, session: WireSession, start: int) -> FrameSource:
+def frames_of(project: Project, session: WireSession, start: int, *, on_standby: bool = False) -> FrameSource:
     """Start to read the pipeline's slot after `start`, 0 for the slot's own position. Raises SourceError.
 
+    `on_standby`: it is one to a standby, where the pipeline wants that; otherwise one to the primary.
     `session` is a replication connection, in `mode: polling` an ordinary one; it is closed with the frames.
     """
     source = project.family
+    if not on_standby:
+        options.pop(STANDBY_ONLY, None)
     options = effective_options(source)
     if source.mode == "polling":
         interval, most = source.polling.interval / 1000, source.polling.max_changes

@@ -60,11 +60,12 @@ from cdc_lake.source.gaussdb.slot import FamilySlotFacts, check_slot, find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now
 from cdc_lake.source.gaussdb.version import release_of
 from cdc_lake.source.resume import check_fed_from
-from cdc_lake.source.stream import Kind, StreamIdentity, TransactionAssembler, shown
+from cdc_lake.source.stream import FrameSource, Kind, StreamIdentity, TransactionAssembler, shown
 from cdc_lake.source.tables import chooses
 from cdc_lake.source.timeline import Timeline
-from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.wire.connect import connect, connect_to_standby
 from cdc_lake.source.wire.session import WireSession
+from cdc_lake.source.wire.target import WireTarget
 
 
 @contextmanager
@@ -77,13 +78,20 @@ def open_family(
     patience: float,
 ) -> Iterator[OpenStream]:
     """Connect, start or check the stream, start replication. Raises SourceError, LakeError, StateError, Stopped."""
-    target = target_of(project.family, project.root)
+    everywhere = target = target_of(project.family, project.root)
     with ExitStack() as opened:
 
         def dial(what: str, replication: bool) -> WireSession:
             session = connect(target, application=f"cdc_lake {project.name} {what}", replication=replication)
             opened.callback(session.close)
             return session
+
+        def start_at(position: int) -> FrameSource:
+            if not project.family.on_standby:
+                return frames_of(project, dial("stream", not by_sql), position)
+            session = _standby(project, everywhere, facts)
+            opened.callback(session.close)
+            return frames_of(project, session, position, on_standby=True)
 
         session = dial("catalog", False)
         target = session.target  # what is read belongs together, also while a failover is under way
@@ -107,7 +115,7 @@ def open_family(
         identity = StreamIdentity.parse(state.stream)
         goal = _goal(project, session, identity.domain)
         begin = state.confirm if rejoin is None else rejoin.start
-        frames = patiently(lambda: frames_of(project, dial("stream", not by_sql), begin), stop, tell, patience)
+        frames = patiently(lambda: start_at(begin), stop, tell, patience)
         opened.callback(frames.close)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
@@ -131,6 +139,20 @@ def open_family(
             goal=goal,
             copied=copied,
         )
+
+
+def _standby(project: Project, everywhere: WireTarget, facts: FamilyServerFacts) -> WireSession:
+    """A replication connection to a standby of the server that `facts` are of."""
+    session = connect_to_standby(everywhere, application=f"cdc_lake {project.name} stream")
+    standby = identify(session)
+    if standby.system != facts.system:
+        session.close()
+        raise OtherSource(
+            f"the standby has the system identifier `{standby.system}`, the primary `{facts.system}`",
+            where=session.place,
+            hint="name servers of one cluster in `source.hosts`",
+        )
+    return session
 
 
 def check_options(project: Project, facts: FamilyServerFacts) -> None:

@@ -24,6 +24,7 @@ from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.decode.filler import Filler
 from cdc_lake.errors import DecodeError, RecordingNotRedacted
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.family_frames import STANDBY_ONLY
 from cdc_lake.pipeline.open_stream import PATIENCE, patiently
 from cdc_lake.pipeline.payload import PayloadReader, reading_of
 from cdc_lake.source.capture import Capture, PostgresCapture
@@ -163,6 +164,7 @@ def _family(project: Project, source: FamilySource, plugin: str, slot: str | Non
 
     mode = Mode.SERIAL if source.decoding_mode is Mode.SQL else None  # SQL functions read as serial decoding does
     options = effective_options(source, mode)
+    options.pop(STANDBY_ONLY, None)
     with closing(dial(True)) as session:
         encoding = identify(session).encoding
     capture = FamilyCapture(dial, plugin, options, slot=slot, status_interval=source.reply_interval / 1000)

@@ -237,7 +237,7 @@ def test_check_says_what_the_settings_of_a_server_lack(stand_in: StandIn, tmp_pa
     assert "gs_guc" in dba_sql(project)
     state.settings.clear()
     state.in_recovery = True
-    assert ("server", "SRC208") in wrong(project)
+    assert ("server", "SRC250") in wrong(project)
     state.in_recovery = False
     state.sender_timeout = 15.0
     (slow,) = [line for line in lines(project, "options") if line.ok is None]

@@ -112,8 +112,12 @@ CASES: dict[str, tuple[str, str, Rule, str]] = {
     "CSN order without empty transactions": (
         "opengauss", "order: csn\n" + D % "skip-empty-xacts: true", Rule.DENSITY, "true}",
     ),
-    "a standby among hosts": (
-        "opengauss", "hosts: [a, b]\n" + D % "standby-connection: true", Rule.STANDBY, "true}",
+    "a standby without its primary": ("opengauss", D % "standby-connection: true", Rule.STANDBY, "true}"),
+    "a standby behind a coordinator": (
+        "gaussdb", "node: coordinator\n" + D % "standby-connection: on", Rule.STANDBY, "on}",
+    ),
+    "users by number through a coordinator": (
+        "gaussdb", "node: coordinator\n" + D % "exclude-userids: 10", Rule.USERS_BY_NAME, "exclude-userids",
     ),
     "text one by one on 3.0": (
         "opengauss", 'version: "3.0.0"\n' + D % "decode-style: t, sending-batch: 0", Rule.UNBATCHED, "0}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Operation, Row, Style
-from cdc_lake.errors import BronzeAhead, HistoryDiffers, NoPrimary, OtherTimeline
+from cdc_lake.errors import BronzeAhead, HistoryDiffers, NoPrimary, OtherTimeline, StandbyNeeded
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress
@@ -70,15 +72,25 @@ class Cluster:
         standby.promote(timeline=timeline)
         return self._start(standby)
 
-    def project(self, *servers: GaussServer) -> Project:
+    def project(self, *servers: GaussServer, **changes: Any) -> Project:
         project = project_of(servers[0], self.root, self.way)
-        several = {"host": None, "hosts": [f"{server.host}:{server.port}" for server in servers]}
-        if len(servers) == 1:
+        several: dict[str, Any] = {"host": None, "hosts": [f"{server.host}:{server.port}" for server in servers]}
+        several["replication_port"] = None
+        if len(servers) == 1 and not changes:
             return project
-        source = project.pipeline.source.model_copy(update=several)
+        source = project.pipeline.source.model_copy(update=several | changes)
         return Project(project.pipeline.model_copy(update={"source": source}), project.file, project.root)
 
+    def _place(self, server: GaussServer) -> None:
+        """Give a server two ports, the second behind the first: one setting is for all hosts."""
+        while not server.port:
+            with socket.create_server((server.host, 0)) as one:
+                port = int(one.getsockname()[1])
+                with contextlib.suppress(OSError), socket.create_server((server.host, port + 1)):
+                    server._ports = [port, port + 1]
+
     def _start(self, server: GaussServer) -> GaussServer:
+        self._place(server)
         server.state.batch_bytes, server.state.batch_seconds, server.state.keepalive_every = 3000, 0.05, 0.1
         server.state.csn_export = self.way.csn_export
         return server.start()
@@ -208,9 +220,7 @@ def test_the_primary_is_found_among_several_and_an_older_timeline_is_refused(mad
     insert(taken.ledger, 200)
     told: list[Progress] = []
     project = cluster.project(old, other, taken)
-    ports = {"replication_port": taken.replication_port}
-    source = project.pipeline.source.model_copy(update=ports)
-    run_once(Project(project.pipeline.model_copy(update={"source": source}), project.file, project.root), told.append)
+    run_once(project, told.append)
     assert inserted(project) == [100, 200]
     assert any("on timeline 2 now, before on 1" in progress.text for progress in told)
     assert {row["timeline"] for row in ControlTables(project.control).read("timelines").to_pylist()} == {1, 2}
@@ -220,3 +230,18 @@ def test_the_primary_is_found_among_several_and_an_older_timeline_is_refused(mad
     with pytest.raises(NoPrimary, match="the server is a standby"):
         once(cluster.project(other))
     assert len(bronze_reader(project).commits(Span(1, 0, state_of(project).upto))) == 2
+
+
+def test_a_standby_decodes_where_that_is_asked_for_and_everything_else_is_the_primarys(made: Any) -> None:
+    cluster = made()
+    standby = cluster.primary.standby(following=True)
+    cluster._servers.append(standby)
+    decoding = {**cluster.way.decoding, "standby-connection": True}
+    cluster._place(standby)
+    project = cluster.project(cluster.primary, standby, decoding=decoding)
+    insert(cluster.primary.ledger, 100)
+    with pytest.raises(StandbyNeeded, match="no standby found among 2 hosts"):
+        once(project)
+    cluster._start(standby)
+    once(project)
+    assert inserted(project) == [100]

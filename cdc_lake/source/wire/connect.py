@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from cdc_lake.errors import ServerUnreachable
-from cdc_lake.source.primary import find_primary
+from cdc_lake.source.primary import find_primary, find_standby
 from cdc_lake.source.wire.channel import Channel
 from cdc_lake.source.wire.session import WireSession
 from cdc_lake.source.wire.target import WireTarget
@@ -25,15 +26,23 @@ def connect(target: WireTarget, *, application: str = "cdc_lake", replication: b
     Where several hosts are given, the first one that is no standby; the session's own target names that one alone.
     Raises the SourceError that fits; with several hosts its message says of each why not.
     """
-    addresses = zip(target.hosts, target.ports(replication=replication), strict=True)
-    hosts = []
-    for service, (host, port) in addresses:
+    hosts = _hosts(target, application, replication)
+    return hosts[0][1]() if len(hosts) == 1 else find_primary(hosts, _in_recovery)
+
+
+def connect_to_standby(target: WireTarget, *, application: str) -> WireSession:
+    """A replication connection to the first host that is a standby. Raises StandbyNeeded, or what `connect` does."""
+    return find_standby(_hosts(target, application, replication=True), _in_recovery)
+
+
+def _hosts(target: WireTarget, application: str, replication: bool) -> list[tuple[str, Callable[[], WireSession]]]:
+    """The place of each host, and what opens a session there."""
+    hosts: list[tuple[str, Callable[[], WireSession]]] = []
+    for service, (host, port) in zip(target.hosts, target.ports(replication=replication), strict=True):
         alone = replace(target, hosts=(service,))
         dial = partial(_open, alone, host, port, application=application, replication=replication)
         hosts.append((target.place(host, port), dial))
-    if len(hosts) == 1:
-        return hosts[0][1]()
-    return find_primary(hosts, _in_recovery)
+    return hosts
 
 
 def _in_recovery(session: WireSession) -> bool:

@@ -46,6 +46,8 @@ class StreamOptions:
     heartbeat: bool = False
     standby: bool = False
     output_order: int | None = None
+    receivers: int | None = None
+    slice_id: int | None = None
     sender_timeout: float | None = None
 
     @property
@@ -214,7 +216,7 @@ def _common(dialect: Dialect) -> dict[str, _Parse]:
             "dynamic-resolution": _boolean(None),
             "auto-advance": _boolean(None),
             "skip-generated-columns": _boolean(None),
-            "logical-receiver-num": _integer(1, 20),
-            "slice-id": _integer(0, 8192),
+            "logical-receiver-num": _integer(1, 20, "receivers"),
+            "slice-id": _integer(0, 8192, "slice_id"),
         }
     return known

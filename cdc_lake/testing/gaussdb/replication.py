@@ -184,10 +184,7 @@ class Replication:
             self._fail(refused.failed, "LOGICAL_DECODE", ((b"W", where),))
             return None
         self._check_place(slot, options)
-        wants = SlotOrder.CSN if options.output_order else SlotOrder.LSN
-        if slot.order is not wants:
-            words = f'output-order {options.output_order or 0} does not fit the order of slot "{slot.name}"'
-            raise SlotError(Failed("22023", words, severity="FATAL"))
+        self._check_order(slot, options)
         if foreign:
             self._channel.send(COPY_BOTH)
             self._foreign(slot)
@@ -202,6 +199,20 @@ class Replication:
             segment = f"{1:08X}{slot.restart_lsn >> 32:08X}{slot.restart_lsn >> 24 & 0xFF:08X}"
             words = f"requested WAL segment {segment} has already been removed"
             raise SlotError(Failed("58P01", words, severity="FATAL"))
+
+    def _check_order(self, slot: Slot, options: StreamOptions) -> None:
+        """The order of the slot, and the options of distributed decoding; a coordinator always sends by CSN."""
+        node = self._state.node
+        by_csn = node == "coordinator" or bool(options.output_order)
+        if (slot.order is SlotOrder.CSN) is not by_csn:
+            words = f'output-order {options.output_order or 0} does not fit the order of slot "{slot.name}"'
+            raise SlotError(Failed("22023", words, severity="FATAL"))
+        for name, given, place in (
+            ("logical-receiver-num", options.receivers, "coordinator"),
+            ("slice-id", options.slice_id, "data_node"),
+        ):
+            if given is not None and (not by_csn or node not in {place, "single"}):
+                raise SlotError(Failed("22023", f'option "{name}" cannot be used here', severity="FATAL"))
 
     def _foreign(self, slot: Slot) -> None:
         words = f'replication slot "{slot.name}" was not created in this database'

@@ -137,14 +137,15 @@ class GaussServer:
         self.state.slots.crash()
         self.start()
 
-    def standby(self) -> Self:
+    def standby(self, *, following: bool = False) -> Self:
         """A standby that received everything up to now, slots as they are included, and nothing from then on.
 
-        On ports of its own, not started. `promote` makes a primary of it.
+        With `following` it goes on receiving, without a delay. On ports of its own, not started. `promote` makes a
+        primary of one that does not follow.
         """
         mine = self.state
         other = type(self)(
-            self.ledger.copy(),
+            self.ledger if following else self.ledger.copy(),
             version=mine.version,
             product=mine.product,
             answers=self.answers,
@@ -154,6 +155,9 @@ class GaussServer:
         )
         other._access = self._access  # noqa: SLF001  # one of its own kind
         other.state.system, other.state.timeline, other.state.in_recovery = mine.system, mine.timeline, True
+        if following:
+            other.state.slots = mine.slots
+            return other
         for slot, _ in mine.slots.all():
             other.state.slots.create(slot)
         return other

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.batches import Encoded
 from cdc_lake.testing.gaussdb.dialect import Dialect, Product, Version, dialect_of, version_text
 from cdc_lake.testing.gaussdb.faults import HeartbeatForm
@@ -15,10 +17,15 @@ from cdc_lake.testing.gaussdb.shape import View
 from cdc_lake.testing.gaussdb.slots import Slot, SlotOrder, Slots
 from cdc_lake.testing.gaussdb.sql import Exported
 
+Node: TypeAlias = Literal["single", "coordinator", "data_node"]
+
 
 @dataclass(slots=True)
 class ServerState:
     """The server's facts. `settings` are what SHOW and current_setting answer, beside the ones derived here.
+
+    `node`: what it is in a distributed GaussDB; changes of `replicated` tables are sent by a data node only to those
+    who name its slice.
 
     `sender_timeout`, `keepalive_every` and `heartbeat_every` are in seconds, the first 0 = never. `batch_bytes` is the
     size a batch must exceed to be sent, `batch_seconds` how long one that does not waits in silence. `lingering`:
@@ -36,6 +43,8 @@ class ServerState:
     system: str = "7216310248822070380"
     timeline: int = 1
     in_recovery: bool = False
+    node: Node = "single"
+    replicated: frozenset[TableName] = frozenset()
     csn_export: bool = True
     thread_pool: bool = False
     sender_timeout: float = 30.0

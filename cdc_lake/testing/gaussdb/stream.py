@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from cdc_lake.decode.mppdb.records import Heartbeat, Style
+from cdc_lake.decode.mppdb.records import Heartbeat, Row, Style
 from cdc_lake.testing.gaussdb.backlog import Backlog
 from cdc_lake.testing.gaussdb.batches import UNIX_TO_2000, Batcher, encode, message
 from cdc_lake.testing.gaussdb.encode import Print, framed, heartbeat
 from cdc_lake.testing.gaussdb.faults import Faults, HeartbeatForm, Sender
+from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
 from cdc_lake.testing.gaussdb.shape import View
 from cdc_lake.testing.gaussdb.slots import Slot, SlotOrder
 from cdc_lake.testing.gaussdb.sql import Failed
@@ -129,6 +130,7 @@ class Stream:
                 break
         while size < _CHUNK and (found := self._backlog.next()) is not None:
             index, transaction = found
+            self._check_replicated(transaction)
             encoded = self._prepared.get(index) or encode(transaction, self._view, self._how)
             if encoded is None:
                 continue
@@ -142,6 +144,15 @@ class Stream:
             self._send(b"".join(messages) if len(messages) > 1 else messages[0])
             self._clock.data = self._clock.keepalive = time.monotonic()
         return bool(messages)
+
+    def _check_replicated(self, transaction: LedgerTransaction) -> None:
+        """A data node that is read in CSN order has to know its slice to decode a replicated table."""
+        state = self._state
+        if state.node != "data_node" or self._slot.order is SlotOrder.LSN or self._view.options.slice_id is not None:
+            return
+        changed = {change.table for change in transaction.changes if isinstance(change, Row)}
+        if changed & state.replicated:
+            raise Ended(Failed("22023", "slice-id is needed to decode a replicated table", severity="FATAL"))
 
     def _timers(self) -> None:
         now = time.monotonic()
