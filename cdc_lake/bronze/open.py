@@ -5,7 +5,7 @@ from __future__ import annotations
 from cdc_lake.bronze.decoded import Decoded
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.table import BronzeTable
+from cdc_lake.bronze.upkeep import MaintainedTable
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import IcebergMissing
@@ -16,7 +16,7 @@ from cdc_lake.lake.delta_store import StorePlace
 from cdc_lake.lake.object_store import object_store
 
 
-def bronze_table(project: Project) -> BronzeTable:
+def bronze_table(project: Project) -> MaintainedTable:
     """The table, whether it is there or not. Raises IcebergMissing, CatalogUnreachable."""
     if project.pipeline.bronze.format == "iceberg":
         try:

@@ -187,12 +187,3 @@ class BronzeBusy(LakeError):
     code = "LAK445"
     retry = Retry.LATER
     hint = "nothing was changed; run `cdc-lake maintain` again when less is received"
-
-
-class NotMaintained(LakeError):
-    """Bronze is of a format or at a place that this version cannot keep up."""
-
-    code = "LAK446"
-    hint = (
-        "maintenance is made for Delta tables and local folders; `cdc-lake explain LAK446` says what there is instead"
-    )

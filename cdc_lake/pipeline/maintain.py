@@ -12,13 +12,12 @@ from datetime import UTC, datetime, timedelta
 
 from cdc_lake.bronze import upkeep
 from cdc_lake.bronze.compaction import Group, plan
-from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_reader, bronze_table
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.upkeep import MaintainedTable, Trim
 from cdc_lake.config.project import Project
-from cdc_lake.errors import NoStream, NotMaintained
+from cdc_lake.errors import NoStream
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
@@ -61,19 +60,11 @@ class _Floor:
     lost: tuple[str, ...] = ()
 
 
-def maintained_table(project: Project) -> MaintainedTable:
-    """The bronze table as upkeep sees it. Raises NotMaintained, LakeError."""
-    table = bronze_table(project)
-    if not isinstance(table, DeltaBronzeTable):
-        raise NotMaintained(f"bronze of format {project.pipeline.bronze.format} is not kept up", where=table.place)
-    return table
-
-
 def maintain(
     project: Project, *, dry_run: bool = False, force: bool = False, tell: Tell = silent, at: datetime | None = None
 ) -> Maintenance:
-    """Keep bronze up, or say what that would be. Raises NoStream, NotMaintained, BronzeBusy, LakeError."""
-    table, reader, now = maintained_table(project), bronze_reader(project), at or datetime.now(UTC)
+    """Keep bronze up, or say what that would be. Raises NoStream, BronzeBusy, LakeError."""
+    table, reader, now = bronze_table(project), bronze_reader(project), at or datetime.now(UTC)
     state = reader.state()
     if state is None or not table.look():
         raise NoStream("bronze holds no stream yet: there is nothing to maintain", where=table.place)

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Self
 
 from cdc_lake.bronze import upkeep
-from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_table
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
@@ -69,7 +68,7 @@ class Upkeep:
 
     def _keep_up(self) -> None:
         table = bronze_table(self._project)
-        if not isinstance(table, DeltaBronzeTable) or not upkeep.prepare(table):
+        if not upkeep.prepare(table):
             return
         groups = upkeep.compact(table, self._after)
         now = time.monotonic()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +18,19 @@ from pyiceberg.table import Table
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
+from cdc_lake.config.load import load_project
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, CatalogUnreachable, CommitUncertain
 from cdc_lake.lake import iceberg_log, iceberg_manifests
 from cdc_lake.lake.catalog import CatalogAddress, open_catalog
+from cdc_lake.lake.delta_leftovers import Leftovers
 from cdc_lake.model.change import Insert
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.pipeline.maintain import maintain
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.rest_catalog import Loss, RestCatalogServer
 from tests.bronze_places import Place
@@ -308,3 +314,56 @@ def test_the_metadata_does_not_grow(iceberg: Place):
         sizes.append(len(json.dumps(loaded(iceberg).metadata.model_dump(mode="json"))) if number % 25 == 24 else 0)
     small, large = sizes[iceberg_log.KEEP + 24], sizes[-1]
     assert large < 1.02 * small
+
+
+def test_maintain_puts_an_iceberg_bronze_in_order_beside_its_receiver(tmp_path: Path):
+    file = tmp_path / "pipelines" / "shop.yaml"
+    file.parent.mkdir()
+    file.write_text(
+        "{version: 1, pipeline: shop, bronze: {format: iceberg, durability: os, maintenance: {keep_replaced: 1 h}},"
+        " source: {type: postgres, host: h, database: d, user: u, tables: ['public.*']}}"
+    )
+    project = load_project(file)
+    bronze = bronze_writer(project)
+    bronze.begin_stream("s1", 100)
+    for number in range(12):
+        bronze.append([transaction(200 + number)])
+    dry = maintain(project, dry_run=True)
+    assert ([step.kind for step in dry.steps], dry.files) == (["compaction"], 12)
+    done = maintain(project)
+    assert ([step.kind for step in done.steps], done.files) == (["compaction"], 1)
+    data = tmp_path / "lake" / "warehouse" / "bronze" / "shop" / "data"
+    assert len(list(data.iterdir())) == 13
+    assert bronze.append([transaction(300)]).upto == 300
+    assert verify(bronze_reader(project)).transactions == 13
+    for number in range(iceberg_log.KEEP):
+        bronze.append([transaction(400 + number)])
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(hours=2)
+    kinds = [step.kind for step in maintain(project, at=later).steps]
+    assert kinds == ["compaction", "removal"]
+    assert len(list(data.iterdir())) == 3 + iceberg_log.KEEP  # what this compaction replaced is still named
+    assert verify(bronze_reader(project)).transactions == 13 + iceberg_log.KEEP
+
+
+def test_what_an_interrupted_commit_left_is_found_and_removed(iceberg: Place, monkeypatch: pytest.MonkeyPatch):
+    bronze = iceberg.writer()
+    bronze.append([transaction(200)])
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", refused)
+    with pytest.raises(BronzeNotWritten):
+        bronze.append([transaction(300)])
+    monkeypatch.undo()
+    bronze.append([transaction(300)])
+    table = iceberg.table()
+    assert isinstance(table, IcebergBronzeTable)
+    assert table.look()
+    now = time.time()
+    assert table.leftovers(now, 3600.0) == Leftovers((), (), 0)
+    found = table.tidy(now + 4000, 3600.0)
+    assert found is not None
+    assert (len(found.entries), len(found.files)) == (2, 1)
+    assert table.leftovers(now + 4000, 3600.0) == Leftovers((), (), 0)
+    assert verify(iceberg.reader()).transactions == 2
