@@ -38,7 +38,7 @@ def _digests(changes: ChangeColumns, rows: Any) -> Iterator[tuple[int, bytes]]:
         letters[np.asarray(pc.fill_null(pc.equal(kinds, kind), fill_value=False))] = letter
     old = _tuples(changes.old.take(taken), None, letters)
     new = _tuples(changes.new.take(taken), changes.unchanged.take(taken), np.full(len(rows), _NEW, np.uint8))
-    tails = pc.binary_join_element_wise(old, new, _EMPTY).to_pylist()
+    tails = pc.binary_join_element_wise(*old, *new, _EMPTY).to_pylist() if old or new else [b""] * len(rows)
     codes = (changes.relation[rows].astype(np.int64) << 8) | changes.op[rows]
     states = {code: prefix_state(_prefix(code, changes)) for code in set(codes.tolist())}
     yield from zip(rows.tolist(), digests_after(map(states.__getitem__, codes.tolist()), tails), strict=True)
@@ -48,17 +48,19 @@ def _prefix(code: int, changes: ChangeColumns) -> bytes:
     return bytes([code & 0xFF]) + canonical_relation(str(changes.relations[code >> 8].table))
 
 
-def _tuples(tuples: Any, unchanged: Any, letters: Any) -> pa.Array:
-    """The canonical bytes of each tuple behind its letter; nothing where there is none."""
+def _tuples(tuples: Any, unchanged: Any, letters: Any) -> list[pa.Array]:
+    """The canonical bytes of each tuple in parts, its letter and count and its values; no parts where there is none."""
+    if tuples.null_count == len(tuples):
+        return []
     offsets, valid = np.asarray(tuples.offsets).astype(np.int64), np.asarray(tuples.is_valid())
     values = tuples.values.slice(offsets[0], offsets[-1] - offsets[0])
-    parts = _values(values, _not_sent(unchanged, offsets - offsets[0], len(values)))
-    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array((offsets - offsets[0]).astype(np.int32)), parts), _EMPTY)
+    offsets -= offsets[0]
+    parts = _values(values, _not_sent(unchanged, offsets, len(values)))
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), parts), _EMPTY)
     heads = np.zeros((len(letters), 3), np.uint8)
     heads[:, 0] = letters
     heads[:, 1:] = np.diff(offsets).astype(">u2").view(np.uint8).reshape(-1, 2)
-    whole = pc.binary_join_element_wise(_binary(heads.ravel(), np.full(len(letters), 3)), joined, _EMPTY)
-    return pc.if_else(pa.array(valid), whole, _EMPTY)
+    return [_binary(heads[valid].ravel(), np.where(valid, 3, 0)), joined]
 
 
 def _not_sent(unchanged: Any, offsets: Any, count: int) -> Any:
@@ -74,14 +76,15 @@ def _not_sent(unchanged: Any, offsets: Any, count: int) -> Any:
 def _values(values: Any, not_sent: Any) -> pa.Array:
     """The canonical bytes of each value."""
     absent = np.asarray(values.is_null())
-    filled = pc.fill_null(values.cast(pa.binary()), _EMPTY)
+    filled = values.cast(pa.binary())
+    filled = pc.fill_null(filled, _EMPTY) if filled.null_count else filled
     sizes = np.asarray(pc.binary_length(filled)).astype(np.int64)
     heads = np.zeros((len(values), 5), np.uint8)
     heads[:, 0] = np.where(not_sent, ord("u"), np.where(absent, ord("n"), ord("t")))
     heads[:, 1:] = sizes.astype(">u4").view(np.uint8).reshape(-1, 4)
     lengths = np.where(absent | not_sent, 1, 5)
-    kept = np.arange(5) < lengths[:, None]
-    return pc.binary_join_element_wise(_binary(heads[kept], lengths), filled, _EMPTY)
+    data = heads if (lengths == 5).all() else heads[np.arange(5) < lengths[:, None]]
+    return pc.binary_join_element_wise(_binary(data.ravel(), lengths), filled, _EMPTY)
 
 
 def _binary(data: Any, lengths: Any) -> pa.Array:

@@ -21,7 +21,9 @@ from cdc_lake.errors import RedactionUnfit
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check import check
+from cdc_lake.pipeline.compare_source import compare_source
 from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of as family_project
@@ -34,8 +36,9 @@ __all__ = ["stand_in"]
 
 KEY = "a key of more than 16 bytes"
 CANARY = "kanari3n"
+NUMBERS = ("31415926", "27182818", "16180339", "14142135")
 RULES: list[dict[str, Any]] = [
-    {"columns": ["public.*.email"], "strategy": "sha256"},
+    {"columns": ["public.*.email", "public.codes.code"], "strategy": "sha256"},
     {"columns": ["public.*.ssn"], "strategy": "drop"},
     {"columns": ["public.*.body"], "strategy": "null"},
 ]
@@ -58,6 +61,8 @@ def begin(conn: psycopg.Connection) -> None:
     conn.execute("CREATE TABLE logins (email text PRIMARY KEY, body text, at int)")
     conn.execute("CREATE TABLE whole (id int PRIMARY KEY, email text, ssn text, body text)")
     conn.execute("ALTER TABLE whole REPLICA IDENTITY FULL")
+    conn.execute("CREATE TABLE codes (code int PRIMARY KEY, ssn int, at int)")
+    conn.execute("INSERT INTO codes VALUES (31415926, 27182818, 1), (16180339, NULL, 2)")
     for number in (1, 2):
         what = canary(f"copy{number}")
         conn.execute("INSERT INTO users VALUES (%s, %s, %s, %s, 'plain')", [number, what, what, canary("copy", 6000)])
@@ -76,6 +81,7 @@ def change(conn: psycopg.Connection) -> None:
     conn.execute("DELETE FROM logins WHERE email = %s", [canary("copy2")])
     conn.execute("UPDATE whole SET email = %s, body = %s WHERE id = 1", [canary("full"), canary("full")])
     conn.execute("DELETE FROM whole WHERE id = 2")
+    conn.execute("UPDATE codes SET code = 14142135 WHERE code = 31415926")
 
 
 def values(project: Project, table: str) -> list[tuple[str, list[str | None] | None, list[str | None] | None]]:
@@ -97,7 +103,7 @@ def test_no_file_holds_what_is_redacted(database: Database, tmp_path: Path) -> N
         conn.execute("INSERT INTO late VALUES (1, %s, %s)", [canary("late"), canary("late")])
         conn.execute("SELECT pg_logical_emit_message(true, %s, %s)", [canary("prefix"), canary("content")])
         once(project, told.append)
-    assert leaks(tmp_path, [CANARY, KEY]) == []
+    assert leaks(tmp_path, [CANARY, KEY, *NUMBERS]) == []
     assert CANARY not in repr(told)
     assert KEY not in repr(told) + repr(project) + project.pipeline.model_dump_json()
 
@@ -193,13 +199,23 @@ def test_no_file_of_a_family_stream_holds_what_is_redacted(stand_in: StandIn, ki
         once(project, told.append)
         change(conn)
         once(project, told.append)
-        conn.execute("DELETE FROM logins")  # the first change of a connection: its layout is the one bronze has
+        # the first changes of a connection: their layouts are those that bronze has
+        conn.execute("DELETE FROM logins; DELETE FROM codes WHERE at = 2")
         once(project, told.append)
-    assert leaks(tmp_path, [CANARY, KEY]) == []
+    assert leaks(tmp_path, [CANARY, KEY, *NUMBERS]) == []
     assert CANARY not in repr(told)
     assert verify(bronze_reader(project)).holds
     users = values(project, "public.users")
     assert users[0] == ("S", ["1", hashed(canary("copy1")), None, "plain"], None)
     assert ("D", None, [hashed(canary("moved")), None, None]) in values(project, "public.logins")
-    layouts = {str(r.table): r.names for r in bronze_reader(project).layouts().values()}
-    assert layouts["public.logins"] == ("email", "body", "at")
+    assert values(project, "public.codes")[-1] == ("D", None, [hashed("16180339"), None])
+    layouts = {(str(r.table), r.names) for r in bronze_reader(project).layouts().values()}
+    assert {names for name, names in layouts if name == "public.codes"} == {("code", "at")}
+    state = bronze_reader(project).state()
+    assert state is not None
+    with compare_source(project, state) as opened:
+        side = RedactedSource(opened, redaction_of(project))
+        (codes,) = (one for one in side.captured() if one.table.name == "codes")
+        with side.snapshot([codes.table]):
+            rows = side.rows(side.relation_of(codes), codes)
+    assert rows.to_pylist() == [{"code": hashed("14142135"), "at": "1"}]
