@@ -1,8 +1,10 @@
-"""The verbs of `inspect`: a span, a transaction, a row, the chain. They read bronze only, not the source."""
+"""The verbs of `inspect`: a span, a transaction, a row, the chain. They read bronze only, unless asked to set it
+beside its source.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +12,7 @@ from cdc_lake.cli.verb import Call, verb
 
 if TYPE_CHECKING:
     from cdc_lake.bronze.reader import BronzeReader
+    from cdc_lake.config.project import Project
     from cdc_lake.model.relation import TableName
 
 inspect_app = typer.Typer(
@@ -74,7 +77,16 @@ def inspect_row(
 
 
 @verb(inspect_app, "chain")
-def inspect_chain(call: Call, after: From = None, upto: To = None, epoch: Epoch = None) -> None:
+def inspect_chain(
+    call: Call,
+    after: From = None,
+    upto: To = None,
+    epoch: Epoch = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="source", help="Set bronze beside the source's rows and slot."),
+    ] = None,
+) -> None:
     """Verify that no transaction of bronze is missing, repeated or changed: all of them, or those of a range."""
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.cli.render_inspect import chain_text
@@ -85,12 +97,34 @@ def inspect_chain(call: Call, after: From = None, upto: To = None, epoch: Epoch 
     from cdc_lake.pipeline.proof import known_beside
 
     project = call.project()
+    if against is not None:
+        _against(call, project, against, whole=(after, upto, epoch) == (None, None, None))
+        return
     bronze = bronze_reader(project)
     span = None if (after, upto, epoch) == (None, None, None) else asked_span(bronze, after, upto, epoch)
     found = verify(bronze, span, known_beside(project, bronze, ControlTables(project.control)), call.view.tell)
     call.view.result(plain(found), chain_text(found))
     if not found.holds:
         raise typer.Exit(1)
+
+
+def _against(call: Call, project: Project, what: str, *, whole: bool) -> None:
+    from cdc_lake.cli.render_inspect import proof_text
+    from cdc_lake.pipeline.against_source import against_source
+
+    if what != "source" or not whole:
+        raise typer.BadParameter("expected `source`, without a range", param_hint="--against")
+    found = against_source(project, call.view.tell)
+    call.view.result({"holds": found.holds, **_fields(found)}, proof_text(found))
+    if not found.holds:
+        raise typer.Exit(1)
+
+
+def _fields(value: object) -> dict[str, Any]:
+    from cdc_lake.cli.document import plain
+
+    body = plain(value)
+    return body if isinstance(body, dict) else {"value": body}
 
 
 def _bronze(call: Call) -> BronzeReader:

@@ -8,6 +8,7 @@ from datetime import datetime
 from cdc_lake.bronze.chain import ChainVerdict
 from cdc_lake.bronze.history import RowEvent
 from cdc_lake.cli.render import counted, size, table
+from cdc_lake.pipeline.against_source import SourceProof
 from cdc_lake.pipeline.inspect import ChangeView, RowView, TransactionView
 from cdc_lake.pipeline.inspect_span import SpanView, TransactionLine
 from cdc_lake.source.stream import shown
@@ -105,6 +106,22 @@ def chain_text(found: ChainVerdict) -> str:
         epoch, position = found.broken_at
         at = f" at {shown(found.stream, position)} of epoch {epoch}"
     return f"the chain is broken{at}: {found.reason}\nverified before it: {seen}"
+
+
+def proof_text(found: SourceProof) -> str:
+    """The chain, the slot and each table."""
+    lines = [chain_text(found.chain)]
+    if found.confirmed is None:
+        lines.append("slot: it is not there")
+    else:
+        word = "forgot what bronze does not have" if found.forgotten else "forgot nothing that bronze does not have"
+        lines.append(f"slot: confirmed {found.confirmed}, bronze holds {found.held}: it {word}")
+    for one in found.tables:
+        kinds = ("missing", "extra", "changed", "repeated")
+        odd = ", ".join(f"{getattr(one, kind):,} {kind}" for kind in kinds if getattr(one, kind))
+        because = f" ({odd or one.reason})" if odd or one.reason else ""
+        lines.append(f"{one.table}: {one.verdict}, {counted(one.source_rows, 'row')}{because}")
+    return "\n".join(lines)
 
 
 def _tuples(
