@@ -31,6 +31,9 @@ _T = TypeVar("_T")
 CLEANUP_INTERVAL = 1_000
 """Commits between two looks for expired log entries: each lists the whole log, a thousand entries a request."""
 
+_FENCE = "_cdc_lake_fence"
+"""An object that says nothing; to Delta, names with a leading underline are no data."""
+
 
 class StorePlace:
     """A folder of a bucket (`lake.delta_place.DeltaPlace`)."""
@@ -69,7 +72,11 @@ class StorePlace:
         return self._store.persist(newest, self.name)
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
-        """By a conditional put of version 0; one that was done although its call failed counts."""
+        """By a conditional put of version 0; one that was done although its call failed counts.
+
+        Raises BronzeNotWritten, StoreUnfenced.
+        """
+        self._store.prove_fence(self.path(_FENCE), self.name)
         try:
             return DeltaTable.create(
                 self.name,

@@ -19,7 +19,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_lake.config.project import Project
 from cdc_lake.config.storage import Storage
-from cdc_lake.errors import StoreBehind, StoreRefused, StoreUnavailable
+from cdc_lake.errors import StoreBehind, StoreRefused, StoreUnavailable, StoreUnfenced
+from cdc_lake.lake.conditional_put import put_if_absent
 
 _T = TypeVar("_T")
 
@@ -127,6 +128,13 @@ class ObjectStore:
                     raise_failure(failure, where, also)
             time.sleep(pause)
             pause = min(2 * pause, longest)
+
+    def prove_fence(self, path: str, where: str) -> None:
+        """Put an object at `path` twice where there is none. Raises StoreUnfenced where both times it is taken."""
+        for _ in range(2):  # of the first it does not matter whether one was left before
+            taken = self.persist(lambda: put_if_absent(self._storage, path, b"proof of the fence"), where)
+        if taken:
+            raise StoreUnfenced("the object store overwrites what it was asked not to", where=where)
 
     def read(self, path: str) -> str | None:
         """A small object of text, None where there is none."""

@@ -38,6 +38,8 @@ class Fault(enum.StrEnum):
     """The connection breaks in the middle of the reply."""
     STALE = "stale"
     """A listing leaves out its newest names."""
+    UNFENCED = "unfenced"
+    """A put is done whatever its condition says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault is Fault.FAILED:
             self._reply(503, {"Content-Type": "application/xml"}, b"<Error><Code>SlowDown</Code></Error>")
         else:
+            if fault is Fault.UNFENCED:
+                del self.headers["If-None-Match"]
             status, headers, reply = self._pass_on(body)
             self._answer(fault, status, headers, reply)
 
