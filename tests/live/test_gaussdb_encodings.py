@@ -1,0 +1,179 @@
+"""Databases of the family in other encodings: the copy and the stream say the same, also where bytes are no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb import kept
+from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.errors import MalformedMessage, TextNotInEncoding
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline import family_stream
+from cdc_lake.pipeline.compare_family import family_side
+from cdc_lake.pipeline.held import held_list
+from cdc_lake.pipeline.redecode import retry
+from cdc_lake.testing.gaussdb.answers import LiveAnswers
+from cdc_lake.testing.gaussdb.answers_settings import SessionSettings
+from cdc_lake.testing.gaussdb.authentication import Method
+from cdc_lake.testing.gaussdb.live import LivePostgres
+from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake.testing.gaussdb.state import ServerState
+from tests.conftest import Database
+from tests.live.test_receive_loop import once
+
+pytestmark = pytest.mark.live
+NOTES = TableName("public", "notes")
+PASSWORD = "only for tests"
+
+
+@contextmanager
+def serving(database: Database, encoding: str) -> Iterator[GaussServer]:
+    with database.connect() as source:
+        source.execute("CREATE TABLE IF NOT EXISTS notes (id int PRIMARY KEY, body text, memo text)")
+    with (
+        LivePostgres(database.server.dsn(database.name)) as live,
+        GaussServer(
+            live.ledger,
+            databases=[database.name],
+            users={"cdc": PASSWORD},
+            method=Method.SHA256,
+            answers=LiveAnswers(live, database.dsn),
+            thread_pool=True,
+            encoding=encoding,
+        ) as server,
+    ):
+        yield server
+
+
+def project_of(
+    database: Database, server: GaussServer, root: Path, *, undecodable: str = "stop", **source: Any
+) -> Project:
+    document = {
+        "version": 1,
+        "pipeline": "encodings",
+        "source": {
+            "type": "opengauss",
+            "host": server.host,
+            "port": server.port,
+            "replication_port": server.replication_port,
+            "database": database.name,
+            "user": "cdc",
+            "password": PASSWORD,
+            "tls": {"mode": "disable"},
+            "decoding": {"parallel-decode-num": 4, "decode-style": "b", "sending-batch": 1},
+            "tables": ["public.*"],
+            **source,
+        },
+        "bronze": {"durability": "os", "undecodable": undecodable},
+    }
+    return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
+
+
+def folded(project: Project) -> dict[str, tuple[str | None, ...]]:
+    rows = bronze_reader(project).history_rows(NOTES).to_pylist()
+    assert {row["op"] for row in rows} <= {"S", "I"}
+    return {row["new"][0]: tuple(row["new"][1:]) for row in rows}
+
+
+def in_source(project: Project) -> dict[str, tuple[str | None, ...]]:
+    """As a comparison reads it."""
+    state = bronze_reader(project).state()
+    assert state is not None
+    with family_side(project, state) as side, side.snapshot([NOTES]):
+        (one,) = side.captured()
+        rows = side.rows(side.relation_of(one), one).to_pylist()
+    return {row["id"]: (row["body"], row["memo"]) for row in rows}
+
+
+def insert(database: Database, *rows: tuple[int, str, str]) -> None:
+    with database.connect() as source:
+        for row in rows:
+            source.execute("INSERT INTO notes VALUES (%s, %s, %s)", row)
+
+
+@pytest.mark.parametrize("columns", [[], ["public.notes.body"]], ids=["by the server", "as it is stored"])
+def test_a_database_in_gbk_says_the_same_in_copy_and_stream(database: Database, tmp_path: Path, columns: list[str]):
+    texts = ("中文", "乗\\誠|", '"\n\t', "not-text:d6")
+    with serving(database, "GBK") as server:
+        project = project_of(database, server, tmp_path, hex_columns=columns)
+        insert(database, *((n, text, text) for n, text in enumerate(texts)))
+        once(project)
+        insert(database, *((10 + n, text, text) for n, text in enumerate(texts)))
+        once(project)
+        found = folded(project)
+        assert found == in_source(project)
+    bodies = [*texts[:3], f"not-text:{texts[3].encode().hex()}" if columns else texts[3]]
+    assert found == {
+        str(ten + n): (body, memo) for ten in (0, 10) for n, (body, memo) in enumerate(zip(bodies, texts, strict=True))
+    }
+
+
+@pytest.fixture
+def latin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database in SQL_ASCII whose clients write Latin-1: what is stored is sent, and is no UTF-8."""
+    startup = SessionSettings.startup
+
+    def in_latin(settings: SessionSettings) -> Iterator[str]:
+        yield from startup(settings)
+        yield "SET client_encoding = 'LATIN1'"
+
+    monkeypatch.setattr(ServerState, "codec", property(lambda _: "latin-1"))
+    monkeypatch.setattr(SessionSettings, "startup", in_latin)
+
+
+@pytest.mark.usefixtures("latin")
+def test_a_database_in_sql_ascii_keeps_bytes_that_are_no_text_where_it_may(database: Database, tmp_path: Path):
+    with serving(database, "SQL_ASCII") as server:
+        project = project_of(database, server, tmp_path, hex_columns=["public.*.body"])
+        insert(database, (1, "café\\", "x"), (2, "plain", "not-text:"))
+        once(project)
+        insert(database, (11, "café\\", "x"), (12, "plain", "not-text:"))
+        once(project)
+        wanted = {"1": ("not-text:636166e95c", "x"), "2": ("plain", "not-text:")}
+        assert folded(project) == wanted | {f"1{key}": row for key, row in wanted.items()} == in_source(project)
+        insert(database, (3, "x", "café"))
+        with pytest.raises(TextNotInEncoding, match="SQL_ASCII"):
+            once(project)
+        assert verify(bronze_reader(project)).holds
+
+
+@pytest.mark.usefixtures("latin")
+def test_the_copy_stops_at_it_by_default(database: Database, tmp_path: Path):
+    with serving(database, "SQL_ASCII") as server:
+        insert(database, (1, "café", "x"))
+        with pytest.raises(TextNotInEncoding) as stopped:
+            once(project_of(database, server, tmp_path))
+    assert stopped.value.where == "a row of public.notes"
+
+
+def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def faulty(batch: Any, layouts: Any) -> Any:
+        if any(b"MARK" in record for raw in batch for record in raw.records):
+            raise MalformedMessage("a fault")
+        return tabulate(batch, layouts)
+
+    with serving(database, "UTF8") as server:
+        project = project_of(database, server, tmp_path, undecodable="land")
+        once(project)
+        monkeypatch.setattr(
+            family_stream, "FamilyFormat", lambda layouts, plugin: kept.FamilyFormat(layouts, plugin, faulty)
+        )
+        insert(database, (1, "a", "x"), (2, "MARK", "x"), (3, "b", "MARK"), (4, "c", "x"))
+        assert once(project).transactions == 4
+        assert [one.tables for one in held_list(project).undecodable] == [("public.notes",), ("public.notes",)]
+        assert verify(bronze_reader(project)).holds
+        wanted = in_source(project)
+    assert retry(project, None, silent).failed == 0  # the server is not asked
+    assert folded(project) == wanted
