@@ -126,14 +126,14 @@ def commit(
     """Commit actions and application transactions at once; the version made. Raises NotLanded.
 
     `fenced`: only as the very next version after the one `table` stands at, so nothing read from it can be stale;
-    otherwise Delta may place the append after other writers' commits. `table` moves to the newest version.
+    otherwise Delta may place the append after other writers' commits. `table` moves to the version made.
     """
     version = submit(
         table, actions, apps=apps, note=note, fenced=fenced, mark=str(uuid4()), read=lambda at: _read_entry(folder, at)
     )
     if durable:
         _sync_log(folder, version)
-    table.update_incremental()
+    stand_at(table, version)
     return version
 
 
@@ -179,7 +179,7 @@ def set_properties(
     )
     if durable:
         _sync_log(folder, version)
-    table.update_incremental()
+    stand_at(table, version)
     return version
 
 
@@ -230,6 +230,13 @@ def note_in(text: str) -> dict[str, Any] | None:
             note = info.get(NOTE)
             return note if isinstance(note, dict) else None
     return None
+
+
+def stand_at(table: DeltaTable, version: int) -> None:
+    """Move an open table to the version it made, and not to what came right behind: that was not looked at yet."""
+    table.update_incremental()
+    if table.version() > version:
+        table.load_as_version(version)
 
 
 def refresh(table: DeltaTable, folder: Path) -> None:

@@ -148,7 +148,7 @@ class StorePlace:
         except StoreUnavailable as cause:
             hint = "nothing was confirmed, so nothing is lost: the next run reads what bronze holds and goes on"
             raise CommitUncertain("whether a commit landed could not be read", where=self.name, hint=hint) from cause
-        self._store.persist(lambda: _move(table, version), self.name)
+        self._store.persist(lambda: _stand_at(table, version), self.name)
         return version
 
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
@@ -159,7 +159,7 @@ class StorePlace:
             return submit_properties(table, properties, note=note, mark=mark, read=self._peek)
 
         version = self._store.persist(put, self.name)
-        self._store.persist(lambda: _move(table, version), self.name)
+        self._store.persist(lambda: _stand_at(table, version), self.name)
         return version
 
     def checkpoint(self, table: DeltaTable) -> None:
@@ -206,6 +206,13 @@ class StorePlace:
 
 class _Overtaken(Exception):  # never leaves this module
     """Another writer took the version: no attempt helps."""
+
+
+def _stand_at(table: DeltaTable, version: int) -> None:
+    """Move to a version that was made here, and not to what came right behind: that was not looked at yet."""
+    _move(table, version)
+    if table.version() > version:
+        table.load_as_version(version)
 
 
 def _move(table: DeltaTable, version: int) -> None:

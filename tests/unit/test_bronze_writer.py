@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from cdc_lake.bronze import contract
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.decode.digest import GENESIS
 from cdc_lake.decode.raw import RawTransaction
@@ -184,6 +185,25 @@ def test_a_writer_overtaken_by_a_new_stream_is_refused(bronze: TableBronze, plac
     other.begin_stream("s2", 10)
     with pytest.raises(AnotherReceiver):
         bronze.advance(900, 900)
+
+
+def test_a_rival_right_behind_a_commit_is_not_built_upon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ours, rival = DeltaBronze(tmp_path / "t"), DeltaBronze(tmp_path / "t")
+    ours.begin_stream("s1", 100)
+    real = DeltaTable.update_incremental
+
+    def late(table: DeltaTable) -> None:
+        monkeypatch.setattr(DeltaTable, "update_incremental", real)
+        rival.append([transaction(300)])
+        real(table)
+
+    monkeypatch.setattr(DeltaTable, "update_incremental", late)
+    assert ours.append([transaction(200)]).upto == 200
+    with pytest.raises(AnotherReceiver):
+        ours.append([transaction(300), transaction(400)])
+    reader = BronzeReader(tmp_path / "t")
+    assert [c.position for c in reader.commits(ALL)] == [200, 300]
+    assert verify(reader).holds
 
 
 def test_a_commit_that_landed_before_its_call_failed_counts_as_landed(
