@@ -15,13 +15,20 @@ import pytest
 from cdc_lake import open_bronze
 from cdc_lake.bronze.ledger import Ledger
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.undecodable import Landing
-from cdc_lake.errors import MalformedMessage, MalformedPosition, NotInBronze, TransactionUndecoded, ValueNotTyped
+from cdc_lake.errors import (
+    MalformedMessage,
+    MalformedPosition,
+    NotInBronze,
+    TransactionUndecoded,
+    ValueNotTyped,
+    ViewNotMade,
+)
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
@@ -29,6 +36,7 @@ from cdc_lake.pipeline.redecode import retry
 from cdc_lake.testing.counted import CountedReader
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.bronze_places import Place
 
 ORDERS = table("public.orders", id="int8", note="text")
 WIDER = table("public.orders", id="int8", due="date", note="text")
@@ -37,18 +45,18 @@ PRICES = table("shop.prices", id="int4", _op="text")
 
 
 @pytest.fixture
-def bronze(tmp_path: Path) -> DeltaBronze:
-    writer = DeltaBronze(tmp_path / "b", durability="os")
+def bronze(place: Place) -> TableBronze:
+    writer = place.writer()
     writer.begin_stream("pg:1:shop:shop:0/64", 100)
     return writer
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(BronzeReader(tmp_path / "b"))
+def ledger(place: Place) -> Ledger:
+    return Ledger(place.reader())
 
 
-def land(bronze: DeltaBronze, position: int, *changes: Change, origin: str | None = None) -> None:
+def land(bronze: TableBronze, position: int, *changes: Change, origin: str | None = None) -> None:
     bronze.append([raw_transaction(Transaction(boundaries(position, origin=origin), changes))])
 
 
@@ -59,7 +67,7 @@ def columns(rows: pa.Table, *names: str) -> list[tuple[Any, ...]]:
 # ── changes ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_change_has_its_place_its_values_and_its_old_row(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_a_change_has_its_place_its_values_and_its_old_row(bronze: TableBronze, ledger: Ledger) -> None:
     land(
         bronze,
         200,
@@ -82,7 +90,7 @@ def test_a_change_has_its_place_its_values_and_its_old_row(bronze: DeltaBronze, 
     assert list(rows.to_pandas()["_op"]) == ["I", "U", "D", "T"]
 
 
-def test_null_unchanged_and_not_there_yet_are_three_things(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_null_unchanged_and_not_there_yet_are_three_things(bronze: TableBronze, ledger: Ledger) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", None)), Update(ORDERS, ("1", UNCHANGED)))
     land(bronze, 300, Update(WIDER, ("1", None, UNCHANGED)))
     assert columns(ledger.changes("public.orders"), "due", "note", "_unchanged", "_absent") == [
@@ -92,7 +100,7 @@ def test_null_unchanged_and_not_there_yet_are_three_things(bronze: DeltaBronze, 
     ]
 
 
-def test_columns_are_those_of_the_spans_own_layouts_the_newest_first(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_columns_are_those_of_the_spans_own_layouts_the_newest_first(bronze: TableBronze, ledger: Ledger) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     land(bronze, 300, Insert(WIDER, ("2", None, "b")))
     land(bronze, 400, Insert(NARROW, ("c", None)))
@@ -107,7 +115,7 @@ def test_columns_are_those_of_the_spans_own_layouts_the_newest_first(bronze: Del
     assert own(400, 900) == own(300, 400)  # no change: the newest layout
 
 
-def test_a_text_that_has_no_value_stops_the_reading_or_is_kept(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_a_text_that_has_no_value_stops_the_reading_or_is_kept(bronze: TableBronze, ledger: Ledger) -> None:
     land(bronze, 200, Insert(WIDER, ("1", "infinity", "x")), Delete(WIDER, ("1", "infinity", None), OldKind.FULL))
     with pytest.raises(ValueNotTyped, match="`due` at position 200 of epoch 1") as stopped:
         ledger.changes("public.orders")
@@ -117,14 +125,14 @@ def test_a_text_that_has_no_value_stops_the_reading_or_is_kept(bronze: DeltaBron
     assert ledger.changes("public.orders", typed=False)["due"].to_pylist() == ["infinity", None]
 
 
-def test_copied_rows_come_where_they_are_asked_for(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_copied_rows_come_where_they_are_asked_for(bronze: TableBronze, ledger: Ledger) -> None:
     bronze.append_snapshot("i", 0, ORDERS, pa.array([["1", "a"], ["2", None]]), 0, 100)
     land(bronze, 200, Insert(ORDERS, ("3", "b")))
     assert columns(ledger.changes("public.orders", snapshot=True), "_op", "id") == [("S", 1), ("S", 2), ("I", 3)]
     assert ledger.changes("public.orders")["_op"].to_pylist() == ["I"]
 
 
-def test_a_column_named_as_ours_gets_a_mark(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_a_column_named_as_ours_gets_a_mark(bronze: TableBronze, ledger: Ledger) -> None:
     land(bronze, 200, Insert(PRICES, ("1", "mine")))
     rows = ledger.changes("shop.prices")
     assert rows["_op"].to_pylist() == ["I"]
@@ -132,7 +140,7 @@ def test_a_column_named_as_ours_gets_a_mark(bronze: DeltaBronze, ledger: Ledger)
     assert rows["_op_d61478"].to_pylist() == ["mine"]
 
 
-def test_without_a_span_all_epochs_are_read(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_without_a_span_all_epochs_are_read(bronze: TableBronze, ledger: Ledger) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     bronze.begin_stream("pg:1:shop:shop:0/32", 50)
     land(bronze, 60, Insert(ORDERS, ("2", "b")))
@@ -143,14 +151,14 @@ def test_without_a_span_all_epochs_are_read(bronze: DeltaBronze, ledger: Ledger)
     assert [str(t) for t in ledger.tables()] == ["public.orders"]
 
 
-def test_positions_are_taken_as_they_are_printed(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_positions_are_taken_as_they_are_printed(bronze: TableBronze, ledger: Ledger) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     assert ledger.span("0/64", "0/C8") == ledger.span(100, 200)
     with pytest.raises(MalformedPosition):
         ledger.span("yesterday")
 
 
-def test_what_is_not_in_bronze_is_said(tmp_path: Path, bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_what_is_not_in_bronze_is_said(tmp_path: Path, bronze: TableBronze, ledger: Ledger) -> None:
     for asked in ("public.nowhere", "nowhere", "a.b.c"):
         with pytest.raises(NotInBronze):
             ledger.changes(asked)
@@ -168,7 +176,7 @@ def test_a_pipeline_file_opens_its_bronze(tmp_path: Path) -> None:
         open_bronze(file).span()
 
 
-def test_the_values_of_a_random_history_come_back(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_the_values_of_a_random_history_come_back(bronze: TableBronze, ledger: Ledger) -> None:
     seed = int(os.environ.get("CDC_LAKE_SEED", random.randrange(1 << 30)))
     print(f"CDC_LAKE_SEED={seed}")
     first = table("public.a", id="int4", body="text", amount="int8")
@@ -197,7 +205,7 @@ def test_the_values_of_a_random_history_come_back(bronze: DeltaBronze, ledger: L
     assert next(rows, None) is None
 
 
-def test_a_transaction_that_is_not_decoded_stops_the_reading(bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_a_transaction_that_is_not_decoded_stops_the_reading(bronze: TableBronze, ledger: Ledger) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     odd = raw_transaction(Transaction(boundaries(300), (Insert(ORDERS, ("2", "BAD")),)))
     odd.frames[0] = odd.frames[0].replace(b"BAD", b"\xff\xfe!")
@@ -231,7 +239,7 @@ def _refuse(*_: object) -> NoReturn:
 # ── transactions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_transaction_is_one_row(tmp_path: Path, bronze: DeltaBronze, ledger: Ledger) -> None:
+def test_a_transaction_is_one_row(place: Place, bronze: TableBronze, ledger: Ledger) -> None:
     land(bronze, 200, Insert(ORDERS, ("1", "a")), Insert(PRICES, ("1", "")), origin="branch")
     land(bronze, 300, Message("app", b"x"))
     rows = ledger.transactions().to_pylist()
@@ -241,10 +249,20 @@ def test_a_transaction_is_one_row(tmp_path: Path, bronze: DeltaBronze, ledger: L
     assert rows[1]["counts"] == []
     assert rows[0]["xid"] == 200
     assert rows[0]["bytes"] > 0
-    commit = BronzeReader(tmp_path / "b").commits(ledger.span(None, 200))[0]
+    commit = place.reader().commits(ledger.span(None, 200))[0]
     assert (rows[0]["content"], rows[0]["hash"]) == (commit.content.hex(), commit.hash.hex())
     assert ledger.transactions(ledger.span(200, 300))["position"].to_pylist() == [300]
     assert ledger.verify().holds
+
+
+def test_views_that_stay_are_refused_where_no_path_names_the_table(tmp_path: Path) -> None:
+    place = Place("iceberg", tmp_path / "b")
+    bronze = place.writer()
+    bronze.begin_stream("pg:1:shop:shop:0/64", 100)
+    land(bronze, 200, Insert(ORDERS, ("1", "a")))
+    no_session: Any = None
+    with pytest.raises(ViewNotMade, match="need a bronze table in Delta"):
+        Ledger(place.reader()).register_views(no_session, database="raw")
 
 
 # ── what is read ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -252,7 +270,7 @@ def test_a_transaction_is_one_row(tmp_path: Path, bronze: DeltaBronze, ledger: L
 
 @pytest.mark.parametrize("shape", ["many files", "one large file"])
 def test_one_percent_of_the_positions_is_at_most_five_percent_of_the_bytes(
-    tmp_path: Path, bronze: DeltaBronze, monkeypatch: pytest.MonkeyPatch, shape: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     """The large file has as many row groups as one of ten million rows."""
     generator = random.Random(1)
@@ -266,11 +284,14 @@ def test_one_percent_of_the_positions_is_at_most_five_percent_of_the_bytes(
         for at in range(2000)
     ]
     monkeypatch.setattr("cdc_lake.lake.parquet_file.ROW_GROUP_ROWS", 200)
+    place = Place("delta", tmp_path / "b")
+    bronze = place.writer()
+    bronze.begin_stream("pg:1:shop:shop:0/64", 100)
     cut = 20 if shape == "many files" else len(transactions)
     for at in range(0, len(transactions), cut):
         bronze.append(transactions[at : at + cut])
-    whole = sum(file.stat().st_size for file in (tmp_path / "b").glob("*.parquet"))
-    counted = CountedReader(tmp_path / "b")
+    whole = sum(file.stat().st_size for file in place.data_files())
+    counted = CountedReader(place.table())
     rows = Ledger(counted).changes("public.orders", Ledger(counted).span(11_000, 11_200))
     assert rows.num_rows == 20 * 8
     assert pc.min(rows["_position"]).as_py() == 11_010
