@@ -54,6 +54,11 @@ class Files:
         """Of a table that is not there."""
         return cls(pa.table({"path": pa.array([], pa.string())}))
 
+    @property
+    def near(self) -> bool:
+        """Whether they are on this machine."""
+        return isinstance(self.filesystem, pafs.LocalFileSystem)
+
     @cached_property
     def paths(self) -> list[str]:
         """Where the files are in the file system."""

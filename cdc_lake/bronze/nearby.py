@@ -44,7 +44,7 @@ class Nearby:
 
     def of(self, files: Files, paths: Sequence[str]) -> list[str]:
         """The paths on this machine of data files of bronze. Raises StoreUnavailable, LakeError."""
-        if isinstance(files.filesystem, pafs.LocalFileSystem):
+        if files.near:
             return list(paths)
         with self._turn:
             afar = [path for path in paths if not path.startswith("/")]  # what stands beside bronze is near

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import CdcLakeError, ConfigError, SourceError
@@ -20,7 +21,18 @@ __all__ = ["CheckLine", "check", "dba_sql"]
 
 def check(project: Project) -> list[CheckLine]:
     """Look at machine, lake, server, role, slot and tables; one line a finding. Raises nothing that it can say."""
-    return [*machine(project), *_source(project), *_redaction(project)]
+    return [*machine(project), *_store(project), *_source(project), *_redaction(project)]
+
+
+def _store(project: Project) -> Iterator[CheckLine]:
+    if project.pipeline.lake.storage is None:
+        return
+    try:
+        bronze = bronze_reader(project)
+        text = "no bronze yet: the first run makes it" if bronze.version() is None else "bronze can be read"
+        yield CheckLine(ok=True, subject="store", text=f"{bronze.place}: {text}")
+    except CdcLakeError as error:
+        yield failed("store", error)
 
 
 def _source(project: Project) -> Iterator[CheckLine]:

@@ -71,9 +71,9 @@ def honest(request: Request) -> None:
 
 
 class Chance:
-    """Faults by chance: one request in `every`, now and then all for a while. The same for the same seed and order.
+    """Faults by chance: one request in `every`, of those that write four times as many, now and then all for a while.
 
-    `faults` counts them; requests that fail for a while are one.
+    The same for the same seed and order. `faults` counts them; requests that fail for a while are one.
     """
 
     def __init__(self, seed: int, every: int) -> None:
@@ -93,7 +93,7 @@ class Chance:
             if request.lists and self._stale:
                 self._stale -= 1
                 return Fault.STALE
-            if self._random.randrange(self._every):
+            if self._random.randrange(max(2, self._every // 4) if request.writes else self._every):
                 return None
             self.faults += 1
             return self._one(request)

@@ -14,8 +14,10 @@ from botocore.credentials import Credentials
 from pydantic import SecretStr
 
 from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.upkeep import compact
 from cdc_lake.errors import AnotherReceiver, Retry, StoreRefused, StoreUnavailable, StoreUnfenced
 from cdc_lake.lake.conditional_put import signed
+from cdc_lake.model.span import Span
 from cdc_lake.testing.faulty_store import Fault, FaultyStore, Request
 from cdc_lake.testing.object_store import LocalStore, storage_at
 from tests.store_places import FORMATS, Stored, store, stored
@@ -186,3 +188,15 @@ def test_a_conditional_put_is_signed_as_the_sdk_signs_it(token: str | None):
         request.headers["X-Amz-Security-Token"] = token
     signature = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
     assert mine["authorization"].endswith(f"Signature={signature}")
+
+
+def test_upkeep_of_a_bronze_in_a_store_keeps_the_chain(place: Stored):
+    writer = place.writer()
+    writer.begin_stream("s1", 100)
+    for at in range(101, 112):
+        writer.append([transaction(at)])
+    assert compact(place.table(), 2, whole=True)
+    reader = place.reader()
+    assert len(reader.files().paths) < 11
+    assert verify(reader).holds
+    assert [commit.position for commit in reader.commits(Span(1, 0, 200))] == list(range(101, 112))
