@@ -39,8 +39,10 @@ def transaction_text(found: TransactionView) -> str:
         f"size        {counted(len(found.changes), 'change')}, {size(found.size)}",
         f"content     {found.content[:_DIGITS]}…",
         f"hash        {found.hash[:_DIGITS]}…",
-        "",
     ]
+    if (why := found.undecodable) is not None:
+        lines += [f"undecodable {why.code}: {why.message}", f"            in {why.where}; tried by cdc_lake {why.by}"]
+    lines.append("")
     return "\n".join(lines + [_change(change) for change in found.changes])
 
 

@@ -19,6 +19,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import NotInBronze
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
+from cdc_lake.model.undecoded import Undecoded
 from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.source.stream import shown
 
@@ -61,6 +62,7 @@ class TransactionView:
     content: str
     hash: str
     changes: tuple[ChangeView, ...]
+    undecodable: Undecoded | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def inspect_transaction(reader: BronzeReader, position: int, epoch: int | None =
         content=said["content"],
         hash=said["hash"],
         changes=tuple(_change(row, layouts) for row in rows if row["op"] not in {BEGIN, COMMIT}),
+        undecodable=Undecoded.from_description(said["undecodable"]) if "undecodable" in said else None,
     )
 
 

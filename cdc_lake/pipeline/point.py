@@ -29,12 +29,16 @@ _CATCH_UP = "run `cdc-lake run --once`, then compare again"
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """A transaction near the snapshot, by the number that the snapshot knows it by. `landed`: bronze has it."""
+    """A transaction near the snapshot, by the number that the snapshot knows it by. `landed`: bronze has it.
+
+    `undecoded`: as bytes only, so that it may change any table.
+    """
 
     position: int
     number: int
     tables: frozenset[TableName]
     landed: bool
+    undecoded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,12 @@ class Point:
         """None where silver at `watermark` holds exactly what the snapshot shows of the table."""
         if not self.complete:
             return Gap("bronze is behind the source, and the slot is being read", "wait for the receiver and repeat")
-        mine = [touch for touch in self.touches if table in touch.tables]
+        mine = [touch for touch in self.touches if table in touch.tables or touch.undecoded]
         shown = [touch for touch in mine if self.shown.shows(touch.number)]
         if any(not touch.landed for touch in shown):
             return Gap("the source has transactions that bronze does not", _CATCH_UP)
+        if any(touch.undecoded for touch in shown):
+            return Gap("bronze holds a transaction that could not be decoded", "`cdc-lake held list` says which")
         behind = sum(touch.position > watermark for touch in shown)
         if behind:
             return Gap(f"{behind} landed transactions are not applied yet", _CATCH_UP)
@@ -110,7 +116,13 @@ def _landed(bronze: BronzeReader, state: BronzeState, shown: Shown, lowest: int)
         return []
     number_of = dict(zip(positions[near].tolist(), numbers[near].tolist(), strict=True))
     return [
-        Touch(c.position, number_of[c.position], frozenset(TableName.parse(name) for name in c.counts), landed=True)
+        Touch(
+            position=c.position,
+            number=number_of[c.position],
+            tables=frozenset(TableName.parse(name) for name in c.counts),
+            landed=True,
+            undecoded=c.undecoded is not None,
+        )
         for c in bronze.commits(Span(state.epoch, min(number_of) - 1, state.upto))
         if c.position in number_of
     ]

@@ -45,6 +45,15 @@ def test_a_table_is_compared_only_where_silver_holds_what_is_shown():
     assert point.gap(B, 150) is None
 
 
+def test_a_transaction_that_could_not_be_decoded_may_have_changed_any_table():
+    seen = Visible.parse("12:20:12", 500)
+    odd = Touch(150, 13, frozenset(), landed=True, undecoded=True)
+    gap = Point(seen, (touch(100, 11, A), odd), complete=True).gap(B, 100)
+    assert "could not be decoded" in gap.reason
+    later = Touch(150, 12, frozenset(), landed=True, undecoded=True)  # still runs for the snapshot
+    assert Point(seen, (touch(100, 11, A), later), complete=True).gap(A, 100) is None
+
+
 def test_commit_order_that_differs_from_snapshot_order_is_seen():
     seen = Visible.parse("12:20:12", 500)
     point = Point(seen, (touch(100, 12, A), touch(200, 13, A)), complete=True)

@@ -53,6 +53,18 @@ CASES = {
     "a pipeline name with a dash": (HEAD.replace("pipeline: shop", "pipeline: my-shop"), "CFG107 2:11"),
     "an empty list": (HEAD.replace('["public.*"]', "[]"), "CFG107 3:65"),
     "an unknown rule": (RULES + "        - {rule: betwen, column: a, min: 1}\n", "CFG107 8:11"),
+    "bytes that cannot be decoded beside redaction": (
+        HEAD + "bronze:\n  undecodable: land\n  redact: [{columns: [public.a.b], strategy: drop}]\n",
+        "CFG156 5:16",
+    ),
+    "a pattern of a table where a column belongs": (
+        HEAD.replace("host: h", "host: h, hex_columns: [public.a]"),
+        "CFG157 3:49",
+    ),
+    "columns in hexadecimal digits beside all of them": (
+        HEAD.replace("host: h", "host: h, encoding_errors: hex, hex_columns: [public.a.b]"),
+        "CFG157 3:70",
+    ),
     "a version of the future": (HEAD.replace("version: 1", "version: 2"), "CFG111 1:10"),
     "a source of a later version": (HEAD.replace("postgres", "qhb"), "CFG112 3:16"),
     "a source that nobody knows": (HEAD.replace("postgres", "gausdb"), "CFG112 3:16"),

@@ -17,6 +17,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
 from cdc_lake.cli.render_held import list_text, retry_text
+from cdc_lake.cli.render_inspect import transaction_text
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.changes import ChangeColumns
@@ -38,6 +39,7 @@ from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import redecode
 from cdc_lake.pipeline.held import held_list
+from cdc_lake.pipeline.inspect import inspect_transaction
 from cdc_lake.pipeline.redecode import retry
 from cdc_lake.pipeline.status import status
 from cdc_lake.pipeline.waiting import undecoded
@@ -167,6 +169,16 @@ def test_the_history_of_a_row_has_no_bytes(project: Project):
     assert ops == ["I", "D"]
     retry(project, None, silent)
     assert bronze_reader(project).history_rows(ORDERS.table)["op"].to_pylist() == ["I", "I", "U", "D", "T", "I"]
+
+
+def test_the_transaction_is_shown_with_its_reason_also_once_it_is_decoded(project: Project):
+    for _ in range(2):
+        found = inspect_transaction(bronze_reader(project), 300)
+        assert found.undecodable is not None
+        assert found.undecodable.code == "DEC303"
+        assert [change.op for change in found.changes] == ["X", "X"]
+        assert "undecodable DEC303" in transaction_text(found)
+        retry(project, None, silent)
 
 
 def test_the_error_of_silver_names_position_tables_code_and_remedy(project: Project):
