@@ -26,8 +26,16 @@ from cdc_lake.source.captured import Published, Shown, Unlanded
 
 
 def redaction_of(project: Project, configuration: int = 1) -> Redaction:
-    """The pipeline's redaction; `configuration` is the number that COMMIT rows get."""
+    """The pipeline's redaction; `configuration` is the number that COMMIT rows get.
+
+    Raises RedactionUnfit where something would get past it: files are refused for that when they are read, but a
+    pipeline can be made without one.
+    """
     bronze = project.pipeline.bronze
+    if bronze.redact and bronze.undecodable == "land":
+        raise RedactionUnfit("what cannot be decoded cannot be redacted", hint="set `bronze.undecodable` to stop")
+    if bronze.redact_key is None and any(rule.strategy == Strategy.SHA256.value for rule in bronze.redact):
+        raise RedactionUnfit("`strategy: sha256` needs a key", hint="add `bronze.redact_key`, by reference")
     key = bronze.redact_key.get_secret_value().encode() if bronze.redact_key is not None else None
     return Redaction(rules_of(project), key=key, keys=lambda t: project.target(t).keys, configuration=configuration)
 

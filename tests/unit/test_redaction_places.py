@@ -10,13 +10,15 @@ import pytest
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.redaction import Redaction, Strategy
 from cdc_lake.errors import RedactionUnfit
 from cdc_lake.model.change import Insert, Message
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.gaps import keep_late
-from cdc_lake.pipeline.redaction import RedactedBronze, redacted
+from cdc_lake.pipeline.redaction import RedactedBronze, redacted, redaction_of
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.canary import leaks
 
@@ -61,3 +63,12 @@ def test_columns_that_the_pipeline_keys_by_cannot_be_lost():
     )
     with pytest.raises(RedactionUnfit, match="`note`"):
         rules.relation(USERS)
+
+
+@pytest.mark.parametrize("bronze", [{"undecodable": "land", "redact_key": "k" * 16}, {}])
+def test_nothing_gets_past_a_pipeline_that_was_made_without_a_file(tmp_path: Path, bronze: dict[str, str]):
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    rules = [{"columns": ["public.*.email"], "strategy": "sha256"}]
+    document = {"version": 1, "pipeline": "shop", "source": source, "bronze": {"redact": rules, **bronze}}
+    with pytest.raises(RedactionUnfit):
+        redaction_of(Project(Pipeline.model_validate(document), tmp_path / "shop.yaml", tmp_path))
