@@ -21,15 +21,13 @@ from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.lake.bounds import Bounds
+from cdc_lake.lake.delta_mend import LINES, NOTE, mend
 from cdc_lake.lake.delta_stats import statistics
 from cdc_lake.lake.parquet_file import Rows, write_parquet
 from cdc_lake.observe.failpoint import COMMIT_WRITTEN, failpoint
 
 CHECKPOINT_INTERVAL = 20
 """Commits between checkpoints. A commit reads the log since the last one: 12 ms with 20, 25 ms with 100 (measured)."""
-
-NOTE = "cdc_lake"
-"""Key of our own entry in a commit's `commitInfo`."""
 
 ReadEntry: TypeAlias = Callable[[int], str | None]
 """Reads the log entry of a version, None where there is none."""
@@ -44,7 +42,8 @@ class NotLanded(Exception):
 
 
 def open_table(folder: Path) -> DeltaTable | None:
-    """The newest version of the table, None where there is none."""
+    """The newest version of the table, None where there is none. What a loss of power cut is mended first."""
+    mend(folder)
     try:
         return DeltaTable(str(folder))
     except TableNotFoundError:
@@ -154,7 +153,7 @@ def submit(
     """
     properties = CommitProperties(
         app_transactions=[Transaction(app, version) for app, version in apps.items()],
-        custom_metadata={NOTE: {**note, "commit": mark}},
+        custom_metadata={NOTE: {**note, "commit": mark, LINES: 1 + len(actions) + len(apps)}},
         max_commit_retries=0 if fenced else None,
     )
 

@@ -1,0 +1,80 @@
+"""Mending: what a loss of power may leave of a local Delta log, and taking it out of the way.
+
+An entry is complete when it gets its name, so one that is not was cut by a loss of power, before it was on disk and so
+before anybody was told of it. The same holds for checkpoints, which replace nothing until they are on disk. What is cut
+is renamed, never removed; the table is then as it was one commit before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+NOTE = "cdc_lake"
+"""Key of our own entry in a commit's `commitInfo`."""
+
+LINES = "lines"
+"""Key in our entry: how many lines the log entry has."""
+
+_ENTRY = re.compile(r"[0-9]{20}\.json")
+_CHECKPOINT = re.compile(r"[0-9]{20}\.checkpoint\.parquet")
+
+
+def mend(folder: Path) -> list[str]:
+    """Rename what was cut in the log of the table in `folder`; the names it had."""
+    log = folder / "_delta_log"
+    try:
+        names = sorted(entry.name for entry in os.scandir(log))
+    except FileNotFoundError:
+        return []
+    cut = [*_cut_checkpoints(log, names), *_cut_entries(log, names)]
+    for name in cut:
+        with contextlib.suppress(FileNotFoundError):  # another process was quicker
+            (log / name).rename(log / f"{name}.cut")
+    return cut
+
+
+def _cut_checkpoints(log: Path, names: list[str]) -> Iterator[str]:
+    """The newest checkpoints, and what points at one, where they cannot be read."""
+    checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)][-2:]
+    yield from (name for name in checkpoints if not _is_parquet(log / name))
+    if "_last_checkpoint" in names:
+        try:
+            version = int(json.loads((log / "_last_checkpoint").read_text())["version"])
+        except (ValueError, TypeError, KeyError):
+            version = -1
+        if not _is_parquet(log / f"{version:020d}.checkpoint.parquet"):
+            yield "_last_checkpoint"
+
+
+def _cut_entries(log: Path, names: list[str]) -> Iterator[str]:
+    """The newest entries that are not whole."""
+    for name in reversed([name for name in names if _ENTRY.fullmatch(name)]):
+        if _is_whole((log / name).read_bytes()):
+            return
+        yield name
+
+
+def _is_whole(entry: bytes) -> bool:
+    lines = entry.splitlines()
+    try:
+        actions = [json.loads(line) for line in lines]
+    except ValueError:
+        return False
+    note = next((action["commitInfo"].get(NOTE) for action in actions if "commitInfo" in action), None)
+    return bool(lines) and (not isinstance(note, dict) or note.get(LINES, len(lines)) == len(lines))
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        pq.read_metadata(path)
+    except (pa.ArrowException, OSError):
+        return False
+    return True
