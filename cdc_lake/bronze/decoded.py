@@ -105,6 +105,7 @@ class Decoded:
     def __init__(self, control: ControlTables, folder: Path) -> None:
         self._control = control
         self._folder = folder
+        self._standing: set[tuple[int, int, str]] = set()  # facts whose bytes bronze was seen to hold
 
     def of(self, commit: CommitRow) -> CommitRow:
         """The commit with the counts of its changes where it was decoded later; otherwise as it is."""
@@ -117,12 +118,12 @@ class Decoded:
 
     def over(self, files: Files) -> Files:
         """The files, and beside them those of transactions that were decoded later."""
-        rows = self._rows().values()
+        rows = [row for row in self._rows().values() if self._stands(row, files)]
         if not rows:
             return files
         table = pa.table(
             {
-                "path": [str(self._path(row)) for row in rows],
+                "path": [str(self._path(row).absolute()) for row in rows],
                 **{f"{end}.epoch": pa.array([row.epoch for row in rows], pa.int32()) for end in ("min", "max")},
                 **{f"{end}.position": pa.array([row.position for row in rows], pa.int64()) for end in ("min", "max")},
             }
@@ -154,6 +155,18 @@ class Decoded:
         found = self._control.read("decoded").sort_by("recorded_at").to_pylist()
         rows = [DecodedRow(**row) for row in found]
         return {(row.epoch, row.position): row for row in rows if self._path(row).exists()}
+
+    def _stands(self, row: DecodedRow, files: Files) -> bool:
+        """Whether bronze has the bytes that a fact is about: another bronze may have stood here before."""
+        fact = (row.epoch, row.position, row.content)
+        if fact not in self._standing:
+            paths = files.select(epoch=row.epoch, after=row.position - 1, upto=row.position, op=COMMIT)
+            place = (pc.field("epoch") == row.epoch) & (pc.field("position") == row.position)
+            infos = files.read(paths, ["info"], place & (pc.field("op") == COMMIT))["info"].to_pylist()
+            if not any(json.loads(info).get("content") == row.content for info in infos):
+                return False
+            self._standing.add(fact)
+        return True
 
     def _path(self, row: DecodedRow) -> Path:
         return self._folder / row.file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,20 @@ def test_a_fact_whose_file_is_gone_counts_for_nothing(project: Project):
     assert len(held_list(project).undecodable) == 2
     assert retry(project, None, silent).failed == 0
     assert held_list(project).undecodable == ()
+
+
+def test_a_fact_about_other_bytes_counts_for_nothing(project: Project):
+    retry(project, None, silent)
+    shutil.rmtree(project.bronze)
+    writer = DeltaBronze(project.bronze, durability="os")
+    writer.begin_stream("s", 100)
+    other = Insert(ORDERS, ("7", "MARK too"))
+    raw = raw_transaction(Transaction(boundaries(300), (other,)))
+    writer.append([raw], Landing(PgoutputFormat(refusing(tabulate))))
+    assert [one.position for one in held_list(project).undecodable] == ["0/12C"]
+    assert bronze_reader(project).changes(ORDERS.table, ALL).num_rows == 0
+    retry(project, None, silent)
+    assert bronze_reader(project).changes(ORDERS.table, ALL)["new"].to_pylist() == [["7", "MARK too"]]
 
 
 def test_the_history_of_a_row_has_no_bytes(project: Project):
