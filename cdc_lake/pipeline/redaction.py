@@ -37,7 +37,8 @@ def redaction_of(project: Project, configuration: int = 1) -> Redaction:
     if bronze.redact_key is None and any(rule.strategy == Strategy.SHA256.value for rule in bronze.redact):
         raise RedactionUnfit("`strategy: sha256` needs a key", hint="add `bronze.redact_key`, by reference")
     key = bronze.redact_key.get_secret_value().encode() if bronze.redact_key is not None else None
-    return Redaction(rules_of(project), key=key, keys=lambda t: project.target(t).keys, configuration=configuration)
+    rules = rules_of(project) if bronze.redact else None
+    return Redaction(rules, key=key, keys=lambda t: project.target(t).keys, configuration=configuration)
 
 
 def rules_of(project: Project) -> Rules:

@@ -169,6 +169,15 @@ def test_tables_without_rules_are_not_touched():
     assert found.relations is columns.relations
 
 
+@pytest.mark.parametrize("seed", SEEDS[:3])
+def test_without_rules_everything_is_as_it_was_messages_too(seed: int):
+    print("CDC_LAKE_SEED =", seed)
+    raws = [raw_transaction(one) for one in stream(random.Random(seed))]
+    found = Redaction(None, configuration=7).changes(tabulate(raws))
+    assert found.configuration == 7
+    assert_same(found, tabulate(raws))
+
+
 @pytest.mark.parametrize("seed", SEEDS[:6])
 def test_any_batching_lands_the_same_redacted_chain(seed: int):
     print("CDC_LAKE_SEED =", seed)
