@@ -7,7 +7,8 @@ over its quotes, or to the next blank, and what stands between two of them is co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ _QUOTE: Final = ord("'")
 _BLANKS: Final = np.uint64(0x2020202020202020)
 _ONES: Final = np.uint64(0x0101010101010101)
 _TOPS: Final = np.uint64(0x8080808080808080)
+_SHAPES: Final = 4096
 _LONGEST: Final = 64  # times eight bytes of a literal without quotes
 
 
@@ -39,26 +41,46 @@ class _Quotes:
 def text_rows(source: Statements, codec: Codec, known: TableHeads | None, *, serial: bool) -> list[Found]:
     """The rows by shape, in the order of their first rows. Raises Irregular."""
     quotes = _quotes(source)
+    seen = _seen(codec, known, serial=serial)
 
     def next_shape(left: Any) -> Found:
-        row, shape = _shape(source.at(int(left[0])), codec, known, serial=serial)
-        rows, literals = _walk(source, quotes, left, shape)
-        columns = len(shape.between) - 1
-        old = Literals(literals.start[:, : shape.old], literals.end[:, : shape.old])
-        new = Literals(literals.start[:, shape.old : columns], literals.end[:, shape.old : columns])
+        statement = source.at(int(left[0]))
+        head = statement[: statement.find(b"]:")]
+        row, shape = seen.get(head) or _shape(statement, codec, known, serial=serial)
+        walked = _walk(source, quotes, left, shape)
+        if walked is None:  # another shape that begins alike
+            row, shape = _shape(statement, codec, known, serial=serial)
+            walked = _walk(source, quotes, left, shape)
+        require(walked is not None)
+        assert walked is not None
+        if len(seen) >= _SHAPES:
+            seen.clear()
+        seen[head] = row, shape
+        rows, literals = walked
+        old, new = literals.split(shape.old)
         return Found(row, rows, None if row.new is None else new, None if row.old is None else old)
 
     return by_shape(len(source.start), next_shape)
 
 
+@lru_cache(maxsize=16)
+def _seen(codec: Codec, known: TableHeads | None, *, serial: bool) -> dict[bytes, tuple[Row, Shape]]:
+    """Shapes by how their rows begin, which are tried first: a row of a shape differs from it in its literals only."""
+    del codec, known, serial
+    return {}
+
+
 def _shape(statement: bytes, codec: Codec, known: TableHeads | None, *, serial: bool) -> tuple[Row, Shape]:
+    """A row with NULL for each value, and its shape."""
     try:
         cells, shape = shape_of(statement, codec, known, serial=serial)
     except DecodeError:
         raise Irregular from None  # the plain decoder says it again, with its place
     require(not any(b"'" in part for part in shape.between))
     require(all(len(part) > ROOM for part in shape.between[:-1]))  # a blank, name and type
-    return cells.record(None), shape
+    row = cells.record(None)
+    new, old = (None if part is None else tuple(replace(f, value=None) for f in part) for part in (row.new, row.old))
+    return replace(row, new=new, old=old), shape
 
 
 def _quotes(source: Statements) -> _Quotes:
@@ -76,43 +98,50 @@ def _quotes(source: Statements) -> _Quotes:
     return _Quotes(np.concatenate([opening, beyond]), np.concatenate([closing, beyond]), before)
 
 
-def _walk(source: Statements, quotes: _Quotes, rows: Any, shape: Shape) -> tuple[Any, Literals]:
-    """The rows of this shape, the first one at least, and their literals."""
+def _walk(source: Statements, quotes: _Quotes, rows: Any, shape: Shape) -> tuple[Any, Literals] | None:
+    """The rows of this shape and their literals; None where the first row is not of it."""
     while True:
         good, literals = _attempt(source, quotes, rows, shape)
         if good is None:
             return rows, literals
-        require(good[0])
+        if not good[0]:
+            return None
         rows = rows[good]
 
 
 def _attempt(source: Statements, quotes: _Quotes, rows: Any, shape: Shape) -> tuple[Any, Literals]:
     """The literals of these rows, or, at the first place where some are of another shape, which are of this one."""
     at, end = source.start[rows], source.end[rows]
-    literals = Literals(*(np.empty((len(rows), len(shape.between) - 1), np.int64) for _ in range(2)))
+    first, behind = (np.empty((len(rows), len(shape.between) - 1), np.int64) for _ in range(2))
+    quoted: list[int] = []
+    literals = Literals(first, behind, quoted)
     nth = quotes.before[rows]
     for column, before in enumerate(shape.between[:-1]):
         good = source.has(at, end, before)
         if not good.all():
             return good, literals
         at = at + len(before)
-        literals.start[:, column] = at
-        at, nth, good = _after(source, quotes, at, nth)
+        closed = source.data[at] == _QUOTE
+        if closed.all():
+            quoted.append(column)
+            good = quotes.opening[nth] == at
+            first[:, column] = at + 1
+            behind[:, column] = at = quotes.closing[nth]
+            at, nth = at + 1, nth + 1
+        else:
+            first[:, column] = at
+            at, nth, good = _after(source, quotes, at, nth, closed)
+            behind[:, column] = at
         if not good.all():
             return good, literals
-        literals.end[:, column] = at
     good = source.has(at, end, shape.between[-1])
     good &= at + len(shape.between[-1]) == end
     return (None if good.all() else good), literals
 
 
-def _after(source: Statements, quotes: _Quotes, at: Any, nth: Any) -> tuple[Any, Any, Any]:
+def _after(source: Statements, quotes: _Quotes, at: Any, nth: Any, quoted: Any) -> tuple[Any, Any, Any]:
     """The byte behind the literal at `at`, how many quoted ones were before it, and where there is one at all."""
-    first = source.data[at]
-    quoted = first == _QUOTE
-    if quoted.all():
-        return quotes.closing[nth] + 1, nth + 1, quotes.opening[nth] == at
-    bits = (first == ord("B")) & (source.data[at + 1] == _QUOTE)
+    bits = (source.data[at] == ord("B")) & (source.data[at + 1] == _QUOTE)
     after, good = np.empty(len(at), np.int64), np.ones(len(at), bool)
     closed = quoted | bits
     if closed.any():
