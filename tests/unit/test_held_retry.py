@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
@@ -52,9 +52,9 @@ ALL = Span(1, -1, 1 << 62)
 MARK = b"MARK"
 
 
-def project_in(folder: Path, **source: Any) -> Project:
+def project_in(folder: Path, bronze: dict[str, Any] | None = None, **source: Any) -> Project:
     given = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"], **source}
-    values = {"version": 1, "pipeline": "shop", "source": given, "bronze": {"undecodable": "land"}}
+    values = {"version": 1, "pipeline": "shop", "source": given, "bronze": {"undecodable": "land", **(bronze or {})}}
     return Project(Pipeline.model_validate(values), folder / "shop.yaml", folder)
 
 
@@ -136,6 +136,18 @@ def test_a_retry_that_succeeds_is_read_in_its_place_and_bronze_is_not_rewritten(
     commits = [(c.position, c.counts, c.undecoded) for c in reader.commits(ALL)]
     assert commits == [(c.position, c.counts, c.undecoded) for c in wanted.commits(ALL)]
     assert held_list(project).undecodable == ()
+
+
+def test_a_bronze_in_iceberg_does_the_same(tmp_path: Path):
+    project = project_in(tmp_path, bronze={"format": "iceberg"})
+    writer = bronze_writer(project)
+    writer.begin_stream("s", 100)
+    writer.append(transactions(), Landing(PgoutputFormat(refusing(tabulate))))
+    assert verify(bronze_reader(project)).holds
+    assert [one.position for one in held_list(project).undecodable] == ["0/12C", "0/1F4"]
+    assert retry(project, None, silent).failed == 0
+    changes = bronze_reader(project).changes(ORDERS.table, ALL)
+    assert changes["op"].to_pylist() == ["I", "I", "U", "D", "T", "I"]
 
 
 def test_one_transaction_can_be_retried_by_its_position(project: Project):
