@@ -23,6 +23,7 @@ from cdc_lake.pipeline.source_view_family import order_in_words
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.printing import check_printing, interval_hint
+from cdc_lake.source.gaussdb.server import FamilySettings, read_settings
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.gaussdb.snapshot import exports_csn
 from cdc_lake.source.gaussdb.traps import Effect, traps
@@ -39,12 +40,13 @@ def findings(project: Project) -> Iterator[CheckLine]:
     """One line a finding. Raises SourceError where the server cannot be asked."""
     source = project.family
     with session_of(project) as session:
-        facts = limits(session)
+        found = limits(session)
+        facts = found.settings
         about = f"{facts.version} at {session.place}, as {source.user}"
         text = f"{about}: compatibility {facts.compatibility}, encoding {facts.encoding}"
         yield CheckLine(ok=True, subject="server", text=text)
         yield from _product(project, facts.version)
-        yield from _server(project, session, facts)
+        yield from _server(project, session, found)
         rights = role(session)
         refused = _refused(project)
         yield _role(rights, seen=refused is None and not reads_by_sql(project))
@@ -71,7 +73,8 @@ def _product(project: Project, version: FamilyVersion) -> Iterator[CheckLine]:
         yield CheckLine(ok=None, subject="version", text=text, fix=f'source.version: "{show_release(real)}"')
 
 
-def _server(project: Project, session: WireSession, facts: FamilyLimits) -> Iterator[CheckLine]:
+def _server(project: Project, session: WireSession, found: FamilyLimits) -> Iterator[CheckLine]:
+    facts = found.settings
     try:
         codec_of(project, facts.encoding)
     except CdcLakeError as error:
@@ -83,14 +86,14 @@ def _server(project: Project, session: WireSession, facts: FamilyLimits) -> Iter
     fix = "" if logical else _WAL_LEVEL
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level or "not shown", fix=fix, code="SRC208")
     needed = 1 if find_slot(session, project.slot) is None else 0
-    yield room("replication slots", facts.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
+    yield room("replication slots", found.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
     if reads_by_sql(project):
         return
-    if facts.senders_used is None:
+    if found.senders_used is None:
         text = f"{facts.senders_max} at most; how many are in use, {project.family.user} may not see"
         yield CheckLine(ok=None, subject="WAL senders", text=text, fix="an administrator sees pg_stat_replication")
     else:
-        yield room("WAL senders", facts.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
+        yield room("WAL senders", found.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
 
 
 def _refused(project: Project) -> CdcLakeError | None:
@@ -114,7 +117,7 @@ def _role(rights: FamilyRole, *, seen: bool) -> CheckLine:
     return CheckLine(ok=True, subject="role", text=f"{rights.name} may replicate, {by}")
 
 
-def _ports(project: Project, facts: FamilyLimits, refused: CdcLakeError | None) -> Iterator[CheckLine]:
+def _ports(project: Project, facts: FamilySettings, refused: CdcLakeError | None) -> Iterator[CheckLine]:
     """What the ports say: the one for replication, and where it refuses, the others it may be."""
     if reads_by_sql(project):
         return
@@ -147,7 +150,7 @@ def _takes(project: Project, port: int) -> bool:
     return True
 
 
-def _options(project: Project, facts: FamilyLimits) -> Iterator[CheckLine]:
+def _options(project: Project, facts: FamilySettings) -> Iterator[CheckLine]:
     """The rules of options, judged with the release that the server names; its time limit."""
     source, release = project.family, release_of(facts.version)
     refused = judge(source, release)
@@ -214,7 +217,7 @@ def dba_sql(project: Project) -> str:
     """What an administrator runs so that the pipeline's role can do everything. Raises SourceError."""
     with session_of(project) as session:
         names = captured(project, session)
-        facts, rights = limits(session), role(session)
+        facts, rights = read_settings(session), role(session)
         bare = identities(session, names)
     lines = [f"-- for pipeline {project.name}, as a system administrator in {facts.database}"]
     if facts.wal_level != "logical":

@@ -18,15 +18,13 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.source.gaussdb.catalog import facts_of, tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.gaussdb.server import FamilySettings, read_settings
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts
-from cdc_lake.source.gaussdb.version import FamilyVersion, parse_version
 from cdc_lake.source.quoting import literal
 from cdc_lake.source.tables import select_tables
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
 
-_SETTINGS = ("wal_level", "enable_thread_pool", "logical_sender_timeout", "max_replication_slots", "max_wal_senders")
-_MILLISECONDS = 1000
 _TABLE = (
     "SELECT CAST(c.reltuples AS int8), c.relpages, pg_total_relation_size(c.oid), "
     "has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE') "
@@ -37,22 +35,10 @@ _TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class FamilyLimits:
-    """Who the server is, settings that logical replication needs, and how much of them is in use.
+    """The server's settings, and how much of what they limit is in use; `senders_used` None where it is not shown."""
 
-    `sender_timeout` is in seconds, 0 = never; `senders_used` None where the role may not see it.
-    """
-
-    version: FamilyVersion
-    database: str
-    encoding: str
-    compatibility: str
-    in_recovery: bool
-    wal_level: str
-    thread_pool: bool
-    sender_timeout: float
-    slots_max: int
+    settings: FamilySettings
     slots_used: int
-    senders_max: int
     senders_used: int | None
 
 
@@ -74,30 +60,8 @@ def session_of(project: Project) -> Iterator[WireSession]:
 
 def limits(session: WireSession) -> FamilyLimits:
     """The server's facts and limits. Raises SourceError."""
-    version, recovery = _row(session, "SELECT version(), pg_is_in_recovery()", "identifying the server")
-    database, encoding, compatibility = _row(
-        session,
-        "SELECT datname, getdatabaseencoding(), datcompatibility FROM pg_database WHERE datname = current_database()",
-        "reading the database's encoding",
-    )
-    names = ", ".join(map(literal, _SETTINGS))
-    sql = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
-    settings = {row[0]: row[1] or "" for row in session.query(sql, doing="reading the server's settings").rows}
     slots = _row(session, "SELECT count(*) FROM pg_replication_slots", "counting the slots")[0]
-    return FamilyLimits(
-        version=parse_version(version or ""),
-        database=database or "",
-        encoding=encoding or "",
-        compatibility=compatibility or "",
-        in_recovery=recovery == "t",
-        wal_level=settings.get("wal_level", ""),
-        thread_pool=settings.get("enable_thread_pool") == "on",
-        sender_timeout=int(settings.get("logical_sender_timeout") or 0) / _MILLISECONDS,
-        slots_max=int(settings.get("max_replication_slots") or 0),
-        slots_used=int(slots or 0),
-        senders_max=int(settings.get("max_wal_senders") or 0),
-        senders_used=_senders(session),
-    )
+    return FamilyLimits(read_settings(session), int(slots or 0), _senders(session))
 
 
 def role(session: WireSession) -> FamilyRole:

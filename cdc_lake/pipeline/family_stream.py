@@ -25,6 +25,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
 from cdc_lake.pipeline.csn_order import CsnOrder
+from cdc_lake.pipeline.density import order_of
 from cdc_lake.pipeline.failover import (
     check_csns_reach,
     check_log_reaches,
@@ -170,7 +171,8 @@ def check_resume(
     identity = StreamIdentity.parse(state.stream)
     if identity.kind is not Kind.GAUSS:
         raise OtherSource(f"the kind of source is `{Kind.GAUSS}`, but bronze was fed from `{identity.kind}`")
-    check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
+    system = facts.known_as if identity.system == facts.known_as else facts.system
+    check_fed_from(identity, system=system, database=facts.database, slot=project.slot)
     source = project.family
     if source.order != "auto" and OrderDomain(source.order) is not identity.domain:
         raise OtherSource(
@@ -178,6 +180,11 @@ def check_resume(
             hint=f"set `source.order` to {identity.domain.value} or auto, or begin a new lake",
         )
     slot_order = OrderDomain(source.slot_order)
+    if identity.domain is OrderDomain.CSN and order_of(source, exports=True) is OrderDomain.LSN:
+        raise OtherSource(
+            f"the stream was begun in order csn, but {source.decoding_mode} decoding as asked for leaves CSNs out",
+            hint="set `source.mode` and `source.decoding` as they were, or begin a new lake",
+        )
     reader = bronze_reader(project)
     last = last_timeline(ControlTables(project.control), state)
     if facts.timeline and last is not None:

@@ -14,7 +14,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Operation, Row, Style
-from cdc_lake.errors import BronzeAhead, HistoryDiffers, NoPrimary, OtherTimeline, StandbyNeeded
+from cdc_lake.errors import BronzeAhead, HistoryDiffers, NoPrimary, OtherSource, OtherTimeline, StandbyNeeded
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress
@@ -245,3 +245,10 @@ def test_a_standby_decodes_where_that_is_asked_for_and_everything_else_is_the_pr
     cluster._start(standby)
     once(project)
     assert inserted(project) == [100]
+
+
+def test_a_stream_in_csn_order_is_not_gone_on_with_by_what_leaves_csns_out(made: Any) -> None:
+    cluster = made()
+    for changes in ({"decoding": {"parallel-decode-num": 1}}, {"mode": "polling", "decoding": {}}):
+        with pytest.raises(OtherSource, match="begun in order csn"):
+            once(cluster.project(cluster.primary, **changes))

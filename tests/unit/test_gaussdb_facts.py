@@ -27,7 +27,7 @@ from cdc_lake.errors import (
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.source.gaussdb import slot
 from cdc_lake.source.gaussdb.connection import target_of
-from cdc_lake.source.gaussdb.server import check_server, identify, snapshot_and_csn
+from cdc_lake.source.gaussdb.server import check_server, identify, identify_by_sql, snapshot_and_csn
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts
 from cdc_lake.source.gaussdb.traps import TRAPS, Effect, traps
 from cdc_lake.source.gaussdb.version import FamilyVersion, Product, parse_version
@@ -45,7 +45,9 @@ SERVER = {
         ("systemid", "timeline", "xlogpos", "dbname"), ("215046882207038068", "1", "0/3757DC0", "og_a")
     ),
     "SELECT name, setting": table(("name", "setting"), *SETTINGS),
-    "SELECT getdatabaseencoding()": table(("getdatabaseencoding", "datcompatibility"), ("GBK", "A")),
+    "SELECT datname, getdatabaseencoding()": table(
+        ("datname", "getdatabaseencoding", "datcompatibility"), ("og_a", "GBK", "A")
+    ),
     "SELECT pg_is_in_recovery()": table(("pg_is_in_recovery",), ("f",)),
 }
 SLOT = ("slot_name", "plugin", "slot_type", "datoid", "database", "active", "xmin", "catalog_xmin", "restart_lsn")
@@ -99,6 +101,26 @@ def test_a_server_says_who_it_is_and_how_it_is_set_up() -> None:
         False,
     )
     check_server(facts, "db1")
+
+
+BY_SQL = SERVER | {
+    "SELECT oid FROM pg_database": table(("oid",), ("16390",)),
+    "SELECT pg_current_xlog_location()": table(("l",), ("0/3757DC0",)),
+}
+
+
+def test_by_sql_alone_a_server_is_known_by_the_same_identifier() -> None:
+    replies = BY_SQL | {"SELECT system_identifier FROM pg_control_system()": table(("s",), ("215046882207038068",))}
+    with session(replies) as (opened, _):
+        facts = identify_by_sql(opened)
+    assert (facts.system, facts.known_as, facts.timeline) == ("215046882207038068", "oid16390", 0)
+
+
+@pytest.mark.parametrize("state", ["42883", "42501"])
+def test_a_server_that_does_not_tell_its_identifier_by_sql_is_known_by_the_databases_oid(state: str) -> None:
+    refused = error(state, "function pg_control_system() does not exist")
+    with session(BY_SQL | {"SELECT system_identifier": refused}) as (opened, _):
+        assert identify_by_sql(opened).system == "oid16390"
 
 
 def test_a_server_that_cannot_be_decoded_from_says_why() -> None:

@@ -53,7 +53,10 @@ CATALOG = [
             [("wal_level", "logical"), ("enable_thread_pool", "on"), ("logical_sender_timeout", "30000")],
         ),
     ),
-    Rule("datcompatibility", ResultSet((ResultColumn("encoding"), ResultColumn("datcompatibility")), [("GBK", "PG")])),
+    Rule(
+        "datcompatibility",
+        ResultSet(tuple(map(ResultColumn, ("datname", "encoding", "compatibility"))), [("postgres", "GBK", "PG")]),
+    ),
 ]
 TABLE = TableName("public", "orders")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
-from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings, StreamProtocol
+from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings, SourcePermission, StreamProtocol
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.source.gaussdb.version import FamilyVersion, parse_version
 from cdc_lake.source.wire.session import WireSession
@@ -13,29 +14,44 @@ from cdc_lake.source.wire.session import WireSession
 _CSN_WRAP = 1 << 32  # pg_export_snapshot_and_csn prints the lower 32 bits only
 _MILLISECONDS = 1000
 _DOING = "identifying the server"
-_SETTINGS = ("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_sender_timeout")
+_SETTINGS = (
+    *("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_sender_timeout"),
+    *("max_replication_slots", "max_wal_senders"),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class FamilyServerFacts:
-    """Who the server is (`IDENTIFY_SYSTEM`) and what matters of its settings.
+class FamilySettings:
+    """What a server says of itself by SQL, as far as reading its changes depends on it.
 
-    `timeline` is 0 where only SQL was asked. `flushed` is where its log ended when asked. `encoding` is the
-    database's, as the server names it, `compatibility` the database's A, B, C or PG. `sender_timeout` is in seconds,
-    0 = never.
+    `encoding` is the database's, as the server names it, `compatibility` the database's A, B, C or PG.
+    `sender_timeout` is in seconds, 0 = never.
     """
 
     version: FamilyVersion
-    system: str
-    timeline: int
-    flushed: Lsn
     database: str
     encoding: str
     compatibility: str
+    in_recovery: bool
     wal_level: str
     thread_pool: bool
     sender_timeout: float
-    in_recovery: bool
+    slots_max: int
+    senders_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyServerFacts(FamilySettings):
+    """Who the server is as well (`IDENTIFY_SYSTEM`).
+
+    `timeline` is 0 where only SQL was asked. `flushed` is where its log ended when asked. `known_as`: what stood for
+    the system identifier in streams of version 0.2 that were read by SQL functions.
+    """
+
+    system: str
+    timeline: int
+    flushed: Lsn
+    known_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,58 +67,71 @@ class CsnSnapshot:
 
 def identify(replication: WireSession) -> FamilyServerFacts:
     """Ask a replication connection who the server is; it takes plain SQL as well. Raises SourceError."""
-    version = _version(replication)
+    settings = read_settings(replication)
     rows = replication.query("IDENTIFY_SYSTEM", doing=_DOING).records()
     if len(rows) != 1:
         raise StreamProtocol(f"IDENTIFY_SYSTEM answered {len(rows)} rows", where=replication.place)
     (row,) = rows
-    return _facts(
-        replication,
-        version,
+    return FamilyServerFacts(
+        **_values(settings),
         system=row.get("systemid") or "",
         timeline=int(row.get("timeline") or 0),
         flushed=Lsn.parse(row.get("xlogpos") or ""),
-        database=row.get("dbname") or replication.target.database,
     )
 
 
 def identify_by_sql(session: WireSession) -> FamilyServerFacts:
-    """The same without a replication connection: a database's OID has to stand for the system. Raises SourceError."""
-    oid = _one(session, "SELECT oid FROM pg_database WHERE datname = current_database()", _DOING)[0]
-    database = session.target.database
-    end = current_lsn(session)
-    return _facts(session, _version(session), system=f"oid{oid}", timeline=0, flushed=end, database=database)
+    """The same without a replication connection. Raises SourceError.
+
+    The database's OID stands for the system where the server does not tell its identifier by SQL: two servers may have
+    the same.
+    """
+    oid = f"oid{_one(session, 'SELECT oid FROM pg_database WHERE datname = current_database()', _DOING)[0]}"
+    return FamilyServerFacts(
+        **_values(read_settings(session)),
+        system=_system_identifier(session) or oid,
+        timeline=0,
+        flushed=current_lsn(session),
+        known_as=oid,
+    )
 
 
-def _version(session: WireSession) -> FamilyVersion:
-    return parse_version(_one(session, "SELECT version()", _DOING)[0] or "")
+def _system_identifier(session: WireSession) -> str | None:
+    """The same number that IDENTIFY_SYSTEM gives; None where there is no such function, or not for everybody."""
+    try:
+        return _one(session, "SELECT system_identifier FROM pg_control_system()", _DOING)[0]
+    except (QueryRefused, SourcePermission):
+        return None
 
 
-def _facts(
-    session: WireSession, version: FamilyVersion, *, system: str, timeline: int, flushed: Lsn, database: str
-) -> FamilyServerFacts:
+def read_settings(session: WireSession) -> FamilySettings:
+    """What the server says of itself by SQL. Raises SourceError."""
+    version = parse_version(_one(session, "SELECT version()", _DOING)[0] or "")
     names = ", ".join(f"'{name}'" for name in _SETTINGS)
     sql = f"SELECT name, setting FROM pg_settings WHERE name IN ({names})"
     settings = {row[0]: row[1] or "" for row in session.query(sql, doing="reading the server's settings").rows}
-    encoding, compatibility = _one(
+    database, encoding, compatibility = _one(
         session,
-        "SELECT getdatabaseencoding(), datcompatibility FROM pg_database WHERE datname = current_database()",
+        "SELECT datname, getdatabaseencoding(), datcompatibility FROM pg_database WHERE datname = current_database()",
         "reading the database's encoding",
     )
     timeout = settings.get("logical_sender_timeout") or settings.get("wal_sender_timeout") or "0"
-    return FamilyServerFacts(
+    return FamilySettings(
         version=version,
-        system=system,
-        timeline=timeline,
-        flushed=flushed,
-        database=database,
+        database=database or session.target.database,
         encoding=encoding or "",
         compatibility=compatibility or "",
+        in_recovery=in_recovery(session),
         wal_level=settings.get("wal_level", ""),
         thread_pool=settings.get("enable_thread_pool", "off") == "on",
         sender_timeout=int(timeout) / _MILLISECONDS,
-        in_recovery=in_recovery(session),
+        slots_max=int(settings.get("max_replication_slots") or 0),
+        senders_max=int(settings.get("max_wal_senders") or 0),
     )
+
+
+def _values(settings: FamilySettings) -> dict[str, Any]:
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
 def check_server(facts: FamilyServerFacts, place: str, *, standby: bool = False) -> None:

@@ -193,6 +193,7 @@ class LiveAnswers:
             "pg_replication_slot_advance": advance,
             "pg_get_replication_slots": lambda _: _rows(slots_view(session)),
             "gs_get_next_xid_csn": next_csn,
+            "pg_control_system": lambda _: Rows({"system_identifier": "text"}, [[session.server.system]]),
         }
 
     def _polled(self, sql: str, session: SqlSession) -> Answer | None:

@@ -226,6 +226,12 @@ def _next_numbers(arguments: Arguments, session: SqlSession, exporter: Exporter)
     return Table(columns(("node_name", 25), ("next_xid", 28), ("next_csn", 28)), [("node1", csn, csn)])
 
 
+def control_system(session: SqlSession) -> Table:
+    """What `pg_control_system()` tells."""
+    names = columns(("pg_control_version", 23), ("catalog_version_no", 23), ("system_identifier", 28))
+    return Table(names, [("923", "201611171", session.server.system)])
+
+
 def _snapshot(arguments: Arguments, session: SqlSession, exporter: Exporter) -> Table:  # noqa: ARG001
     return Table(columns(("pg_export_snapshot", 25)), [(exporter.export(session, use=False).name,)])
 
@@ -240,6 +246,7 @@ _FUNCTIONS: Final[dict[str, Callable[[Arguments, SqlSession, Exporter], Table]]]
     "pg_export_snapshot_and_csn": lambda _, session, exporter: export_with_csn(session, exporter),
     "pg_export_snapshot": _snapshot,
     "gs_get_next_xid_csn": _next_numbers,
+    "pg_control_system": lambda _, session, __: control_system(session),
     "pg_create_logical_replication_slot": create_slot,
     "pg_drop_replication_slot": lambda arguments, session, _: drop_slot(arguments, session),
     "pg_replication_slot_advance": lambda arguments, session, _: advance_slot(arguments, session),

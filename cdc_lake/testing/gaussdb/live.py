@@ -27,6 +27,7 @@ from psycopg import conninfo
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import SlotActive
+from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.catalog import SourceCatalog
 from cdc_lake.source.connection import Session
@@ -49,6 +50,7 @@ from cdc_lake.testing.gaussdb.live_setup import (
 _IDLE: Final = 0.02  # seconds: the longest a request for a snapshot waits for the reader
 _GATHER: Final = 0.05  # seconds a block of transactions that may be exchanged waits to be full
 _STATUS: Final = 5.0
+_REACHED: Final = 60.0  # seconds within which what is committed has to be decoded
 _RELEASED: Final = 20.0  # seconds until the server has noticed that an earlier reader ended
 _BEFORE: Final = 8  # bytes: a slot of the 3.0 line sends what starts behind its point, not what starts there
 _FOREIGN_STEP: Final = 8  # bytes: an empty transaction of another database fits behind a commit record
@@ -344,6 +346,9 @@ class LivePostgres:
     def _read_to(self, position: int) -> None:
         """Read until everything that was committed before `position` has come."""
         self._sql.execute("SELECT pg_logical_emit_message(true, 'gaussdb_standin', '')")  # its commit is flushed
+        deadline = time.monotonic() + _REACHED
         while self._end < position:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the slot stands at {Lsn(self._end)} and does not reach {Lsn(position)}")
             self._stream.tick(ping=True)
             self._read(0.005)
