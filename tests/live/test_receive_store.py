@@ -1,0 +1,74 @@
+"""The receiver on a real PostgreSQL and an object store that fails and lies: started again, it ends with the truth."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CdcLakeError, Retry
+from cdc_lake.testing.faulty_store import Chance, FaultyStore, honest
+from cdc_lake.testing.object_store import LocalStore, storage_at
+from cdc_lake.testing.workload import Workload
+from tests.conftest import Database
+from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[LocalStore]:
+    with LocalStore() as running:
+        running.bucket("lake")
+        yield running
+
+
+def stored(database: Database, root: Path, kind: str, endpoint: str) -> Project:
+    storage = storage_at(endpoint, patience=900).model_dump()
+    bronze: dict[str, Any] = {"batch": {"max_transactions": 20, "max_delay": "20 ms"}}
+    lake: dict[str, Any] = {"storage": storage}
+    if kind == "delta":
+        bronze |= {"path": f"s3://lake/{database.name}/bronze"}
+    else:
+        bronze |= {"format": "iceberg"}
+        lake |= {"iceberg": {"warehouse": f"s3://lake/{database.name}/tables"}}
+    return project_of(database, root, bronze=bronze, lake=lake)
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
+    database: Database, tmp_path: Path, store: LocalStore, kind: str
+) -> None:
+    seed = int(os.environ.get("CDC_LAKE_SEED") or random.getrandbits(32))
+    print(f"CDC_LAKE_SEED={seed}")
+    with FaultyStore(store) as proxy, database.connect() as conn:
+        project = stored(database, tmp_path, kind, proxy.endpoint)
+        workload = Workload(conn, seed=seed % 1000)
+        workload.create_tables()
+        workload.run(15)
+        proxy.choose, starts = Chance(seed, 40), 0
+        for round_ in range(2):
+            while True:
+                starts += 1
+                if starts == 12:
+                    proxy.choose = honest
+                try:
+                    once(project)
+                    break
+                except CdcLakeError as error:
+                    if error.retry is not Retry.LATER:
+                        raise  # a human is needed
+            if round_ == 0:
+                workload.run(40)
+        proxy.choose = honest
+        print(f"{starts} starts, {proxy.done}")
+        assert_equal_to_source(project, database)
+        verdict = verify(bronze_reader(project))
+        assert verdict.holds, verdict.reason
