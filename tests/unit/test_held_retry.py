@@ -13,8 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.upkeep import compact
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
 from cdc_lake.cli.render_held import list_text, retry_text
@@ -148,6 +149,20 @@ def test_a_bronze_in_iceberg_does_the_same(tmp_path: Path):
     assert retry(project, None, silent).failed == 0
     changes = bronze_reader(project).changes(ORDERS.table, ALL)
     assert changes["op"].to_pylist() == ["I", "I", "U", "D", "T", "I"]
+
+
+def test_what_was_put_together_by_upkeep_is_decoded_as_well(project: Project):
+    names = ["position", "ordinal", "op", "relation", "layout", "new", "old", "old_kind", "unchanged", "info"]
+    assert compact(bronze_table(project), 2, whole=True)
+    assert verify(bronze_reader(project)).holds
+    assert retry(project, None, silent).failed == 0
+    found = bronze_reader(project).changes(ORDERS.table, ALL).select(names)
+    never = DeltaBronze(project.root / "never", durability="os")
+    never.begin_stream("s", 100)
+    never.append(transactions())
+    assert (
+        found.to_pylist() == BronzeReader(project.root / "never").changes(ORDERS.table, ALL).select(names).to_pylist()
+    )
 
 
 def test_one_transaction_can_be_retried_by_its_position(project: Project):
