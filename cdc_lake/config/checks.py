@@ -43,7 +43,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _silver(root, patterns, out)
     _lake(root, out)
     _password(root, out)
-    out.found += undecodable_rules(root)
+    out.found += undecodable_rules(root, patterns)
     _hosts(root, out)
     return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source")), *redact_rules(root, patterns)]
 

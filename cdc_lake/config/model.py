@@ -77,7 +77,7 @@ class Bronze(Section):
     retention: Retention | None = None
     """How long landed transactions stay; for ever by default."""
     undecodable: Literal["stop", "land"] = "stop"
-    """A transaction that cannot be decoded: the receiver stops at it, or lands its bytes; then apply stops before it."""
+    """What becomes of a transaction that cannot be decoded: the receiver stops, or its bytes land and apply stops."""
     redact: list[Redact] = []  # noqa: RUF012  # pydantic copies defaults
     """Columns whose values never reach the lake. Logical messages are left out then as well."""
     redact_key: RedactKey | None = None

@@ -61,6 +61,10 @@ CASES = {
         HEAD.replace("host: h", "host: h, hex_columns: [public.a]"),
         "CFG157 3:49",
     ),
+    "a column in hexadecimal digits of a table that is not taken": (
+        HEAD.replace("host: h", "host: h, hex_columns: [elsewhere.a.b]"),
+        "CFG131 3:49",
+    ),
     "columns in hexadecimal digits beside all of them": (
         HEAD.replace("host: h", "host: h, encoding_errors: hex, hex_columns: [public.a.b]"),
         "CFG157 3:70",
