@@ -33,7 +33,7 @@ _LARGEST: Final = 1 << 20  # bytes of a transaction whose content is
 
 
 class RepeatsChecked:
-    """An order that looks at what comes again before it goes on to another one (implements `order.Order`).
+    """An order that looks at what comes again, besides another one (implements `order.Order`).
 
     `reader` is asked for at the first repeat; `configuration` is the number of the pipeline's; `tabulate` None: content
     is not compared.
@@ -71,9 +71,10 @@ class RepeatsChecked:
 
     def take(self, transaction: Raw) -> Sequence[Closed]:
         """See Order. Raises RepeatDiffers."""
+        closed = self._order.take(transaction)  # what it says of a server that lost something says more
         if transaction.bounds.position <= self._state.upto and transaction.count:
             self._check(transaction)
-        return self._order.take(transaction)
+        return closed
 
     def tend(self, opened: Collection[int] = ()) -> Sequence[Closed]:
         """See Order."""
