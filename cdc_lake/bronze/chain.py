@@ -11,7 +11,7 @@ File by file, in memory that grows neither with bronze nor with a transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,15 +19,17 @@ import pyarrow.compute as pc
 
 from cdc_lake.bronze.chain_link import ROW, Link, Linked, Misfit
 from cdc_lake.bronze.contract import RELATION, SNAPSHOT
+from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, relation_of, within
 from cdc_lake.decode.digest import GENESIS
-from cdc_lake.errors import BronzeDamaged
+from cdc_lake.errors import BronzeBusy, BronzeDamaged
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
 
 _END = (1 << 63) - 1
+_TURNS = 100
 _LOST_TAIL = "the table's last transactions are missing: its head is the hash of another one"
 
 
@@ -76,23 +78,44 @@ def verify(
     reader: BronzeReader,
     span: Span | None = None,
     *,
-    beside: Mapping[int, Beside] | None = None,
+    beside: Callable[[], Mapping[int, Beside]] = dict,
     tell: Tell = silent,
 ) -> ChainVerdict:
     """Verify a span (None: every epoch from its start). What lies before a span is taken on trust.
 
-    `beside`: what is known of each epoch beside bronze.
+    `beside` gives what is known of each epoch beside bronze; it is asked once the version to verify is chosen.
+    Bronze may go on meanwhile. Raises BronzeBusy where no version can be read in peace.
     """
-    state = reader.state()
-    if state is None:
+    pinned = _pinned(reader)
+    if pinned is None:
         return ChainVerdict(0, 0, None)
-    walk = _Walk(reader, state, span, beside or {})
+    walk = _Walk(reader, pinned, span, beside())
     try:
         walk.run(tell)
     except _Broken as broken:
         epoch, _ = broken.place
         return replace(walk.verdict, broken_at=broken.place, reason=broken.reason, stream=walk.stream_of(epoch))
     return walk.verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """One version of bronze; `left`: epoch → position and hash of the last transaction that left by retention."""
+
+    state: BronzeState
+    files: Files
+    left: Mapping[int, tuple[int, bytes]]
+
+
+def _pinned(reader: BronzeReader) -> _Pinned | None:
+    """The newest version, all parts of it from the same one; None where no stream was started."""
+    for _ in range(_TURNS):
+        version = reader.version()
+        state, files, trimmed = reader.state(), reader.files(), reader.trimmed()
+        left = {e: at for e, at in trimmed.items() if reader.highest_commit(e, upto=at[0]) is None}
+        if reader.version() == version:
+            return None if state is None else _Pinned(state, files, left)
+    raise BronzeBusy("bronze changed each time it was looked at", where=reader.place, hint="run it again")
 
 
 class _Broken(Exception):
@@ -118,11 +141,16 @@ class _Epoch:
 @dataclass
 class _Walk:
     reader: BronzeReader
-    state: BronzeState
+    pinned: _Pinned
     span: Span | None
     beside: Mapping[int, Beside]
     verdict: ChainVerdict = field(default_factory=lambda: ChainVerdict(0, 0, None))
     layouts: dict[int, Relation] = field(default_factory=dict)
+
+    @property
+    def state(self) -> BronzeState:
+        """What bronze says of its newest stream."""
+        return self.pinned.state
 
     def run(self, tell: Tell) -> None:
         """Every row in order. Raises _Broken at the first that does not fit."""
@@ -160,7 +188,7 @@ class _Walk:
     # ── rows ──
 
     def _rows(self, tell: Tell) -> Iterator[tuple[Any, ...]]:
-        files = self.reader.files()
+        files = self.pinned.files
         wanted = ~pc.field("op").isin([RELATION, SNAPSHOT])
         paths = self._paths()
         for number, path in enumerate(paths):
@@ -171,12 +199,12 @@ class _Walk:
 
     def _paths(self, op: str | None = None) -> list[str]:
         if self.span is None:
-            return self.reader.files().select(op=op)
-        return self.reader.files().select(epoch=self.span.epoch, after=self.span.after, upto=self.span.upto, op=op)
+            return self.pinned.files.select(op=op)
+        return self.pinned.files.select(epoch=self.span.epoch, after=self.span.after, upto=self.span.upto, op=op)
 
     def _read_layouts(self) -> None:
         """Of all files first: compaction may move layout rows behind the changes that follow them."""
-        files = self.reader.files()
+        files = self.pinned.files
         wanted = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
         if self.span is not None:
             wanted &= pc.field("epoch") == self.span.epoch
@@ -205,8 +233,8 @@ class _Walk:
         if known.start is not None:
             at.position = known.start
         before = None if self.span is None else self.reader.highest_commit(number, upto=self.span.after)
-        left = self.reader.trimmed().get(number)
-        if left is not None and before is None and self.reader.highest_commit(number, upto=left[0]) is None:
+        left = self.pinned.left.get(number)
+        if left is not None and before is None:
             at.position, at.hash = left
             at.counted = left[0] if known.dense else None
             self.verdict = replace(self.verdict, behind=(number, left[0]))

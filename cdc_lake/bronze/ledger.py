@@ -6,19 +6,26 @@ a table's changes follows from the layouts that the span's own changes use; wher
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+from weakref import finalize
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.chain import ChainVerdict, verify
-from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, RELATION, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, RELATION, SNAPSHOT, TRUNCATE, UNDECODABLE, UPDATE
 from cdc_lake.bronze.decoded import decoded_later, in_order
 from cdc_lake.bronze.files import Files
+from cdc_lake.bronze.nearby import Nearby
 from cdc_lake.bronze.reader import BronzeReader, relation_of, within
-from cdc_lake.bronze.spark_views import changes_frame, register, transactions_frame
+from cdc_lake.bronze.spark_views import changes_frame, register, register_lasting, transactions_frame
+from cdc_lake.bronze.transaction_rows import SOURCES as READ
+from cdc_lake.bronze.transaction_rows import TRANSACTIONS, transactions_of
 from cdc_lake.bronze.typed import SOURCES, Misfits, TableColumns, typed_changes
 from cdc_lake.errors import BronzeDamaged, NotInBronze, TransactionUndecoded
 from cdc_lake.model.position import parse_position
@@ -28,43 +35,20 @@ from cdc_lake.model.span import Span
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-TRANSACTIONS = pa.schema(
-    [
-        ("epoch", pa.int32()),
-        ("position", pa.int64()),
-        ("csn", pa.int64()),
-        ("first_lsn", pa.int64()),
-        ("commit_lsn", pa.int64()),
-        ("xid", pa.int64()),
-        ("commit_ts", pa.timestamp("us", tz="UTC")),
-        ("user", pa.string()),
-        ("origin", pa.string()),
-        ("counts", pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))),
-        ("bytes", pa.int64()),
-        ("empty_before", pa.int64()),
-        ("configuration", pa.int64()),
-        ("content", pa.string()),
-        ("hash", pa.string()),
-        ("undecodable", pa.string()),
-    ]
-)
-"""A row a transaction: the columns of bronze, and what its BEGIN and COMMIT rows say in `info`.
-
-`counts`: table → operation → number. `undecodable`: the code of the error that decoding it gave, NULL where it is
-decoded.
-"""
-
-_READ = ("epoch", "position", "op", "csn", "first_lsn", "commit_lsn", "xid", "commit_ts", "info")
 _END = (1 << 63) - 1
 _CHANGES = (INSERT, UPDATE, DELETE, TRUNCATE)
 
 
 class Ledger:
-    """A bronze table to read. Each call sees the newest version; one instance a thread."""
+    """A bronze table to read. Each call sees the newest version; one instance a thread.
+
+    Of a bronze in an object store Spark reads copies near by, which last as long as this object.
+    """
 
     def __init__(self, reader: BronzeReader) -> None:
         self._reader = reader
         self._layouts: dict[int, Relation] = {}
+        self._nearby: Nearby | None = None
 
     def span(self, after: str | int | None = None, upto: str | int | None = None, *, epoch: int | None = None) -> Span:
         """The transactions behind `after`, up to and with `upto`, of one epoch: by default the newest one, all of it.
@@ -114,30 +98,32 @@ class Ledger:
         snapshot: bool = False,
     ) -> pa.RecordBatchReader:
         """The same as a stream of record batches, for spans that memory does not hold. Errors come while it is read."""
-        name, wanted, paths = self._asked(table, span, snapshot=snapshot)
-        of = self.columns(name, span, snapshot=snapshot)
-        schema = of.schema(typed=typed, misfits=misfits)
         self._all_decoded(span)
-        parts = in_order(self._reader.applied(), paths, SOURCES, wanted)
+        asked = self._asked(table, span, snapshot=snapshot)
+        of = self._columns(asked)
+        schema = of.schema(typed=typed, misfits=misfits)
+        parts = in_order(asked.files, asked.paths, SOURCES, asked.wanted)
         return pa.RecordBatchReader.from_batches(schema, _batches(parts, of, typed=typed, misfits=misfits))
 
     def columns(self, table: TableName | str, span: Span | None = None, *, snapshot: bool = False) -> TableColumns:
         """The columns that a table's changes in a span have. Raises NotInBronze where there is no such table."""
-        name, wanted, paths = self._asked(table, span, snapshot=snapshot)
-        files = self._reader.applied()
+        return self._columns(self._asked(table, span, snapshot=snapshot))
+
+    def _columns(self, asked: _Asked) -> TableColumns:
         numbers: dict[int, None] = {}
-        for part in files.batches(paths, ["layout"], wanted):
+        for part in asked.files.batches(asked.paths, ["layout"], asked.wanted):
             used = part["layout"].drop_null().combine_chunks()
             for number in reversed(used[::-1].unique().to_pylist()):  # in the order of their last use
                 numbers.pop(number, None)
                 numbers[number] = None
         if not numbers:
-            relation = self._newest(name)
-            return TableColumns(name, {relation.layout: relation})
-        self._learn(set(numbers), name, paths, span)
+            relation = self._newest(asked)
+            return TableColumns(asked.table, {relation.layout: relation})
+        self._learn(set(numbers), asked)
         if unknown := [number for number in numbers if number not in self._layouts]:
-            raise BronzeDamaged(f"bronze has no description of layout {unknown[0]} of {name}", where=self._reader.place)
-        return TableColumns(name, {number: self._layouts[number] for number in numbers})
+            what = f"bronze has no description of layout {unknown[0]} of {asked.table}"
+            raise BronzeDamaged(what, where=self._reader.place)
+        return TableColumns(asked.table, {number: self._layouts[number] for number in numbers})
 
     # ── transactions ──
 
@@ -148,8 +134,8 @@ class Ledger:
     def transaction_batches(self, span: Span | None = None) -> pa.RecordBatchReader:
         """The same as a stream of record batches."""
         wanted = pc.field("op").isin([BEGIN, COMMIT])
-        parts = self._parts(_READ, wanted if span is None else wanted & within(span), span, COMMIT)
-        return pa.RecordBatchReader.from_batches(TRANSACTIONS, _transactions(parts))
+        parts = self._parts(READ, wanted if span is None else wanted & within(span), span, COMMIT)
+        return pa.RecordBatchReader.from_batches(TRANSACTIONS, transactions_of(parts))
 
     def verify(self, span: Span | None = None) -> ChainVerdict:
         """Whether the chain holds over the span, or all of bronze. See `bronze.chain`."""
@@ -167,37 +153,48 @@ class Ledger:
         snapshot: bool = False,
     ) -> DataFrame:
         """What `changes` gives, as a DataFrame without order, of the files of bronze as they are now."""
-        name, _, paths = self._asked(table, span, snapshot=snapshot)
-        of = self.columns(name, span, snapshot=snapshot)
-        later = decoded_later(self._reader.applied())
-        return changes_frame(spark, paths, of, span, misfits=misfits, snapshot=snapshot, later=later)
+        asked = self._asked(table, span, snapshot=snapshot)
+        of, later = self._columns(asked), decoded_later(asked.files)
+        # an undecodable transaction need not name the table
+        paths = [*dict.fromkeys([*asked.paths, *_select(asked.files, span, UNDECODABLE)])]
+        return changes_frame(
+            spark, self._near(asked.files, paths), of, span, misfits=misfits, snapshot=snapshot, later=later
+        )
 
     def spark_transactions(self, spark: SparkSession, span: Span | None = None) -> DataFrame:
         """What `transactions` gives, as a DataFrame without order."""
-        return transactions_frame(spark, self._paths(span, COMMIT), span)
+        files = self._reader.files()
+        return transactions_frame(spark, self._near(files, _select(files, span, COMMIT)), span)
 
     def register_views(self, spark: SparkSession, *, database: str | None = None) -> tuple[str, ...]:
         """A SQL view of each table's changes, and `transactions`; their names.
 
         Without `database` they are temporary views over the files as they are now; with it they stay as long as the
-        session's catalog keeps them and read the table as it is then, which needs a Delta bronze. Raises ViewNotMade.
+        session's catalog keeps them and read the table as it is then, which needs a Delta bronze on this machine.
+        Raises ViewNotMade.
         """
         shapes = [self.columns(table, snapshot=True) for table in self.tables()]
-        return register(spark, self._reader, shapes, database)
+        if database is not None:
+            return register_lasting(spark, self._reader, shapes, database)
+        files = self._reader.applied()
+        return register(spark, self._near(files, files.select()), shapes, later=decoded_later(files))
+
+    def _near(self, files: Files, paths: list[str]) -> list[str]:
+        """Where Spark can read data files."""
+        if self._nearby is None:
+            folder = mkdtemp(prefix="cdc_lake_")
+            finalize(self, rmtree, folder, ignore_errors=True)
+            self._nearby = Nearby(Path(folder))
+        return self._nearby.of(files, paths)
 
     # ── files ──
 
-    def _asked(
-        self, table: TableName | str, span: Span | None, *, snapshot: bool
-    ) -> tuple[TableName, pc.Expression, list[str]]:
-        name = _table(table)
-        wanted = (pc.field("relation") == str(name)) & pc.field("op").isin(
-            [*_CHANGES, SNAPSHOT] if snapshot else list(_CHANGES)
-        )
-        return name, wanted if span is None else wanted & within(span), self._paths(span, None, name)
-
-    def _paths(self, span: Span | None, op: str | None, table: TableName | None = None) -> list[str]:
-        return _select(self._reader.applied(), span, op, None if table is None else [str(table)])
+    def _asked(self, table: TableName | str, span: Span | None, *, snapshot: bool) -> _Asked:
+        name, files = _table(table), self._reader.applied()
+        ops = [*_CHANGES, SNAPSHOT] if snapshot else list(_CHANGES)
+        wanted = (pc.field("relation") == str(name)) & pc.field("op").isin(ops)
+        paths = _select(files, span, None, [str(name)])
+        return _Asked(name, span, files, paths, wanted if span is None else wanted & within(span))
 
     def _parts(
         self, columns: Sequence[str], wanted: pc.Expression, span: Span | None, op: str | None
@@ -214,29 +211,42 @@ class Ledger:
                 what = f"the transaction at position {commit.position} of epoch {commit.epoch} is not decoded"
                 raise TransactionUndecoded(what, where=self._reader.place)
 
-    def _learn(self, numbers: set[int], table: TableName, paths: Sequence[str], span: Span | None) -> None:
+    def _learn(self, numbers: set[int], asked: _Asked) -> None:
         """Read descriptions of layouts: each commit repeats those it uses, so most often they stand in the span."""
-        described = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
-        described &= pc.field("relation") == str(table)
+        described, span = asked.described, asked.span
         tries = [described] if span is None else [described & within(span), described & within_reach(span)]
         for place in tries:
             if not (missing := numbers - self._layouts.keys()):
                 return
             wanted = place & pc.field("layout").isin(sorted(missing))
-            for part in self._reader.applied().batches(paths, ["layout", "info"], wanted):
+            for part in asked.files.batches(asked.paths, ["layout", "info"], wanted):
                 for number, info in zip(part["layout"].to_pylist(), part["info"].to_pylist(), strict=True):
                     self._layouts[number] = relation_of(info)
 
-    def _newest(self, table: TableName) -> Relation:
+    def _newest(self, asked: _Asked) -> Relation:
         """The layout of the last file that describes one. Raises NotInBronze."""
-        described = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
-        described &= pc.field("relation") == str(table)
-        files = self._reader.applied()
-        for path in reversed(files.select(op=RELATION, relations=[str(table)])):
-            infos = files.read([path], ["info"], described)["info"].to_pylist()
+        for path in reversed(asked.files.select(op=RELATION, relations=[str(asked.table)])):
+            infos = asked.files.read([path], ["info"], asked.described)["info"].to_pylist()
             if infos:
                 return relation_of(infos[-1])
-        raise NotInBronze(f"bronze has no changes of {table}", where=self._reader.place)
+        raise NotInBronze(f"bronze has no changes of {asked.table}", where=self._reader.place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Rows of a table in a span, in one version of bronze: the files that may have them, and which rows they are."""
+
+    table: TableName
+    span: Span | None
+    files: Files
+    paths: list[str]
+    wanted: pc.Expression
+
+    @property
+    def described(self) -> pc.Expression:
+        """The table's layout rows, which have no ordinal: row groups without such a row are not read."""
+        layout_row = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
+        return layout_row & (pc.field("relation") == str(self.table))
 
 
 def _select(files: Files, span: Span | None, op: str | None, relations: list[str] | None = None) -> list[str]:
@@ -253,31 +263,6 @@ def within_reach(span: Span) -> pc.Expression:
 def _batches(parts: Iterator[pa.Table], of: TableColumns, *, typed: bool, misfits: Misfits) -> Iterator[pa.RecordBatch]:
     for part in parts:
         yield from typed_changes(part, of, typed=typed, misfits=misfits).to_batches()
-
-
-def _transactions(parts: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
-    begins: dict[tuple[int, int], str | None] = {}
-    for part in parts:
-        rows: list[dict[str, Any]] = []
-        for row in part.to_pylist():
-            place = (row["epoch"], row["position"])
-            if row["op"] == BEGIN:
-                begins[place] = row["info"]
-            else:
-                rows.append(_transaction(row, begins.pop(place, None)))
-        yield pa.RecordBatch.from_pylist(rows, schema=TRANSACTIONS)
-
-
-def _transaction(row: dict[str, Any], begin: str | None) -> dict[str, Any]:
-    try:
-        said = json.loads(row["info"])
-        counts = [(table, list(kinds.items())) for table, kinds in said["counts"].items()]
-        names = ("bytes", "empty_before", "configuration", "content", "hash")
-        given = {"user": None, "origin": None} | json.loads(begin or "{}")
-        odd = said["undecodable"]["code"] if "undecodable" in said else None
-        return {**row, **given, "counts": counts, "undecodable": odd, **{name: said[name] for name in names}}
-    except (AttributeError, KeyError, TypeError, ValueError) as cause:
-        raise BronzeDamaged(f"the BEGIN or COMMIT row at position {row['position']} cannot be read") from cause
 
 
 def _table(given: TableName | str) -> TableName:

@@ -76,10 +76,9 @@ class BronzeReader:
 
     @property
     def sql_name(self) -> str | None:
-        """What Spark SQL can name the table by, whoever asks; None where only a catalog knows it."""
-        if not isinstance(self._table, DeltaBronzeTable):
-            return None
-        return f"delta.`{self.place if '://' in self.place else Path(self.place).absolute()}`"
+        """What Spark SQL can name the table by, whoever asks; None where a catalog or an object store has it."""
+        here = isinstance(self._table, DeltaBronzeTable) and "://" not in self.place
+        return f"delta.`{Path(self.place).absolute()}`" if here else None
 
     def version(self) -> int | None:
         """The newest version of the table, None where there is none."""

@@ -7,12 +7,11 @@ rows again. A view that stays in a database cannot name files, which come and go
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
 from cdc_lake.bronze.contract import COLUMNS
-from cdc_lake.bronze.decoded import decoded_later
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.typed import PLACES, Misfits, TableColumns
 from cdc_lake.errors import ViewNotMade
@@ -23,6 +22,9 @@ from cdc_lake.model.span import Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+Query: TypeAlias = Callable[[str], str]
+"""SQL, given what to read from."""
 
 _KINDS = {
     "string": "STRING",
@@ -63,29 +65,36 @@ def transactions_frame(spark: SparkSession, paths: Sequence[str], span: Span | N
 
 
 def register(
-    spark: SparkSession, reader: BronzeReader, shapes: Sequence[TableColumns], database: str | None
+    spark: SparkSession, paths: Sequence[str], shapes: Sequence[TableColumns], *, later: Sequence[tuple[int, int]]
 ) -> tuple[str, ...]:
-    """A view of each table and one of transactions; their names. Raises ViewNotMade."""
-    names = [*(view_name(of.table) for of in shapes), "transactions"]
-    if len(set(names)) < len(names):
-        raise ViewNotMade("two tables would have the same view", where=reader.place)
-    files = reader.files() if database else reader.applied()
-    later = decoded_later(files)
-    frames = [
-        lambda rows, of=of: changes_sql(rows, of, None, misfits="keep", snapshot=True, later=later) for of in shapes
-    ]
-    queries = dict(zip(names, [*frames, lambda rows: transactions_sql(rows, None)], strict=True))
-    if database is None:
-        paths = files.select()
-        for name, query in queries.items():
-            _frame(spark, paths, query).createOrReplaceTempView(quoted(name))
-        return tuple(names)
+    """A temporary view of each table in the given files and one of transactions; their names. Raises ViewNotMade."""
+    queries = _queries(shapes, later)
+    for name, query in queries.items():
+        _frame(spark, paths, query).createOrReplaceTempView(quoted(name))
+    return tuple(queries)
+
+
+def register_lasting(
+    spark: SparkSession, reader: BronzeReader, shapes: Sequence[TableColumns], database: str
+) -> tuple[str, ...]:
+    """The same as views of a database, over the table itself. Raises ViewNotMade."""
+    queries = _queries(shapes, ())
     if reader.sql_name is None:
-        raise ViewNotMade("views that stay need a bronze table in Delta", where=reader.place)
+        raise ViewNotMade("views that stay need a bronze table in Delta on this machine", where=reader.place)
     spark.sql(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
     for name, query in queries.items():
         spark.sql(f"CREATE OR REPLACE VIEW {quoted(database)}.{quoted(name)} AS {query(reader.sql_name)}")
-    return tuple(f"{database}.{name}" for name in names)
+    return tuple(f"{database}.{name}" for name in queries)
+
+
+def _queries(shapes: Sequence[TableColumns], later: Sequence[tuple[int, int]]) -> dict[str, Query]:
+    """View → the query over a table that has bronze's rows."""
+    queries: dict[str, Query] = {}
+    for of in shapes:
+        if (name := view_name(of.table)) in queries:
+            raise ViewNotMade(f"two tables would have the view {name}", where=str(of.table))
+        queries[name] = partial(changes_sql, of=of, span=None, misfits="keep", snapshot=True, later=later)
+    return {**queries, "transactions": partial(transactions_sql, span=None)}
 
 
 def view_name(table: TableName) -> str:
@@ -201,7 +210,7 @@ class _Changes:
         return f"raise_error({_literal(f'{self._of.table} has another layout since the view was made: make it again')})"
 
 
-def _frame(spark: SparkSession, paths: Sequence[str], query: Callable[[str], str]) -> DataFrame:
+def _frame(spark: SparkSession, paths: Sequence[str], query: Query) -> DataFrame:
     """A query over the given files; SQL wants a name for them, which it does not keep."""
     reading = spark.read.schema(_SCHEMA)
     rows = reading.parquet(*paths) if paths else spark.createDataFrame([], _SCHEMA)

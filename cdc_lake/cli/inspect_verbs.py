@@ -102,7 +102,8 @@ def inspect_chain(
         return
     bronze = bronze_reader(project)
     span = None if (after, upto, epoch) == (None, None, None) else asked_span(bronze, after, upto, epoch)
-    found = verify(bronze, span, known_beside(project, bronze, ControlTables(project.control)), call.view.tell)
+    control = ControlTables(project.control)
+    found = verify(bronze, span, lambda: known_beside(project, bronze, control), call.view.tell)
     call.view.result(plain(found), chain_text(found))
     if not found.holds:
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -126,7 +126,7 @@ def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:
 def inspect_chain(
     reader: BronzeReader,
     span: Span | None = None,
-    beside: Mapping[int, Beside] | None = None,
+    beside: Callable[[], Mapping[int, Beside]] = dict,
     tell: Tell = silent,
 ) -> ChainVerdict:
     """Whether bronze holds what was landed, all of it, once and unedited."""

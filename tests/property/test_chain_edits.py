@@ -214,7 +214,7 @@ def test_one_edit_is_found_where_it_is(tmp_path: Path, number: int) -> None:
     chance = random.Random(f"{SEED}:{number}")
     folder = tmp_path / "b"
     beside = land(folder, chance)
-    sound = verify(BronzeReader(folder), beside=beside)
+    sound = verify(BronzeReader(folder), beside=lambda: beside)
     assert sound.holds, sound.reason
     places = sorted(place(r) for file in folder.glob("*.parquet") for r in rows_of(file) if r["op"] == "C")
     assert sound.transactions == len(places)
@@ -230,7 +230,7 @@ def test_one_edit_is_found_where_it_is(tmp_path: Path, number: int) -> None:
         kept = file.with_suffix(".kept")
         shutil.copy(file, kept)
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
-        verdict = verify(BronzeReader(folder), beside=beside)
+        verdict = verify(BronzeReader(folder), beside=lambda: beside)
         shutil.move(kept, file)
         check(verdict, wrong, places, edit.__name__)
         done += 1

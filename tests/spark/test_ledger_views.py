@@ -11,7 +11,7 @@ import pytest
 
 from cdc_lake.bronze.ledger import Ledger
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.undecodable import Landing
@@ -21,6 +21,7 @@ from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, 
 from cdc_lake.model.relation import Column
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import TYPE_OIDS, boundaries, raw_transaction, table
+from tests.bronze_places import FORMATS, Place
 
 pytestmark = [
     pytest.mark.spark,
@@ -62,11 +63,11 @@ def test_arrow_and_spark_read_every_text_alike(spark: Any) -> None:
             assert not fits or str(mine.cast(its.type)) == str(its), (kind, text)
 
 
-@pytest.fixture(scope="module")
-def bronze(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=FORMATS)
+def bronze(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Three transactions and a copied row; the table got columns in between, and one date that no date is."""
-    folder = tmp_path_factory.mktemp("ledger") / "bronze"
-    writer = DeltaBronze(folder, durability="os")
+    place = Place(request.param, tmp_path_factory.mktemp("ledger") / "bronze")
+    writer = place.writer()
     writer.begin_stream("pg:1:shop:shop:0/64", 100)
     writer.append_snapshot("initial-1", 0, ORDERS, pa.array([["1", "a"], ["9", None]]), 0, 100)
     land(writer, 200, Insert(ORDERS, ("2", "b")), Update(ORDERS, ("2", UNCHANGED)))
@@ -75,15 +76,15 @@ def bronze(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     land(writer, 400, Insert(WIDER, ("5", "infinity", "x", "y")), Delete(WIDER, ("4", None, None, None), OldKind.KEY))
     land(writer, 500, Truncate(WIDER))
-    return folder
+    return place
 
 
-def land(writer: DeltaBronze, position: int, *changes: Any) -> None:
+def land(writer: TableBronze, position: int, *changes: Any) -> None:
     writer.append([raw_transaction(Transaction(boundaries(position, origin="branch"), changes))])
 
 
-def test_changes_of_spark_are_those_of_arrow(spark: Any, bronze: Path) -> None:
-    ledger = Ledger(BronzeReader(bronze))
+def test_changes_of_spark_are_those_of_arrow(spark: Any, bronze: Place) -> None:
+    ledger = Ledger(bronze.reader())
     for span in (None, ledger.span(200, 300)):
         mine = ledger.changes("public.orders", span, misfits="keep", snapshot=True)
         frame = ledger.spark_changes(spark, "public.orders", span, misfits="keep", snapshot=True)
@@ -92,8 +93,8 @@ def test_changes_of_spark_are_those_of_arrow(spark: Any, bronze: Path) -> None:
     assert plain(ledger.spark_transactions(spark).toArrow()) == plain(ledger.transactions())
 
 
-def test_spark_stops_at_a_text_without_a_value(spark: Any, bronze: Path) -> None:
-    frame = Ledger(BronzeReader(bronze)).spark_changes(spark, "public.orders")
+def test_spark_stops_at_a_text_without_a_value(spark: Any, bronze: Place) -> None:
+    frame = Ledger(bronze.reader()).spark_changes(spark, "public.orders")
     with pytest.raises(Exception, match="a value of `due` is no date at position 400 of epoch 1"):
         frame.collect()
 
@@ -113,8 +114,8 @@ def test_spark_stops_at_a_transaction_that_is_not_decoded(spark: Any, tmp_path: 
     assert [row[0] for row in said] == [None, "DEC304"]
 
 
-def test_temporary_views_read_the_files_as_they_are(spark: Any, bronze: Path) -> None:
-    ledger = Ledger(BronzeReader(bronze))
+def test_temporary_views_read_the_files_as_they_are(spark: Any, bronze: Place) -> None:
+    ledger = Ledger(bronze.reader())
     assert ledger.register_views(spark) == ("public_orders", "transactions")
     got = spark.sql("SELECT _op, due FROM public_orders WHERE _position > 200 ORDER BY _position, _ordinal").collect()
     assert [tuple(row) for row in got] == [

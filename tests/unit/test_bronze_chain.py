@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -185,3 +186,27 @@ def test_a_commit_taken_out_of_the_log_is_found(landed: Place):
     assert broken(landed) == (1, 800)
     assert broken(landed, ALL) == (1, 800)
     assert broken(landed, Span(1, 100, 600)) is None
+
+
+def test_the_chain_of_a_bronze_that_grows_meanwhile_holds(place: Place) -> None:
+    writer = place.writer()
+    writer.begin_stream("s", 100)
+    ended = threading.Event()
+
+    def receive() -> None:
+        for position in range(200, 230):
+            writer.append([raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, ("1", "a")),)))])
+        writer.begin_stream("s2", 50)
+        writer.append([raw_transaction(Transaction(boundaries(60), (Insert(ORDERS, ("1", "a")),)))])
+        ended.set()
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    reader, seen = place.reader(), 0
+    while not ended.is_set():
+        verdict = verify(reader)
+        assert verdict.holds, verdict.reason
+        assert verdict.transactions >= seen
+        seen = verdict.transactions
+    receiver.join()
+    assert verify(reader).transactions == 31
