@@ -60,7 +60,7 @@ def _redaction(project: Project) -> Iterator[CheckLine]:
     except SourceError:
         return  # said above
     else:
-        some = f"{columns} columns are redacted" if columns else "no column of a captured table is redacted yet"
+        some = f"columns that are redacted: {columns}" if columns else "no column of a captured table is redacted yet"
         yield CheckLine(ok=True if columns else None, subject="redaction", text=some)
 
 

@@ -56,7 +56,7 @@ def number_configuration(project: Project, state: BronzeState | None, control: C
     redacts = bool(project.pipeline.bronze.redact)
     if redacts:
         columns = redacted_columns(project)
-        tell(Progress("connect", f"{columns} columns are redacted", facts={"columns": columns}))
+        tell(Progress("connect", f"columns that are redacted: {columns}", facts={"columns": columns}))
     # what was landed before configurations were recorded has the number 1, and nothing of it was redacted
     unnumbered = int(last is None and state is not None and redacts)
     number = 1 + (last.number if last is not None else unnumbered)

@@ -159,6 +159,13 @@ def test_redacted_columns_are_the_columns_of_redacted_changes(seed: int):
     assert_same(replace(found, configuration=1), columns_of(wanted))
 
 
+def test_deletes_that_name_no_row_and_empty_batches_pass():
+    given = [(0, 7, Delete(TABLES[0], None, None)), (1, 8, Insert(TABLES[0], ("1", "a", "b", "c", "d")))]
+    wanted = [(at, lsn, kept) for at, lsn, one in given if (kept := redacted(one)) is not None]
+    assert_same(replace(redaction().changes(columns_of(given)), configuration=1), columns_of(wanted))
+    assert_same(replace(redaction().changes(columns_of([])), configuration=1), columns_of([]))
+
+
 def test_tables_without_rules_are_not_touched():
     plain = TABLES[5]
     raws = [raw_transaction(Transaction(boundaries(100), (Insert(plain, ("1", "a")),)))]
