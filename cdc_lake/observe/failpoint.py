@@ -63,13 +63,19 @@ def _armed(setting: str) -> tuple[str, int]:
     return name, int(passage or 1)
 
 
-_NAME, _left = _armed(os.environ.get("CDC_LAKE_FAILPOINT", ""))
+_name, _left = _armed(os.environ.get("CDC_LAKE_FAILPOINT", ""))
 _counting = threading.Lock()
+
+
+def arm(setting: str) -> None:
+    """Take a setting in the place of the environment's, in a process that was forked."""
+    global _name, _left
+    _name, _left = _armed(setting)
 
 
 def failpoint(name: str) -> None:
     """Die here where the environment says so."""
-    if name != _NAME:
+    if name != _name:
         return
     global _left  # noqa: PLW0603 - passages are counted over the process
     with _counting:

@@ -76,7 +76,8 @@ def against_source(project: Project, tell: Tell = silent) -> SourceProof:
     state = bronze.state()
     if state is None:
         raise NoStream("bronze holds no stream yet: there is nothing to verify", where=bronze.place)
-    chain = verify(bronze, beside=known_beside(project, bronze, ControlTables(project.control)), tell=tell)
+    control = ControlTables(project.control)
+    chain = verify(bronze, beside=lambda: known_beside(project, bronze, control), tell=tell)
     confirmed = None if slot is None else slot.confirmed
     forgotten = confirmed is not None and parse_position(confirmed) > state.confirm
     tables = _tables(project, bronze, state, tell)

@@ -1,0 +1,125 @@
+"""A receiver that dies where a test says, again and again, in processes that start quickly; and readers beside it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.observe import failpoint as at
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.run import run
+
+RECEIVING = (
+    at.STATE_READ,
+    at.CONNECTED,
+    at.COMMIT_RECEIVED,
+    at.FILE_OPEN,
+    at.FILE_WRITTEN,
+    at.COMMIT_WRITTEN,
+    at.BRONZE_COMMITTED,
+    at.CONFIRMED,
+    at.COMPACTING,
+    at.COMPACTED,
+)
+"""Every durable step of a receiver that goes on with its stream."""
+
+COPYING = (at.SNAPSHOT_CHUNK, at.SNAPSHOT_DONE, at.FILE_WRITTEN, at.COMMIT_WRITTEN)
+"""Those of a first run."""
+
+KILLED = -signal.SIGKILL
+
+
+def receive_until_killed(document: str, root: Path, setting: str) -> None:
+    """What the process does: `run --once --only receive`, with a failpoint set."""
+    at.arm(setting)
+    project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
+    run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
+
+
+class Receivers:
+    """Starts receivers of one project, forked from a process that has everything imported."""
+
+    def __init__(self, project: Project, secrets: Mapping[str, str] | None = None) -> None:
+        self._project = project
+        self._document = json.dumps(project.pipeline.model_dump(mode="json", by_alias=True) | dict(secrets or {}))
+        self._processes = multiprocessing.get_context("forkserver")
+        self._processes.set_forkserver_preload(["cdc_lake.testing.kills", "cdc_lake.pipeline.receive"])
+
+    def run(self, setting: str = "", seconds: float = 120) -> int:
+        """Run one to its end or its failpoint; its exit code."""
+        process = self._processes.Process(
+            target=receive_until_killed, args=(self._document, self._project.root, setting)
+        )
+        process.start()
+        process.join(seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            msg = f"the receiver did not end in {seconds:g} s ({setting or 'no failpoint'})"
+            raise AssertionError(msg)
+        assert process.exitcode is not None
+        return process.exitcode
+
+
+class Watching:
+    """Readers that look at bronze all the while; leaving raises what they saw that nobody may see."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._failure: BaseException | None = None
+        self.looks = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._failure is not None and kind is None:
+            raise self._failure
+
+    def _watch(self) -> None:
+        try:
+            reader = bronze_reader(self._project)
+            while not self._over.wait(0.02):
+                assert_whole_transactions(reader)
+                self.looks += 1
+        except BaseException as failure:  # noqa: BLE001 - raised where the watch ends
+            self._failure = failure
+
+
+def assert_whole_transactions(reader: BronzeReader) -> None:
+    """Of each transaction that a reader sees, it sees all: BEGIN, changes counted without a hole, COMMIT."""
+    files = reader.files()
+    seen: dict[tuple[int, int], list[tuple[int, str]]] = {}
+    for part in files.batches(files.paths, ["epoch", "position", "ordinal", "op"]):
+        for row in part.to_pylist():
+            if row["op"] not in {"R", "S"}:
+                seen.setdefault((row["epoch"], row["position"]), []).append((row["ordinal"], row["op"]))
+    for place, rows in seen.items():
+        assert [ordinal for ordinal, _ in rows] == list(range(len(rows))), f"a part of {place}: {rows}"
+        assert (rows[0][1], rows[-1][1]) == ("B", "C"), f"a part of {place}: {rows}"
+
+
+def inserted(reader: BronzeReader, relation: str) -> list[Any]:
+    """First values of the rows that bronze has of an insert-only table, in order; each as often as it is there."""
+    files = reader.files()
+    out = []
+    for part in files.batches(files.select(relations=[relation]), ["relation", "op", "new"]):
+        out += [row["new"][0] for row in part.to_pylist() if row["relation"] == relation and row["op"] in {"I", "S"}]
+    return out
