@@ -15,7 +15,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.pipeline.check_family_slot import slot_line
 from cdc_lake.pipeline.check_family_tables import grants, identities
 from cdc_lake.pipeline.check_family_tables import tables as tables_found
-from cdc_lake.pipeline.check_line import CheckLine, failed, room
+from cdc_lake.pipeline.check_line import CheckLine, failed, room, unchecked_text
 from cdc_lake.pipeline.density import order_of, refuse_csn
 from cdc_lake.pipeline.family_facts import FamilyLimits, FamilyRole, captured, limits, role, session_of
 from cdc_lake.pipeline.family_frames import codec_of, reads_by_sql
@@ -79,12 +79,17 @@ def _server(project: Project, session: WireSession, found: FamilyLimits) -> Iter
         codec_of(project, facts.encoding)
     except CdcLakeError as error:
         yield failed("encoding", error)
+    yield from unchecked_text(project, facts.encoding)
     if facts.in_recovery:
         fix = "point `source.host` at the primary, or name several `source.hosts`"
         yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
     logical = facts.wal_level == "logical"
     fix = "" if logical else _WAL_LEVEL
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level or "not shown", fix=fix, code="SRC208")
+    if len(project.family.addresses) > 1 and not facts.slots_logged and project.family.node != "coordinator":
+        text = "slots are not in the log: a standby that takes over, or decodes, does not have this one"
+        fix = 'gs_guc set -D <data folder> -c "enable_slot_log = on";  on every server of the cluster'
+        yield CheckLine(ok=None, subject="failover", text=text, fix=fix)
     needed = 1 if find_slot(session, project.slot) is None else 0
     yield room("replication slots", found.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
     if reads_by_sql(project):

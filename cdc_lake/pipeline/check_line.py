@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.relation import TableName
 
@@ -23,6 +24,16 @@ class CheckLine:
 def failed(subject: str, error: CdcLakeError) -> CheckLine:
     """What an error says, as a finding."""
     return CheckLine(ok=False, subject=subject, text=error.message, fix=error.remedy, code=error.code)
+
+
+def unchecked_text(project: Project, encoding: str) -> Iterator[CheckLine]:
+    """What should be known of a database that promises nothing about its text."""
+    source = project.pipeline.source
+    if encoding == "SQL_ASCII" and source.encoding_errors == "stop":
+        some = f" outside of {', '.join(source.hex_columns)}" if source.hex_columns else ""
+        text = f"SQL_ASCII checks nothing: text that is not UTF-8{some} stops the copy and the stream"
+        fix = "name columns that hold such text in `source.hex_columns`: it is kept in hexadecimal digits"
+        yield CheckLine(ok=None, subject="encoding", text=text, fix=fix, code="DEC311")
 
 
 def listed(names: Sequence[TableName]) -> str:

@@ -9,7 +9,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, NoPrimary, NoReplicaIdentity, NoTableMatches
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
-from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room
+from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room, unchecked_text
 from cdc_lake.pipeline.check_postgres_failover import failover_lines
 from cdc_lake.pipeline.postgres_facts import (
     RoleFacts,
@@ -36,6 +36,7 @@ def findings(project: Project) -> Iterator[CheckLine]:
         major = facts.version // 10000
         yield CheckLine(ok=True, subject="server", text=f"PostgreSQL {major} at {where.place}, as {where.user}")
         yield from _server(project, session, facts)
+        yield from unchecked_text(project, session.info.parameter_status("server_encoding") or "")
         rights = role(session)
         yield from _role(project, rights)
         yield from _slot(project, session)

@@ -21,6 +21,7 @@ from cdc_lake.errors import CdcLakeError, InvalidText, MalformedMessage, TextNot
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import postgres_stream
+from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.held import held_list
 from cdc_lake.pipeline.receive import ReceiveSummary, receive
@@ -169,6 +170,16 @@ def test_the_copy_and_the_stream_stop_at_text_that_is_none(ascii_database: Datab
         assert isinstance(error, CdcLakeError)
         assert "d6d0" not in f"{error.message} {error.where} {error.remedy}".lower()
         assert "hex_columns" in error.remedy
+
+
+def test_check_says_what_such_a_database_promises(ascii_database: Database, tmp_path: Path):
+    for columns, wanted in (([], "that is not UTF-8 stops"), (["public.notes.body"], "outside of public.notes.body")):
+        lines = list(findings(project_of(ascii_database, tmp_path, hex_columns=columns)))
+        (found,) = (line for line in lines if line.subject == "encoding")
+        assert found.ok is None
+        assert wanted in found.text
+    lines = list(findings(project_of(ascii_database, tmp_path, encoding_errors="hex")))
+    assert not [line for line in lines if line.subject == "encoding"]
 
 
 def test_columns_that_may_hold_such_text_have_it_in_hexadecimal_digits(ascii_database: Database, tmp_path: Path):
