@@ -91,15 +91,16 @@ def write(ledger: Ledger, done: threading.Event) -> None:
             return
 
 
+@pytest.mark.parametrize("redact", [None, True], ids=["raw", "redacted"])
 @pytest.mark.parametrize("decoding", STYLES, ids=lambda d: "-".join(str(v) for v in d.values()))
-def test_every_way_of_writing_is_recorded_and_replays(server, tmp_path, capsys, decoding):
+def test_every_way_of_writing_is_recorded_and_replays(server, tmp_path, capsys, decoding, redact):
     project = load_project(pipeline(server, tmp_path, decoding))
     done = threading.Event()
     writer = threading.Thread(target=write, args=(server.ledger, done))
     writer.start()
     try:
         limits = Limits(seconds=20, transactions=10)
-        found = record(project, tmp_path / "a.rec", limits, stop=threading.Event(), tell=lambda _: None)
+        found = record(project, tmp_path / "a.rec", limits, redact=redact, stop=threading.Event(), tell=lambda _: None)
     finally:
         done.set()
         writer.join()
@@ -112,7 +113,10 @@ def test_every_way_of_writing_is_recorded_and_replays(server, tmp_path, capsys, 
     assert run_command(app, ["inspect", "payload", str(tmp_path / "a.rec")]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     insert = next(line for line in lines if line["type"] == "insert")
-    assert insert["new"][1]["value"] == "中文", "the header says the encoding"
+    value = insert["new"][1]["value"]
+    assert (value == "中文") is (redact is None), "the header says the encoding"
+    assert found.unreadable == 0
+    assert ("中文".encode("gbk") in (tmp_path / "a.rec").read_bytes()) is (redact is None)
 
 
 def test_a_slot_that_is_given_is_read_and_not_moved(server, tmp_path):
