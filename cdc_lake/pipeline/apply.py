@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 _POLL_SECONDS = 0.2
+_TRIES = 3  # streams on bronze that may end by themselves, as where its log is cleaned up meanwhile …
+_AGAIN_SECONDS = 60.0  # … each of them within this time of the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +105,29 @@ def _follow(
 ) -> None:
     """Let the stream on bronze call `advance`; between its calls the idle timer does.
 
-    A checkpoint that no longer fits bronze is only a hint: it is set aside, and a new one begins. Where Spark has no
-    stream of bronze, its clock calls instead, and a run that ends with what bronze holds has walked there already.
+    A checkpoint that no longer fits bronze is only a hint: it is set aside, and a new one begins; also while it runs,
+    when a span took so long that bronze's log went on without it. Where Spark has no stream of bronze, its clock calls
+    instead, and a run that ends with what bronze holds has walked there already.
     """
     if bronze_reader(project).version() is None or (once and not _streams(project)):
         return
-    clock = _Clock(advance, stop)
-    try:
-        _listen(project, spark, clock, once=once, stop=stop)
-    except Exception as cause:
-        if death(spark):
-            raise
-        if clock.called or not project.checkpoint.exists():
-            raise ApplyFailed("the stream on bronze ended") from cause
-        aside = project.checkpoint.with_name(f"{project.checkpoint.name}.aside-{time.time_ns()}")
-        project.checkpoint.rename(aside)
-        tell(Progress("apply", f"the checkpoint does not fit bronze any more and was set aside as {aside.name}"))
-        _listen(project, spark, clock, once=once, stop=stop)
+    clock, tries, last = _Clock(advance, stop), 0, -_AGAIN_SECONDS
+    while True:
+        try:
+            _listen(project, spark, clock, once=once, stop=stop)
+            break
+        except Exception as cause:
+            if death(spark):
+                raise
+            now = time.monotonic()
+            tries, last = 1 if now - last >= _AGAIN_SECONDS else tries + 1, now
+            if clock.raised or tries > _TRIES:
+                raise ApplyFailed("the stream on bronze ended") from cause
+        if project.checkpoint.exists():
+            aside = project.checkpoint.with_name(f"{project.checkpoint.name}.aside-{time.time_ns()}")
+            project.checkpoint.rename(aside)
+            tell(Progress("apply", f"the checkpoint does not fit bronze any more and was set aside as {aside.name}"))
+        stop.wait(tries - 1)
     if clock.failure is not None:
         raise clock.failure
 
@@ -175,6 +183,7 @@ class _Clock:
         self._last = time.monotonic()
         self.failure: CdcLakeError | None = None
         self.called = False
+        self.raised = False
 
     def on_batch(self, batch: DataFrame, batch_id: int) -> None:
         """What `foreachBatch` calls; rows and number of the batch mean nothing here."""
@@ -192,6 +201,9 @@ class _Clock:
                 self._advance.run(None, self._stop)
             except CdcLakeError as failure:
                 self.failure = failure
+            except Exception:
+                self.raised = True
+                raise
             finally:
                 self._last = time.monotonic()
 
