@@ -58,6 +58,8 @@ def open_postgres(
         source = pinned(source, replication)  # what is read belongs together, also while a failover is under way
         facts = identify(replication)
         check_server(facts, place_of(source))
+        if source.slot.failover:
+            check_failover(facts, place_of(source))
         session = dial("catalog")
         target = goal(session)
         state, copied = bronze.state(), 0
@@ -72,7 +74,7 @@ def open_postgres(
             timeline = check_resume(project, session, replication, facts, state, control)
             note_timeline(timeline, control, state, tell)
             _say_uncaptured(project, session, tell)
-        _keep_on_standbys(project, session, replication, facts)
+        _keep_on_standbys(project, session, replication)
         frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
@@ -118,11 +120,10 @@ def _say_uncaptured(project: Project, session: Session, tell: Tell) -> None:
         tell(Progress("connect", f"table {table} matches `source.tables` but is not in the publication: not captured"))
 
 
-def _keep_on_standbys(project: Project, session: Session, replication: Session, facts: ServerFacts) -> None:
+def _keep_on_standbys(project: Project, session: Session, replication: Session) -> None:
     """Make the slot one that standbys keep a copy of, where the pipeline says so."""
     found = slot.find_slot(session, project.slot) if project.postgres.slot.failover else None
     if found is not None and not found.failover and found.active_pid is None:
-        check_failover(facts, project.postgres.place)
         slot.keep_on_standbys(replication, project.slot)
 
 

@@ -15,13 +15,14 @@ import pytest
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.errors import BronzeAhead, OtherTimeline, SlotMissing
+from cdc_lake.errors import BronzeAhead, OtherTimeline, ServerSettings, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.check_postgres import findings
+from cdc_lake.source.server import FAILOVER_SLOTS
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.standby import promote, standby_of
 from tests.conftest import CDC_PASSWORD, CDC_USER, Database, make_database, make_role, start_server
@@ -44,10 +45,17 @@ class Cluster:
 
     def standby(self, name: str = "standby", *, slots: bool = False) -> EmbeddedServer:
         """A running standby."""
+        if not (self.primary.binaries / "pg_basebackup").exists():
+            pytest.skip("this build of PostgreSQL has no pg_basebackup")
         database = self.database.name if slots else None
         standby = standby_of(self.primary, self._folder / name, slot=name, slots_of=database)
         self._standbys.append(standby)
         return standby.start()
+
+    @property
+    def version(self) -> int:
+        with self.connect(self.primary) as conn:
+            return conn.info.server_version // 10000
 
     def write(self, sql: str, server: EmbeddedServer | None = None) -> None:
         with self.connect(server or self.primary) as conn:
@@ -126,6 +134,8 @@ def copied(cluster: Cluster, standby: EmbeddedServer, project: Project) -> None:
 
 
 def test_a_standby_that_has_all_of_bronze_goes_on_with_the_stream(cluster: Cluster) -> None:
+    if cluster.version < FAILOVER_SLOTS:
+        pytest.skip("before PostgreSQL 17 no standby has the slot")
     standby = cluster.standby(slots=True)
     project = cluster.project(cluster.primary, standby, slot={"failover": True})
     cluster.write("INSERT INTO t VALUES (1)")
@@ -202,3 +212,14 @@ def test_the_primary_is_found_behind_a_host_that_is_down_and_a_standby(cluster: 
     cluster.write("INSERT INTO t VALUES (1)")
     once(project)
     assert inserted(project) == ["1"]
+
+
+def test_a_server_whose_standbys_keep_no_slots_refuses_to_be_asked_for_it(cluster: Cluster) -> None:
+    if cluster.version >= FAILOVER_SLOTS:
+        pytest.skip("this one can")
+    project = cluster.project(slot={"failover": True})
+    with pytest.raises(ServerSettings, match="from PostgreSQL 17 on"):
+        once(project)
+    with cluster.connect(cluster.primary) as conn:
+        assert conn.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+    assert line(project, "failover").ok is False

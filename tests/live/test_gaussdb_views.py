@@ -246,6 +246,18 @@ def test_check_says_what_the_settings_of_a_server_lack(stand_in: StandIn, tmp_pa
     assert ("encoding", "DEC312") in wrong(project)
 
 
+def test_check_says_where_standbys_would_not_have_the_slot(stand_in: StandIn, tmp_path: Path) -> None:
+    server = stand_in.servers[False]
+    twice = {"host": None, "hosts": [f"{server.host}:{server.port}"] * 2}
+    project = project_of(stand_in, PARALLEL, tmp_path, source=twice)
+    (line,) = lines(project, "failover")
+    assert (line.ok, "enable_slot_log = on" in line.fix) == (None, True)
+    server.state.settings["enable_slot_log"] = "on"
+    assert not lines(project, "failover")
+    server.state.settings.clear()
+    assert not lines(project_of(stand_in, PARALLEL, tmp_path), "failover")
+
+
 def test_check_compares_product_and_release_with_the_file(stand_in: StandIn, tmp_path: Path) -> None:
     other = project_of(stand_in, PARALLEL, tmp_path, source={"type": "mogdb", "version": "5.0.3"})
     assert wrong(other) == {("product", "SRC208")}

@@ -16,7 +16,7 @@ _MILLISECONDS = 1000
 _DOING = "identifying the server"
 _SETTINGS = (
     *("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_sender_timeout"),
-    *("max_replication_slots", "max_wal_senders"),
+    *("max_replication_slots", "max_wal_senders", "enable_slot_log"),
 )
 
 
@@ -25,7 +25,7 @@ class FamilySettings:
     """What a server says of itself by SQL, as far as reading its changes depends on it.
 
     `encoding` is the database's, as the server names it, `compatibility` the database's A, B, C or PG.
-    `sender_timeout` is in seconds, 0 = never.
+    `sender_timeout` is in seconds, 0 = never. `slots_logged`: standbys have the slots too.
     """
 
     version: FamilyVersion
@@ -38,6 +38,7 @@ class FamilySettings:
     sender_timeout: float
     slots_max: int
     senders_max: int
+    slots_logged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ def read_settings(session: WireSession) -> FamilySettings:
         sender_timeout=int(timeout) / _MILLISECONDS,
         slots_max=int(settings.get("max_replication_slots") or 0),
         senders_max=int(settings.get("max_wal_senders") or 0),
+        slots_logged=settings.get("enable_slot_log") == "on",
     )
 
 
