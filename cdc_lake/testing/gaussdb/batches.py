@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -134,13 +135,20 @@ class Batcher:
             start = end
 
     def _pieces(self, transaction: Encoded) -> Iterator[bytes]:
-        start = 0
-        for end, lsn in zip(transaction.ends, transaction.lsns, strict=True):
+        nth = start = 0
+        while nth < len(transaction.ends):
+            behind = nth + 1 if self._cuts is not None else self._filled_by(transaction, nth, start)
+            end = transaction.ends[behind - 1]
             self._gather(transaction, transaction.data[start:end])
-            self._highest = max(self._highest, lsn)
-            start = end
+            self._highest = max(self._highest, *transaction.lsns[nth:behind])
+            nth, start = behind, end
             if self._full():
                 yield self._close_by_size(transaction)
+
+    def _filled_by(self, transaction: Encoded, first: int, start: int) -> int:
+        """Behind the record, from the first on, whose piece fills the message; behind the last one if none does."""
+        most = self._limit - HEADER - self._size + start
+        return min(bisect_right(transaction.ends, most, lo=first), len(transaction.ends) - 1) + 1
 
     def _gather(self, transaction: Encoded, data: bytes) -> None:
         if not self._parts:
@@ -171,15 +179,18 @@ class Batcher:
         return self._close(b"\0\0\0\0" if self._options.batch else b"", lsn)
 
     def _close(self, ending: bytes, lsn: int) -> bytes:
-        self._parts.append(ending)
-        payload = b"".join(self._parts)
+        parts = [*self._parts, ending]
         self._parts = []
         self._size = 0
         self._first = None
-        return message(payload, lsn, timed=self._running)
+        return b"".join([_header(sum(map(len, parts)), lsn, timed=self._running), *parts])
 
 
 def message(payload: bytes, lsn: int, *, timed: bool = True) -> bytes:
     """A CopyData message of a `w` header and this payload; `timed`: with the time of sending."""
+    return _header(len(payload), lsn, timed=timed) + payload
+
+
+def _header(size: int, lsn: int, *, timed: bool) -> bytes:
     now = time.time_ns() // 1000 - UNIX_TO_2000 if timed else 0
-    return _W(b"d", 4 + HEADER + len(payload), b"w", lsn, lsn, now) + payload
+    return _W(b"d", 4 + HEADER + size, b"w", lsn, lsn, now)

@@ -28,6 +28,8 @@ _KEEPALIVE: Final = Struct("<cQiiqBB6s")
 _REPLY: Final = Struct("<QQQQQiiqB3xI")
 _CHUNK: Final = 4 << 20
 """Bytes gathered before they are handed to the socket."""
+_LARGE: Final = 256 << 10
+"""Bytes of a message above which copying it costs more than sending it by itself."""
 
 _IDLE: Final = 0.01
 """Seconds between looks at the client while nothing is to be sent."""
@@ -141,7 +143,8 @@ class Stream:
                 size += len(data)
             self._newest = transaction.csn
         if messages:
-            self._send(b"".join(messages) if len(messages) > 1 else messages[0])
+            for data in messages if size >= _LARGE * len(messages) else [b"".join(messages)]:
+                self._send(data)
             self._clock.data = self._clock.keepalive = time.monotonic()
         return bool(messages)
 
