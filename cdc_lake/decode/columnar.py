@@ -20,6 +20,7 @@ import pyarrow as pa
 from cdc_lake.decode.canonical import canonical_of
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import canonical_relation, digest_of, digests_after, prefix_state
+from cdc_lake.decode.joined import joined
 from cdc_lake.decode.not_text import InHex, any_prefixed
 from cdc_lake.decode.pgoutput import change_of
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, info_of, refuse_oversize, tabulate_plain
@@ -52,6 +53,10 @@ def tabulate(batch: Sequence[RawTransaction], in_hex: InHex | None = None) -> Ch
             columns = _tabulate(batch, sizes)
             require(in_hex is None or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
             return columns
+        if in_hex is not None and len(batch) > 1:  # a few odd values must not slow all of a batch down
+            half = len(batch) // 2
+            parts = ((batch[:half], half), (batch[half:], len(batch) - half))
+            return joined([(tabulate(part, in_hex), count) for part, count in parts], pa.concat_arrays)
     return tabulate_plain(batch, in_hex)
 
 

@@ -63,6 +63,21 @@ def test_pgoutput_keeps_them_where_it_may():
     assert found.old.to_pylist() == [None, ["1", HEXED, None], ["1", HEXED, None]]
 
 
+def test_a_few_odd_values_among_many_transactions_change_nothing_else():
+    batch = [
+        raw
+        for n in range(40)
+        for raw in pgoutput(
+            Insert(NOTES, (str(n), SENT if n in (3, 29) else "x", "y")),
+            Delete(NOTES, (str(n), None, None), OldKind.KEY),
+        )
+    ]
+    assert_same(tabulate_pgoutput(batch, only_body), plain_pgoutput(batch, only_body))
+    how = STYLES[0]
+    many = [family(how, b"\xff" if n in (3, 29) else b"x", b"y")[0] for n in range(40)]
+    assert_same(tabulate(many, layouts("UTF8")), tabulate_plain(many, layouts("UTF8")))
+
+
 @pytest.mark.parametrize("in_hex", [None, only_body])
 def test_pgoutput_stops_where_it_may_not(in_hex):
     for decode in (tabulate_pgoutput, plain_pgoutput):

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.joined import joined
 from cdc_lake.decode.mppdb.codec import Policy
 from cdc_lake.decode.mppdb.cuts import Piece, chunk_of, cuts, lsns_of
 from cdc_lake.decode.mppdb.layouts import Layouts, Plan
@@ -58,6 +59,10 @@ def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts) -> ChangeColu
             return _tabulate(batch, sizes, layouts)
         except Irregular:
             layouts.restore(before)
+        if layouts.codec.policy is Policy.HEX and len(batch) > 1:  # a few odd values must not slow all of a batch down
+            half = len(batch) // 2
+            parts = ((batch[:half], half), (batch[half:], len(batch) - half))
+            return joined([(tabulate(part, layouts), count) for part, count in parts], pa.concat_arrays)
     return tabulate_plain(batch, layouts)
 
 
