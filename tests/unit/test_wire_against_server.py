@@ -61,7 +61,10 @@ CATALOG = [
             [("wal_level", "logical"), ("enable_thread_pool", "on"), ("logical_sender_timeout", "30000")],
         ),
     ),
-    Rule("datcompatibility", ResultSet((ResultColumn("encoding"), ResultColumn("datcompatibility")), [("UTF8", "PG")])),
+    Rule(
+        "datcompatibility",
+        ResultSet(tuple(map(ResultColumn, ("datname", "encoding", "compatibility"))), [("postgres", "UTF8", "PG")]),
+    ),
 ]
 
 
