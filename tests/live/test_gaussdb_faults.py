@@ -24,7 +24,9 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import CsnMissing, SlotActive
+from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain
+from cdc_lake.pipeline.proof import known_beside
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.gaussdb.faults import Faults
 from cdc_lake.testing.workload import Workload
@@ -46,7 +48,8 @@ KILLED = KINDS if BUDGET > 1 else KINDS[:1]
 def assert_whole(project: Project, stand_in: StandIn, kind: Kind) -> None:
     assert_equal_to_source(project, stand_in)
     reader = BronzeReader(project.bronze)
-    verdict = verify(reader)
+    control = ControlTables(project.control)
+    verdict = verify(reader, beside=lambda: known_beside(project, reader, control))
     assert verdict.holds, verdict.reason
     state = reader.state()
     assert state is not None
