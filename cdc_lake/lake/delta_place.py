@@ -131,7 +131,7 @@ class LocalPlace:
         """With its folder."""
         try:
             return create_table(self.folder, schema, properties, durable=self.durable)
-        except DeltaError as cause:
+        except (DeltaError, OSError) as cause:
             raise BronzeNotWritten("the bronze table could not be made", where=self.name) from cause
 
     def refresh(self, table: DeltaTable) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pyarrow.compute as pc
+
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.model import Pipeline
@@ -117,9 +119,12 @@ def assert_whole_transactions(reader: BronzeReader) -> None:
 
 
 def inserted(reader: BronzeReader, relation: str) -> list[Any]:
-    """First values of the rows that bronze has of an insert-only table, in order; each as often as it is there."""
-    files = reader.files()
-    out = []
-    for part in files.batches(files.select(relations=[relation]), ["relation", "op", "new"]):
-        out += [row["new"][0] for row in part.to_pylist() if row["relation"] == relation and row["op"] in {"I", "S"}]
-    return out
+    """First values of an insert-only table's rows in the newest epoch, each as often as it is there.
+
+    A copy that was broken off starts a new epoch.
+    """
+    state, files = reader.state(), reader.files()
+    assert state is not None
+    paths = files.select(epoch=state.epoch, relations=[relation])
+    wanted = (pc.field("epoch") == state.epoch) & (pc.field("relation") == relation) & pc.field("op").isin(["I", "S"])
+    return [row[0] for part in files.batches(paths, ["new"], wanted) for row in part["new"].to_pylist()]
