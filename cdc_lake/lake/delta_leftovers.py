@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 LOG_SECONDS = 600.0
 """Age of a log entry above which nobody needs it."""
@@ -29,8 +29,8 @@ _UNFINISHED = re.compile(r"_commit_.*\.json\.tmp")  # a commit that deltalake di
 class Leftovers:
     """Files that can go, and their bytes: entries of the log, and data files."""
 
-    entries: tuple[Path, ...]
-    files: tuple[Path, ...]
+    entries: tuple[PurePath, ...]
+    files: tuple[PurePath, ...]
     size: int
 
 
@@ -53,7 +53,7 @@ def remove(folder: Path, found: Leftovers, *, durable: bool) -> None:
         for name in (*log.glob("*.checkpoint.parquet"), log / "_last_checkpoint", log):
             _sync(name)
     for path in (*sorted(found.entries), *found.files):
-        path.unlink(missing_ok=True)
+        Path(path).unlink(missing_ok=True)
 
 
 def touch(paths: Iterable[Path]) -> None:

@@ -25,11 +25,12 @@ from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL, NotLanded, added, note_
 from cdc_lake.lake.delta_place import Action
 from cdc_lake.lake.object_store import Behind, ObjectStore
 from cdc_lake.lake.parquet_file import Rows, write_parquet
+from cdc_lake.lake.store_leftovers import entries, note_replaced, remove, unnamed
 
 _T = TypeVar("_T")
 
-CLEANUP_INTERVAL = 1_000
-"""Commits between two looks for expired log entries: each lists the whole log, a thousand entries a request."""
+_HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+"""What deltalake does after a commit. To tidy the log it would list all of it each time; upkeep does that."""
 
 _FENCE = "_cdc_lake_fence"
 """An object that says nothing; to Delta, names with a leading underline are no data."""
@@ -126,15 +127,12 @@ class StorePlace:
 
         Raises NotLanded, CommitUncertain where the entry could not be read either.
         """
-        mark, base = str(uuid4()), table.version()
-        hooks = PostCommitHookProperties(
-            create_checkpoint=True, cleanup_expired_logs=(base + 1) % CLEANUP_INTERVAL == 0
-        )
+        mark = str(uuid4())
 
         def put() -> int:
             try:
                 return submit(
-                    table, actions, apps=apps, note=note, fenced=True, mark=mark, read=self._peek, hooks=hooks
+                    table, actions, apps=apps, note=note, fenced=True, mark=mark, read=self._peek, hooks=_HOOKS
                 )
             except NotLanded as failure:
                 if failure.overtaken:
@@ -167,17 +165,24 @@ class StorePlace:
         self._store.persist(table.create_checkpoint, self.name)
 
     def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> Leftovers | None:
-        """Not known: a store does not say when an object was replaced, and its listing may be older than the table."""
-        del live, now, files_seconds
-        return None
+        """By listing the folder and its log, which costs requests: only where data files are asked for too."""
+        if files_seconds is None:
+            return Leftovers((), (), 0)
+        folder, before = self._address.path, now - files_seconds
+
+        def found() -> Leftovers:
+            files, size = unnamed(self.filesystem, folder, folder, live, before)
+            return Leftovers(entries(self.filesystem, folder, now), files, size)
+
+        return self._store.persist(found, self.name)
 
     def remove(self, found: Leftovers) -> None:
-        """Nothing: there is nothing to be found."""
-        del found
+        """One by one: what was removed already is no failure."""
+        self._store.persist(lambda: remove(self.filesystem, found), self.name)
 
     def replaced(self, names: Sequence[str]) -> None:
-        """Nothing: an object has no time that could be set."""
-        del names
+        """By a note: an object has no time that could be set."""
+        self._store.persist(lambda: note_replaced(self.filesystem, self._address.path, names), self.name)
 
     def _advance(self, table: DeltaTable) -> None:
         version = table.version()

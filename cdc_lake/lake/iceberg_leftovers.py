@@ -42,7 +42,7 @@ def leftovers(log: IcebergLog, now: float, files_seconds: float | None) -> Lefto
 def remove(found: Leftovers) -> None:
     """Remove them."""
     for path in (*found.entries, *found.files):
-        path.unlink(missing_ok=True)
+        Path(path).unlink(missing_ok=True)
 
 
 def local_path(table: Table, location: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -14,9 +15,10 @@ from botocore.credentials import Credentials
 from pydantic import SecretStr
 
 from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.upkeep import compact
+from cdc_lake.bronze.upkeep import compact, tidy
 from cdc_lake.errors import AnotherReceiver, Retry, StoreRefused, StoreUnavailable, StoreUnfenced
 from cdc_lake.lake.conditional_put import signed
+from cdc_lake.lake.delta_leftovers import Leftovers
 from cdc_lake.model.span import Span
 from cdc_lake.testing.faulty_store import Fault, FaultyStore, Request
 from cdc_lake.testing.object_store import LocalStore, storage_at
@@ -200,3 +202,45 @@ def test_upkeep_of_a_bronze_in_a_store_keeps_the_chain(place: Stored):
     assert len(reader.files().paths) < 11
     assert verify(reader).holds
     assert [commit.position for commit in reader.commits(Span(1, 0, 200))] == list(range(101, 112))
+
+
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_what_upkeep_replaced_goes_when_nobody_reads_it_any_more(place: Stored):
+    writer = place.writer()
+    writer.begin_stream("s1", 100)
+    for at in range(101, 130):
+        writer.append([transaction(at)])
+    before, early = place.data_files(), time.time()
+    assert compact(place.table(), 2, whole=True)
+    live, table = set(place.reader().files().paths), place.table()
+    assert table.look()
+    assert tidy(table, 3600.0, early + 3000) == Leftovers((), (), 0)
+    assert set(place.data_files()) == {*before, *live}
+    found = tidy(table, 3600.0, early + 100_000)
+    assert found is not None
+    assert (len(found.files), len(found.entries) > 25) == (len(before) + 1, True)  # and the note
+    assert set(place.data_files()) == live
+    with FaultyStore(place.store, lambda r: Fault.UNHEARD if r.method == "DELETE" else None) as proxy:
+        again = place.table(proxy.endpoint)
+        assert again.look()
+        assert tidy(again, 3600.0, early + 100_000) is not None
+    reader = place.reader()
+    assert verify(reader).holds
+    assert [commit.position for commit in reader.commits(Span(1, 0, 200))] == list(range(101, 130))
+    assert place.writer().append([transaction(130)]).upto == 130
+
+
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_a_file_that_was_just_replaced_stays_however_old_it_is(place: Stored):
+    writer = place.writer()
+    writer.begin_stream("s1", 100)
+    for at in range(101, 105):
+        writer.append([transaction(at)])
+    old = place.data_files()
+    time.sleep(2.2)  # the store's clock counts seconds
+    replaced_at = time.time()
+    assert compact(place.table(), 2, whole=True)
+    table = place.table()
+    assert table.look()
+    assert tidy(table, 3600.0, replaced_at + 3600 - 1.5) == Leftovers((), (), 0)
+    assert set(old) <= set(place.data_files())
