@@ -23,7 +23,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.encoding import sql_codec
 from cdc_lake.pipeline.family_facts import captured, catalog
-from cdc_lake.pipeline.family_frames import assembler_of, frames_of, reads_by_sql, tables_of
+from cdc_lake.pipeline.family_frames import assembler_of, codec_of, frames_of, reads_by_sql, tables_of
 from cdc_lake.pipeline.family_stream import check_resume, server_facts
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.copy_csv import csv_statement, table_of
@@ -112,7 +112,7 @@ class FamilySide:
         self._opened.callback(frames.close)
         assembler = assembler_of(self._project, self._domain, self._facts.encoding)
         with connect(target_of(self._project.family, self._project.root)) as other:
-            layouts = Layouts(FamilyTables(other))
+            layouts = Layouts(FamilyTables(other), codec_of(self._project, self._facts.encoding))
             found: list[Unlanded] = []
             wanted = _Wanted(shown, after, every=self._domain is OrderDomain.CSN and not self._by_csn)
             deadline = time.monotonic() + PATIENCE

@@ -86,12 +86,14 @@ def folded(project: Project) -> dict[str, tuple[str | None, ...]]:
 
 
 def in_source(project: Project) -> dict[str, tuple[str | None, ...]]:
-    """As a comparison reads it."""
+    """As a comparison reads it, which also looks at what the slot still has."""
     state = bronze_reader(project).state()
     assert state is not None
-    with family_side(project, state) as side, side.snapshot([NOTES]):
+    with family_side(project, state) as side, side.snapshot([NOTES]) as shown:
         (one,) = side.captured()
         rows = side.rows(side.relation_of(one), one).to_pylist()
+        for unlanded in side.ahead(shown, state.upto) or ():
+            assert unlanded.tables <= {NOTES}
     return {row["id"]: (row["body"], row["memo"]) for row in rows}
 
 
@@ -112,6 +114,8 @@ def test_a_database_in_gbk_says_the_same_in_copy_and_stream(database: Database, 
         once(project)
         found = folded(project)
         assert found == in_source(project)
+        insert(database, (100, texts[0], texts[1]))
+        assert in_source(project)["100"] == (texts[0], texts[1])
     bodies = [*texts[:3], f"not-text:{texts[3].encode().hex()}" if columns else texts[3]]
     assert found == {
         str(ten + n): (body, memo) for ten in (0, 10) for n, (body, memo) in enumerate(zip(bodies, texts, strict=True))
