@@ -109,6 +109,7 @@ TABLES: dict[str, Columns] = {
         ("number", _INT, "number of the configuration, as COMMIT rows of bronze have it; grows by one"),
         ("fingerprint", _TEXT, "hash of `settings`: the same settings have the same one"),
         ("settings", _TEXT, "JSON: which tables are taken, what is redacted, and a keyed fingerprint of the key"),
+        ("changed", _TEXT, "JSON: columns that bronze held then and that are redacted otherwise from here on"),
         ("epoch", _INT, "epoch of bronze when it began, 0 before the first stream"),
         ("position", _LONG, "how far bronze was then: transactions above it are of this configuration, until the next"),
         _RECORDED,
@@ -210,11 +211,12 @@ class TimelineRow:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationRow:
-    """What of a pipeline's configuration decides what bronze holds, from a position on; `settings` is JSON."""
+    """What of a pipeline's configuration decides what bronze holds, from a position on; two columns are JSON."""
 
     number: int
     fingerprint: str
     settings: str
+    changed: str
     epoch: int
     position: int | None
     recorded_at: datetime
@@ -345,10 +347,9 @@ class ControlTables:
         rows = self.read("snapshots").sort_by("recorded_at").to_pylist()
         return [SnapshotRow(**row) for row in {row["snapshot"]: row for row in rows}.values()]
 
-    def last_configuration(self) -> ConfigurationRow | None:
-        """The configuration that the pipeline's newest transactions were landed under."""
-        rows = self.read("configurations").sort_by("number").to_pylist()
-        return ConfigurationRow(**rows[-1]) if rows else None
+    def configurations(self) -> list[ConfigurationRow]:
+        """All configurations, by number; the newest transactions were landed under the last one."""
+        return [ConfigurationRow(**row) for row in self.read("configurations").sort_by("number").to_pylist()]
 
     def last_cut(self, stream: str | None = None) -> CutRow | None:
         """The cut at the highest epoch and position, of one stream or of all."""

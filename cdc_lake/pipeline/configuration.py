@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.decode.redaction import Hasher
 from cdc_lake.lake.control import ConfigurationRow, ControlTables, now
+from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.redaction import check_columns
+from cdc_lake.pipeline.redaction_change import NOTHING, changed_columns
 from cdc_lake.pipeline.source_view import source_view
 
 _LABEL = b"cdc_lake key of redaction"
@@ -50,7 +54,7 @@ def number_configuration(project: Project, state: BronzeState | None, control: C
     """
     settings = settings_of(project)
     fingerprint = hashlib.sha256(settings.encode()).hexdigest()
-    last = control.last_configuration()
+    last = next(reversed(control.configurations()), None)
     if last is not None and last.fingerprint == fingerprint:
         return last.number
     redacts = bool(project.pipeline.bronze.redact)
@@ -58,11 +62,18 @@ def number_configuration(project: Project, state: BronzeState | None, control: C
         columns = redacted_columns(project)
         tell(Progress("connect", f"columns that are redacted: {columns}", facts={"columns": columns}))
     # what was landed before configurations were recorded has the number 1, and nothing of it was redacted
-    unnumbered = int(last is None and state is not None and redacts)
-    number = 1 + (last.number if last is not None else unnumbered)
+    number = 1 + (last.number if last is not None else int(state is not None and redacts))
+    before = json.loads(last.settings) if last is not None else NOTHING
+    changed = changed_columns(before, json.loads(settings), lambda: _held(project, state))
     epoch, position = (0, None) if state is None else (state.epoch, state.upto)
-    control.record(ConfigurationRow(number, fingerprint, settings, epoch, position, now()))
+    control.record(ConfigurationRow(number, fingerprint, settings, json.dumps(changed), epoch, position, now()))
     if number > 1:
-        what = "transactions landed from now on are of another configuration"
-        tell(Progress("connect", f"configuration {number}: {what}", facts={"configuration": number}))
+        words = f"; redacted otherwise from now on: {', '.join(changed)}" if changed else ""
+        text = f"configuration {number} begins{words}"
+        tell(Progress("connect", text, facts={"configuration": number, "changed": changed}))
     return number
+
+
+def _held(project: Project, state: BronzeState | None) -> Iterable[Relation]:
+    """All layouts that bronze holds."""
+    return () if state is None else bronze_reader(project).layouts().values()

@@ -20,12 +20,14 @@ from cdc_lake.bronze.nearby import as_they_are
 from cdc_lake.bronze.outline import Outline, outline, span_files
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import KeylessDelete
+from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.store import SilverColumn, SilverStore, store
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.follow import follow
 from cdc_lake.pipeline.judge import Survey, conditions, survey
+from cdc_lake.pipeline.redaction_change import check_unchanged
 from cdc_lake.quality.gate import RuleCount
 from cdc_lake.silver.changes import behind, read_changes, typed
 from cdc_lake.silver.complete import complete_moved
@@ -115,6 +117,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
             )
         return None
     shape = make_shape(seen.layouts, job.layouts, job.target.keys)
+    check_unchanged(ControlTables(job.project.control).configurations(), table, span)
     if seen.nameless is not None:
         at = shown(job.stream, seen.nameless)
         raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")

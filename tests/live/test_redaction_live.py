@@ -179,6 +179,10 @@ def test_another_configuration_has_the_next_number(database: Database, tmp_path:
     assert rows["number"].to_pylist() == [1, 2, 3]
     assert [json.loads(text)["key"] is None for text in rows["settings"].to_pylist()] == [True, False, False]
     assert len(set(rows["fingerprint"].to_pylist())) == 3
+    first, second, third = (json.loads(text) for text in rows["changed"].to_pylist())
+    assert first == []
+    assert {"public.users.email", "public.users.ssn", "public.whole.body"} <= set(second)
+    assert third == ["public.codes.code", "public.logins.email", "public.users.email", "public.whole.email"]
     assert leaks(tmp_path, [KEY]) == []
     assert leaks(tmp_path, [CANARY]), "what was landed before is found, so what is not found is not there"
 

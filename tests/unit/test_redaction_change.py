@@ -1,0 +1,58 @@
+"""Redaction that changes in the middle of a stream: tables that hold such columns wait, others go on."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from cdc_lake.errors import DestructiveChange
+from cdc_lake.lake.control import ConfigurationRow
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+from cdc_lake.pipeline.redaction_change import NOTHING, changed_columns, check_unchanged
+from cdc_lake.testing.messages import table
+
+USERS = table("public.users", id="int8", email="text", ssn="text")
+ORDERS = table("public.orders", id="int8", email="text")
+HASHED = {"redact": [["public.*.email", "sha256"]], "key": "a"}
+
+
+def changed(before, after) -> list[str]:
+    return changed_columns(before, after, lambda: [USERS, ORDERS])
+
+
+def test_what_bronze_holds_and_is_redacted_otherwise_is_named():
+    assert changed(NOTHING, HASHED) == ["public.orders.email", "public.users.email"]
+    assert changed(HASHED, NOTHING) == ["public.orders.email", "public.users.email"]
+    assert changed(HASHED, {**HASHED, "key": "b"}) == ["public.orders.email", "public.users.email"]
+    more = {**HASHED, "redact": [*HASHED["redact"], ["public.users.ssn", "drop"]]}
+    assert changed(HASHED, more) == ["public.users.ssn"]
+
+
+def test_rules_that_mean_the_same_or_what_comes_later_change_nothing():
+    same = {**HASHED, "redact": [["public.orders.email", "sha256"], ["public.users.email", "sha256"]]}
+    assert changed(HASHED, same) == []
+    assert changed(HASHED, {**HASHED, "redact": [*HASHED["redact"], ["public.*.phone", "drop"]]}) == []
+
+    def unread():
+        raise AssertionError("bronze is read although nothing changed")
+
+    assert changed_columns(HASHED, dict(HASHED), unread) == []
+
+
+def row(number: int, changed: list[str], epoch: int, position: int | None) -> ConfigurationRow:
+    return ConfigurationRow(number, "", "{}", json.dumps(changed), epoch, position, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def test_a_table_waits_from_where_a_column_of_it_changes():
+    rows = [row(1, [], 0, None), row(2, ["public.users.email"], 1, 100)]
+    users, orders = TableName("public", "users"), TableName("public", "orders")
+    for span in (Span(1, 0, 100), Span(2, 0, 900)):
+        check_unchanged(rows, users, span)
+    check_unchanged(rows, orders, Span(1, 0, 900))
+    check_unchanged(rows, TableName("public", "user"), Span(1, 0, 900))
+    for span in (Span(1, 50, 101), Span(1, 500, 900)):
+        with pytest.raises(DestructiveChange, match=r"`public.users.email` is redacted otherwise"):
+            check_unchanged(rows, users, span)
