@@ -1,33 +1,49 @@
-"""Bronze commits: latency by size and durability, one-row transactions a second, growth over many commits.
+"""Bronze commits: their time, what the chain and Iceberg cost, and what a table with many of them costs to open.
 
-    python benchmarks/bronze_commit.py [--commits 1000] [--folder DIR]
+    python benchmarks/bronze_commit.py [--commits 10000] [--folder DIR] [--no-save]
 
-Rows have 10 columns of text, about 250 bytes, a fifth of them updates. `build` is rows.py alone; `decode` is the
-columnar decoder; `append` is what the receiver calls: decode, build, Parquet, commit, sync.
+Rows have 10 columns of text, about 250 bytes, a fifth of them updates. A commit is what the receiver calls: decode,
+build rows, digests and chain, Parquet, commit, sync. Kinds that are compared take turns in one run. Growth: commits of
+one row, with the upkeep that a receiver has beside it, as if a second passed between two of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any
+from unittest import mock
 
+from measured import save, show, table
+
+from cdc_lake.bronze import upkeep
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
+from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.rows import build
-from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.digest import GENESIS
+from cdc_lake.bronze.upkeep import MaintainedTable
+from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.lake.catalog import CatalogAddress
+from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.change import Change, Insert, Update
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake.testing.messages import table as relation
 
-WIDE = table("public.orders", id="int8", **{f"c{n}": "text" for n in range(9)})
+WIDE = relation("public.orders", id="int8", **{f"c{n}": "text" for n in range(9)})
+NARROW = relation("public.notes", id="int8", note="text")
+ROWS = 10_000
+AFTER = 100  # commits between two upkeeps, as the receiver has it
+KEPT = 3600.0
+NOTHING = bytes(32)
 
 
 def change(n: int) -> Change:
@@ -42,81 +58,197 @@ def transactions(start: int, count: int, rows: int) -> list[RawTransaction]:
     ]
 
 
-def latency(folder: Path, rows: int, durability: Literal["fsync", "os"], turns: int) -> str:
-    writer = DeltaBronze(folder, durability)
-    writer.begin_stream("s", 0)
-    times, position = [], 1
-    for _ in range(turns):
-        batch = transactions(position, max(1, rows // 100), min(rows, 100))
+def note(position: int) -> RawTransaction:
+    return raw_transaction(Transaction(boundaries(position), (Insert(NARROW, (str(position), "a note")),)))
+
+
+def table_of(folder: Path, fmt: str, *, durable: bool) -> MaintainedTable:
+    if fmt == "delta":
+        return DeltaBronzeTable(LocalPlace(folder, durable=durable))
+    folder.mkdir(parents=True, exist_ok=True)
+    uri, warehouse = f"sqlite:///{folder / 'catalog.db'}", f"file://{folder / 'warehouse'}"
+    return IcebergBronzeTable(CatalogAddress("lake", "sql", uri, warehouse, durable=durable), "bench")
+
+
+def p95(times: list[float]) -> float:
+    return sorted(times)[min(len(times) - 1, int(len(times) * 0.95))]
+
+
+# ── commits ──
+
+
+def latency(folder: Path, turns: int) -> dict[str, list[float]]:
+    """Milliseconds of each commit of `ROWS` rows, by format and durability."""
+    kinds = [(fmt, durable) for fmt in ("delta", "iceberg") for durable in (True, False)]
+    writers = {kind: TableBronze(table_of(folder / f"{kind[0]}{kind[1]}", kind[0], durable=kind[1])) for kind in kinds}
+    for writer in writers.values():
+        writer.begin_stream("s", 0)
+    times: dict[str, list[float]] = {f"{fmt}, {'fsync' if durable else 'os'}": [] for fmt, durable in kinds}
+    position = 1
+    for turn in range(turns + 1):
+        batch = transactions(position, ROWS // 100, 100)
         position += len(batch)
-        begun = time.perf_counter()
-        writer.append(batch)
-        times.append((time.perf_counter() - begun) * 1000)
-    median = statistics.median(times)
-    speed = rows / median * 1000
-    return f"{rows:>7} rows  {durability:<5}  median {median:7.1f} ms  max {max(times):7.1f} ms  {speed:>9,.0f} rows/s"
+        for (_, writer), took in zip(writers.items(), times.values(), strict=True):
+            began = time.perf_counter()
+            writer.append(batch)
+            if turn:  # the first one warms up
+                took.append((time.perf_counter() - began) * 1000)
+    return times
 
 
-def one_row_transactions(folder: Path, count: int) -> str:
-    batch = transactions(1, count, 1)
-    begun = time.perf_counter()
-    changes = tabulate(batch)
-    decoded = time.perf_counter()
-    build(batch, changes, stream="s", epoch=1, previous=GENESIS, ingest_ts=0)
-    built = time.perf_counter()
-    writer = DeltaBronze(folder)
+@contextmanager
+def without_chain() -> Iterator[None]:
+    """Everything but the digests of rows and the hashes of transactions."""
+    places: dict[str, Callable[..., Any]] = {
+        "cdc_lake.decode.columnar.digests_after": lambda _, frames: [NOTHING] * len(list(frames)),
+        "cdc_lake.decode.columnar.digest_of": lambda _: NOTHING,
+        "cdc_lake.decode.plain.digest_of": lambda _: NOTHING,
+        "cdc_lake.bronze.rows.content_of": lambda _: NOTHING,
+        "cdc_lake.bronze.rows.chain_of": lambda *_: NOTHING,
+    }
+    with ExitStack() as patched:
+        for place, nothing in places.items():
+            patched.enter_context(mock.patch(place, nothing))
+        yield
+
+
+def chain_cost(folder: Path, count: int, rows: int, turns: int) -> tuple[float, float]:
+    """Processor seconds of landing a batch, with and without the chain; the best of each."""
+    batch, best = transactions(1, count, rows), [float("inf")] * 2
+    for turn in range(turns):
+        for kind in (0, 1):
+            with ExitStack() as patched:
+                if kind:
+                    patched.enter_context(without_chain())
+                writer = DeltaBronze(folder / f"{rows}-{turn}-{kind}", "os")
+                writer.begin_stream("s", 0)
+                began = time.process_time()
+                writer.append(batch)
+                best[kind] = min(best[kind], time.process_time() - began)
+    return best[0], best[1]
+
+
+# ── growth ──
+
+
+def growth(folder: Path, fmt: str, commits: int) -> dict[str, float]:
+    """What opening costs after ten commits and after all of them, and how long commits take."""
+    folder.mkdir()
+    writer, kept = TableBronze(table_of(folder, fmt, durable=False)), table_of(folder, fmt, durable=False)
     writer.begin_stream("s", 0)
-    start = time.perf_counter()
-    writer.append(batch)
-    end = time.perf_counter()
-    return (
-        f"{count} one-row transactions: decode {count / (decoded - begun):,.0f}/s  "
-        f"build {count / (built - decoded):,.0f}/s  append {count / (end - start):,.0f}/s"
-    )
+    times: list[float] = []
+    early: dict[str, float] = {}
+    for position in range(1, commits + 1):
+        began = time.perf_counter()
+        writer.append([note(position)])
+        times.append((time.perf_counter() - began) * 1000)
+        if position == 10:
+            early = opening(folder, fmt)
+        if position % AFTER == 0:
+            upkeep.prepare(kept)
+            upkeep.compact(kept, AFTER)
+            age(folder, position)
+            upkeep.tidy(kept, KEPT, float(position))
+    late = opening(folder, fmt)
+    files = len(BronzeReader(table_of(folder, fmt, durable=False)).files().paths)
+    return {
+        "commits": commits,
+        "files": files,
+        "early_ms": early["wall"],
+        "late_ms": late["wall"],
+        "early_cpu_ms": early["cpu"],
+        "late_cpu_ms": late["cpu"],
+        "first_ms": statistics.median(times[:100]),
+        "last_ms": statistics.median(times[-100:]),
+        "last_p95_ms": p95(times[-500:]),
+        "span_ms": reading(folder, fmt, commits),
+    }
 
 
-def growth(folder: Path, commits: int) -> None:
-    writer, times = DeltaBronze(folder), []
-    writer.begin_stream("s", 0)
-    reader = BronzeReader(folder)
-    for n in range(commits):
-        batch = transactions(n * 10 + 1, 10, 10)
-        begun = time.perf_counter()
-        writer.append(batch)
-        times.append((time.perf_counter() - begun) * 1000)
-    part = max(1, commits // 5)
-    for at in range(0, commits, part):
-        some = sorted(times[at : at + part])
-        print(
-            f"commits {at:>5} to {at + len(some):>5}: median {statistics.median(some):6.1f} ms  "
-            f"p95 {some[int(len(some) * 0.95)]:6.1f} ms  max {some[-1]:6.1f} ms"
-        )
-    for label, span in (
-        ("all", Span(1, 0, commits * 10)),
-        ("last 10 commits", Span(1, commits * 10 - 100, commits * 10)),
-    ):
-        begun = time.perf_counter()
-        found = len(reader.commits(span))
-        print(f"reader.commits, {label}: {(time.perf_counter() - begun) * 1000:.1f} ms for {found} transactions")
-    begun = time.perf_counter()
-    DeltaBronze(folder).state()
-    print(f"reopen and state: {(time.perf_counter() - begun) * 1000:.1f} ms")
+def opening(folder: Path, fmt: str) -> dict[str, float]:
+    """Milliseconds to open the table and read its markers; the median of many."""
+    wall, cpu = [], []
+    for _ in range(25):
+        began, used = time.perf_counter(), time.process_time()
+        TableBronze(table_of(folder, fmt, durable=False)).state()
+        wall.append((time.perf_counter() - began) * 1000)
+        cpu.append((time.process_time() - used) * 1000)
+    return {"wall": statistics.median(wall), "cpu": statistics.median(cpu)}
+
+
+def reading(folder: Path, fmt: str, commits: int) -> float:
+    """Milliseconds to read the COMMIT rows of the last ten commits, opened anew."""
+    began = time.perf_counter()
+    found = BronzeReader(table_of(folder, fmt, durable=False)).commits(Span(1, commits - 10, commits))
+    assert len(found) == 10
+    return (time.perf_counter() - began) * 1000
+
+
+def age(folder: Path, second: int) -> None:
+    """What was made since the last call is as old as its second."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix != ".db" and path.stat().st_mtime > 1e9:
+            os.utime(path, (second, second))
+
+
+def tables_of(
+    times: dict[str, list[float]], chain: dict[str, tuple[float, float]], grown: dict[str, dict[str, float]]
+) -> list[dict[str, Any]]:
+    base = statistics.median(times["delta, fsync"])
+    return [
+        table(
+            f"A commit of {ROWS:,} rows, ms",
+            ["format, durability", "median", "p95", "to Delta with fsync"],
+            [
+                [kind, f"{statistics.median(t):.1f}", f"{p95(t):.1f}", f"{statistics.median(t) / base:.2f}"]
+                for kind, t in times.items()
+            ],
+        ),
+        table(
+            "The chain's part of landing, processor time",
+            ["batch", "with, s", "without, s", "part of all"],
+            [[kind, f"{a:.3f}", f"{b:.3f}", f"{(a - b) / a:.0%}"] for kind, (a, b) in chain.items()],
+        ),
+        table(
+            "Many commits of one row, with upkeep",
+            ["format", "commits", "files", "open after 10, ms", "open after all, ms", "ratio", "commit p95, ms"],
+            [
+                [
+                    fmt, f"{g['commits']:,}", f"{g['files']}", f"{g['early_ms']:.1f}", f"{g['late_ms']:.1f}",
+                    f"{g['late_ms'] / g['early_ms']:.2f}", f"{g['last_p95_ms']:.1f}",
+                ]
+                for fmt, g in grown.items()
+            ],
+        ),
+    ]  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commits", type=int, default=1000)
+    parser.add_argument("--commits", type=int, default=10_000, help="of Delta; of Iceberg a fifth of them")
+    parser.add_argument("--turns", type=int, default=25)
     parser.add_argument(
-        "--folder", type=Path, default=None, help="where the tables are made; a temporary folder if left out"
+        "--folder", type=Path, default=None, help="where the tables are made; a temporary one if left out"
     )
+    parser.add_argument("--no-save", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
         folder = Path(temporary)
-        for rows, turns in ((1_000, 30), (10_000, 15), (100_000, 5)):
-            for durability in ("fsync", "os"):
-                print(latency(folder / f"{rows}{durability}", rows, durability, turns), flush=True)
-        print(one_row_transactions(folder / "small", 20_000), flush=True)
-        growth(folder / "growth", given.commits)
+        times = latency(folder / "latency", given.turns)
+        chain = {
+            "1,000 transactions of 100 rows": chain_cost(folder / "batched", 1000, 100, 3),
+            "20,000 transactions of 1 row": chain_cost(folder / "single", 20_000, 1, 3),
+        }
+        grown = {
+            fmt: growth(folder / f"growth-{fmt}", fmt, count)
+            for fmt, count in (("delta", given.commits), ("iceberg", given.commits // 5))
+        }
+    tables = tables_of(times, chain, grown)
+    if given.no_save:
+        show(tables)
+    else:
+        runs = [{"latency_ms": times, "chain_s": chain, "growth": grown}]
+        save("bronze_commit", parameters={"rows": ROWS, "commits": given.commits}, runs=runs, tables=tables)
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB")
 
 

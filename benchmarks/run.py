@@ -17,12 +17,14 @@ HERE = Path(__file__).parent
 
 FULL: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py",),
+    ("bronze_commit.py",),
     ("decode_mppdb.py", "--save"),
     ("small_spans.py",),
     ("apply_span.py",),
 )
 QUICK: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py", "--changes", "100000", "--rounds", "2", "--no-save"),
+    ("bronze_commit.py", "--commits", "500", "--turns", "5", "--no-save"),
     ("decode_mppdb.py", "--rows", "20000", "--seconds", "5"),
     ("decode_mppdb_text.py", "--rows", "10000", "--seconds", "5"),
     ("gaussdb_backlog.py", "--rows", "100000", "--rounds", "1", "--no-save"),
