@@ -58,4 +58,8 @@ def _entry(pattern: str) -> tuple[str, str]:
 def _needed(pattern: str) -> tuple[str, str]:
     """A pattern's parts, `*` for one that has a wildcard."""
     name = TableName.parse(pattern)
-    return tuple(ANY if re.search(r"[*?]", part) else part for part in (name.schema, name.name))  # type: ignore[return-value]
+    return _part(name.schema), _part(name.name)
+
+
+def _part(part: str) -> str:
+    return ANY if re.search(r"[*?]", part) else part

@@ -29,6 +29,7 @@ from cdc_lake.testing.messages import (
     truncate,
 )
 from tests.columns import assert_same
+from tests.damage import damaged
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 EXAMPLES = settings(max_examples=100 * BUDGET, derandomize=True, deadline=None)
@@ -142,8 +143,6 @@ def test_the_columnar_decoder_vouches_for_regular_streams_itself(monkeypatch):
 
 # ── damaged frames ───────────────────────────────────────────────────────────────────────────────────────────
 
-TELLING = b"ntubNKOIUDTMBCRY\x00\x01\x7f\x80\xc3\xff"
-
 
 def random_value(rng: random.Random, *, old: bool):
     pick = rng.randrange(8)
@@ -183,23 +182,7 @@ def random_transaction(rng: random.Random, size: int) -> RawTransaction:
     return raw
 
 
-def damaged(rng: random.Random, frame: bytes) -> bytes:
-    at = rng.randrange(len(frame) + 1)
-    match rng.randrange(7):
-        case 0:
-            return frame[:at]
-        case 1:
-            return frame[:at] + frame[at + 1 + rng.randrange(3) :]
-        case 2:
-            return frame[:at] + bytes([rng.choice(TELLING)]) + frame[at:]
-        case 3:
-            return frame + bytes(rng.choice(TELLING) for _ in range(1 + rng.randrange(9)))
-        case 4:
-            return frame[:at] + rng.randbytes(4) + frame[at + 4 :]
-        case _:
-            at = min(at, len(frame) - 1)
-            byte = rng.choice(TELLING) if rng.random() < 0.5 else frame[at] ^ 1 << rng.randrange(8)
-            return frame[:at] + bytes([byte]) + frame[at + 1 :]
+TELLING = b"ntubNKOIUDTMBCRY\x00\x01\x7f\x80\xc3\xff"
 
 
 def outcome(decode, batch):
@@ -220,7 +203,7 @@ def test_damaged_frames_give_the_same_result_or_the_same_error_in_both_decoders(
         for _ in range(10):
             at = rng.randrange(len(whole))
             raw.frames[:] = whole
-            raw.frames[at] = damaged(rng, whole[at])
+            raw.frames[at] = damaged(rng, whole[at], TELLING)
             plain, vector = outcome(tabulate_plain, [raw]), outcome(tabulate, [raw])
             if isinstance(plain, ChangeColumns) and isinstance(vector, ChangeColumns):
                 assert_same(vector, plain)
@@ -236,7 +219,7 @@ def test_any_bytes_are_a_message_or_a_decode_error(seed):
     rng = random.Random(seed)
     frames = [payload for _, payload in encode_stream([Transaction(boundaries(9, origin="o"), (random_change(rng),))])]
     for _ in range(2000):
-        payload = damaged(rng, rng.choice(frames)) if rng.random() < 0.8 else rng.randbytes(rng.randrange(30))
+        payload = damaged(rng, rng.choice(frames), TELLING) if rng.random() < 0.8 else rng.randbytes(rng.randrange(30))
         assembler = Assembler(catalog_of(*LAYOUTS))
         for message in (frames[0], frames[1], frames[2], payload):
             error = refusal(assembler, message)

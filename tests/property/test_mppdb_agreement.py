@@ -26,6 +26,7 @@ from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload
 from tests.columns import assert_same
+from tests.damage import damaged
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 SEED = int(os.environ.get("CDC_LAKE_SEED", "0"))
@@ -148,25 +149,6 @@ def test_layouts_that_change_in_between_are_the_same_in_both_decoders(seed, monk
 TELLING = b'NOIUDPFTX"\x00\x01\x7f\x80\xc3\xff'
 
 
-def damaged(rng: random.Random, frame: bytes) -> bytes:
-    at = rng.randrange(len(frame) + 1)
-    match rng.randrange(7):
-        case 0:
-            return frame[:at]
-        case 1:
-            return frame[:at] + frame[at + 1 + rng.randrange(3) :]
-        case 2:
-            return frame[:at] + bytes([rng.choice(TELLING)]) + frame[at:]
-        case 3:
-            return frame + bytes(rng.choice(TELLING) for _ in range(1 + rng.randrange(9)))
-        case 4:
-            return frame[:at] + rng.choice([rng.randbytes(4), b"\xff\xff\xff\xff"]) + frame[at + 4 :]
-        case _:
-            at = min(at, len(frame) - 1)
-            byte = rng.choice(TELLING) if rng.random() < 0.5 else frame[at] ^ 1 << rng.randrange(8)
-            return frame[:at] + bytes([byte]) + frame[at + 1 :]
-
-
 def outcome(decode, batch):
     known = layouts()
     try:
@@ -187,7 +169,7 @@ def test_damaged_rows_give_the_same_result_or_the_same_error_in_both_decoders(se
         for _ in range(10):
             at = rng.randrange(len(whole))
             raw.records[:] = whole
-            raw.records[at] = damaged(rng, whole[at])
+            raw.records[at] = damaged(rng, whole[at], TELLING)
             plain, fast = outcome(tabulate_plain, [raw]), outcome(tabulate, [raw])
             if isinstance(plain[0], ChangeColumns) and isinstance(fast[0], ChangeColumns):
                 assert_same(fast[0], plain[0])
@@ -244,7 +226,7 @@ def test_rows_found_in_runs_are_those_found_one_by_one(seed, monkeypatch):
             random_records(rng, pool, 12), BINARY, Framing(True, rng.choice([Ending.SIZE, Ending.TIMER]))
         )
         for _ in range(nth % 3):
-            payload = damaged(rng, payload)
+            payload = damaged(rng, payload, TELLING)
         results = []
         for least in (1 << 60, 0):
             monkeypatch.setattr(runs, "SMALL", least)
@@ -293,7 +275,7 @@ def test_damaged_payloads_are_transactions_or_decode_errors(seed):
         how = Framing(batch=True, ending=rng.choice([Ending.SIZE, Ending.TIMER]))
         payload = encode_payload(random_records(rng, pool), BINARY, how)
         for _ in range(rng.randrange(3)):
-            payload = damaged(rng, payload)
+            payload = damaged(rng, payload, TELLING)
         if rng.random() < 0.05:
             payload = rng.randbytes(rng.randrange(40))
         one = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN)

@@ -17,23 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
-from cdc_lake.decode.mppdb.builtin_types import BUILTIN, OID_OF
 from cdc_lake.decode.mppdb.codec import Codec, Policy
-from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyTableFacts
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
+from cdc_lake.decode.mppdb.row_relation import Names, all_columns, columns_of_delete, is_of, old_kind_of, relation_of
 from cdc_lake.decode.not_text import settled
-from cdc_lake.errors import MalformedMessage, TextNotInEncoding, UnknownType, UnreadableRow
+from cdc_lake.errors import MalformedMessage, TextNotInEncoding, UnreadableRow
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tuple, Update
-from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 
 DOUBTS: Final = 8
 """Times the catalog is asked again about the identity of one table."""
-
-Kind: TypeAlias = int | str
-"""A type as a row names it: its OID in style b, what is printed in the text styles."""
-Names: TypeAlias = tuple[tuple[str, Kind], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +103,7 @@ class Layouts:
         if table.latest is not None:
             return table.latest
         facts = self.facts_of(name)
-        return _relation(name, facts, None, _all_of(facts), None)
+        return relation_of(name, facts, None, all_columns(facts), None)
 
     def facts_of(self, name: TableName) -> FamilyTableFacts | None:
         """What the catalog said of a table when it was asked last."""
@@ -178,11 +174,11 @@ class Layouts:
             facts = self._facts(row.table, table)
         first = _first(facts, new if new is not None else old)
         sent = None if old is None else old[first:]
-        columns = new[first:] if new is not None else _columns_of_delete(table.latest, facts, sent)
-        relation = _relation(row.table, facts, table.latest, columns, sent)
+        columns = new[first:] if new is not None else columns_of_delete(table.latest, facts, sent)
+        relation = relation_of(row.table, facts, table.latest, columns, sent)
         if relation == table.latest:
             relation = table.latest  # one object a layout: what is compared and hashed is then compared by identity
-        kind = None if sent is None else _old_kind(relation, sent)
+        kind = None if sent is None else old_kind_of(relation, sent)
         names = relation.names
         if kind is not None and not {name for name, _ in sent or ()} <= set(names):
             raise MalformedMessage(f"an old row of {row.table} with columns that the new one has not")
@@ -226,17 +222,13 @@ def _old(fields: tuple[Field, ...], plan: Plan) -> Tuple:
     return tuple(values)
 
 
-def _all_of(facts: FamilyTableFacts | None) -> Names:
-    return tuple((c.name, c.type_oid) for c in facts.columns) if facts is not None else ()
-
-
 def _explained(facts: FamilyTableFacts | None, new: Names | None, old: Names | None) -> bool:
     """Whether the catalog's last answer fits a row so well that asking again would tell nothing."""
     if facts is None:
         return False
     if new is not None and (
         len(new) != len(facts.columns)
-        or any(c.name != name or not _is(c, kind) for c, (name, kind) in zip(facts.columns, new, strict=True))
+        or any(c.name != name or not is_of(c, kind) for c, (name, kind) in zip(facts.columns, new, strict=True))
     ):
         return False
     logged = {c.name for c in facts.columns} if facts.whole else set(facts.identity_columns)
@@ -259,83 +251,3 @@ def _first(facts: FamilyTableFacts | None, names: Names | None) -> int:
     """1 where a text row begins with the system column `oid`, which up to 3.0.2 is printed like a column."""
     fake = bool(names) and names is not None and names[0] == ("oid", "oid")
     return int(fake and facts is not None and all(c.name != "oid" for c in facts.columns))
-
-
-def _columns_of_delete(latest: Relation | None, facts: FamilyTableFacts | None, sent: Names | None) -> Names:
-    """The columns of a table of which a row brings the key only."""
-    wanted = {name for name, _ in sent or ()}
-    if latest is not None and wanted <= set(latest.names):
-        return tuple((c.name, c.type_oid) for c in latest.columns)
-    if facts is not None and wanted <= {c.name for c in facts.columns}:
-        return _all_of(facts)
-    return sent or ()
-
-
-def _relation(
-    name: TableName, facts: FamilyTableFacts | None, latest: Relation | None, columns: Names, sent: Names | None
-) -> Relation:
-    """A layout of these columns; `sent` are the columns of the old row that came with it."""
-    names = {column for column, _ in columns}
-    given = {column for column, _ in sent or ()}
-    if facts is not None:
-        identity, primary_key = facts.identity, facts.primary_key
-        whole, logged = facts.whole, set(facts.identity_columns)
-    elif latest is not None:
-        identity, primary_key = latest.identity, latest.primary_key
-        whole, logged = identity is ReplicaIdentity.FULL, {c.name for c in latest.columns if c.key}
-    else:
-        identity, primary_key, whole, logged = ReplicaIdentity.DEFAULT, (), False, set()
-    if given and not whole and not given <= logged and not (logged and given > logged):
-        # another identity than the catalog's of now: what was sent was logged
-        whole, logged, identity = given == names, given, ReplicaIdentity.INDEX
-    known = {c.name: c for c in (latest.columns if latest is not None else ())}
-    of_now = {c.name: c for c in (facts.columns if facts is not None else ())}
-    return Relation(
-        table=name,
-        columns=tuple(
-            _column(one, kind, (of_now.get(one), known.get(one)), facts, key=whole or one in logged)
-            for one, kind in columns
-        ),
-        identity=ReplicaIdentity.FULL if whole else identity,
-        primary_key=primary_key if set(primary_key) <= names else (),
-    )
-
-
-def _column(
-    name: str,
-    kind: Kind,
-    candidates: tuple[FamilyColumn | None, Column | None],
-    facts: FamilyTableFacts | None,
-    *,
-    key: bool,
-) -> Column:
-    for one in candidates:
-        if one is not None and _is(one, kind):
-            return Column(name, one.type_name, one.type_oid, one.modifier, key)
-    if isinstance(kind, str):
-        oid = OID_OF.get(kind, 0)
-        return Column(name, BUILTIN[oid].name if oid else kind, oid, -1, key)
-    builtin = BUILTIN.get(kind)
-    type_name = builtin.name if builtin is not None else facts.type_names.get(kind) if facts is not None else None
-    if type_name is None:
-        raise UnknownType(f"column `{name}` is of type OID {kind}, whose name is not known")
-    return Column(name, type_name, kind, -1, key)
-
-
-def _is(column: FamilyColumn | Column, kind: Kind) -> bool:
-    """Whether a column is of the type that a row names."""
-    if isinstance(kind, int):
-        return column.type_oid == kind
-    printed = column.printed if isinstance(column, FamilyColumn) else None
-    builtin = BUILTIN.get(column.type_oid)
-    return kind == (printed or (builtin.printed if builtin is not None else column.type_name))
-
-
-def _old_kind(relation: Relation, sent: Names) -> OldKind | None:
-    """What an old tuple of these columns is; None for an empty one that cannot be a whole row of NULLs."""
-    if relation.identity is ReplicaIdentity.FULL:
-        return OldKind.FULL
-    if not sent:
-        return None
-    logged = {c.name for c in relation.columns if c.key}
-    return OldKind.KEY if {name for name, _ in sent} <= logged else OldKind.FULL
