@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pyarrow as pa
 from pyiceberg.exceptions import TableAlreadyExistsError
@@ -32,9 +31,9 @@ from cdc_lake.bronze.state import (
 from cdc_lake.bronze.table import Written
 from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown, CommitUncertain
 from cdc_lake.lake.catalog import CatalogAddress, is_there, open_catalog, reaching
-from cdc_lake.lake.delta_leftovers import Leftovers, touch
+from cdc_lake.lake.delta_leftovers import Leftovers
 from cdc_lake.lake.iceberg_files import described, filesystem
-from cdc_lake.lake.iceberg_leftovers import leftovers, local_path, remove
+from cdc_lake.lake.iceberg_leftovers import leftovers, remove, replaced
 from cdc_lake.lake.iceberg_log import Change, IcebergLog, NotLanded, Unknown
 from cdc_lake.lake.object_store import reading
 from cdc_lake.lake.parquet_file import Rows
@@ -140,8 +139,8 @@ class IcebergBronzeTable:
         locations = dict(zip(actions["path"].to_pylist(), actions["location"].to_pylist(), strict=True))
         operation = Operation.DELETE if gone else Operation.REPLACE
         added, leaving = [written.file for written in files], {locations[path] for path in removed}
-        if local_path(self._log.table, self._log.table.location()) is not None:
-            touch(map(Path, removed))
+        with reading(self.place):
+            replaced(self._log.table, removed)
         return self._make(Change(added, leaving, operation=operation), state, {})
 
     def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
@@ -154,13 +153,15 @@ class IcebergBronzeTable:
 
     def leftovers(self, now: float, files_seconds: float | None) -> Leftovers | None:
         """Files of metadata and of data that no version names."""
-        return leftovers(self._log, now, files_seconds)
+        with reading(self.place):
+            return leftovers(self._log, now, files_seconds)
 
     def tidy(self, now: float, files_seconds: float | None) -> Leftovers | None:
         """Remove the leftovers."""
         found = self.leftovers(now, files_seconds)
         if found is not None:
-            remove(found)
+            with reading(self.place):
+                remove(self._log, found)
         return found
 
     # ── the log ──

@@ -1,4 +1,4 @@
-"""What a table in an object store leaves behind: data files no version names any more, log entries of long ago.
+"""What a table in an object store leaves behind: data files no version names any more, log and metadata of long ago.
 
 An object's time is when it was written and cannot be set, so files that are replaced are named in a note of their own
 (`_cdc_lake_replaced/`), whose time says since when nobody new reads them. A note only protects: a file goes where no
@@ -49,6 +49,14 @@ def unnamed(
     ]
     paths = tuple(PurePosixPath(info.path) for info in (*gone, *old))
     return paths, sum(info.size for info in (*gone, *old))
+
+
+def metadata(
+    filesystem: pafs.FileSystem, folder: str, named: Collection[str], now: float
+) -> tuple[tuple[PurePosixPath, ...], int]:
+    """Files of Iceberg's metadata in a folder that no version names, long enough ago; their bytes."""
+    old = [i for i in _listed(filesystem, folder) if i.base_name not in named and _time(i) < now - ENTRY_SECONDS]
+    return tuple(PurePosixPath(info.path) for info in old), sum(info.size for info in old)
 
 
 def entries(filesystem: pafs.FileSystem, folder: str, now: float) -> tuple[PurePosixPath, ...]:
