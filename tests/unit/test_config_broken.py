@@ -39,6 +39,8 @@ CASES = {
     "duplicate key": (HEAD + "lake: {path: a, path: b}\n", "CFG105 4:17"),
     "duplicate section": (HEAD + "lake: {path: a}\nlake: {path: b}\n", "CFG105 5:1"),
     "missing key": (HEAD.replace("host: h, ", ""), "CFG106 3:9"),
+    "a host beside hosts": (HEAD.replace("host: h", "host: h, hosts: [a]"), "CFG129 3:35"),
+    "hosts with a port that is none": (HEAD.replace("host: h", "hosts: [a, b:x]"), "CFG129 3:37"),
     "missing section": ("version: 1\npipeline: shop\n", "CFG106 1:1"),
     "a rule without its kind": (RULES + "        - {column: a}\n", "CFG106 8:11"),
     "text where a number belongs": (HEAD.replace("host: h", "host: h, port: http"), "CFG107 3:41"),
