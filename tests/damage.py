@@ -19,6 +19,8 @@ def damaged(rng: random.Random, frame: bytes, telling: bytes) -> bytes:
             return frame + bytes(rng.choice(telling) for _ in range(1 + rng.randrange(9)))
         case 4:
             return frame[:at] + rng.choice([rng.randbytes(4), b"\xff\xff\xff\xff"]) + frame[at + 4 :]
+        case _ if not frame:
+            return bytes([rng.choice(telling)])
         case _:
             at = min(at, len(frame) - 1)
             byte = rng.choice(telling) if rng.random() < 0.5 else frame[at] ^ 1 << rng.randrange(8)
