@@ -14,26 +14,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.decoded import in_order
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import BronzeDamaged
 
 Row: TypeAlias = dict[str, str | None]
 Rows: TypeAlias = dict[tuple[str | None, ...], deque[Row]]
 
-_COLUMNS = ["relation", "position", "op", "layout", "new", "old", "unchanged"]
+_COLUMNS = ["relation", "epoch", "position", "ordinal", "op", "layout", "new", "old", "unchanged"]
 
 
 def folded(reader: BronzeReader, epoch: int, keys: Mapping[str, Sequence[str]]) -> dict[str, list[Row]]:
-    """The rows of each table named in `keys`, with its key columns, after everything that the epoch holds.
+    """The rows of each table named in `keys`, with its key columns, after everything that the epoch holds decoded.
 
     Raises BronzeDamaged where a change is of a row that is not there.
     """
-    files = reader.files()
+    files = reader.applied()
     names = {number: layout.names for number, layout in reader.layouts().items()}
     tables: dict[str, Rows] = {name: {} for name in keys}
     wanted = (pc.field("epoch") == epoch) & pc.field("relation").isin(pa.array(list(keys), pa.string()))
     wanted &= pc.field("op").isin([SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE])
-    for part in files.batches(files.select(epoch=epoch, relations=list(keys)), _COLUMNS, wanted):
+    for part in in_order(files, files.select(epoch=epoch, relations=list(keys)), _COLUMNS, wanted):
         for row in part.to_pylist():
             table = row["relation"]
             _change(tables[table], row, names[row["layout"]], keys[table])

@@ -27,6 +27,7 @@ from cdc_lake.lake.canonical import from_source
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn, parse_position
 from cdc_lake.model.relation import Relation
+from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.compare_source import compare_source
 from cdc_lake.pipeline.match import match
@@ -122,6 +123,8 @@ def _cannot(project: Project, bronze: BronzeReader, state: BronzeState, where: P
         return "the stream began without a copy of the rows that were there"
     if state.epoch in bronze.trimmed():
         return "retention let the beginning of the stream go"
+    if bronze.undecodable(Span(state.epoch, -1, state.upto)):
+        return "bronze holds a transaction that could not be decoded"
     gap = where.gap(relation.table, state.upto)
     return "" if gap is None else gap.reason
 

@@ -21,6 +21,7 @@ from cdc_lake.errors import CdcLakeError, InvalidText, MalformedMessage, TextNot
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import postgres_stream
+from cdc_lake.pipeline.against_source import against_source
 from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.held import held_list
@@ -109,10 +110,14 @@ def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(database: Da
         assert verify(bronze_reader(project)).holds
         source.execute("INSERT INTO notes VALUES (5, 'five', 'x')")  # and goes on
         once(project)
+    (proof,) = against_source(project).tables
+    assert proof.verdict == "inconclusive"
     before = {path: path.read_bytes() for path in project.bronze.rglob("*.parquet")}
     assert retry(project, None, silent).failed == 0
     assert before == {path: path.read_bytes() for path in project.bronze.rglob("*.parquet")}
     assert folded(project) == in_source(project)
+    (proof,) = against_source(project).tables
+    assert proof.verdict == "equal"
 
 
 def test_by_default_the_receiver_stops_at_it_and_says_where(database: Database, tmp_path: Path, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.fold import folded
 from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.upkeep import compact
@@ -137,6 +138,9 @@ def test_a_retry_that_succeeds_is_read_in_its_place_and_bronze_is_not_rewritten(
     commits = [(c.position, c.counts, c.undecoded) for c in reader.commits(ALL)]
     assert commits == [(c.position, c.counts, c.undecoded) for c in wanted.commits(ALL)]
     assert held_list(project).undecodable == ()
+    assert folded(bronze_reader(project), 1, {"public.orders": ["id"]}) == {
+        "public.orders": [{"id": "9", "note": "MARK"}]
+    }
 
 
 def test_a_bronze_in_iceberg_does_the_same(tmp_path: Path):
