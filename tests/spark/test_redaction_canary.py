@@ -13,6 +13,7 @@ import pytest
 
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress
@@ -24,7 +25,7 @@ from cdc_lake.pipeline.report import report
 from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of
-from tests.live.test_redaction_live import BRONZE, CANARY, KEY, NUMBERS, begin, canary, change, hashed
+from tests.live.test_redaction_live import BRONZE, CANARY, KEY, NUMBERS, RULES, begin, canary, change, hashed
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
 
@@ -44,22 +45,22 @@ def test_no_file_and_no_output_holds_a_canary(
     }
     project = project_of(database, lake_root, bronze=BRONZE, silver=silver)
 
-    def go_on() -> None:
+    def go_on(project: Project = project) -> set[str]:
         once(project, told.append)
         with Advance(project, spark, told.append) as one:
             one.run(None, threading.Event())
-            assert one.done.broken == {}
+            return set(one.done.broken)
 
     with database.connect() as conn:
         begin(conn)
-        go_on()
+        assert go_on() == set()
         change(conn)
         conn.execute("CREATE TABLE late (id int PRIMARY KEY, email text, ssn text)")
         conn.execute(f"ALTER PUBLICATION {project.publication} ADD TABLE late")
         conn.execute("INSERT INTO late VALUES (1, %s, %s)", [canary("late"), canary("late")])
         conn.execute("INSERT INTO users VALUES (7, %s, %s, %s, NULL)", [canary("held")] * 3)
         conn.execute("SELECT pg_logical_emit_message(true, %s, %s)", [canary("prefix"), canary("content")])
-        go_on()
+        assert go_on() == set()
         found = compare(project, (), told.append)
         verdicts = {table.table: table.verdict for table in found.tables}
         conn.execute("UPDATE logins SET email = %s", [canary("unknown to silver")])
@@ -84,6 +85,14 @@ def test_no_file_and_no_output_holds_a_canary(
     ]
     users = read_silver(project, project.target(TableName("public", "users")), None)
     assert "ssn" not in users.column_names
+
+    rules = [*RULES, {"columns": ["public.late.id"], "strategy": "sha256"}]
+    changed = project_of(database, lake_root, bronze={**BRONZE, "redact": rules}, silver=silver)
+    with database.connect() as conn:
+        conn.execute("UPDATE late SET ssn = 'other'; UPDATE whole SET ssn = 'other', email = 'new@example.com'")
+    assert go_on(changed) == {f"{database.name}.late"}, "its rows would be there twice, under both kinds of key"
+    whole = read_silver(project, project.target(TableName("public", "whole")), None)
+    assert whole["email"].to_pylist() == [hashed("new@example.com")]
 
 
 def recorded(project: Any, conn: Any, file: Path) -> None:
