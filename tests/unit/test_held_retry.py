@@ -34,7 +34,7 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
 from cdc_lake.decode.undecodable import Landing
 from cdc_lake.errors import MalformedMessage, NotInBronze, TransactionUndecoded
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import ControlTables, CutRow, now
 from cdc_lake.model.change import Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -107,6 +107,34 @@ def test_what_waits_is_listed_with_its_reason(project: Project):
     text = list_text(found)
     assert "transaction 0/12C could not be decoded" in text
     assert "MARK" not in text
+
+
+def test_held_changes_are_listed_with_their_key_and_rule(project: Project):
+    control = ControlTables(project.control)
+    state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "in", "held": 1}
+    control.record(CutRow(1, "s", 250, None, json.dumps({"public.orders": state}), now()))
+    common = {
+        "stream": "s", "epoch": 1, "generation": 1, "relation": "public.orders", "table": "silver.orders",
+        "op": "U", "from_key": ["7"], "layout": ORDERS.layout, "new": ["7", "x"], "old": None, "old_kind": None,
+        "unchanged": None, "span_upto": 250, "recorded_at": now(),
+    }  # fmt: skip
+    control.append(
+        "held",
+        [
+            {**common, "position": 200, "ordinal": 1, "reason": "failed", "rules": ["in_set_note"], "key": ["7"]},
+            {**common, "position": 240, "ordinal": 2, "reason": "waiting", "rules": [], "key": ["7"]},
+            {**common, "position": 900, "ordinal": 1, "reason": "waiting", "rules": [], "key": ["7"]},  # not merged
+        ],
+    )
+    found = held_list(project)
+    assert [(one.position, one.rules, one.key) for one in found.changes] == [
+        ("0/C8", ("in_set_note",), ("7",)),
+        ("0/F0", (), ("7",)),
+    ]
+    text = list_text(found)
+    assert "in_set_note" in text
+    assert "waits behind a held change of its key" in text
+    assert [one.position for one in found.undecodable] == ["0/12C", "0/1F4"]
 
 
 def test_a_retry_that_fails_says_so_and_leaves_everything(project: Project, monkeypatch):
