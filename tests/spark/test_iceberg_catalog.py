@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.lake.iceberg import IcebergSilver
+from cdc_lake.lake.marker import Marker
+from cdc_lake.lake.read import read_silver
 from cdc_lake.lake.session import derive, static_settings
+from cdc_lake.lake.spark_catalog import catalog_settings
+from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.relation import TableName
+from cdc_lake.testing.rest_catalog import RestCatalogServer
 
 from .conftest import make_project
 
@@ -33,3 +39,26 @@ def test_sessions_that_open_a_new_catalog_at_once_do_not_meet(spark: Any, tmp_pa
     ]
     with ThreadPoolExecutor(len(tables)) as threads:
         assert list(threads.map(IcebergSilver.columns, tables)) == [None] * len(tables)
+
+
+def test_spark_and_pyiceberg_share_a_rest_catalog(spark: Any, tmp_path: Path) -> None:
+    with RestCatalogServer(tmp_path / "served") as server:
+        lake = {"iceberg": {"catalog": "served_here", "type": "rest", "uri": server.uri}}
+        project = make_project(tmp_path, lake=lake, silver={"defaults": {"format": "iceberg"}})
+        session, target = derive(spark), project.target(TableName("public", "t"))
+        for name, value in catalog_settings(project).items():
+            session.conf.set(name, value)
+        silver = IcebergSilver(session, project, target)
+        assert silver.columns() is None
+        silver.create((SilverColumn("id", "int"), SilverColumn("note", "string")))
+        assert silver.marker("s") == Marker(None, None)
+        version = silver.commit(
+            "s", silver.marker("s"), 10, lambda to: session.sql(f"INSERT INTO {to} VALUES (1, 'a')")
+        )
+        stale = silver.marker("s")
+        assert stale == Marker(10, version)
+        silver.commit("s", stale, 20, lambda to: session.sql(f"INSERT INTO {to} VALUES (2, 'b')"))
+        with pytest.raises(TableChangedMeanwhile):
+            silver.commit("s", stale, 30, lambda to: session.sql(f"INSERT INTO {to} VALUES (3, 'c')"))
+        assert silver.marker("s").position == 20
+        assert sorted(read_silver(project, target)["id"].to_pylist()) == [1, 2]
