@@ -76,7 +76,7 @@ class Format(Protocol[R_contra]):
 
 
 @dataclass(frozen=True, slots=True)
-class Landing(Generic[R]):
+class Keeping(Generic[R]):
     """Makes columns of transactions of a format, of those it cannot decode rows `X` (a `bronze.port.Tabulate`)."""
 
     form: Format[R]

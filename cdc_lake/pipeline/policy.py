@@ -6,7 +6,7 @@ from typing import Any
 
 from cdc_lake.bronze.port import Tabulate
 from cdc_lake.config.project import Project
-from cdc_lake.decode.undecodable import Format, Landing
+from cdc_lake.decode.undecodable import Format, Keeping
 
 
 def lands(project: Project) -> bool:
@@ -16,4 +16,4 @@ def lands(project: Project) -> bool:
 
 def by_policy(project: Project, form: Format[Any]) -> Tabulate:
     """Makes columns of a format's transactions, as the pipeline wants those that cannot be decoded."""
-    return Landing(form) if lands(project) else form.tabulate
+    return Keeping(form) if lands(project) else form.tabulate

@@ -20,7 +20,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.decode import digest
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Landing
+from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.lake.control import TABLES
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
@@ -45,7 +45,7 @@ in one commit of the table. [What it is for](../concepts/bronze.md).
 |---|---|---|
 {columns}
 
-Rows are ordered by `(epoch, position, ordinal)`. Layout rows (`R`) stand first in their file and have no ordinal; each
+Rows are ordered by `(epoch, position, ordinal)`. Layout rows (`R`) stand before the changes that follow them and have no ordinal; each
 commit repeats the layouts it uses.
 
 ## An example of every row
@@ -255,7 +255,7 @@ def example() -> list[dict[str, Any]]:
         bronze.begin_stream(STREAM, 1000)
         bronze.append_snapshot("initial-1", 0, _BOOKS, pa.array([["1", "Dune", None]]), 0, 1000)
         bronze.append([raw_transaction(Transaction(boundaries(2000, origin="branch"), changes))])
-        bronze.append([odd], Landing(PgoutputFormat(tabulate)))
+        bronze.append([odd], Keeping(PgoutputFormat(tabulate)))
         reader = BronzeReader(Path(folder) / "bronze")
         return [row for position in (1000, 2000, 3000) for row in reader.rows(position).to_pylist()]
 

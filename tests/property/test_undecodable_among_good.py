@@ -27,7 +27,7 @@ from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
 from cdc_lake.decode.plain import tabulate_plain as pgoutput_plain
-from cdc_lake.decode.undecodable import Frame, Landing
+from cdc_lake.decode.undecodable import Frame, Keeping
 from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.change import Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import TableName
@@ -162,7 +162,7 @@ def test_the_family_keeps_what_it_cannot_decode_and_decodes_it_later(name: str):
         batch, marked = family_batch(rng, how, 24)
         good = columnar.tabulate(batch, layouts())
         plain, fast = (
-            Landing(FamilyFormat(layouts(), "mppdb_decoding", refusing(decode)))(batch)
+            Keeping(FamilyFormat(layouts(), "mppdb_decoding", refusing(decode)))(batch)
             for decode in (tabulate_plain, columnar.tabulate)
         )
         check(good, plain, fast, marked, len(batch))
@@ -213,7 +213,7 @@ def test_pgoutput_keeps_what_it_cannot_decode_and_decodes_it_later():
         batch, marked = pgoutput_batch(rng, 24)
         good = pgoutput_columnar.tabulate(batch)
         plain, fast = (
-            Landing(PgoutputFormat(refusing(decode)))(batch) for decode in (pgoutput_plain, pgoutput_columnar.tabulate)
+            Keeping(PgoutputFormat(refusing(decode)))(batch) for decode in (pgoutput_plain, pgoutput_columnar.tabulate)
         )
         check(good, plain, fast, marked, len(batch))
         wanted = parts(good, len(batch))
@@ -236,7 +236,7 @@ def test_damaged_bytes_are_kept_by_both_decoders_alike():
         at = rng.randrange(1, len(data))
         batch[nth].records[0] = data[:at] + rng.randbytes(1) + data[at + 1 :]  # type: ignore[index]
         plain, fast = (
-            Landing(FamilyFormat(layouts(), "mppdb_decoding", decode))(batch)
+            Keeping(FamilyFormat(layouts(), "mppdb_decoding", decode))(batch)
             for decode in (tabulate_plain, columnar.tabulate)
         )
         assert_same(plain, fast)

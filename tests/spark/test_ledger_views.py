@@ -14,7 +14,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Landing
+from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.lake.arrow_values import read_texts
 from cdc_lake.lake.types import cast_sql, fits_sql
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
@@ -105,7 +105,7 @@ def test_spark_stops_at_a_transaction_that_is_not_decoded(spark: Any, tmp_path: 
     land(writer, 200, Insert(ORDERS, ("2", "b")))
     odd = raw_transaction(Transaction(boundaries(300), (Insert(ORDERS, ("2", "BAD")),)))
     odd.frames[0] = odd.frames[0].replace(b"BAD", b"\xff\xfe!")
-    writer.append([odd], Landing(PgoutputFormat(tabulate)))
+    writer.append([odd], Keeping(PgoutputFormat(tabulate)))
     ledger = Ledger(BronzeReader(tmp_path / "b"))
     with pytest.raises(Exception, match="the transaction at position 300 of epoch 1 is not decoded"):
         ledger.spark_changes(spark, "public.orders").select("note").collect()

@@ -17,7 +17,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Landing
+from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.errors import MalformedMessage, TransactionUndecoded
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.read import read_silver
@@ -75,7 +75,7 @@ def test_silver_stops_before_it_and_after_a_retry_equals_the_source(spark: Any, 
     writer.begin_stream("undecodable", 10)
     form = PgoutputFormat(refusing(odd))
     for first in range(0, len(history), 4):
-        writer.append([raw_transaction(t) for t in history[first : first + 4]], Landing(form))
+        writer.append([raw_transaction(t) for t in history[first : first + 4]], Keeping(form))
 
     with pytest.raises(TransactionUndecoded) as stopped:
         advance(project, spark)

@@ -17,7 +17,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import READING, PgoutputFormat
-from cdc_lake.decode.undecodable import Landing
+from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.errors import InvalidText
 from cdc_lake.model.change import Insert
 from cdc_lake.model.span import Span
@@ -42,7 +42,7 @@ def transactions() -> list:
 def folder(tmp_path: Path) -> Path:
     writer = DeltaBronze(tmp_path / "b", durability="os")
     writer.begin_stream("s", 100)
-    writer.append(transactions(), Landing(PgoutputFormat(tabulate)))
+    writer.append(transactions(), Keeping(PgoutputFormat(tabulate)))
     return tmp_path / "b"
 
 

@@ -32,7 +32,7 @@ from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
-from cdc_lake.decode.undecodable import Landing
+from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.errors import MalformedMessage, NotInBronze, TransactionUndecoded
 from cdc_lake.lake.control import ControlTables, CutRow, now
 from cdc_lake.model.change import Delete, Insert, OldKind, Truncate, Update
@@ -89,7 +89,7 @@ def project(tmp_path: Path) -> Project:
     writer = DeltaBronze(made.bronze, durability="os")
     writer.begin_stream("s", 100)
     for raw in transactions():  # a commit each
-        writer.append([raw], Landing(PgoutputFormat(refusing(tabulate))))
+        writer.append([raw], Keeping(PgoutputFormat(refusing(tabulate))))
     return made
 
 
@@ -175,7 +175,7 @@ def test_a_bronze_in_iceberg_does_the_same(tmp_path: Path):
     project = project_in(tmp_path, bronze={"format": "iceberg"})
     writer = bronze_writer(project)
     writer.begin_stream("s", 100)
-    writer.append(transactions(), Landing(PgoutputFormat(refusing(tabulate))))
+    writer.append(transactions(), Keeping(PgoutputFormat(refusing(tabulate))))
     assert verify(bronze_reader(project)).holds
     assert [one.position for one in held_list(project).undecodable] == ["0/12C", "0/1F4"]
     assert retry(project, None, silent).failed == 0
@@ -231,7 +231,7 @@ def test_a_fact_about_other_bytes_counts_for_nothing(project: Project):
     writer.begin_stream("s", 100)
     other = Insert(ORDERS, ("7", "MARK too"))
     raw = raw_transaction(Transaction(boundaries(300), (other,)))
-    writer.append([raw], Landing(PgoutputFormat(refusing(tabulate))))
+    writer.append([raw], Keeping(PgoutputFormat(refusing(tabulate))))
     assert [one.position for one in held_list(project).undecodable] == ["0/12C"]
     assert bronze_reader(project).changes(ORDERS.table, ALL).num_rows == 0
     retry(project, None, silent)
@@ -318,7 +318,7 @@ def test_a_transaction_of_the_family_keeps_what_decoding_it_takes(tmp_path: Path
     writer.begin_stream("gauss:1:d:shop:csn:100@0/64", 100)
     form = FamilyFormat(Layouts(FACTS.get, tables=frozenset(FACTS)), "mppdb_decoding", only_first(family.tabulate))
     for raw in raws:
-        writer.append([raw], Landing(form))
+        writer.append([raw], Keeping(form))
     assert [one.position for one in held_list(project).undecodable] == ["300"]
     done = retry(project, None, silent)
     assert [(one.position, one.changes, one.tables) for one in done.tried] == [("300", 2, ("public.notes",))]

@@ -20,7 +20,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.undecodable import Landing
+from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.errors import (
     MalformedMessage,
     MalformedPosition,
@@ -209,7 +209,7 @@ def test_a_transaction_that_is_not_decoded_stops_the_reading(bronze: TableBronze
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     odd = raw_transaction(Transaction(boundaries(300), (Insert(ORDERS, ("2", "BAD")),)))
     odd.frames[0] = odd.frames[0].replace(b"BAD", b"\xff\xfe!")
-    bronze.append([odd], Landing(PgoutputFormat(tabulate)))
+    bronze.append([odd], Keeping(PgoutputFormat(tabulate)))
     land(bronze, 400, Insert(ORDERS, ("3", "b")))
     with pytest.raises(TransactionUndecoded, match="position 300 of epoch 1"):
         ledger.changes("public.orders")
@@ -227,7 +227,7 @@ def test_what_was_decoded_later_is_read_in_its_place(tmp_path: Path) -> None:
     sound = PgoutputFormat(tabulate)
     for position in (200, 300, 400):
         raw = raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, (str(position), "a")),)))
-        writer.append([raw], Landing(PgoutputFormat(_refuse) if position == 300 else sound))
+        writer.append([raw], Keeping(PgoutputFormat(_refuse) if position == 300 else sound))
     assert retry(project, None, silent).failed == 0
     assert open_bronze(project).changes("public.orders")["id"].to_pylist() == [200, 300, 400]
 

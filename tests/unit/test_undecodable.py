@@ -10,7 +10,7 @@ from cdc_lake.decode.assembler import Assembler, TableFacts
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import READING, PgoutputFormat, raw_of
 from cdc_lake.decode.plain import tabulate_plain
-from cdc_lake.decode.undecodable import Frame, Landing
+from cdc_lake.decode.undecodable import Frame, Keeping
 from cdc_lake.errors import DecodeError, InvalidText, MalformedMessage, OutOfSequence, UnknownRelation
 from cdc_lake.model.change import Insert, Truncate
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
@@ -39,7 +39,7 @@ def wrong(position: int = 200, changes: tuple = (Insert(ORDERS, ("2", "BAD")), T
 @pytest.mark.parametrize("decode", [tabulate, tabulate_plain])
 def test_the_others_are_as_if_it_were_not_there(decode):
     good = [raw_transaction(t) for t in GOOD]
-    found = Landing(PgoutputFormat(decode))([good[0], wrong(), good[1]])
+    found = Keeping(PgoutputFormat(decode))([good[0], wrong(), good[1]])
     alone = decode(good)
     kept = found.op == ord("X")
     assert bytes(found.op).decode() == "IIXXII"
@@ -53,7 +53,7 @@ def test_the_others_are_as_if_it_were_not_there(decode):
 
 
 def test_it_says_why_and_what_it_changes():
-    found = Landing(PgoutputFormat(tabulate))([wrong()])
+    found = Keeping(PgoutputFormat(tabulate))([wrong()])
     why = found.undecoded[0]
     assert (why.code, why.frames, why.tables) == ("DEC304", 2, ("public.orders", "public.items"))
     assert why.where == "change 1 of the transaction at 0/C8"
@@ -64,7 +64,7 @@ def test_it_says_why_and_what_it_changes():
 
 def test_a_batch_that_decodes_is_what_it_was():
     good = [raw_transaction(t) for t in GOOD]
-    found = Landing(PgoutputFormat(tabulate))(good)
+    found = Keeping(PgoutputFormat(tabulate))(good)
     assert found.raw is None
     assert not found.undecoded
 
@@ -79,7 +79,7 @@ def frames_of(columns) -> list[Frame]:
 
 def again(raw, catalog=None):
     """The transaction as it is rebuilt of its rows X."""
-    columns = Landing(PgoutputFormat(tabulate))([raw])
+    columns = Keeping(PgoutputFormat(tabulate))([raw])
     layouts = {relation.table: relation for relation in columns.relations}
     return raw_of(raw.bounds, frames_of(columns), layouts, catalog or {})
 
@@ -114,7 +114,7 @@ def test_a_relation_that_cannot_be_taken_in_makes_its_transactions_undecodable_a
     with pytest.raises(DecodeError, match="70000"):
         fed(stream, catalog)
     found = fed(stream, catalog, keeps=True)
-    columns = Landing(PgoutputFormat(tabulate))(found)
+    columns = Keeping(PgoutputFormat(tabulate))(found)
     assert bytes(columns.op).decode() == "XXIXX"
     assert {at: why.code for at, why in columns.undecoded.items()} == {0: "DEC307", 2: "DEC307"}
     assert columns.undecoded[2].tables == ("public.moods",)
@@ -144,7 +144,7 @@ def test_an_unknown_message_is_kept_in_its_transaction():
     stream = encode_transaction(GOOD[0])
     stream.insert(2, (7, b"?what"))
     (raw,) = fed(stream, catalog_of(ORDERS, ITEMS), keeps=True)
-    columns = Landing(PgoutputFormat(tabulate))([raw])
+    columns = Keeping(PgoutputFormat(tabulate))([raw])
     assert bytes(columns.op).decode() == "XXX"
     assert columns.undecoded[0].code == "DEC302"
 

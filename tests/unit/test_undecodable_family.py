@@ -10,7 +10,7 @@ from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
 from cdc_lake.decode.mppdb.kept import FamilyFormat, tables_of
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.records import Begin, Commit, Field, Operation, Row, Style
-from cdc_lake.decode.undecodable import Landing
+from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.errors import DecodeError, OutOfSequence
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
@@ -46,7 +46,7 @@ def test_a_record_of_an_unknown_kind_is_kept_in_its_place(odd: bytes):
         assembler(Style.BINARY, keeps=False).feed(payload, 90)
     (raw,) = assembler(Style.BINARY).feed(payload, 90)
     assert list(raw.records) == [ROW_BODY, odd, ROW_BODY]
-    columns = Landing(FamilyFormat(Layouts(FACTS.get), "mppdb_decoding"))([raw])
+    columns = Keeping(FamilyFormat(Layouts(FACTS.get), "mppdb_decoding"))([raw])
     assert bytes(columns.op).decode() == "XXX"
     assert columns.undecoded[0].tables == ("public.t",)
 
@@ -88,7 +88,7 @@ def test_a_statement_that_is_nothing_known_is_kept(style: Style):
     for text in (begin, row, b"what is this"):
         assert one.feed(text, 70) == []
     (raw,) = one.feed(commit, 90)
-    columns = Landing(FamilyFormat(Layouts(FACTS.get), "mppdb_decoding"))([raw])
+    columns = Keeping(FamilyFormat(Layouts(FACTS.get), "mppdb_decoding"))([raw])
     assert bytes(columns.op).decode() == "XX"
     assert columns.undecoded[0].code == "DEC313"
 
