@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.bronze.contract import RELATION, SCHEMA
 from cdc_lake.bronze.files import Files
 from cdc_lake.lake.parquet_file import ROW_GROUP_ROWS
 
@@ -52,7 +54,11 @@ def plan(files: Files, after: int, *, whole: bool = False) -> list[Group]:
 
 
 class Parts:
-    """The rows of files in their order, as row groups; read again each time they are asked for."""
+    """The rows of files in their order, as row groups; read again each time they are asked for.
+
+    Every commit repeats the layouts that it uses. One file needs a layout row only where a table's layout is another
+    one than before: a year of small commits has as many layout rows as commits, and who looks for layouts reads all.
+    """
 
     def __init__(self, files: Files, paths: tuple[str, ...]) -> None:
         self._files = files
@@ -60,13 +66,25 @@ class Parts:
 
     def __iter__(self) -> Iterator[pa.Table]:
         waiting: list[pa.Table] = []
+        layouts: dict[str, int] = {}
         for part in self._files.batches(self._paths, SCHEMA.names):
-            waiting.append(part)
+            waiting.append(_without_repeats(part, layouts))
             if sum(w.num_rows for w in waiting) >= ROW_GROUP_ROWS or sum(w.nbytes for w in waiting) >= _GROUP_BYTES:
                 yield pa.concat_tables(waiting)
                 waiting = []
         if waiting:
             yield pa.concat_tables(waiting)
+
+
+def _without_repeats(part: pa.Table, layouts: dict[str, int]) -> pa.Table:
+    """Rows less those of layouts that their tables have already; `layouts`: of each table, in this file so far."""
+    at = np.flatnonzero(np.asarray(pc.equal(part["op"], RELATION)))
+    keep = np.ones(part.num_rows, bool)
+    some = part.select(["relation", "layout"]).take(pa.array(at))
+    for place, name, layout in zip(at, some["relation"].to_pylist(), some["layout"].to_pylist(), strict=True):
+        keep[place] = layouts.get(name) != layout
+        layouts[name] = layout
+    return part if keep.all() else part.filter(pa.array(keep))
 
 
 def _rows(files: Files) -> Iterator[list[_File]]:

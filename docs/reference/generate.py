@@ -45,8 +45,8 @@ in one commit of the table. [What it is for](../concepts/bronze.md).
 |---|---|---|
 {columns}
 
-Rows are ordered by `(epoch, position, ordinal)`. Layout rows (`R`) stand before the changes that follow them and have no ordinal; each
-commit repeats the layouts it uses.
+Rows are ordered by `(epoch, position, ordinal)`. Layout rows (`R`) stand before the changes that follow them and have no
+ordinal; each commit repeats the layouts it uses, and files that upkeep put together have each where it changed.
 
 ## An example of every row
 
