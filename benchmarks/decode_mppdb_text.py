@@ -18,8 +18,9 @@ from unittest import mock
 
 import measured
 from decode_mppdb import COLUMNS, MESSAGE, catalog, records
+from steps import Steps
 
-from cdc_lake.decode.mppdb import columnar
+from cdc_lake.decode.mppdb import columnar, text_columnar
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.layouts import Layouts
@@ -99,6 +100,7 @@ def measure(rows: int, style: Style, budget: float) -> tuple[dict[str, object], 
                 with nullcontext() if digests else no_digests():
                     times[name] = list(map(min, times[name], decode(messages, style, make)))
     best = {name: sum(took) for name, took in times.items()}
+    best_steps = profile(messages, style)
     ratio = best["plain and digests"] / best["columnar and digests"]
     run: dict[str, object] = {"style": style.value, "rows": rows, "bytes": size, "ratio": round(ratio, 1)}
     run |= {f"{name} seconds": round(took, 4) for name, took in best.items()}
@@ -106,7 +108,40 @@ def measure(rows: int, style: Style, budget: float) -> tuple[dict[str, object], 
         [name, f"{rows / took:,.0f}", f"{size / took / 1e6:,.0f}", f"{took / rows * 1e6:.2f}"]
         for name, took in best.items()
     ]
+    run["steps"] = {step: round(took, 4) for step, took in best_steps.items()}
     return run, [*shown, ["columnar to plain, with digests", "", f"{ratio:.1f} x", ""]]
+
+
+def profile(messages: list[bytes], style: Style) -> dict[str, float]:
+    """CPU seconds of each step, digests included: of ten passes the best of each."""
+    best: dict[str, float] = {}
+    for _ in range(10):
+        with Steps(
+            [
+                (FamilyAssembler, "feed", "assemble"),
+                (columnar, "Statements", "one chunk of statements"),
+                (text_columnar, "text_rows", "find literals"),
+                (text_columnar, "json_rows", "find literals"),
+                (text_columnar, "regular_chunk", "what literals stand for"),
+                (columnar, "_tuple_lists", "lists of values"),
+                (columnar, "digests_of", "digests"),
+                (columnar, "_tabulate", "everything else"),
+            ]
+        ) as steps:
+            for _ in decode(messages, style, tabulate):
+                pass
+        best = {step: min(took, best.get(step, took)) for step, took in steps.seconds.items()}
+    return best
+
+
+def step_table(runs: list[dict[str, object]]) -> dict[str, object]:
+    """Where a row's time goes in each style."""
+    steps: list[dict[str, float]] = [run["steps"] for run in runs]  # type: ignore[misc]
+    rows = [
+        [step, *(f"{each[step] / run['rows'] * 1e6:.2f}" for run, each in zip(runs, steps, strict=True))]  # type: ignore[operator]
+        for step in steps[0]
+    ]
+    return measured.table("Where the time goes, µs a row", ["step", *(f"style {run['style']}" for run in runs)], rows)
 
 
 def main() -> None:
@@ -121,6 +156,7 @@ def main() -> None:
         runs.append(run)
         title = f"Style {style.value}, {run['bytes'] / chosen.rows:.0f} bytes a row on the wire"  # type: ignore[operator]
         tables.append(measured.table(title, ["what", "rows/s", "MB/s of wire", "µs a row"], rows))
+    tables.append(step_table(runs))
     parameters = {"rows": chosen.rows, "target MB/s": {style.value: rate for style, rate in TARGET_MB.items()}}
     if chosen.save:
         measured.save("decode_mppdb_text", parameters=parameters, runs=runs, tables=tables)

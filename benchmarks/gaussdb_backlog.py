@@ -5,7 +5,8 @@
 Ten columns, about 390 bytes a row on the wire, 1,000 rows a transaction, 80/15/5 insert/update/delete, one transaction
 in a hundred against the order of the CSNs. The sender is the test kit's server with everything encoded beforehand, in
 a process of its own on the same cores. Ours is `receive()` with everything on: hash chain, CSN order, Parquet, Delta
-commit, fsync, confirmation. The peer reads the same stream and throws it away: what sender and socket give.
+commit, fsync, confirmation. The peer reads the same stream and throws it away: what sender and socket give. One more
+run of ours, which does not count, times its steps.
 """
 
 from __future__ import annotations
@@ -20,22 +21,30 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pyarrow.parquet as pq
 from decode_mppdb import COLUMNS, ORDERS, some_row
 from measured import median, save, show, table
+from steps import Steps
 
+from cdc_lake.bronze import writer
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb import columnar
+from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.family_frames import assembler_of, frames_of
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.testing.gaussdb.declared import DeclaredTable
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
@@ -44,6 +53,7 @@ from cdc_lake.testing.gaussdb.server import GaussServer
 
 BLOCK = 1_000
 STEP = 500  # bytes of WAL a row
+FIGURES = ("", "best MB/s", "median MB/s", "rows/s", "CPU s", "sender's CPU s", "peak MiB")
 TARGET_MB, AIM_MB, TARGET_MIB = 120, 150, 400
 RELATION = Relation(
     ORDERS,
@@ -90,12 +100,29 @@ def serve() -> None:
             print(json.dumps(size), flush=True)
 
 
-def receive_here(project: Project) -> None:
+def receive_here(project: Project, timed: Steps | None = None) -> None:
     """The receiver's process."""
     bronze = bronze_writer(project)
     begun = time.perf_counter()
-    done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
-    report(time.perf_counter() - begun, done.changes)
+    with timed or nullcontext():
+        done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
+    report(time.perf_counter() - begun, done.changes, timed.seconds if timed is not None else {})
+
+
+def steps() -> Steps:
+    """What a receiver does, in the order in which a row sees it."""
+    return Steps(
+        [
+            (GaussStream, "poll", "read the socket"),
+            (FamilyAssembler, "feed", "assemble transactions"),
+            (columnar, "_groups", "decode: find rows and values"),
+            (columnar, "_tabulate", "decode: columns of them"),
+            (columnar, "digests_of", "decode: digests"),
+            (writer, "build", "bronze's rows"),
+            (pq.ParquetWriter, "write_table", "Parquet, zstd"),
+            (writer.TableBronze, "_commit", "commit"),
+        ]
+    )
 
 
 def drain_here(project: Project, rows: int) -> None:
@@ -107,14 +134,14 @@ def drain_here(project: Project, rows: int) -> None:
     while changes < rows:
         for number, payload in frames.poll(1.0):
             changes += sum(raw.count for raw in assembler.feed(payload, number))
-    report(time.perf_counter() - begun, changes)
+    report(time.perf_counter() - begun, changes, {})
     frames.close()
 
 
-def report(seconds: float, changes: int) -> None:
+def report(seconds: float, changes: int, timed: dict[str, float]) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    facts = {"seconds": seconds, "changes": changes, "cpu": used.ru_utime + used.ru_stime}
+    facts = {"seconds": seconds, "changes": changes, "cpu": used.ru_utime + used.ru_stime, "steps": timed}
     print(json.dumps(facts | {"rss_mib": int(peak.split()[1]) / 1024}))
 
 
@@ -132,7 +159,7 @@ def measure(rows: int, rounds: int, root: Path) -> list[dict[str, Any]]:
         assert server.stdout is not None
         ports = json.loads(server.stdout.readline())
         names = {n: (f"ours_{n}", f"peer_{n}") for n in range(rounds + 1)}
-        for name in (one for both in names.values() for one in both):
+        for name in ("steps", *(one for both in names.values() for one in both)):
             child("receive", root, name, ports, rows)  # makes the slot, begins the stream
         print(f"encoding {rows:,} rows", flush=True)
         options = effective_options(project_of(root, "ours_0", *ports).family)
@@ -142,14 +169,22 @@ def measure(rows: int, rounds: int, root: Path) -> list[dict[str, Any]]:
         runs = []
         for n, (ours, peer) in names.items():
             for role, name in (("receive", ours), ("drain", peer)) if n % 2 else (("drain", peer), ("receive", ours)):
-                run = {"round": n, "bytes": size, **child(role, root, name, ports, rows)}
+                run = {"round": n, "bytes": size, **sent_by(server.pid, role, root, name, ports, rows)}
                 if run["changes"] != rows:
                     raise SystemExit(f"expected {rows} changes: {run['changes']}")
                 run["mb"] = size / run["seconds"] / 1e6
                 print(f"  round {n} {role:8} {run['mb']:6.0f} MB/s {rows / run['seconds']:10,.0f} rows/s", flush=True)
                 runs.append(run)
+        runs.append({"round": rounds + 1, "bytes": size, **child("steps", root, "steps", ports, rows)})
         server.stdin.close()
         return runs
+
+
+def sent_by(sender: int, role: str, root: Path, name: str, ports: list[int], rows: int) -> dict[str, Any]:
+    """A child's run, and the processor time that the sender took for it."""
+    before = sum(psutil.Process(sender).cpu_times()[:2])
+    run = child(role, root, name, ports, rows)
+    return run | {"sender": sum(psutil.Process(sender).cpu_times()[:2]) - before}
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -164,13 +199,15 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 f"{median(run['mb'] for run in mine):,.0f}",
                 f"{median(run['changes'] / run['seconds'] for run in mine):,.0f}",
                 f"{median(run['cpu'] for run in mine):.1f}",
+                f"{median(run['sender'] for run in mine):.1f}",
                 f"{max(run['rss_mib'] for run in mine):.0f}",
             ]
         )
     ours = [run for run in counted if run["peer"] == "receive"]
     rate, memory = median(run["mb"] for run in ours), max(run["rss_mib"] for run in ours)
     return [
-        table("From the wire into bronze", ("", "best MB/s", "median MB/s", "rows/s", "CPU s", "peak MiB"), rows),
+        table("From the wire into bronze", FIGURES, rows),
+        profile(next(run for run in runs if run["peer"] == "steps")),
         table(
             "Targets",
             ("", "measured", "target", ""),
@@ -180,6 +217,15 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ],
         ),
     ]
+
+
+def profile(run: dict[str, Any]) -> dict[str, Any]:
+    """CPU seconds for a million rows, by step; what is left are threads, order, confirmation and Python's start."""
+    share = 1e6 / run["changes"]
+    rows = [(step, f"{seconds * share:.2f}") for step, seconds in run["steps"].items()]
+    rest = run["cpu"] - sum(run["steps"].values())
+    rows.append(("everything else, Python's start too", f"{rest * share:.2f}"))
+    return table("Where the receiver's CPU goes", ("step", "s for a million rows"), rows)
 
 
 def _reached(yes: bool) -> str:
@@ -200,7 +246,13 @@ def main() -> None:
         return
     if given.role:
         project = project_of(Path(given.root), given.name, *given.ports)
-        receive_here(project) if given.role == "receive" else drain_here(project, given.rows)
+        match given.role:
+            case "receive":
+                receive_here(project)
+            case "steps":
+                receive_here(project, steps())
+            case _:
+                drain_here(project, given.rows)
         return
     with tempfile.TemporaryDirectory() as temporary:
         runs = measure(given.rows, given.rounds, Path(temporary))
