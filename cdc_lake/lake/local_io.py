@@ -17,7 +17,7 @@ _BEFORE_METADATA = ".avro"
 """Manifests and lists: the metadata file that is written after them into the same folder takes the folder along."""
 
 
-class DurableFileIO(PyArrowFileIO):
+class DurableFileIO(PyArrowFileIO):  # type: ignore[misc]
     """pyarrow's files, local ones synced."""
 
     def new_output(self, location: str) -> PyArrowFile:
@@ -28,7 +28,7 @@ class DurableFileIO(PyArrowFileIO):
         return _LocalFile(location, path, self.fs_by_scheme("file", None))
 
 
-class _LocalFile(PyArrowFile):
+class _LocalFile(PyArrowFile):  # type: ignore[misc]
     def create(self, overwrite: bool = False) -> OutputStream:
         path = Path(self._path)
         make_folder(path.parent)
