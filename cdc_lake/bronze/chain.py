@@ -30,6 +30,7 @@ from cdc_lake.observe.progress import Progress, Tell, silent
 
 _END = (1 << 63) - 1
 _TURNS = 100
+_ROWS_AT_ONCE = 4096
 _LOST_TAIL = "the table's last transactions are missing: its head is the hash of another one"
 
 
@@ -193,7 +194,8 @@ class _Walk:
         paths = self._paths()
         for number, path in enumerate(paths):
             for part in files.batches([path], ROW, wanted if self.span is None else wanted & within(self.span)):
-                yield from zip(*(column.to_pylist() for column in part.columns), strict=True)
+                for some in part.to_batches(max_chunksize=_ROWS_AT_ONCE):
+                    yield from zip(*(column.to_pylist() for column in some.columns), strict=True)
             text = f"verified {self.verdict.transactions:,} transactions"
             tell(Progress("chain", text, number + 1, len(paths), "files"))
 
