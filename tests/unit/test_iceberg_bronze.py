@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,28 @@ def test_every_catalog_keeps_rows_markers_and_the_fence(address: CatalogAddress)
     with pytest.raises(AnotherReceiver):
         first.append([transaction(960)])
     assert [c.position for c in reader(address).commits(ALL)] == [200, 300, 950]
+    assert verify(reader(address)).holds
+
+
+def test_of_writers_that_commit_at_once_one_lands(address: CatalogAddress):
+    writer(address).begin_stream("s1", 100)
+    for position in range(200, 203):
+        rivals = [writer(address) for _ in range(4)]
+        for rival in rivals:
+            rival.state()
+        together = threading.Barrier(len(rivals))
+
+        def lands(rival: TableBronze, position: int = position, together: threading.Barrier = together) -> bool:
+            together.wait()
+            try:
+                rival.append([transaction(position)])
+            except AnotherReceiver:
+                return False
+            return True
+
+        with ThreadPoolExecutor(len(rivals)) as threads:
+            assert sum(threads.map(lands, rivals)) == 1
+    assert [c.position for c in reader(address).commits(ALL)] == list(range(200, 203))
     assert verify(reader(address)).holds
 
 
