@@ -44,7 +44,7 @@ class Batch(Section):
 
 
 class Maintenance(Section):
-    """Upkeep of a Delta table by its receiver, beside its commits; `cdc-lake maintain` does it at once."""
+    """Upkeep of the table by its receiver, beside its commits; `cdc-lake maintain` does it at once."""
 
     compact_after_files: Annotated[int, Field(ge=0, le=10_000, strict=True)] = 100
     """Small files in a row that become one, which keeps commits and reads quick; 0: only by `cdc-lake maintain`."""
