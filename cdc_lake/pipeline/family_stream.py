@@ -134,7 +134,7 @@ def open_family(
             frames=frames,
             assembler=assembler,
             order=order,
-            tabulate=by_policy(project, FamilyFormat(layouts, project.family.slot.plugin)),
+            tabulate=by_policy(project, FamilyFormat(layouts, project.family.slot.plugin), tell),
             domain=identity.domain,
             state=state,
             goal=goal,

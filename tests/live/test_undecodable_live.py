@@ -19,7 +19,7 @@ from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.errors import CdcLakeError, InvalidText, MalformedMessage, TextNotInEncoding
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
+from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline import postgres_stream
 from cdc_lake.pipeline.against_source import against_source
 from cdc_lake.pipeline.check_postgres import findings
@@ -54,9 +54,9 @@ def project_of(database: Database, root: Path, *, undecodable: str = "stop", **s
     return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
 
 
-def once(project: Project) -> ReceiveSummary:
+def once(project: Project, tell: Tell = silent) -> ReceiveSummary:
     stop = threading.Event()
-    return receive(project, bronze_writer(project), once=True, stop=stop, tell=silent, slot_patience=2)
+    return receive(project, bronze_writer(project), once=True, stop=stop, tell=tell, slot_patience=2)
 
 
 def folded(project: Project) -> dict[str, tuple[str | None, ...]]:
@@ -104,8 +104,10 @@ def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(database: Da
         source.execute("INSERT INTO notes VALUES (3, 'MARK', 'x'), (4, 'four', '')")
         source.execute("DELETE FROM notes WHERE id = 4")
         monkeypatch.setattr(postgres_stream, "tabulate", refusing)
-        received = once(project)
+        told: list[Progress] = []
+        received = once(project, told.append)
         assert received.transactions == 5  # the receiver did not stop
+        assert [one.facts["code"] for one in told if "lands as bytes" in one.text] == ["DEC303", "DEC303"]
         assert [one.tables for one in held_list(project).undecodable] == [("public.notes",), ("public.notes",)]
         assert verify(bronze_reader(project)).holds
         source.execute("INSERT INTO notes VALUES (5, 'five', 'x')")  # and goes on
