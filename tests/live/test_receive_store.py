@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, Retry
-from cdc_lake.testing.faulty_store import Chance, FaultyStore, honest
+from cdc_lake.testing.faults import Pipeline
+from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, honest
 from cdc_lake.testing.object_store import LocalStore, storage_at
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
@@ -42,7 +44,7 @@ def stored(database: Database, root: Path, kind: str, endpoint: str) -> Project:
     return project_of(database, root, bronze=bronze, lake=lake)
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
     database: Database, tmp_path: Path, store: LocalStore, kind: str
 ) -> None:
@@ -72,3 +74,45 @@ def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
         assert_equal_to_source(project, database)
         verdict = verify(bronze_reader(project))
         assert verdict.holds, verdict.reason
+
+
+def test_the_commands_work_on_a_bronze_in_a_store_and_show_no_key(
+    database: Database, tmp_path: Path, store: LocalStore
+) -> None:
+    secrets = {"PASSWORD": database.password, "KEY": "a-key-of-the-store", "SECRET": "a-secret-of-the-store"}
+    with FaultyStore(store) as proxy, database.connect() as conn:
+        (tmp_path / "shop.yaml").write_text(
+            f"""version: 1
+pipeline: shop
+source:
+  type: postgres
+  host: {database.host}
+  port: {database.port}
+  database: {database.name}
+  user: {database.user}
+  password: ${{env:PASSWORD}}
+  slot: {{name: {database.name}}}
+  tables: ["public.*"]
+bronze: {{path: s3://lake/{database.name}/shop}}
+lake:
+  storage:
+    endpoint: {proxy.endpoint}
+    region: us-east-1
+    access_key_id: ${{env:KEY}}
+    secret_access_key: ${{env:SECRET}}
+    allow_http: true
+    patience: 1 s
+"""
+        )
+        Workload(conn, seed=3).create_tables()
+        pipeline = Pipeline(tmp_path / "shop.yaml", secrets)
+        shown = pipeline.do("plan", "--show-config")
+        received = pipeline.do("run", "--once", "--only", "receive")
+        chain = pipeline.do("inspect", "chain")
+        proxy.choose = lambda _: Fault.FAILED
+        down = pipeline.do("run", "--once", "--only", "receive", expect=4)
+    assert json.loads(chain.output)["holds"]
+    said = "".join(text for one in (shown, received, chain, down) for text in (one.output, one.said))
+    assert "LAK435" in said
+    assert f"s3://lake/{database.name}/shop" in said
+    assert not [name for name, secret in secrets.items() if secret in said]

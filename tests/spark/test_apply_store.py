@@ -54,7 +54,7 @@ def rows(project: Any, relation: Any = T) -> list[dict[str, Any]]:
     return sorted(read_silver(project, project.target(relation.table)).to_pylist(), key=lambda row: row["id"])
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_a_snapshot_and_its_changes_are_merged_from_a_store(
     spark: Any, lake_root: Path, store: LocalStore, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

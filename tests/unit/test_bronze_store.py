@@ -26,7 +26,6 @@ from cdc_lake.testing.object_store import LocalStore, storage_at
 from tests.store_places import FORMATS, Stored, store, stored
 from tests.unit.test_bronze_chain import (
     landed,
-    test_a_span_holds_by_itself,
     test_every_epoch_is_verified,
     test_what_was_landed_holds,
 )
@@ -34,22 +33,16 @@ from tests.unit.test_bronze_reader import (
     reader,
     test_a_table_that_is_not_there_is_empty,
     test_changes_of_a_table_come_in_order,
-    test_epochs_do_not_mix,
     test_only_files_that_can_hold_the_span_are_chosen,
-    test_the_reader_sees_commits_made_after_it_was_opened,
 )
 from tests.unit.test_bronze_writer import (
     bronze,
     test_a_commit_that_did_not_land_is_said_and_can_be_tried_again,
     test_a_commit_that_landed_before_its_call_failed_counts_as_landed,
     test_a_replayed_batch_changes_nothing,
-    test_a_stream_is_not_started_twice,
-    test_a_stream_starts_with_both_markers_and_no_rows,
-    test_a_writer_overtaken_by_a_new_stream_is_refused,
     test_markers_advance_without_rows_and_never_go_back,
     test_of_an_overlapping_batch_only_the_new_lands,
     test_snapshot_chunks_land_once_and_leave_the_stream_alone,
-    test_the_next_stream_has_the_next_epoch_and_a_chain_of_its_own,
     test_the_second_of_two_writers_is_refused_and_stays_refused,
     transaction,
 )
@@ -63,20 +56,13 @@ __all__ = [
     "test_a_commit_that_did_not_land_is_said_and_can_be_tried_again",
     "test_a_commit_that_landed_before_its_call_failed_counts_as_landed",
     "test_a_replayed_batch_changes_nothing",
-    "test_a_span_holds_by_itself",
-    "test_a_stream_is_not_started_twice",
-    "test_a_stream_starts_with_both_markers_and_no_rows",
     "test_a_table_that_is_not_there_is_empty",
-    "test_a_writer_overtaken_by_a_new_stream_is_refused",
     "test_changes_of_a_table_come_in_order",
-    "test_epochs_do_not_mix",
     "test_every_epoch_is_verified",
     "test_markers_advance_without_rows_and_never_go_back",
     "test_of_an_overlapping_batch_only_the_new_lands",
     "test_only_files_that_can_hold_the_span_are_chosen",
     "test_snapshot_chunks_land_once_and_leave_the_stream_alone",
-    "test_the_next_stream_has_the_next_epoch_and_a_chain_of_its_own",
-    "test_the_reader_sees_commits_made_after_it_was_opened",
     "test_the_second_of_two_writers_is_refused_and_stays_refused",
     "test_what_was_landed_holds",
 ]
@@ -89,7 +75,7 @@ def place(request: pytest.FixtureRequest, store: LocalStore, tmp_path: Path) -> 
 
 def test_of_two_receivers_at_the_same_moment_one_lands_and_one_is_fenced(place: Stored):
     place.writer().begin_stream("s1", 100)
-    for at in range(101, 106):
+    for at in range(101, 104):
         writers = [place.writer(), place.writer()]
         for writer in writers:
             writer.state()
@@ -99,7 +85,7 @@ def test_of_two_receivers_at_the_same_moment_one_lands_and_one_is_fenced(place: 
         assert outcomes == [AnotherReceiver.__name__, "NoneType"]
     verdict = verify(place.reader())
     assert verdict.holds, verdict.reason
-    assert verdict.transactions == 5
+    assert verdict.transactions == 3
 
 
 @pytest.mark.parametrize("place", ["delta"], indirect=True)
@@ -193,28 +179,16 @@ def test_a_conditional_put_is_signed_as_the_sdk_signs_it(token: str | None):
     assert mine["authorization"].endswith(f"Signature={signature}")
 
 
-def test_upkeep_of_a_bronze_in_a_store_keeps_the_chain(place: Stored):
-    writer = place.writer()
-    writer.begin_stream("s1", 100)
-    for at in range(101, 112):
-        writer.append([transaction(at)])
-    assert compact(place.table(), 2, whole=True)
-    reader = place.reader()
-    assert len(reader.files().paths) < 11
-    assert verify(reader).holds
-    assert [commit.position for commit in reader.commits(Span(1, 0, 200))] == list(range(101, 112))
-
-
 def test_what_upkeep_replaced_goes_when_nobody_reads_it_any_more(place: Stored, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(iceberg_log, "KEEP", 2)
     writer = place.writer()
     writer.begin_stream("s1", 100)
-    for at in range(101, 126):
+    for at in range(101, 107):
         writer.append([transaction(at)])
     before, early = place.data_files(), time.time()
     assert compact(place.table(), 2, whole=True)
     writer = place.writer()
-    for at in (126, 127, 128):  # Iceberg's older versions leave
+    for at in (107, 108, 109):  # Iceberg's older versions leave
         writer.append([transaction(at)])
     live, table = set(place.reader().files().paths), place.table()
     assert table.look()
@@ -223,12 +197,12 @@ def test_what_upkeep_replaced_goes_when_nobody_reads_it_any_more(place: Stored, 
     found = tidy(table, 3600.0, early + 100_000)
     assert found is not None
     assert len(found.files) == len(before) + 1  # and the note
-    assert len(found.entries) > 20 or place.format == "iceberg"
+    assert len(found.entries) > 5 or place.format == "iceberg"
     assert set(place.data_files()) == live
     reader = place.reader()
     assert verify(reader).holds
-    assert [commit.position for commit in reader.commits(Span(1, 0, 200))] == list(range(101, 129))
-    assert place.writer().append([transaction(129)]).upto == 129
+    assert [commit.position for commit in reader.commits(Span(1, 0, 200))] == list(range(101, 110))
+    assert place.writer().append([transaction(110)]).upto == 110
 
 
 def test_a_file_that_was_just_replaced_stays_however_old_it_is(place: Stored):
