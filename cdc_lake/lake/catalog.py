@@ -69,8 +69,9 @@ def is_there(address: CatalogAddress) -> bool:
 def open_catalog(address: CatalogAddress) -> Catalog:
     """Open a catalog; a SQL catalog's tables are made where they are not there. Raises CatalogUnreachable."""
     try:
-        from pyiceberg.catalog.rest import RestCatalog  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
-        from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415
+        from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
+
+        from cdc_lake.lake.rest_catalog import PatientRestCatalog  # noqa: PLC0415
     except ImportError as cause:
         raise IcebergMissing from cause
     uri = re.sub("^postgresql://", "postgresql+psycopg://", address.uri)  # psycopg2 would be taken otherwise
@@ -83,7 +84,7 @@ def open_catalog(address: CatalogAddress) -> Catalog:
         address.file.parent.mkdir(parents=True, exist_ok=True)
     with reaching(address):
         if address.kind == "rest":
-            return RestCatalog(address.name, **given)
+            return PatientRestCatalog(address.name, **given)
         catalog = SqlCatalog(address.name, **{"pool_pre_ping": "true", **given})
         if address.file is not None:
             _settle_sqlite(catalog, durable=address.durable)

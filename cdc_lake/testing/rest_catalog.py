@@ -44,6 +44,7 @@ class Loss(Enum):
     REQUEST = "the connection ends before the commit is made"
     REPLY = "the commit is made, the connection ends"
     ERROR = "the commit is made, the answer is an internal error"
+    SILENCE = "the commit is made, no answer comes"
 
 
 class RestCatalogServer:
@@ -56,6 +57,7 @@ class RestCatalogServer:
         )
         self.loss = Loss.NONE
         self.commits = 0
+        self.closed = threading.Event()
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -72,6 +74,7 @@ class RestCatalogServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.closed.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -153,6 +156,8 @@ class RestCatalogServer:
         self.commits += 1
         if self.loss is Loss.REPLY:
             raise ConnectionAbortedError
+        if self.loss is Loss.SILENCE:
+            raise TimeoutError
         if self.loss is Loss.ERROR:
             msg = "the answer was lost inside the server"
             raise RuntimeError(msg)
@@ -172,6 +177,10 @@ def _handler(server: RestCatalogServer) -> type[BaseHTTPRequestHandler]:
             try:
                 status, said = server.answer(self.command, path, body)
             except ConnectionAbortedError:
+                self.close_connection = True
+                return
+            except TimeoutError:
+                server.closed.wait()
                 self.close_connection = True
                 return
             except Exception as failure:  # noqa: BLE001 - a server answers, whatever happened

@@ -26,7 +26,7 @@ from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.load import load_project
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import AnotherReceiver, BronzeNotWritten, CatalogUnreachable, CommitUncertain
-from cdc_lake.lake import iceberg_log, iceberg_manifests
+from cdc_lake.lake import iceberg_log, iceberg_manifests, rest_catalog
 from cdc_lake.lake.catalog import CatalogAddress, open_catalog
 from cdc_lake.lake.delta_leftovers import Leftovers
 from cdc_lake.model.change import Insert
@@ -134,8 +134,11 @@ def test_of_writers_that_commit_at_once_one_lands(address: CatalogAddress):
     assert verify(reader(address)).holds
 
 
-@pytest.mark.parametrize("loss", [Loss.REPLY, Loss.ERROR])
-def test_a_commit_that_a_rest_server_made_and_did_not_answer_counts_as_landed(tmp_path: Path, loss: Loss):
+@pytest.mark.parametrize("loss", [Loss.REPLY, Loss.ERROR, Loss.SILENCE])
+def test_a_commit_that_a_rest_server_made_and_did_not_answer_counts_as_landed(
+    tmp_path: Path, loss: Loss, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rest_catalog, "ANSWER_SECONDS", 2.0)
     with RestCatalogServer(tmp_path) as server:
         address = CatalogAddress("lake", "rest", server.uri, None)
         bronze = writer(address)
