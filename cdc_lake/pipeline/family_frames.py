@@ -47,7 +47,6 @@ def codec_of(project: Project, encoding: str) -> Codec:
     return codec_by_name(project, "UTF8" if reads_by_sql(project) else encoding)
 
 
-
 def assembler_of(project: Project, domain: OrderDomain, encoding: str) -> FamilyAssembler:
     """What makes transactions of the stream's frames."""
     style, batch = style_of(project)
@@ -107,13 +106,13 @@ def sends_more(project: Project) -> bool:
 def frames_of(project: Project, session: WireSession, start: int, *, on_standby: bool = False) -> FrameSource:
     """Start to read the pipeline's slot after `start`, 0 for the slot's own position. Raises SourceError.
 
-    `on_standby`: it is one to a standby, where the pipeline wants that; otherwise one to the primary.
     `session` is a replication connection, in `mode: polling` an ordinary one; it is closed with the frames.
+    `on_standby`: it is one to a standby, where the pipeline wants that; otherwise one to the primary.
     """
     source = project.family
+    options = effective_options(source)
     if not on_standby:
         options.pop(STANDBY_ONLY, None)
-    options = effective_options(source)
     if source.mode == "polling":
         interval, most = source.polling.interval / 1000, source.polling.max_changes
         return PollingStream(session, project.slot, start, options, interval=interval, max_changes=most)
