@@ -257,6 +257,8 @@ class IcebergLog:
     def _stand(self, table: Table) -> None:
         if self._table is not None and self._table.metadata.table_uuid != table.metadata.table_uuid:
             self._manifests, self._lists = None, {}
+        elif self._manifests is not None:
+            self._manifests.io = table.io  # a REST server may hand out new credentials each time
         there = {version.snapshot_id for version in table.metadata.snapshots}
         self._lists = {version: listed for version, listed in self._lists.items() if version in there}
         self._table, self._head = table, table.current_snapshot()

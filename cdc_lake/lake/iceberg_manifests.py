@@ -36,7 +36,7 @@ class Manifests:
     """Reads and writes the manifests of one table; remembers those of a few files, which are merged next."""
 
     def __init__(self, table: Table) -> None:
-        self._io = table.io
+        self.io = table.io
         self._schema = table.schema()
         self._spec = table.spec()
         self._format = table.metadata.format_version
@@ -45,11 +45,11 @@ class Manifests:
 
     def of(self, version: Snapshot) -> tuple[ManifestFile, ...]:
         """The manifests of a version, as its list has them. Raises OSError where the list is not there any more."""
-        return tuple(read_manifest_list(self._io.new_input(version.manifest_list)))
+        return tuple(read_manifest_list(self.io.new_input(version.manifest_list)))
 
     def entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
         """The data files that a manifest lists, without those it says were removed."""
-        return self._small.get(manifest.manifest_path) or manifest.fetch_manifest_entry(self._io)
+        return self._small.get(manifest.manifest_path) or manifest.fetch_manifest_entry(self.io)
 
     def add(self, files: Sequence[DataFile], version: int, sequence: int) -> ManifestFile:
         """Write the manifest of a commit's new files."""
@@ -108,7 +108,7 @@ class Manifests:
         location = f"{self._folder}/snap-{version}-{uuid4()}.avro"
         with write_manifest_list(
             format_version=self._format,
-            output_file=self._io.new_output(location),
+            output_file=self.io.new_output(location),
             snapshot_id=version,
             parent_snapshot_id=parent,
             sequence_number=sequence,
@@ -132,7 +132,7 @@ class Manifests:
             format_version=self._format,
             spec=self._spec,
             schema=self._schema,
-            output_file=self._io.new_output(location),
+            output_file=self.io.new_output(location),
             snapshot_id=version,
             avro_compression="deflate",
         )
