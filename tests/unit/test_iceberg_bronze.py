@@ -333,17 +333,19 @@ def test_a_look_makes_no_catalog(tmp_path: Path):
     assert not (tmp_path / "none").exists()
 
 
-def test_the_metadata_does_not_grow(iceberg: Place):
+def test_the_metadata_does_not_grow(iceberg: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(iceberg_log, "KEEP", 25)
     bronze = iceberg.writer()
     sizes = []
-    for number in range(2 * iceberg_log.KEEP):
+    for number in range(3 * iceberg_log.KEEP):
         bronze.append([transaction(200 + number)])
         sizes.append(len(json.dumps(loaded(iceberg).metadata.model_dump(mode="json"))) if number % 25 == 24 else 0)
-    small, large = sizes[iceberg_log.KEEP + 24], sizes[-1]
+    small, large = sizes[49], sizes[74]
     assert large < 1.02 * small
 
 
-def test_maintain_puts_an_iceberg_bronze_in_order_beside_its_receiver(tmp_path: Path):
+def test_maintain_puts_an_iceberg_bronze_in_order_beside_its_receiver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(iceberg_log, "KEEP", 6)
     file = tmp_path / "pipelines" / "shop.yaml"
     file.parent.mkdir()
     file.write_text(
