@@ -52,6 +52,7 @@ class DeltaBronzeTable:
     def __init__(self, at: DeltaPlace | Path) -> None:
         self._place: DeltaPlace = LocalPlace(at) if isinstance(at, Path) else at
         self._table: DeltaTable | None = None
+        self._told: tuple[int, BronzeState | None] | None = None  # by version: asking the log reads it each time
 
     @property
     def place(self) -> str:
@@ -73,7 +74,7 @@ class DeltaBronzeTable:
             if CONTRACT_PROPERTY not in given:
                 raise BronzeUnknown("the folder holds a Delta table that is not a bronze table", where=self.place)
             check_contract(given[CONTRACT_PROPERTY], self.place)
-            self._table = table
+            self._table, self._told = table, None
         else:
             self._place.refresh(self._table)
         return True
@@ -85,6 +86,11 @@ class DeltaBronzeTable:
 
     def state(self) -> BronzeState | None:
         """From the note of the newest commit that has one, at last from the rows; with the markers."""
+        if self._told is None or self._told[0] != self.version:
+            self._told = self.version, self._state()
+        return self._told[1]
+
+    def _state(self) -> BronzeState | None:
         told = self._noted() or from_rows(self.files())
         if told is None:
             return None

@@ -103,6 +103,22 @@ def test_a_commit_lists_only_what_is_behind_the_last_checkpoint(place: Stored):
     assert [(put.key.endswith(".parquet"), put.conditional) for put in puts] == [(True, False), (False, True)]
 
 
+def test_looking_again_where_nothing_is_new_costs_a_few_requests(place: Stored):
+    writer = place.writer()
+    writer.begin_stream("s1", 100)
+    writer.append([transaction(101)])
+    with FaultyStore(place.store) as proxy:
+        reader = place.reader(proxy.endpoint)
+        first = reader.state()
+        proxy.requests.clear()
+        assert reader.state() == first
+        assert len(proxy.requests) <= 3
+        writer.append([transaction(102)])
+        state = reader.state()
+    assert state is not None
+    assert state.upto == 102
+
+
 @pytest.mark.parametrize("place", ["delta"], indirect=True)
 def test_what_a_listing_leaves_out_is_found_by_its_name(place: Stored):
     stale = [3]
