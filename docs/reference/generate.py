@@ -45,8 +45,8 @@ in one commit of the table. [What it is for](../concepts/bronze.md).
 |---|---|---|
 {columns}
 
-Rows are ordered by `(epoch, position, ordinal)`. Layout rows (`R`) stand before the changes that follow them and have no
-ordinal; each commit repeats the layouts it uses, and files that upkeep put together have each where it changed.
+Rows are ordered by `(epoch, position, ordinal)`. Layout rows (`R`) stand before the changes that follow them and have
+no ordinal; each commit repeats the layouts it uses, and files that upkeep put together have each where it changed.
 
 ## An example of every row
 
@@ -178,8 +178,8 @@ version without them is passed over to the one before:
 | `cdc-lake.head`, `cdc-lake.empty` | hash of its last transaction; empty transactions counted behind it |
 | `cdc-lake.contract`, `cdc-lake.commit` | the contract's version; an id by which a commit is found again |
 
-The property `cdc_lake.trimmed` of either table says, where retention let transactions leave, which of each epoch was the
-last, and its hash: `{{"3": [26739528, "9f…"]}}`. The chain of that epoch starts behind it.
+The property `cdc_lake.trimmed` of either table says, where retention let transactions leave, which of each epoch was
+the last, and its hash: `{{"3": [26739528, "9f…"]}}`. The chain of that epoch starts behind it.
 
 The newest 50 versions stay in the table's metadata; the data files of all stay. Bounds of every scalar column but
 `info` and `raw` are in Delta's log and in Iceberg's manifests, never cut.
