@@ -6,19 +6,25 @@ import json
 import multiprocessing
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.open import bronze_reader, bronze_table
+from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.raw import Raw
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.run import run
 
 RECEIVING = (
@@ -48,6 +54,24 @@ def receive_until_killed(document: str, root: Path, setting: str) -> None:
     run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
 
 
+class Boastful(TableBronze):
+    """A negative control: says of each batch that it landed, and lands it with the next one."""
+
+    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+        """Land what was given before."""
+        assert isinstance(batch, ClosedBatch)
+        before, self._held = getattr(self, "_held", None), (batch, tabulate)
+        landed = super().append(*before) if before is not None else super().append(ClosedBatch((), 0, 0))
+        return replace(landed, upto=batch.upto, confirm=batch.confirm, transactions=len(batch.transactions))
+
+
+def receive_boasting(document: str, root: Path, setting: str) -> None:
+    """As `receive_until_killed`, confirming before it commits."""
+    at.arm(setting)
+    project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
+    receive(project, Boastful(bronze_table(project)), once=True, stop=threading.Event(), tell=silent)
+
+
 class Receivers:
     """Starts receivers of one project, forked from a process that has everything imported."""
 
@@ -57,11 +81,10 @@ class Receivers:
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(["cdc_lake.testing.kills", "cdc_lake.pipeline.receive"])
 
-    def run(self, setting: str = "", seconds: float = 120) -> int:
-        """Run one to its end or its failpoint; its exit code."""
-        process = self._processes.Process(
-            target=receive_until_killed, args=(self._document, self._project.root, setting)
-        )
+    def run(self, setting: str = "", seconds: float = 120, *, boasting: bool = False) -> int:
+        """Run one to its end or its failpoint; its exit code. `boasting`: one that confirms before it commits."""
+        target = receive_boasting if boasting else receive_until_killed
+        process = self._processes.Process(target=target, args=(self._document, self._project.root, setting))
         process.start()
         process.join(seconds)
         if process.is_alive():

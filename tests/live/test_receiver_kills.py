@@ -17,6 +17,7 @@ import pytest
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.observe import failpoint as at
 from cdc_lake.pipeline.against_source import against_source
 from cdc_lake.testing.kills import COPYING, KILLED, RECEIVING, Receivers, Watching, inserted
 from cdc_lake.testing.workload import Workload
@@ -127,6 +128,22 @@ def test_killed_at_every_durable_step_over_the_familys_wire(
         workload, ledger = Workload(conn, dice.randrange(1 << 30), truncates=False), Ledger(conn, dice)
         killed_everywhere(project, receivers_of(project, PASSWORD), workload, ledger, dice, steps=3)
     assert_proven(project, ledger)
+
+
+def test_a_receiver_that_confirms_before_it_commits_is_found_out(
+    database: Database, tmp_path: Path, dice: random.Random
+) -> None:
+    """The negative control."""
+    project = test_receive_loop.project_of(database, tmp_path, bronze=BRONZE)
+    receivers = receivers_of(project, database.password)
+    with database.connect() as conn:
+        ledger = Ledger(conn, dice)
+        assert receivers.run() == 0
+        ledger.write(30)
+        assert receivers.run(f"{at.CONFIRMED}:{dice.randint(1, 3)}", boasting=True) == KILLED
+    proof = against_source(project)
+    assert proof.chain.holds, "what is there is whole"
+    assert (proof.holds, proof.forgotten) == (False, True)
 
 
 def receivers_of(project: Project, password: str) -> Receivers:
