@@ -61,7 +61,8 @@ def parts_of_batch(payload: bytes) -> Sequence[Run | tuple[int, bytes]]:
     """As `records_of_batch`, with long sequences of rows as runs."""
     if len(payload) < SMALL:
         return records_of_batch(payload)
-    starts, at, size, unpack = [], 0, len(payload) - HEAD, _LENGTH.unpack_from
+    starts: list[int] = []
+    at, size, unpack = 0, len(payload) - HEAD, _LENGTH.unpack_from
     append = starts.append
     while at <= size:
         append(at)

@@ -30,7 +30,8 @@ class Statements:
     __slots__ = ("bytes", "data", "end", "little", "room", "start")
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        starts, ends, parts, at = [], [], [_PADDING], len(_PADDING)
+        starts, ends, at = [], [], len(_PADDING)
+        parts: list[bytes | memoryview] = [_PADDING]
         for piece in pieces:
             if isinstance(piece, Run):
                 first, behind = int(piece.start[0]), int(piece.end[-1])
