@@ -193,6 +193,8 @@ def cast_sql(text: str, column: Column) -> str:
 
 # the GaussDB family prints numbers without a leading zero: .5 and -.5
 _FLOAT = "^-?([0-9]+([.][0-9]+)?|[.][0-9]+)(e[+-][0-9]+)?$"
+# behind the seconds, not the end of a date: Spark raises for a zone that cannot be; servers have up to 15:59:59
+_ZONE = ":[0-9][0-9]([.][0-9]+)?([+-](0[0-9]|1[0-5])(:[0-5][0-9])*)$"
 _BARE_POINT = "^(?=[.])|(?<=^-)(?=[.])"
 
 
@@ -213,7 +215,7 @@ def fits_sql(text: str, column: Column) -> str:
             fits = f"{number} OR {text} IN ('NaN', 'Infinity', '-Infinity')"
         case Family.TIMESTAMPTZ:
             # parallel decoders of the GaussDB family print in the zone of the database
-            zone = f"nullif(regexp_extract({text}, '[+-][0-9:]+$', 0), '')"
+            zone = f"nullif(regexp_extract({text}, '{_ZONE}', 2), '')"
             local = f"concat(cast(from_utc_timestamp({typed}, {zone}) AS string), {zone})"
             fits = f"{local} = {text} AND left({text}, 1) <> '-'"
         case Family.INTEGER:

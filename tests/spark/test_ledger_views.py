@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +44,33 @@ TEXTS: dict[str, list[str]] = {
     "2024", "2024-1-1", "2023-02-29", "-0044-03-15", "+2024-01-01"],
     "timestamp": ["0001-01-01 00:00:00", "9999-12-31 23:59:59.999999", "2024-01-01 00:00:00.5", "2024-01-01",
     "-infinity", "2024-01-01 24:00:00", "2024-01-01T00:00:00", "10000-01-01 00:00:00", "2024-01-01 00:00:00+00"],
-    "timestamptz": ["2024-01-01 00:00:00+00", "2024-01-01 00:00:00.123456+05:30", "1883-01-01 12:00:00+05:53:28",
+    "timestamptz": ["2024-01-01 00:00:00+31", "2024-01-01 00:00:00+00", "2024-01-01 00:00:00.123456+05:30", "1883-01-01 12:00:00+05:53:28",
     "2024-07-01 12:00:00-03", "infinity", "2024-01-01 00:00:00", "2024-01-01 00:00:00Z", "2024-02-30 00:00:00+00"],
     "text": ["", " x ", "Größe 漢字"],
 }  # fmt: skip
 
 
 def test_arrow_and_spark_read_every_text_alike(spark: Any) -> None:
-    for kind, texts in TEXTS.items():
-        modifier = ((10 << 16) | 2) + 4 if kind == "numeric" else -1
-        column = Column("c", kind, TYPE_OIDS[kind], modifier)
-        values, wrong = read_texts(pa.array([*texts, None]), column)
-        rows = spark.createDataFrame([(at, text) for at, text in enumerate([*texts, None])], "at INT, t STRING")
-        seen = rows.selectExpr("at", f"{fits_sql('t', column)} AS fits", f"{cast_sql('t', column)} AS v").toArrow()
-        seen = seen.sort_by("at")
+    """In one query: each text is read as a value of each type."""
+    texts = [*dict.fromkeys(text for some in TEXTS.values() for text in some), None]
+    modifier = ((10 << 16) | 2) + 4
+    columns = {kind: Column("c", kind, TYPE_OIDS[kind], modifier if kind == "numeric" else -1) for kind in TEXTS}
+    rows = spark.createDataFrame(list(enumerate(texts)), "at INT, t STRING")
+    seen = rows.selectExpr("at", *_parts(columns)).toArrow().sort_by("at")
+    for kind, column in columns.items():
+        values, wrong = read_texts(pa.array(texts), column)
         marked = [False] * len(values) if wrong is None else wrong.to_pylist()
-        assert [not w for w in marked] == seen["fits"].to_pylist(), kind
-        for text, mine, its, fits in zip([*texts, None], values, seen["v"], seen["fits"].to_pylist(), strict=True):
-            assert not fits or str(mine.cast(its.type)) == str(its), (kind, text)
+        fits = seen[f"fits_{kind}"].to_pylist()
+        differ = {text for text, w, fit in zip(texts, marked, fits, strict=True) if w == fit}
+        # fewer digits than the scale: of a layout that had another one, which silver refuses before it reads a value
+        assert all(kind == "numeric" and re.fullmatch("-?[0-9]*([.][0-9])?", text) for text in differ), (kind, differ)
+        for text, mine, its, fit in zip(texts, values, seen[f"v_{kind}"], fits, strict=True):
+            assert not fit or str(mine.cast(its.type)) == str(its), (kind, text)
+
+
+def _parts(columns: dict[str, Column]) -> list[str]:
+    fits = [f"{fits_sql('t', column)} AS fits_{kind}" for kind, column in columns.items()]
+    return [*fits, *(f"{cast_sql('t', column)} AS v_{kind}" for kind, column in columns.items())]
 
 
 @pytest.fixture(scope="module", params=FORMATS)

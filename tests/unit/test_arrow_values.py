@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -77,3 +79,16 @@ def test_what_silver_keeps_as_text_is_text() -> None:
     assert arrow_type(Column("c", "uuid", 2950)) == pa.string()
     assert arrow_type(Column("c", "numeric", 1700)) == pa.string()
     assert arrow_type(Column("c", "numeric", 1700, NUMERIC)) == pa.decimal128(10, 2)
+
+
+def test_a_text_is_read_alike_alone_and_among_others() -> None:
+    seed = int(os.environ.get("CDC_LAKE_SEED", random.randrange(1 << 30)))
+    print(f"CDC_LAKE_SEED={seed}")
+    chance = random.Random(seed)
+    texts = [text for some in MISFIT.values() for text in some] + [text for _, text, _ in FIT]
+    for kind in ("int2", "int8", "numeric", "float4", "float8", "bool", "bytea", "date", "timestamp", "timestamptz"):
+        some: list[str | None] = [*chance.choices(texts, k=60), None]
+        alone = [read(kind, [text], NUMERIC) for text in some]
+        values, wrong = read(kind, some, NUMERIC)
+        assert repr(values) == repr([value for (value,), _ in alone]), kind
+        assert wrong == [at for at, (_, marked) in enumerate(alone) if marked], kind
