@@ -300,6 +300,6 @@ class HistoryDiffers(SourceError):
 
     code = "SRC262"
     hint = (
-        "did another server take over that lacked the end of the log? then drop the slot, move the lake folder away and "
-        "run again; were `tables` changed after a crash? then change them back for one run"
+        "did another server take over that lacked the end of the log? then drop the slot, move the lake folder away "
+        "and run again; were `tables` changed after a crash? then change them back for one run"
     )

@@ -153,8 +153,8 @@ SELECT position, commit_ts, counts['public.orders']['I'] AS inserted FROM transa
 
 A view is `<schema>_<table>`, has the columns of `changes` with `_misfit` and the rows of initial copies, and no order
 of its own. Of a bronze in an object store the files are copied near by first, whole, and stay as long as `bronze` does:
-name a span. Views that stay read the table as it is then, so it has to be on this machine. They know the layouts of the time they were made: a query that
-meets another one fails and says so, rather than to show NULL; register them again.
+name a span. Views that stay read the table as it is then, so it has to be on this machine. They know the layouts of the
+time they were made: a query that meets another one fails and says so, rather than to show NULL; register them again.
 
 ## Markers
 

@@ -34,9 +34,7 @@ def test_a_full_disk_shows_nothing_wrong_and_is_recovered_from_by_itself(tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == BUDGETS
-    assert (
-        {one["error"] for one in found} >= {"", "LAK420"} if BUDGETS > 8 else "LAK420" in {o["error"] for o in found}
-    )
+    assert {one["error"] for one in found} >= {"", "LAK420"} if BUDGETS > 8 else "LAK420" in {o["error"] for o in found}
     fitted = [one["fitted"] for one in found]
     assert fitted[0] < fitted[-1]
     print(fitted)

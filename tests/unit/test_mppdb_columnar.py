@@ -202,7 +202,11 @@ def test_other_encodings_are_decoded_plainly():
         tabulate([one], layouts())
     assert caught.value.where == "change 1 of the transaction at 9"
     assert caught.value.__cause__ is None
-    assert tabulate([one], Layouts(FACTS.get, Codec("UTF8", Policy.HEX))).new[0].as_py() == ["1", "not-text:d6d0cec4", ""]
+    assert tabulate([one], Layouts(FACTS.get, Codec("UTF8", Policy.HEX))).new[0].as_py() == [
+        "1",
+        "not-text:d6d0cec4",
+        "",
+    ]
 
 
 def test_nothing_at_all():
