@@ -176,8 +176,8 @@ def test_a_wrong_combination_is_refused_with_its_rule_at_its_place(name: str, tm
     file = tmp_path / "p.yaml"
     text = written(kind, lines)
     file.write_text(text)
-    found = validate([file])
-    assert [(d.code, d.severity) for d in found] == [(rule.problem, Severity.ERROR)], found
+    found = [problem for problem in validate([file]) if problem.severity is Severity.ERROR]  # a data node is warned of
+    assert [d.code for d in found] == [rule.problem], found
     (one,) = found
     assert re.search(rf".+ \(rule {re.escape(rule.label)}\)$", one.hint)
     assert one.location is not None
