@@ -19,6 +19,8 @@ FULL: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py",),
     ("bronze_commit.py",),
     ("decode_mppdb.py", "--save"),
+    ("decode_mppdb_text.py", "--save"),
+    ("gaussdb_backlog.py",),
     ("small_spans.py",),
     ("apply_span.py",),
 )
@@ -28,7 +30,6 @@ QUICK: tuple[tuple[str, ...], ...] = (
     ("decode_mppdb.py", "--rows", "20000", "--seconds", "5"),
     ("decode_mppdb_text.py", "--rows", "10000", "--seconds", "5"),
     ("gaussdb_backlog.py", "--rows", "100000", "--rounds", "1", "--no-save"),
-    ("decode_mppdb.py", "--rows", "20000", "--seconds", "10"),
     ("small_spans.py", "--rounds", "2", "--no-save"),
     ("apply_span.py", "--rows", "500000", "--changes", "10000", "--rounds", "1", "--no-save"),
 )
