@@ -87,7 +87,8 @@ wrong; a layout that is not described as its number says; an end that is missing
 another stream; and in a stream that shows every CSN a number that is neither of a transaction, nor counted as empty,
 nor in the control table `gaps`. What repeats on every row of a transaction (`csn`, LSNs, `xid`, `commit_ts`) must agree
 there. Not covered, because a repeat may bring it again in another form: `lsn`, `ingest_ts`, `user`, `origin`, `bytes`,
-and which of two layouts of a table with as many columns a row follows. Snapshot rows (`S`) are outside of the chain.
+the number of the configuration, and which of two layouts of a table with as many columns a row follows. Snapshot rows
+(`S`) are outside of the chain.
 
 ## Reading
 
