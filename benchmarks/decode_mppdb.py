@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 from unittest import mock
 
 import measured
@@ -139,7 +140,7 @@ WORKS: dict[str, tuple[Callable[[Sequence[RecordTransaction], Layouts], object],
 }
 
 
-def measure(rows: int, per_transaction: int, budget: float) -> tuple[dict[str, object], list[list[str]]]:
+def measure(rows: int, per_transaction: int, budget: float) -> tuple[dict[str, Any], list[list[str]]]:
     messages = payloads(rows, per_transaction)
     size = sum(map(len, messages))
     times = {name: [float("inf")] * len(messages) for name in WORKS}
@@ -152,7 +153,7 @@ def measure(rows: int, per_transaction: int, budget: float) -> tuple[dict[str, o
                 times[name] = list(map(min, times[name], took))
     best = {name: sum(took) for name, took in times.items()}
     ratio = best["plain"] / best["columnar"]
-    run: dict[str, object] = {"per_transaction": per_transaction, "rows": rows, "bytes": size, "ratio": round(ratio, 1)}
+    run: dict[str, Any] = {"per_transaction": per_transaction, "rows": rows, "bytes": size, "ratio": round(ratio, 1)}
     run |= {f"{name} seconds": round(took, 4) for name, took in best.items()}
     shown = [
         [name, f"{rows / took:,.0f}", f"{size / took / 1e6:,.0f}", f"{took / rows * 1e6:.2f}"]
@@ -174,7 +175,7 @@ def main() -> None:
     for per_transaction in (1_000, 10):
         run, rows = measure(chosen.rows, per_transaction, chosen.seconds / 2)
         runs.append(run)
-        size = run["bytes"] / chosen.rows  # type: ignore[operator]
+        size = run["bytes"] / chosen.rows
         title = f"Style b, {per_transaction:,} rows a transaction, {size:.0f} bytes a row on the wire"
         tables.append(measured.table(title, ["what", "rows/s", "MB/s of wire", "µs a row"], rows))
     parameters = {"rows": chosen.rows, "target MB/s": TARGET_MB, "target ratio to plain": TARGET_RATIO}

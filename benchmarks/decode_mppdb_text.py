@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import measured
@@ -89,7 +90,7 @@ WORKS: dict[str, tuple[Callable[..., object], bool]] = {
 }
 
 
-def measure(rows: int, style: Style, budget: float) -> tuple[dict[str, object], list[list[str]]]:
+def measure(rows: int, style: Style, budget: float) -> tuple[dict[str, Any], list[list[str]]]:
     messages = list(payloads(rows, style))
     size = sum(map(len, messages))
     times = {name: [float("inf")] * len(messages) for name in WORKS}
@@ -102,7 +103,7 @@ def measure(rows: int, style: Style, budget: float) -> tuple[dict[str, object], 
     best = {name: sum(took) for name, took in times.items()}
     best_steps = profile(messages, style)
     ratio = best["plain and digests"] / best["columnar and digests"]
-    run: dict[str, object] = {"style": style.value, "rows": rows, "bytes": size, "ratio": round(ratio, 1)}
+    run: dict[str, Any] = {"style": style.value, "rows": rows, "bytes": size, "ratio": round(ratio, 1)}
     run |= {f"{name} seconds": round(took, 4) for name, took in best.items()}
     shown = [
         [name, f"{rows / took:,.0f}", f"{size / took / 1e6:,.0f}", f"{took / rows * 1e6:.2f}"]
@@ -134,11 +135,11 @@ def profile(messages: list[bytes], style: Style) -> dict[str, float]:
     return best
 
 
-def step_table(runs: list[dict[str, object]]) -> dict[str, object]:
+def step_table(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Where a row's time goes in each style."""
-    steps: list[dict[str, float]] = [run["steps"] for run in runs]  # type: ignore[misc]
+    steps: list[dict[str, float]] = [run["steps"] for run in runs]
     rows = [
-        [step, *(f"{each[step] / run['rows'] * 1e6:.2f}" for run, each in zip(runs, steps, strict=True))]  # type: ignore[operator]
+        [step, *(f"{each[step] / run['rows'] * 1e6:.2f}" for run, each in zip(runs, steps, strict=True))]
         for step in steps[0]
     ]
     return measured.table("Where the time goes, µs a row", ["step", *(f"style {run['style']}" for run in runs)], rows)
@@ -154,7 +155,7 @@ def main() -> None:
     for style in (Style.TEXT, Style.JSON):
         run, rows = measure(chosen.rows, style, chosen.seconds / 2)
         runs.append(run)
-        title = f"Style {style.value}, {run['bytes'] / chosen.rows:.0f} bytes a row on the wire"  # type: ignore[operator]
+        title = f"Style {style.value}, {run['bytes'] / chosen.rows:.0f} bytes a row on the wire"
         tables.append(measured.table(title, ["what", "rows/s", "MB/s of wire", "µs a row"], rows))
     tables.append(step_table(runs))
     parameters = {"rows": chosen.rows, "target MB/s": {style.value: rate for style, rate in TARGET_MB.items()}}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from cdc_lake.bronze.port import Tabulate
@@ -57,6 +58,10 @@ def seconds(raws: list[RawTransaction], by: Tabulate) -> float:
         return time.process_time() - began
 
 
+def redaction_by(rules: Mapping[str, Strategy]) -> Redaction:
+    return Redaction(lambda _, name: rules.get(name), key=b"k" * 32)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rows", type=int, default=100_000)
@@ -66,8 +71,7 @@ def main() -> None:
     best = dict.fromkeys(KINDS, float("inf"))
     for _ in range(given.rounds):
         for kind, rules in KINDS.items():
-            redaction = Redaction(lambda _, name, rules=rules: rules.get(name), key=b"k" * 32)  # type: ignore[misc]
-            best[kind] = min(best[kind], seconds(raws, redacted(tabulate, redaction)))
+            best[kind] = min(best[kind], seconds(raws, redacted(tabulate, redaction_by(rules))))
     size = sum(raw.size for raw in raws) / 1e6
     print(f"{given.rows} rows, {size:.1f} MB")
     for kind, took in best.items():

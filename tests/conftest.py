@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -41,6 +42,19 @@ class Database:
     @property
     def dsn(self) -> str:
         return self.server.dsn(self.name, self.user, self.password)
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The section `source` of a pipeline that takes all tables of `public`."""
+        return {
+            "type": "postgres",
+            "host": self.host,
+            "port": self.port,
+            "database": self.name,
+            "user": self.user,
+            "password": self.password,
+            "tables": ["public.*"],
+        }
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection:
         """As the role `cdc`, owner of the database."""

@@ -8,7 +8,6 @@ before the row is: a row without its file counts for nothing, and the transactio
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cdc_lake.bronze.contract import BEGIN, COMMIT
 from cdc_lake.bronze.files import Files
 from cdc_lake.lake.control import ControlTables, DecodedRow, now
+from cdc_lake.lake.disk import write_rows
 
 if TYPE_CHECKING:
     from cdc_lake.bronze.reader import CommitRow
@@ -142,12 +141,11 @@ class Decoded:
             recorded_at=now(),
         )
         path = self._path(fact)
-        path.parent.mkdir(parents=True, exist_ok=True)
         whole = rows.filter(pc.invert(pc.is_in(rows["op"], pa.array([BEGIN, COMMIT]))))
         # the layouts stand at the batch's first position in bronze, here at the transaction's own
         at = whole.column_names.index("position")
         position = pa.repeat(pa.scalar(commit.position, pa.int64()), whole.num_rows)
-        _write(whole.set_column(at, whole.schema.field(at), position), path)
+        write_rows(whole.set_column(at, whole.schema.field(at), position), path)
         self._control.record(fact)
 
     def _rows(self) -> dict[tuple[int, int], DecodedRow]:
@@ -170,18 +168,3 @@ class Decoded:
 
     def _path(self, row: DecodedRow) -> Path:
         return self._folder / row.file
-
-
-def _write(rows: pa.Table, path: Path) -> None:
-    """On disk under its name, or not there."""
-    beside = path.with_suffix(".part")
-    with beside.open("wb") as file:
-        pq.write_table(rows, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

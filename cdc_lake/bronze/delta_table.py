@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, confirm_app, order_app
-from cdc_lake.bronze.files import BOUNDED, LOOSE, Files
+from cdc_lake.bronze.files import BOUNDED, LOOSE, PLAIN, Files
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.state import (
     CONTRACT_PROPERTY,
@@ -43,7 +43,6 @@ _SHORT_LOG = {
     "delta.deletedFileRetentionDuration": "interval 10 minutes",
     "delta.enableExpiredLogCleanup": "false",  # upkeep does it, outside of the receiver's commits
 }
-_PLAIN = ("ordinal", "lsn", "new", "old", "info", "raw")  # their values hardly repeat
 
 
 class DeltaBronzeTable:
@@ -113,7 +112,7 @@ class DeltaBronzeTable:
     def write(self, rows: Rows) -> Written:
         """One Parquet file, not yet in the log."""
         try:
-            action = self._place.write(rows, stats=BOUNDED, loose=LOOSE, plain=_PLAIN)
+            action = self._place.write(rows, stats=BOUNDED, loose=LOOSE, plain=PLAIN)
         except OSError as cause:
             raise BronzeNotWritten("a data file could not be written", where=self.place) from cause
         return Written(action, action.size)

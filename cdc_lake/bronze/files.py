@@ -23,6 +23,9 @@ from cdc_lake.lake.object_store import reading
 BOUNDED = tuple(f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in {"info", "raw"})
 """Columns that every data file of bronze has exact bounds of."""
 
+PLAIN = ("ordinal", "lsn", "new", "old", "info", "raw")
+"""Columns whose values hardly repeat: a dictionary would only slow them down."""
+
 LOOSE = {"info": ("{", "}")}
 """Bounds of what is too long for the log: every `info` is a JSON object."""
 

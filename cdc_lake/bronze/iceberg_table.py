@@ -16,7 +16,7 @@ from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table.snapshots import Operation
 
 from cdc_lake.bronze.contract import CONTRACT_VERSION, SCHEMA, order_app
-from cdc_lake.bronze.files import BOUNDED, Files
+from cdc_lake.bronze.files import BOUNDED, PLAIN, Files
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.state import (
     CONTRACT_PROPERTY,
@@ -42,7 +42,6 @@ NAMESPACE = "bronze"
 
 _PREFIX = "cdc-lake."
 _CHUNK = "cdc-lake.chunk:"
-_PLAIN = ("ordinal", "lsn", "new", "old", "info", "raw")  # their values hardly repeat
 _LOOKS = 5
 _BOUNDS = pa.schema([SCHEMA.field(name) for name in BOUNDED])
 
@@ -120,7 +119,7 @@ class IcebergBronzeTable:
     def write(self, rows: Rows) -> Written:
         """One Parquet file, in no version yet."""
         with self._writing("a data file could not be written"):
-            file = self._log.write(rows, stats=BOUNDED, plain=_PLAIN)
+            file = self._log.write(rows, stats=BOUNDED, plain=PLAIN)
         return Written(file, file.file_size_in_bytes)
 
     def commit(self, files: Sequence[Written], state: BronzeState, chunks: Mapping[str, int]) -> int:

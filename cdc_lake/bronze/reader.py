@@ -159,13 +159,6 @@ class BronzeReader:
         latest = dict(zip(rows["relation"].to_pylist(), rows["info"].to_pylist(), strict=True))  # files are in order
         return [relation_of(info) for info in latest.values()]
 
-    def layout_rows(self, span: Span) -> pa.Table:
-        """Position, layout, relation and info of every layout row of the files that a span touches."""
-        files = self.files()
-        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, op=RELATION)
-        columns = ["position", "layout", "relation", "info"]
-        return files.read(paths, columns, (pc.field("epoch") == span.epoch) & (pc.field("op") == RELATION))
-
     def changes(self, table: TableName, span: Span) -> pa.Table:
         """All columns of one table's changes (I U D T) in a span, in order."""
         files = self.applied()

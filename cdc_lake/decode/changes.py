@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.undecoded import Undecoded
@@ -50,6 +51,24 @@ class ChangeColumns:
 
     def __len__(self) -> int:
         return len(self.op)
+
+    def at(self, places: Any) -> ChangeColumns:
+        """The changes at these places, an ascending int64 ndarray; `relations` stay as they are."""
+        taken = pa.array(places)
+        return replace(
+            self,
+            transaction=self.transaction[places],
+            op=self.op[places],
+            relation=self.relation[places],
+            lsn=self.lsn[places],
+            new=self.new.take(taken),
+            old=self.old.take(taken),
+            old_kind=self.old_kind.take(taken),
+            unchanged=self.unchanged.take(taken),
+            info=self.info.take(taken),
+            digests=[self.digests[place] for place in places.tolist()],
+            raw=None if self.raw is None else self.raw.take(taken),
+        )
 
     def without_first(self, transactions: int) -> ChangeColumns:
         """The changes of all transactions but so many at the beginning."""

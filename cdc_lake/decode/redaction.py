@@ -258,21 +258,7 @@ def _without_messages(changes: ChangeColumns) -> ChangeColumns:
     messages = changes.op == _MESSAGE
     if not messages.any():
         return changes
-    kept = np.flatnonzero(~messages)
-    taken = pa.array(kept)
-    return replace(
-        changes,
-        transaction=changes.transaction[kept],
-        op=changes.op[kept],
-        relation=changes.relation[kept],
-        lsn=changes.lsn[kept],
-        new=changes.new.take(taken),
-        old=changes.old.take(taken),
-        old_kind=changes.old_kind.take(taken),
-        unchanged=changes.unchanged.take(taken),
-        info=changes.info.take(taken),
-        digests=[changes.digests[at] for at in kept.tolist()],
-    )
+    return changes.at(np.flatnonzero(~messages))
 
 
 def _unchanged(given: Any, relation: Any, plans: Sequence[_Plan]) -> Any:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from cdc_lake.lake.disk import sync
+
 LOG_SECONDS = 600.0
 """Age of a log entry above which nobody needs it."""
 LOG_VERSIONS = 300
@@ -51,7 +53,7 @@ def remove(folder: Path, found: Leftovers, *, durable: bool) -> None:
     log = folder / "_delta_log"
     if durable and found.entries:
         for name in (*log.glob("*.checkpoint.parquet"), log / "_last_checkpoint", log):
-            _sync(name)
+            sync(name)
     for path in (*sorted(found.entries), *found.files):
         Path(path).unlink(missing_ok=True)
 
@@ -90,11 +92,3 @@ def _entries(log: Path, now: float) -> Iterator[Path]:
 
 def _is_kept(behind: int, age: float) -> bool:
     return age < LOG_LEAST or (age < LOG_SECONDS and behind < LOG_VERSIONS)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -23,6 +23,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from cdc_lake.lake.bounds import Bounds
 from cdc_lake.lake.delta_mend import LINES, NOTE, mend
 from cdc_lake.lake.delta_stats import statistics
+from cdc_lake.lake.disk import make_folder, sync
 from cdc_lake.lake.parquet_file import Rows, write_parquet
 from cdc_lake.observe.failpoint import COMMIT_WRITTEN, failpoint
 
@@ -52,8 +53,10 @@ def open_table(folder: Path) -> DeltaTable | None:
 
 def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str], *, durable: bool) -> DeltaTable:
     """Make an empty table. Raises DeltaError where one stands already."""
-    made = [f for f in (folder, *folder.parents) if not f.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    if durable:
+        make_folder(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
     table = DeltaTable.create(
         str(folder),
         schema=Schema.from_arrow(schema),
@@ -63,9 +66,7 @@ def create_table(folder: Path, schema: pa.Schema, properties: Mapping[str, str],
     )
     if durable:
         _sync_log(folder, 0)
-        for new in (folder, *made):
-            _sync(new)
-            _sync(new.parent)
+        sync(folder)
     return table
 
 
@@ -94,7 +95,7 @@ def write_file(
             sink.flush()
             os.fsync(sink.fileno())
     if durable:
-        _sync(folder)
+        sync(folder)
     return _added(path.name, size, bounds)
 
 
@@ -254,8 +255,8 @@ def sync_version(folder: Path, version: int) -> None:
     for line in _log_entry(folder, version).read_text().splitlines():
         added = json.loads(line).get("add")
         if added is not None:
-            _sync(folder / added["path"])
-    _sync(folder)
+            sync(folder / added["path"])
+    sync(folder)
     _sync_log(folder, version)
 
 
@@ -290,17 +291,9 @@ def _log_entry(folder: Path, version: int) -> Path:
 
 def _sync_log(folder: Path, version: int) -> None:
     entry = _log_entry(folder, version)
-    _sync(entry)
+    sync(entry)
     checkpoint = entry.with_name(f"{version:020d}.checkpoint.parquet")
     if checkpoint.exists():
-        _sync(checkpoint)
-        _sync(entry.with_name("_last_checkpoint"))
-    _sync(entry.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(checkpoint)
+        sync(entry.with_name("_last_checkpoint"))
+    sync(entry.parent)

@@ -13,11 +13,13 @@ from pathlib import Path
 from pyiceberg.io import OutputStream
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
+from cdc_lake.lake.disk import make_folder, sync
+
 _BEFORE_METADATA = ".avro"
 """Manifests and lists: the metadata file that is written after them into the same folder takes the folder along."""
 
 
-class DurableFileIO(PyArrowFileIO):  # type: ignore[misc]
+class DurableFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look into pyiceberg
     """pyarrow's files, local ones synced."""
 
     def new_output(self, location: str) -> PyArrowFile:
@@ -28,7 +30,7 @@ class DurableFileIO(PyArrowFileIO):  # type: ignore[misc]
         return _LocalFile(location, path, self.fs_by_scheme("file", None))
 
 
-class _LocalFile(PyArrowFile):  # type: ignore[misc]
+class _LocalFile(PyArrowFile):  # type: ignore[misc]  # mypy does not look into pyiceberg
     def create(self, overwrite: bool = False) -> OutputStream:
         path = Path(self._path)
         make_folder(path.parent)
@@ -47,21 +49,3 @@ class _Synced(io.BufferedWriter):
             super().close()
             if self._folder is not None:
                 sync(self._folder)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, on disk."""
-    new = [f for f in (folder, *folder.parents) if not f.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in new:
-        sync(made)
-        sync(made.parent)
-
-
-def sync(path: Path) -> None:
-    """Put a file or a folder on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -15,7 +15,7 @@ ANSWER_SECONDS = 60.0
 """How long an answer may take, also between two pieces of it."""
 
 
-class PatientRestCatalog(RestCatalog):  # type: ignore[misc]
+class PatientRestCatalog(RestCatalog):  # type: ignore[misc]  # mypy does not look into pyiceberg
     """pyiceberg's catalog; a request without an answer fails as ReadTimeout or ConnectTimeout."""
 
     def _create_session(self) -> Session:

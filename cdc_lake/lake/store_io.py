@@ -20,7 +20,7 @@ from cdc_lake.lake.object_store import PATIENCE_PROPERTY, ObjectStore
 _SCHEMES = ("s3", "s3a", "s3n")
 
 
-class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]
+class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]  # mypy does not look into pyiceberg
     """pyarrow's files, those of a store opened as Delta's are."""
 
     fs_by_scheme: Callable[[str, str | None], pafs.FileSystem]
@@ -40,7 +40,7 @@ class StoreFileIO(PyArrowFileIO):  # type: ignore[misc]
         return _NewFile(location, path, self.fs_by_scheme(scheme, netloc))
 
 
-class _NewFile(PyArrowFile):  # type: ignore[misc]
+class _NewFile(PyArrowFile):  # type: ignore[misc]  # mypy does not look into pyiceberg
     def create(self, overwrite: bool = False) -> OutputStream:
         del overwrite  # every name holds a UUID: nothing is there
         return self._filesystem.open_output_stream(self._path, buffer_size=self._buffer_size)

@@ -6,12 +6,10 @@ its transactions came in time after all, bronze holds them, and they are no gap.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cdc_lake.bronze.port import BronzeState, Tabulate
 from cdc_lake.bronze.reader import BronzeReader
@@ -19,6 +17,7 @@ from cdc_lake.bronze.rows import build
 from cdc_lake.decode.digest import GENESIS
 from cdc_lake.decode.raw import Raw
 from cdc_lake.lake.control import ControlTables, GapRow, now
+from cdc_lake.lake.disk import write_rows
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.order import Gap
 
@@ -56,14 +55,5 @@ def keep_late(folder: Path, state: BronzeState, transaction: Raw, tabulate: Tabu
         ingest_ts=time.time_ns() // 1000,
     )
     path = folder / "late" / f"{state.epoch}-{transaction.bounds.position}.parquet"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        pq.write_table(rows, file)
-        file.flush()
-        os.fsync(file.fileno())
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    write_rows(rows, path)
     return path

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, Self
 
 from cdc_lake.errors import RecordingNotWritten, RecordingUnreadable
+from cdc_lake.lake.disk import sync
 
 FORMAT: Final = "cdc-lake/recording/1"
 _HEAD: Final = b'{"format": "cdc-lake/recording/'
@@ -215,11 +216,7 @@ class RecordingWriter:
             with self._file:
                 self._file.flush()
                 os.fsync(self._file.fileno())
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync(self._path.parent)
         except OSError as failed:
             raise self._failed(failed) from failed
 

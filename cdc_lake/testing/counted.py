@@ -55,7 +55,7 @@ class _File(io.FileIO):
         return size
 
 
-class _Counted(pafs.FileSystemHandler):  # type: ignore[misc]
+class _Counted(pafs.FileSystemHandler):  # type: ignore[misc]  # mypy does not look into pyarrow
     """Reads only."""
 
     def __init__(self) -> None:

@@ -72,15 +72,7 @@ class Lake:
         document = {
             "version": 1,
             "pipeline": database.name,
-            "source": {
-                "type": "postgres",
-                "host": database.host,
-                "port": database.port,
-                "database": database.name,
-                "user": database.user,
-                "password": database.password,
-                "tables": ["public.*"],
-            },
+            "source": database.source,
             "bronze": {"durability": "os"},
             "silver": {"tables": [{"from": f"public.{n}", "format": f} for n, f in FORMATS.items()]},
         }

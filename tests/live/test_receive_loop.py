@@ -55,15 +55,7 @@ def project_of(database: Database, root: Path, **changes: Any) -> Project:
     document = {
         "version": 1,
         "pipeline": database.name,
-        "source": {
-            "type": "postgres",
-            "host": database.host,
-            "port": database.port,
-            "database": database.name,
-            "user": database.user,
-            "password": database.password,
-            "tables": ["public.*"],
-        },
+        "source": database.source,
         "snapshot": {"chunk_rows": 37},
         "bronze": {"batch": {"max_transactions": 20, "max_delay": "20 ms"}, "durability": "os"},
     }

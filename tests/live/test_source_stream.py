@@ -66,15 +66,7 @@ NAMES = [
 
 
 def settings(database: Database, /, **changes: object) -> PostgresSource:
-    given = {
-        "type": "postgres",
-        "host": database.host,
-        "port": database.port,
-        "database": database.name,
-        "user": database.user,
-        "password": SecretStr(database.password),
-        "tables": ["public.*"],
-    }
+    given = database.source
     return PostgresSource(**{**given, **changes})
 
 

@@ -39,16 +39,7 @@ def project_of(database: Database, root: Path, *, undecodable: str = "stop", **s
     document = {
         "version": 1,
         "pipeline": database.name,
-        "source": {
-            "type": "postgres",
-            "host": database.host,
-            "port": database.port,
-            "database": database.name,
-            "user": database.user,
-            "password": database.password,
-            "tables": ["public.*"],
-            **source,
-        },
+        "source": {**database.source, **source},
         "bronze": {"durability": "os", "undecodable": undecodable},
     }
     return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)

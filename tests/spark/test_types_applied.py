@@ -29,15 +29,7 @@ DDL = (
 
 def project_of(database, root):
     """On the lake of the shared session."""
-    source = {
-        "type": "postgres",
-        "host": database.host,
-        "port": database.port,
-        "database": database.name,
-        "user": database.user,
-        "password": database.password,
-        "tables": ["public.*"],
-    }
+    source = database.source
     tables = [{"from": "public.types_i", "format": "iceberg"}, {"from": "public.types_d", "format": "delta"}]
     return make_project(root, database.name, source=source, silver={"tables": tables}, bronze={"durability": "os"})
 

@@ -249,23 +249,13 @@ def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:
     """The changes without those that take an INSERT back, and without what they take back."""
     keep = ~cancels
     keep[_taken_back(columns, cancels)] = False
-    kept = np.flatnonzero(keep)
-    taken = pa.array(kept)
-    numbers, first, relation = np.unique(columns.relation[kept], return_index=True, return_inverse=True)
+    kept = columns.at(np.flatnonzero(keep))
+    numbers, first, relation = np.unique(kept.relation, return_index=True, return_inverse=True)
     order = np.argsort(first)
     return replace(
-        columns,
+        kept,
         relations=[columns.relations[numbers[at]] for at in order],
-        transaction=columns.transaction[kept],
-        op=columns.op[kept],
         relation=np.argsort(order).astype(np.int32)[relation],
-        lsn=columns.lsn[kept],
-        new=columns.new.take(taken),
-        old=columns.old.take(taken),
-        old_kind=columns.old_kind.take(taken),
-        unchanged=columns.unchanged.take(taken),
-        info=columns.info.take(taken),
-        digests=[columns.digests[at] for at in kept.tolist()],
     )
 
 
