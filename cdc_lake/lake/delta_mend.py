@@ -1,8 +1,9 @@
 """Mending: what a loss of power may leave of a local Delta log, and taking it out of the way.
 
 An entry is complete when it gets its name, so one that is not was cut by a loss of power, before it was on disk and so
-before anybody was told of it. The same holds for checkpoints, which replace nothing until they are on disk. What is cut
-is renamed, never removed; the table is then as it was one commit before.
+before anybody was told of it. The same holds for checkpoints, which replace nothing until they are on disk, and for one
+whose own entry is gone: that one says what a checkpoint does not. What is cut is renamed, never removed; the table is
+then as it was one commit before.
 """
 
 from __future__ import annotations
@@ -34,23 +35,26 @@ def mend(folder: Path) -> list[str]:
         names = sorted(entry.name for entry in os.scandir(log))
     except FileNotFoundError:
         return []
-    cut = [*_cut_checkpoints(log, names), *_cut_entries(log, names)]
+    entries = list(_cut_entries(log, names))
+    cut = [*_cut_checkpoints(log, names, entries), *entries]
     for name in cut:
         with contextlib.suppress(FileNotFoundError):  # another process was quicker
             (log / name).rename(log / f"{name}.cut")
     return cut
 
 
-def _cut_checkpoints(log: Path, names: list[str]) -> Iterator[str]:
-    """The newest checkpoints, and what points at one, where they cannot be read."""
+def _cut_checkpoints(log: Path, names: list[str], entries: list[str]) -> Iterator[str]:
+    """The newest checkpoints, and what points at one, where they cannot be read or belong to an entry that is cut."""
     checkpoints = [name for name in names if _CHECKPOINT.fullmatch(name)][-2:]
-    yield from (name for name in checkpoints if not _is_parquet(log / name))
+    cut = [name for name in checkpoints if not _is_parquet(log / name) or _is_alone(log, int(name[:20]), entries)]
+    yield from cut
     if "_last_checkpoint" in names:
         try:
             version = int(json.loads((log / "_last_checkpoint").read_text())["version"])
         except (ValueError, TypeError, KeyError):
             version = -1
-        if not _is_parquet(log / f"{version:020d}.checkpoint.parquet"):
+        named = f"{version:020d}.checkpoint.parquet"
+        if named in cut or not _is_parquet(log / named):
             yield "_last_checkpoint"
 
 
@@ -60,6 +64,12 @@ def _cut_entries(log: Path, names: list[str]) -> Iterator[str]:
         if _is_whole((log / name).read_bytes()):
             return
         yield name
+
+
+def _is_alone(log: Path, version: int, cut: list[str]) -> bool:
+    """Whether a checkpoint's entry is gone, that before it being there: upkeep removes the older of them first."""
+    own, before = (f"{number:020d}.json" for number in (version, version - 1))
+    return (own in cut or not (log / own).exists()) and (log / before).exists() and before not in cut
 
 
 def _is_whole(entry: bytes) -> bool:

@@ -142,6 +142,23 @@ def test_what_a_loss_of_power_cut_is_taken_out_of_the_way(tmp_path: Path, what: 
     recovered(tmp_path, upto)
 
 
+@pytest.mark.parametrize("left", [None, b"", b'{"commitInfo":'])
+def test_a_checkpoint_whose_log_entry_was_lost_goes_with_it(tmp_path: Path, left: bytes | None):
+    """The entry says what the head of the chain is: the commit was not on disk, and nobody was told of it."""
+    writer = DeltaBronze(tmp_path, "os")
+    upto = writer.begin_stream("s", 10).upto
+    while not (checkpoints := list((tmp_path / "_delta_log").glob("*.checkpoint.parquet"))):
+        upto = writer.append([transaction(upto + 1)]).upto
+    entry = checkpoints[0].with_name(checkpoints[0].name.replace("checkpoint.parquet", "json"))
+    if left is None:
+        entry.unlink()
+    else:
+        entry.write_bytes(left)
+    recovered(tmp_path, upto - 1)
+    assert (state := DeltaBronze(tmp_path).state()) is not None
+    assert state.upto == upto  # the one that `recovered` appended
+
+
 def test_a_whole_log_is_left_alone(tmp_path: Path):
     assert mend(tmp_path) == []
     writer = DeltaBronze(tmp_path, "os")
