@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 # uv installs three times faster than pip; a mirror that pip is told of is passed on to it.
 INDEX   = $(or $(UV_DEFAULT_INDEX),$(shell $(BIN)/python -m pip config get global.index-url 2>/dev/null))
 INSTALL = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
+# Two test processes side by side; the first has Spark (tests/conftest.py).
+PYTEST  = $(BIN)/pytest --numprocesses 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-long lint type format bench bench-quick docs lock clean
@@ -16,14 +18,14 @@ demo: $(VENV)/.run ## set everything up, run the shop into a lake, prove it equa
 	@SOURCE="$(SOURCE)" PATH="$(CURDIR)/$(BIN):$$PATH" sh pipelines/demo.sh
 
 test: $(VENV)/.dev ## all tests, with a small budget for the random ones
-	@$(BIN)/pytest
+	@$(PYTEST)
 
 test-fast: $(VENV)/.dev ## tests without Spark
-	@$(BIN)/pytest -m "not spark and not slow"
+	@$(PYTEST) -m "not spark and not slow"
 
 test-long: $(VENV)/.dev ## all tests at full budget, then the receiver on PostgreSQL 14, 16 and 17
-	@CDC_LAKE_BUDGET=10 $(BIN)/pytest -m "" --timeout 3600
-	@for version in 14 16 17; do CDC_LAKE_TEST_POSTGRES=$$version $(BIN)/pytest tests/live -m "not spark and not slow" || exit 1; done
+	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "" --timeout 3600
+	@for version in 14 16 17; do CDC_LAKE_TEST_POSTGRES=$$version $(PYTEST) tests/live -m "not spark and not slow" || exit 1; done
 
 lint: $(VENV)/.dev ## ruff, mypy, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

@@ -1,4 +1,4 @@
-"""Fixtures every test may use: a real PostgreSQL for the session, a fresh database a test."""
+"""Fixtures every test may use: a real PostgreSQL a test process, a fresh database a test. How two processes share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from xdist.scheduler import LoadScopeScheduling
 
 from cdc_lake.testing.server import HOST, EmbeddedServer
 from tests.bronze_places import place  # noqa: F401 - a fixture
@@ -21,8 +22,22 @@ from tests.maven_postgres import jar, unpacked
 # Tests are short: Java's second compiler costs more than it gives before they end (a first apply: 18 s instead of 30).
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m")
 
+SPARK_TESTS = "tests/spark/"
 CDC_USER = "cdc"
 CDC_PASSWORD = "read only the log"
+
+
+class ByFile(LoadScopeScheduling):
+    """Processes side by side take whole files, as a file makes some things once; one of them takes all of tests/spark."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return SPARK_TESTS if file.startswith(SPARK_TESTS) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    config.option.loadscopereorder = False  # in the order of `testpaths`, instead of by number of tests
+    return ByFile(config, log)
 
 
 @dataclass(frozen=True)
@@ -112,7 +127,7 @@ def drop_database(database: Database) -> None:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedServer]:
-    """One PostgreSQL for the whole session."""
+    """One PostgreSQL a test process."""
     embedded = start_server()
     make_role(embedded)
     yield embedded

@@ -50,9 +50,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
     found = jar(16)
     if found is None:
         words = f"{artifact()} {VERSIONS[16]} could not be had from Maven: the wheel's PostgreSQL 16 stands in for it"
-        plugins = request.config.pluginmanager
-        with plugins.get_plugin("capturemanager").global_and_fixture_disabled():
-            plugins.get_plugin("terminalreporter").write_line(f"\n{words}", yellow=True)
+        with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n{words}", file=sys.stderr)
         binaries = wheel_binaries(16)
     else:
         binaries = unpacked(found, folder / "postgresql-16")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
 from collections.abc import Iterator
@@ -19,10 +18,9 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import FORMATS, Place
+from tests.seeds import seeds
 
-SEEDS = (
-    [int(os.environ["CDC_LAKE_SEED"])] if "CDC_LAKE_SEED" in os.environ else [random.getrandbits(32) for _ in range(12)]
-)
+SEEDS = seeds(12)
 
 TABLES = (
     table("public.orders", id="int8", note="text"),

@@ -19,13 +19,10 @@ from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.pipeline.csn_order import CROWD, CROWD_BYTES, CsnOrder
 from cdc_lake.pipeline.order import ArrivalOrder, Closed, Gap
+from tests.seeds import seeds
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-SEEDS = (
-    [int(os.environ["CDC_LAKE_SEED"])]
-    if "CDC_LAKE_SEED" in os.environ
-    else [random.getrandbits(32) for _ in range(150 * BUDGET)]
-)
+SEEDS = seeds(150 * BUDGET)
 DISTANCE = 9  # the greatest that was measured on running servers
 BOUND = 60.0
 

@@ -25,13 +25,10 @@ from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
+from tests.seeds import seeds
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-SEEDS = (
-    [int(os.environ["CDC_LAKE_SEED"])]
-    if "CDC_LAKE_SEED" in os.environ
-    else [random.getrandbits(32) for _ in range(15 * BUDGET)]
-)
+SEEDS = seeds(15 * BUDGET)
 KEY = b"a key of more than 16 bytes"
 
 TABLES = (
