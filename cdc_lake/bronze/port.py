@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from cdc_lake.decode.changes import ChangeColumns
@@ -50,13 +50,19 @@ class ClosedBatch:
     """Whole transactions for one commit, ascending by position, and what bronze is once they are in it.
 
     Every transaction up to `upto` is in bronze then, and the slot position `confirm` may be confirmed. `empty`:
-    transactions without rows counted behind the last of these.
+    transactions without rows counted behind the last of these. `steps`: for each transaction these three as they are
+    where the batch ends with it, or nothing.
     """
 
     transactions: Sequence[Raw]
     upto: int
     confirm: int
     empty: int = 0
+    steps: Sequence[tuple[int, int, int]] = field(default=(), compare=False)
+
+    def first(self, count: int) -> ClosedBatch:
+        """The batch that ends with its transaction number `count`, of one with `steps`."""
+        return ClosedBatch(self.transactions[:count], *self.steps[count - 1], self.steps[:count])
 
 
 class BronzeWriter(Protocol):

@@ -94,6 +94,11 @@ class Assembler:
         return
 
     @property
+    def completed(self) -> tuple[RawTransaction, ...]:
+        """None: a message that cannot be read completes no transaction before that."""
+        return ()
+
+    @property
     def open_bytes(self) -> int:
         """Bytes of changes held for the open transaction."""
         return self._bytes

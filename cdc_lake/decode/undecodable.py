@@ -1,8 +1,9 @@
-"""Undecodable transactions, by the policy `land`: they become rows `X` of their bytes, and the others are decoded.
+"""Undecodable transactions: by the policy `stop` what stands before the first one is told apart from it.
 
-A transaction is kept as a whole: one change may depend on another, so what of it could be decoded is not. A batch in
-which something cannot be decoded is halved until the transactions are found that cannot; the others are as if those
-were not there. What is kept is enough to decode them later, by a version that can (`redecode` of each format).
+By the policy `land` they become rows `X` of their bytes, and the others are decoded. A transaction is kept as a whole:
+one change may depend on another, so what of it could be decoded is not. A batch in which something cannot be decoded is
+halved until the transactions are found that cannot; the others are as if those were not there. What is kept is enough
+to decode them later, by a version that can (`redecode` of each format).
 """
 
 from __future__ import annotations
@@ -99,6 +100,51 @@ class Keeping(Generic[R]):
             return [(columns_of(self.form.keep(batch[0], error)), 1)]
         half = len(batch) // 2
         return self._parts(batch[:half]) + self._parts(batch[half:])
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping(Generic[R]):
+    """Makes columns of transactions of a format, or says how many stand before the first that cannot be decoded.
+
+    A `bronze.port.Tabulate`; what the failed batch taught is forgotten, so that the good ones can be asked for alone.
+    """
+
+    form: Format[R]
+
+    def __call__(self, batch: Sequence[R]) -> ChangeColumns:
+        """The changes of the batch. Raises DecodeError with `good`, and what the format's catalog raises."""
+        mark = self.form.mark()
+        try:
+            return self.form.tabulate(batch)
+        except BatchTooLarge:
+            raise  # of no single transaction
+        except DecodeError as failure:
+            error = failure
+        self.form.back(mark)
+        try:
+            error = self._first(batch, error)
+        finally:
+            self.form.back(mark)
+        raise error
+
+    def _first(self, batch: Sequence[R], error: DecodeError) -> DecodeError:
+        """The error of the first transaction that cannot be decoded: the half that fails is halved again."""
+        good, left = 0, len(batch)
+        while left > 1:
+            half, mark = left // 2, self.form.mark()
+            try:
+                self.form.tabulate(batch[good : good + half])
+            except DecodeError as failure:
+                error, left = failure, half
+                self.form.back(mark)
+            else:
+                good, left = good + half, left - half
+        try:
+            self.form.tabulate(batch[good : good + 1])
+        except DecodeError as failure:
+            error = failure
+        error.good = good
+        return error
 
 
 def columns_of(kept: Kept) -> ChangeColumns:

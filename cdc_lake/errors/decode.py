@@ -6,7 +6,10 @@ from cdc_lake.errors.root import CdcLakeError
 
 
 class DecodeError(CdcLakeError):
-    """Bytes that are not what the protocol allows. `offset` counts from the start of the message."""
+    """Bytes that are not what the protocol allows. `offset` counts from the start of the message.
+
+    `good`: where it is of one of several transactions, how many of those before it can be decoded.
+    """
 
     code = "DEC300"
     hint = "leave the slot as it is, it keeps the bytes; report what `cdc-lake run --only receive --debug` says"
@@ -14,6 +17,7 @@ class DecodeError(CdcLakeError):
     def __init__(self, message: str, *, offset: int = 0, where: str = "", hint: str | None = None) -> None:
         super().__init__(f"{message} (at byte {offset})", where=where, hint=hint)
         self.offset = offset
+        self.good = 0
 
 
 class TruncatedMessage(DecodeError):

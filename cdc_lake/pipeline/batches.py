@@ -29,6 +29,7 @@ class OpenBatch:
         self._clock = clock
         self.upto, self.confirm, self.empty = upto, confirm, 0
         self._transactions: list[Raw] = []
+        self._steps: list[tuple[int, int, int]] = []
         self._bytes = self._rows = 0
         self._handed, self.to_decode = 0, 0
         self._since = self._closed = -math.inf  # when its oldest transaction came, when the batch before it was closed
@@ -47,6 +48,7 @@ class OpenBatch:
         if not self._transactions:
             self._since = self._clock()
         self._transactions.append(transaction)
+        self._steps.append((self.upto, self.confirm, self.empty))
         self._bytes += transaction.size
         self.to_decode += transaction.size
         self._rows += transaction.count
@@ -76,6 +78,7 @@ class OpenBatch:
     def take(self) -> ClosedBatch:
         """Close it: its transactions and markers, and it holds no transaction any more."""
         taken, self._transactions = self._transactions, []
+        steps, self._steps = self._steps, []
         self._bytes = self._rows = self._handed = self.to_decode = 0
         self._closed = self._clock()
-        return ClosedBatch(taken, self.upto, self.confirm, self.empty)
+        return ClosedBatch(taken, self.upto, self.confirm, self.empty, steps)

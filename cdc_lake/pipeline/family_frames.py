@@ -72,6 +72,11 @@ class CapturedAssembler:
         """See TransactionAssembler."""
         return self._assembler.open_csn
 
+    @property
+    def completed(self) -> Sequence[RecordTransaction]:
+        """See TransactionAssembler."""
+        return self._captured.of(self._assembler.completed)
+
     def feed(self, payload: bytes, lsn: int) -> Sequence[RecordTransaction]:
         """Take a payload and the LSN of its header; the transactions it completes."""
         return self._captured.of(self._assembler.feed(payload, lsn))

@@ -3,6 +3,8 @@
 Two threads of their own, one for each of what changes go through: they become columns, a few mebibytes of them at a
 time and long before their batch is closed; then a batch is written and committed. Both work mostly outside of Python's
 interpreter lock. What waits for decoding is bytes, what waits for writing is columns: the first are given back early.
+
+Of a batch with a transaction that cannot be decoded what stands before it is committed; then there is a `fault`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from cdc_lake.bronze.port import BronzeWriter, ClosedBatch, Landed, Tabulate
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.joined import joined
 from cdc_lake.decode.raw import Raw
+from cdc_lake.errors import DecodeError
 
 PART_BYTES: Final = 2 << 20
 """Bytes of whole transactions that are worth decoding before their batch is closed."""
@@ -27,11 +30,19 @@ _MOST_BEHIND: Final = 4 * PART_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Transactions being decoded: how many, and their bytes."""
+class _Decoded:
+    """Columns of so many transactions, and why there are no more."""
 
-    columns: Future[ChangeColumns]
+    columns: ChangeColumns | None
     transactions: int
+    fault: DecodeError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Transactions being decoded, and their bytes."""
+
+    columns: Future[_Decoded]
     size: int
 
 
@@ -52,6 +63,9 @@ class Landing:
         self._parts: list[_Part] = []  # of the next batch
         self._behind: list[_Part] = []  # of any batch, not decoded yet when last looked at
         self._commit: Future[Landed] | None = None
+        self.fault: DecodeError | None = None
+        """Of the transaction behind the commit taken last, where that ends early: nothing behind it is to be landed."""
+        self._ended_by: DecodeError | None = None  # the same of the commit under way
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +91,7 @@ class Landing:
         """Start to make columns of the transactions that the next batch has, behind those given before."""
         if transactions:
             size = sum(transaction.size for transaction in transactions)
-            part = _Part(self._decoding.submit(self._tabulate, transactions), len(transactions), size)
+            part = _Part(self._decoding.submit(self._decode, transactions), size)
             self._parts.append(part)
             self._behind.append(part)
 
@@ -108,16 +122,40 @@ class Landing:
         if self._commit is None:
             return None
         commit, self._commit = self._commit, None
-        return commit.result()
+        landed = commit.result()
+        self.fault = self._ended_by
+        return landed
 
     def settle(self) -> None:
         """Wait until nothing is being decoded: `tabulate` may be called by somebody else then."""
         wait([part.columns for part in self._behind])
 
+    def _decode(self, transactions: Sequence[Raw]) -> _Decoded:
+        try:
+            return _Decoded(self._tabulate(transactions), len(transactions))
+        except DecodeError as fault:
+            good = transactions[: fault.good]
+            return _Decoded(self._tabulate(good) if good else None, len(good), fault)
+
     def _append(self, batch: ClosedBatch, parts: list[_Part]) -> Landed:
-        columns = [(part.columns.result(), part.transactions) for part in parts]
+        columns: list[tuple[ChangeColumns, int]] = []
+        for part in parts:
+            decoded = part.columns.result()
+            if decoded.columns is not None:
+                columns.append((decoded.columns, decoded.transactions))
+            if decoded.fault is not None:
+                batch = self._good(batch, sum(count for _, count in columns), decoded.fault)
+                break
+        many = len(batch.transactions)
 
         def given(fresh: Sequence[Any]) -> ChangeColumns:
-            return joined(columns, pa.chunked_array).without_first(len(batch.transactions) - len(fresh))  # repeats
+            return joined(columns, pa.chunked_array).without_first(many - len(fresh))  # repeats
 
         return self._bronze.append(batch, given)
+
+    def _good(self, batch: ClosedBatch, count: int, fault: DecodeError) -> ClosedBatch:
+        """What of a batch stands before the transaction that cannot be decoded; raises its error where that is none."""
+        if not count:
+            raise fault
+        self._ended_by = fault
+        return batch.first(count)

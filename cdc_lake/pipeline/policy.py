@@ -8,7 +8,7 @@ from typing import Any
 from cdc_lake.bronze.port import Tabulate
 from cdc_lake.config.project import Project
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.undecodable import Format, Keeping
+from cdc_lake.decode.undecodable import Format, Keeping, Stopping
 from cdc_lake.observe.progress import Progress, Tell
 
 
@@ -20,7 +20,7 @@ def lands(project: Project) -> bool:
 def by_policy(project: Project, form: Format[Any], tell: Tell) -> Tabulate:
     """Makes columns of a format's transactions, as the pipeline wants those that cannot be decoded."""
     if not lands(project):
-        return form.tabulate
+        return Stopping(form)
     keeping = Keeping(form)
 
     def columns(batch: Sequence[Any]) -> ChangeColumns:

@@ -3,21 +3,23 @@
     frames → whole transactions → in order → one commit, durable → only then is the server told it may forget
 
 One commit is under way at a time, while the next batch is read, and decoded as it comes. When that one is full too, or
-decoding is behind, nothing more is read: the server waits, and is answered meanwhile. Frames of a transaction whose
-COMMIT has not come are held in memory.
+decoding is behind, nothing more is read: the server waits, and is answered meanwhile. So it is while the lake is away
+or full (`pipeline.outlasting`). Frames of a transaction whose COMMIT has not come are held in memory.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 from cdc_lake.bronze.port import BronzeWriter, Landed
 from cdc_lake.config.project import Project
 from cdc_lake.decode.raw import Raw
-from cdc_lake.errors import LateTransaction, Retry, SourceError
+from cdc_lake.errors import DecodeError, LakeError, LateTransaction, Retry, SourceError
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.observe.failpoint import BRONZE_COMMITTED, COMMIT_RECEIVED, CONFIRMED, CONNECTED, failpoint
@@ -29,6 +31,8 @@ from cdc_lake.pipeline.gaps import keep_late, record_gap
 from cdc_lake.pipeline.landing import PART_BYTES, Landing
 from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
 from cdc_lake.pipeline.order import Closed
+from cdc_lake.pipeline.outlasting import OutlastingBronze, retrying
+from cdc_lake.pipeline.receiver_note import ReceiverNote
 
 ADVANCE_EVERY = 10.0
 """Seconds between empty commits that only move the position on (hard on the log of the table, so not often)."""
@@ -67,32 +71,47 @@ def receive(
 ) -> ReceiveSummary:
     """Receive until `stop` is set or, with `once`, until bronze holds everything committed before the start.
 
-    Reconnects by itself once it was connected: without end, or with `once` for at most `ONCE_PATIENCE` seconds.
+    Reconnects by itself once it was connected: without end, or with `once` for at most `ONCE_PATIENCE` seconds. A lake
+    that is away or full is waited for without end; with `once` the run ends.
     Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
     """
     control = control or ControlTables(project.control, project.pipeline.bronze.durability)
-    run = _Run(project, bronze, control, once=once, stop=stop, tell=tell)
+    with ReceiverNote(project.lake, project.name, tell) as note:
+        outlasting = None if once else OutlastingBronze(bronze, stop, tell, note)
+        bronze, waiting = outlasting or bronze, outlasting or nullcontext()
+        run = _Run(project, bronze, control, once=once, stop=stop, tell=tell, connected=waiting)
+        _connections(run, partial(open_stream, project, bronze, control, stop, tell, patience=slot_patience), note)
+    return run.summary()
+
+
+def _connections(run: _Run, connect: Callable[[], AbstractContextManager[OpenStream]], note: ReceiverNote) -> None:
+    """One connection after the other, until the run is done or nothing can be waited for."""
     give_up: float | None = None
     delay = _BACK_OFF[0]
-    while not stop.is_set():
+    while not run.stop.is_set():
         try:
-            with open_stream(project, bronze, control, stop, tell, patience=slot_patience) as stream:
+            with connect() as stream:
                 give_up, delay = None, _BACK_OFF[0]
+                note.goes_on()
                 failpoint(CONNECTED)
                 run.follow(stream)
-                break
+                return
         except Stopped:
-            break
+            return
         except SourceError as error:
             now = time.monotonic()
             give_up = give_up or now + ONCE_PATIENCE
-            if error.retry is Retry.NEVER or not run.connected or (once and now + delay > give_up):
+            if error.retry is Retry.NEVER or not run.connected or (run.once and now + delay > give_up):
                 raise
-            tell(Progress("retry", f"{error.message}; next attempt in {delay:g} s", facts={"code": error.code}))
-            run.count(reconnects=1)
-        stop.wait(delay)
+            run.tell(Progress("retry", f"{error.message}; next attempt in {delay:g} s", facts={"code": error.code}))
+        except LakeError as error:
+            if error.retry is Retry.NEVER or not run.connected or run.once:
+                raise
+            note.waits(error)
+            run.tell(retrying(error, delay))
+        run.count(reconnects=1)
+        run.stop.wait(delay)
         delay = min(2 * delay, _BACK_OFF[1])
-    return run.summary()
 
 
 class _Run:
@@ -107,14 +126,16 @@ class _Run:
         once: bool,
         stop: threading.Event,
         tell: Tell,
+        connected: AbstractContextManager[object],
     ) -> None:
         self._project = project
         self._limits = project.pipeline.bronze.batch
         self._bronze = bronze
         self._control = control
-        self._once = once
-        self._stop = stop
-        self._tell = tell
+        self.once = once
+        self.stop = stop
+        self.tell = tell
+        self._while_connected = connected
         self._goal: int | None = None
         self._started = time.monotonic()
         self._summary = ReceiveSummary()
@@ -141,33 +162,37 @@ class _Run:
             self.count(repeats=stream.order.repeats)
 
     def _loop(self, stream: OpenStream) -> None:
-        with Landing(self._bronze, stream.tabulate) as landing:
+        with Landing(self._bronze, stream.tabulate) as landing, self._while_connected:
             while not self._done(landing):
-                self._confirm(stream, landing.taken())
+                self._take_landed(stream, landing)
                 if landing.behind or (landing.busy and self._batch.full):
                     stream.frames.tick()
                     landing.rest(0.05)
                     continue
                 self._read(stream, landing)
                 self._commit_what_is_due(stream, landing)
-            self._confirm(stream, landing.finish())
+            self._finish(stream, landing)
 
     def _done(self, landing: Landing) -> bool:
-        if self._stop.is_set():
+        if self.stop.is_set():
             at = format_position(self._upto, self._domain)
-            self._tell(Progress("receive", f"stopping: bronze is whole up to {at}"))
+            self.tell(Progress("receive", f"stopping: bronze is whole up to {at}"))
             return True
         return self._reaches_goal(self._upto) and not landing.busy
 
     def _reaches_goal(self, position: int) -> bool:
-        return self._once and self._goal is not None and position >= self._goal
+        return self.once and self._goal is not None and position >= self._goal
 
     def _read(self, stream: OpenStream, landing: Landing) -> None:
         """Take what the server has sent, waiting as long as nothing else is due."""
         frames = stream.frames.poll(self._wait(landing))
         feed = stream.assembler.feed
         for lsn, payload in frames:
-            done = feed(payload, lsn)
+            try:
+                done = feed(payload, lsn)
+            except DecodeError:
+                self._land_all(stream, landing)
+                raise
             if done:  # most frames complete nothing, and a loop over nothing has its cost
                 for transaction in done:
                     self._take(stream, transaction, landing)
@@ -179,7 +204,7 @@ class _Run:
             return 0.01
         if len(self._batch):
             return min(max(self._batch.due_in, 0.0), 0.2)
-        return 0.05 if self._once else 0.2
+        return 0.05 if self.once else 0.2
 
     def _take(self, stream: OpenStream, transaction: Raw, landing: Landing) -> None:
         if transaction.count:
@@ -187,7 +212,7 @@ class _Run:
         try:
             closed = stream.order.take(transaction)
         except LateTransaction as late:
-            self._confirm(stream, landing.finish())
+            self._finish(stream, landing)
             landing.settle()
             late.where = str(keep_late(self._project.control, stream.state, transaction, stream.tabulate))
             raise
@@ -197,7 +222,7 @@ class _Run:
         for one in closed:
             if one.gap is not None:
                 record_gap(self._control, stream.state, one.gap)
-                self._tell(Progress("receive", f"{one.gap} did not arrive: recorded, and passed over"))
+                self.tell(Progress("receive", f"{one.gap} did not arrive: recorded, and passed over"))
             self._batch.add(one)
             if self._batch.full and not landing.busy:
                 self._append(landing)
@@ -211,6 +236,15 @@ class _Run:
             self._advance(stream, landing)
         elif self._batch.full or self._batch.due_in <= 0 or self._reaches_goal(self._batch.upto):
             self._append(landing)
+
+    def _land_all(self, stream: OpenStream, landing: Landing) -> None:
+        """Nothing more can be read: what came whole before that is landed, as far as it is in order."""
+        for transaction in stream.assembler.completed:
+            self._take(stream, transaction, landing)
+        self._finish(stream, landing)
+        if len(self._batch):
+            self._append(landing)
+            self._finish(stream, landing)
 
     def _append(self, landing: Landing) -> None:
         landing.decode(self._batch.hand_over())
@@ -231,15 +265,27 @@ class _Run:
             upto, confirm = max(upto, end), max(confirm, end)
         now = time.monotonic()
         asked = stream.frames.asked
-        if self._once and self._goal is not None and upto < self._goal:
+        if self.once and self._goal is not None and upto < self._goal:
             if not inside and now - self._advanced_at > 0.1:
                 self._advanced_at = now
                 stream.frames.tick(ping=True)
             return
-        pause = 0.0 if self._once else ADVANCE_ASKED if asked else ADVANCE_EVERY
+        pause = 0.0 if self.once else ADVANCE_ASKED if asked else ADVANCE_EVERY
         if (upto > self._upto or confirm > self._confirmed) and now - self._advanced_at >= pause:
             self._advanced_at = now
             landing.advance(upto, confirm, self._batch.empty)
+
+    def _take_landed(self, stream: OpenStream, landing: Landing) -> None:
+        """Confirm what the commit under way made durable, once it is done; raises what it ended at."""
+        self._confirm(stream, landing.taken())
+        if landing.fault is not None:
+            raise landing.fault
+
+    def _finish(self, stream: OpenStream, landing: Landing) -> None:
+        """The same, waiting for it."""
+        self._confirm(stream, landing.finish())
+        if landing.fault is not None:
+            raise landing.fault
 
     def _confirm(self, stream: OpenStream, landed: Landed | None) -> None:
         """What a commit made durable, the server may forget."""
@@ -262,7 +308,7 @@ class _Run:
                 "server_end": stream.frames.keepalive_end,
             }
             text = f"{landed.transactions} transactions up to {format_position(landed.upto, self._domain)}"
-            self._tell(Progress("landed", text, self._summary.changes, None, "changes", facts))
+            self.tell(Progress("landed", text, self._summary.changes, None, "changes", facts))
 
     def _note(self, upto: int, confirm: int) -> None:
         self._upto, self._confirmed = upto, confirm

@@ -121,6 +121,11 @@ class TransactionAssembler(Protocol):
         """The CSN of the BEGIN whose COMMIT has not come, None where there is none or it has no CSN."""
         ...
 
+    @property
+    def completed(self) -> Sequence[Raw]:
+        """After `feed` raised: the transactions that its payload completed before that."""
+        ...
+
     def feed(self, payload: bytes, lsn: int) -> Sequence[Raw]:
         """Take a frame and the position it came with; the transactions it completes, in the order they came."""
         ...

@@ -18,6 +18,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.errors import CdcLakeError, InvalidText, MalformedMessage, TextNotInEncoding
+from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline import postgres_stream
@@ -28,6 +29,8 @@ from cdc_lake.pipeline.held import held_list
 from cdc_lake.pipeline.receive import ReceiveSummary, receive
 from cdc_lake.pipeline.redecode import retry
 from tests.conftest import Database, drop_database
+from tests.gauss_client import wait_until
+from tests.live.test_receive_loop import bronze_rows
 
 pytestmark = pytest.mark.live
 NOTES = TableName("public", "notes")
@@ -123,6 +126,35 @@ def test_by_default_the_receiver_stops_at_it_and_says_where(database: Database, 
         with pytest.raises(MalformedMessage):
             once(project)
         assert not held_list(project).undecodable
+
+
+def test_what_was_committed_before_it_is_landed_and_confirmed(database: Database, tmp_path: Path, monkeypatch):
+    project = project_of(database, tmp_path)
+    with database.connect() as source:
+        source.execute("CREATE TABLE notes (id int PRIMARY KEY, body text, memo text)")
+        once(project)
+        for body in ("one", "two", "three", "MARK", "five"):
+            source.execute("INSERT INTO notes VALUES ((SELECT count(*) FROM notes), %s)", [body])
+        with monkeypatch.context() as patched:
+            patched.setattr(postgres_stream, "tabulate", refusing)
+            for _ in range(2):
+                with pytest.raises(MalformedMessage):
+                    once(project)
+                assert [row["new"][1] for row in bronze_rows(project) if row["op"] == "I"] == ["one", "two", "three"]
+        assert verify(bronze_reader(project)).holds
+        state = bronze_reader(project).state()
+        assert state is not None
+        wait_until(lambda: confirmed(source) == str(Lsn(state.confirm)))
+        once(project)
+        assert len([row for row in bronze_rows(project) if row["op"] == "I"]) == 5
+
+
+def confirmed(source: psycopg.Connection) -> str:
+    row = source.execute(
+        "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE database = current_database()"
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 # ── SQL_ASCII ──

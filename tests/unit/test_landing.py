@@ -87,18 +87,44 @@ def test_chunks_are_joined_without_being_copied() -> None:
     assert values <= {part.new.values.buffers()[2].address for part, _ in parts if len(part.new.values)}
 
 
-def test_what_cannot_be_decoded_stops_its_batch() -> None:
-    bronze = Kept()
+def failing(at: int) -> Tabulate:
+    """Cannot decode the transaction at a position; says how many are good before it."""
 
     def fails(batch: Sequence[Raw]) -> ChangeColumns:
-        if batch[0].bounds.position == 2:
-            raise MalformedMessage("bad")
+        positions = [raw.bounds.position for raw in batch]
+        if at in positions:
+            error = MalformedMessage("bad")
+            error.good = positions.index(at)
+            raise error
         return tabulate(batch)
 
-    with Landing(bronze, fails) as landing:  # type: ignore[arg-type]
-        for raw in RAW:
-            landing.decode([raw])
-        landing.append(ClosedBatch(RAW, 4, 4))
+    return fails
+
+
+STEPS = [(raw.bounds.position, raw.bounds.position - 1, 0) for raw in RAW]
+
+
+@pytest.mark.parametrize("cuts", [(4,), (1, 2, 4), (1, 2, 3, 4)])
+@pytest.mark.parametrize("bad", [2, 3, 4])
+def test_what_stands_before_the_undecodable_lands_and_nothing_behind_it(cuts: tuple[int, ...], bad: int) -> None:
+    bronze = Kept()
+    with Landing(bronze, failing(bad)) as landing:  # type: ignore[arg-type]
+        for first, behind in zip((0, *cuts), cuts, strict=False):
+            landing.decode(RAW[first:behind])
+        landing.append(ClosedBatch(RAW, 9, 9, steps=STEPS))
+        landed = landing.finish()
+        assert landed is not None
+        assert (landed.upto, landed.confirm, landed.transactions) == (bad - 1, bad - 2, bad - 1)
+        assert isinstance(landing.fault, MalformedMessage)
+    (found,) = bronze.rows
+    assert found[1] == rows_of(RAW[: bad - 1], tabulate(RAW[: bad - 1]))[1]
+
+
+def test_an_undecodable_transaction_with_nothing_before_it_is_an_error_at_once() -> None:
+    bronze = Kept()
+    with Landing(bronze, failing(1)) as landing:  # type: ignore[arg-type]
+        landing.decode(RAW)
+        landing.append(ClosedBatch(RAW, 4, 4, steps=STEPS))
         with pytest.raises(MalformedMessage):
             landing.finish()
     assert not bronze.rows

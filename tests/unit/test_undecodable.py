@@ -10,7 +10,7 @@ from cdc_lake.decode.assembler import Assembler, TableFacts
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import READING, PgoutputFormat, raw_of
 from cdc_lake.decode.plain import tabulate_plain
-from cdc_lake.decode.undecodable import Frame, Keeping
+from cdc_lake.decode.undecodable import Frame, Keeping, Stopping
 from cdc_lake.errors import DecodeError, InvalidText, MalformedMessage, OutOfSequence, UnknownRelation
 from cdc_lake.model.change import Insert, Truncate
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
@@ -67,6 +67,38 @@ def test_a_batch_that_decodes_is_what_it_was():
     found = Keeping(PgoutputFormat(tabulate))(good)
     assert found.raw is None
     assert not found.undecoded
+
+
+@pytest.mark.parametrize("decode", [tabulate, tabulate_plain])
+@pytest.mark.parametrize("many", [1, 2, 5, 8])
+def test_by_the_policy_stop_the_first_that_cannot_be_decoded_is_named_and_those_before_it_counted(decode, many):
+    batch = [raw_transaction(Transaction(boundaries(at), GOOD[0].changes)) for at in range(100, 100 + many)]
+    for bad in range(many):
+        for worse in range(bad, many):  # of several the first counts
+            given = [wrong(raw.bounds.position) if at in (bad, worse) else raw for at, raw in enumerate(batch)]
+            with pytest.raises(InvalidText) as caught:
+                Stopping(PgoutputFormat(decode))(given)
+            assert caught.value.good == bad
+            assert caught.value.where == f"change 1 of the transaction at 0/{100 + bad:X}"
+
+
+def test_what_a_failed_batch_taught_is_forgotten():
+    class Counting(PgoutputFormat):
+        learned = 0
+
+        def tabulate(self, batch):
+            Counting.learned += len(batch)
+            return tabulate(batch)
+
+        def mark(self):
+            return Counting.learned
+
+        def back(self, mark):
+            Counting.learned = mark
+
+    with pytest.raises(InvalidText):
+        Stopping(Counting(tabulate))([raw_transaction(GOOD[0]), wrong(), raw_transaction(GOOD[1])])
+    assert Counting.learned == 0
 
 
 def frames_of(columns) -> list[Frame]:

@@ -78,6 +78,7 @@ class FamilyAssembler:
     def reset(self) -> None:
         """Forget the open transaction; the next payload is that of a new connection, whose style is verified."""
         self._verified = False
+        self.completed: Sequence[RecordTransaction] = ()
         self._start()
 
     def _start(self) -> None:
@@ -105,26 +106,29 @@ class FamilyAssembler:
     def feed(self, payload: bytes, header_lsn: int) -> Sequence[RecordTransaction]:
         """Take one payload and the LSN of its header; the transactions it completes, in order, empty ones too.
 
-        Raises DecodeError, whose `where` names the message.
+        Raises DecodeError, whose `where` names the message; `completed` has what the payload completed before that.
         """
+        done: list[RecordTransaction] = []
         try:
             if not self._verified:
                 verify(payload, self._style, batch=self._batch)
                 self._verified = True
             if self._style is Style.BINARY:
-                return self._feed_binary(payload, header_lsn)
-            return self._feed_text(payload, header_lsn)
+                self._feed_binary(payload, header_lsn, done)
+            else:
+                self._feed_text(payload, header_lsn, done)
         except DecodeError as error:
+            self.completed = done
             error.where = error.where or f"the message at {Lsn(header_lsn)}"
             raise
+        return done
 
     # ── style b ──
 
-    def _feed_binary(self, payload: bytes, header_lsn: int) -> list[RecordTransaction]:
+    def _feed_binary(self, payload: bytes, header_lsn: int, done: list[RecordTransaction]) -> None:
         if heartbeat.bare(payload) is not None:
             self.heartbeats += 1
-            return []
-        done: list[RecordTransaction] = []
+            return
         at, size = 0, len(payload)
         runs = long_runs(payload)
         while True:
@@ -133,12 +137,12 @@ class FamilyAssembler:
                     at = self._run(*found)
                 at = self._rows(payload, at)
                 if at == size and at and payload[-1] == END:
-                    return done
+                    return
             if (end := record_end(payload, at)) is None:
-                return done
+                return
             self._other(payload, at, end, header_lsn, done)
             if (after := following(payload, end)) is None:
-                return done
+                return
             at = after
 
     def _run(self, run: Run, behind: int) -> int:
@@ -192,11 +196,10 @@ class FamilyAssembler:
 
     # ── text styles ──
 
-    def _feed_text(self, payload: bytes, header_lsn: int) -> list[RecordTransaction]:
+    def _feed_text(self, payload: bytes, header_lsn: int, done: list[RecordTransaction]) -> None:
         if heartbeat.bare(payload) is not None:
             self.heartbeats += 1
-            return []
-        done: list[RecordTransaction] = []
+            return
         for part in framing.parts_of_batch(payload) if self._batch else [(header_lsn, payload)]:
             if isinstance(part, Run):
                 if self._begin is None:
@@ -216,7 +219,6 @@ class FamilyAssembler:
                     done.append(self._closed(commit, header_lsn, 0))
                 case None:
                     self._no_change(statement, lsn)
-        return done
 
     def _no_change(self, statement: bytes, lsn: int) -> None:
         if statement.startswith(heartbeat.LETTER):
