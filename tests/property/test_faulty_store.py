@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 import pytest
 
 from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.table import Written
+from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.errors import CdcLakeError, Retry
+from cdc_lake.errors import AnotherReceiver, CdcLakeError, CommitUncertain, Retry, StoreBehind
+from cdc_lake.lake.delta_store import StorePlace
 from cdc_lake.model.change import Insert
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.testing.faulty_store import Chance, FaultyStore, honest
+from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, Request, honest
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.object_store import LocalStore
 from tests.store_places import FORMATS, Stored, store, stored
@@ -77,6 +83,15 @@ def is_a_whole_beginning(reader: BronzeReader) -> bool:
     return True
 
 
+def assert_each_once(reader: BronzeReader, upto: int) -> None:
+    """Every transaction up to the last one acknowledged, once and whole."""
+    assert is_a_whole_beginning(reader)
+    verdict = verify(reader)
+    assert verdict.holds, verdict
+    assert verdict.last is not None
+    assert verdict.last[1] >= upto
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(kind: str, store: LocalStore, tmp_path: Path):
     seed = int(os.environ.get("CDC_LAKE_SEED") or random.getrandbits(32))
@@ -101,12 +116,97 @@ def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(kind: str, store:
         proxy.choose = other.choose = honest
     assert polling.wrong is None, repr(polling.wrong)
     reader = place.reader()
-    assert is_a_whole_beginning(reader)
-    verdict = verify(reader)
-    assert verdict.holds, verdict
-    assert verdict.last is not None
-    assert verdict.last[1] >= upto
+    assert_each_once(reader, upto)
     gone = {request.key for request in proxy.requests if request.method == "DELETE"}
     assert not gone & set(reader.files().paths)
     assert not any(key.endswith(".parquet") for key in gone), "a data file was deleted"
     print(f"{sum(proxy.done.values())} requests hit, {restarts} restarts, {polling.looks} looks, {proxy.done}")
+
+
+class Believing(TableBronze):
+    """The planted bug: a commit that failed did not land, so what was known before is still so."""
+
+    def _commit(self, state: BronzeState, files: Sequence[Written], chunks: dict[str, int]) -> int:
+        known = self._known
+        try:
+            return super()._commit(state, files, chunks)
+        except CommitUncertain:
+            self._known = known
+            raise
+
+
+def silent(*_: object) -> NoReturn:
+    raise ConnectionRefusedError
+
+
+@contextmanager
+def reply_lost(place: Stored, proxy: FaultyStore) -> Iterator[None]:
+    """The next commit lands, its reply does not come, and neither does an answer to any question after it."""
+
+    def unheard(request: Request) -> Fault | None:
+        if proxy.done[Fault.DENIED]:
+            return Fault.FAILED
+        return Fault.DENIED if request.conditional and "_delta_log" in request.key else None
+
+    with pytest.MonkeyPatch.context() as patched:
+        if place.format == "delta":
+            proxy.choose = unheard
+        else:  # the catalog of these tests is a file: its answers are lost here
+            owner, name = place.commit_call
+            commit = getattr(owner, name)
+
+            def done(*given: object) -> None:
+                commit(*given)
+                patched.setattr(owner, "load_table", silent)
+                raise ConnectionResetError
+
+            patched.setattr(owner, name, done)
+        yield
+    proxy.choose = honest
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("made", [TableBronze, Believing])
+def test_a_writer_that_believes_a_failed_reply_is_found_out(
+    kind: str, made: type[TableBronze], store: LocalStore, tmp_path: Path
+):
+    """The negative control; the same done by the writer that ships is in order."""
+    place = stored(kind, store, tmp_path, patience=900)
+    with FaultyStore(store) as proxy:
+        bronze = place.table(proxy.endpoint)
+        writer = made(bronze)
+        writer.begin_stream("s1", 100)
+        writer.append([transaction(101)])
+        with reply_lost(place, proxy), pytest.raises(CommitUncertain):
+            writer.append([transaction(102)])
+        bronze.look()
+        again = writer.append([transaction(102), transaction(103)])
+    if made is TableBronze:
+        assert again.repeats == 1
+        assert_each_once(place.reader(), 103)
+    else:
+        with pytest.raises(AssertionError):
+            assert_each_once(place.reader(), 103)
+
+
+def test_a_writer_that_trusts_a_stale_listing_is_found_out(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The other one, of Delta alone: of Iceberg nothing is found by listing."""
+    place = stored("delta", store, tmp_path, patience=900)
+    with FaultyStore(store) as proxy:
+        writer = place.writer(proxy.endpoint)
+        writer.begin_stream("s1", 100)
+        upto = [writer.append([transaction(at)]).upto for at in range(101, 105)][-1]
+        proxy.choose = lambda request: Fault.STALE if request.lists else None
+        with pytest.raises(StoreBehind):
+            place.writer(proxy.endpoint).state()
+        monkeypatch.setattr(StorePlace, "_advance", lambda *_: None)
+        trusting = place.writer(proxy.endpoint)
+        state = trusting.state()
+        assert state is not None
+        assert state.upto < upto, "the harness sees that what was acknowledged is not there"
+        proxy.choose = honest
+        with pytest.raises(AnotherReceiver):  # and the fence holds all the same
+            trusting.append([transaction(state.upto + 1)])
+    assert_each_once(place.reader(), upto)
