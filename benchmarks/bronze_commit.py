@@ -1,11 +1,12 @@
 """Bronze commits: their time, what the chain and Iceberg cost, and what a table with many of them costs to open.
 
-    python benchmarks/bronze_commit.py [--commits 10000] [--folder DIR] [--no-save]
+    python benchmarks/bronze_commit.py [--commits 10000] [--folder DIR] [--growth FORMAT] [--no-save]
 
 Rows have 10 columns of text, about 250 bytes, a fifth of them updates. A commit is what the receiver waits for before
 it confirms: rows, chain, Parquet, commit, sync; their columns were made while the batch was open, as `pipeline.landing`
 does it. Kinds that are compared take turns in one run. Growth: commits of
-one row, with the upkeep that a receiver has beside it, as if a second passed between two of them.
+one row, with the upkeep that a receiver has beside it, as if a second passed between two of them; a table of ten
+commits beside it is opened in turns with it. `--growth` measures that alone, of one format, and shows it.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ from cdc_lake.testing.messages import table as relation
 WIDE = relation("public.orders", id="int8", **{f"c{n}": "text" for n in range(9)})
 NARROW = relation("public.notes", id="int8", note="text")
 ROWS = 10_000
+FORMATS = ("delta", "iceberg")
 AFTER = 100  # commits between two upkeeps, as the receiver has it
 KEPT = 3600.0
+OPENINGS = 50
 NOTHING = bytes(32)
 
 
@@ -136,27 +139,13 @@ def chain_cost(folder: Path, count: int, rows: int, turns: int) -> tuple[float, 
 
 def growth(folder: Path, fmt: str, commits: int) -> dict[str, float]:
     """What opening costs after ten commits and after all of them, and how long commits take."""
-    folder.mkdir()
-    writer, kept = TableBronze(table_of(folder, fmt, durable=False)), table_of(folder, fmt, durable=False)
-    writer.begin_stream("s", 0)
-    times: list[float] = []
-    early: dict[str, float] = {}
-    for position in range(1, commits + 1):
-        began = time.perf_counter()
-        writer.append([note(position)])
-        times.append((time.perf_counter() - began) * 1000)
-        if position == 10:
-            early = opening(folder, fmt)
-        if position % AFTER == 0:
-            upkeep.prepare(kept)
-            upkeep.compact(kept, AFTER)
-            age(folder, position)
-            upkeep.tidy(kept, KEPT, float(position))
-    late = opening(folder, fmt)
-    files = len(BronzeReader(table_of(folder, fmt, durable=False)).files().paths)
+    young, old = folder / "young", folder / "old"
+    committed(young, fmt, 10)
+    times = committed(old, fmt, commits)
+    early, late = openings([young, old], fmt)
     return {
         "commits": commits,
-        "files": files,
+        "files": len(BronzeReader(table_of(old, fmt, durable=False)).files().paths),
         "early_ms": early["wall"],
         "late_ms": late["wall"],
         "early_cpu_ms": early["cpu"],
@@ -164,19 +153,39 @@ def growth(folder: Path, fmt: str, commits: int) -> dict[str, float]:
         "first_ms": statistics.median(times[:100]),
         "last_ms": statistics.median(times[-100:]),
         "last_p95_ms": p95(times[-500:]),
-        "span_ms": reading(folder, fmt, commits),
+        "span_ms": reading(old, fmt, commits),
     }
 
 
-def opening(folder: Path, fmt: str) -> dict[str, float]:
-    """Milliseconds to open the table and read its markers; the median of many."""
-    wall, cpu = [], []
-    for _ in range(25):
-        began, used = time.perf_counter(), time.process_time()
-        TableBronze(table_of(folder, fmt, durable=False)).state()
-        wall.append((time.perf_counter() - began) * 1000)
-        cpu.append((time.process_time() - used) * 1000)
-    return {"wall": statistics.median(wall), "cpu": statistics.median(cpu)}
+def committed(folder: Path, fmt: str, commits: int) -> list[float]:
+    """Make a table by that many commits of one row, with upkeep; milliseconds of each."""
+    folder.mkdir(parents=True)
+    writer, kept = TableBronze(table_of(folder, fmt, durable=False)), table_of(folder, fmt, durable=False)
+    writer.begin_stream("s", 0)
+    times: list[float] = []
+    for position in range(1, commits + 1):
+        began = time.perf_counter()
+        writer.append([note(position)])
+        times.append((time.perf_counter() - began) * 1000)
+        if position % AFTER == 0:
+            upkeep.prepare(kept)
+            upkeep.compact(kept, AFTER)
+            age(folder, position)
+            upkeep.tidy(kept, KEPT, float(position))
+    return times
+
+
+def openings(folders: list[Path], fmt: str) -> list[dict[str, float]]:
+    """Milliseconds to open each table and read its markers, in turns; the median of many."""
+    took: list[dict[str, list[float]]] = [{"wall": [], "cpu": []} for _ in folders]
+    for turn in range(OPENINGS + 1):
+        for folder, times in zip(folders, took, strict=True):
+            began, used = time.perf_counter(), time.process_time()
+            TableBronze(table_of(folder, fmt, durable=False)).state()
+            if turn:  # the first one warms up
+                times["wall"].append((time.perf_counter() - began) * 1000)
+                times["cpu"].append((time.process_time() - used) * 1000)
+    return [{kind: statistics.median(some) for kind, some in times.items()} for times in took]
 
 
 def reading(folder: Path, fmt: str, commits: int) -> float:
@@ -212,29 +221,38 @@ def tables_of(
             ["batch", "with, s", "without, s", "part of all"],
             [[kind, f"{a:.3f}", f"{b:.3f}", f"{(a - b) / a:.0%}"] for kind, (a, b) in chain.items()],
         ),
-        table(
-            "Many commits of one row, with upkeep",
-            ["format", "commits", "files", "open after 10, ms", "open after all, ms", "ratio", "commit p95, ms"],
+        growth_table(grown),
+    ]
+
+
+def growth_table(grown: dict[str, dict[str, float]]) -> dict[str, Any]:
+    return table(
+        "Many commits of one row, with upkeep",
+        ["format", "commits", "files", "open after 10, ms", "open after all, ms", "ratio", "commit p95, ms"],
+        [
             [
-                [
-                    fmt, f"{g['commits']:,}", f"{g['files']}", f"{g['early_ms']:.1f}", f"{g['late_ms']:.1f}",
-                    f"{g['late_ms'] / g['early_ms']:.2f}", f"{g['last_p95_ms']:.1f}",
-                ]
-                for fmt, g in grown.items()
-            ],
-        ),
-    ]  # fmt: skip
+                fmt, f"{g['commits']:,}", f"{g['files']}", f"{g['early_ms']:.1f}", f"{g['late_ms']:.1f}",
+                f"{g['late_ms'] / g['early_ms']:.2f}", f"{g['last_p95_ms']:.1f}",
+            ]
+            for fmt, g in grown.items()
+        ],
+    )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commits", type=int, default=10_000, help="of Delta; of Iceberg a fifth of them")
+    parser.add_argument("--commits", type=int, default=10_000, help="of one row, of each format")
     parser.add_argument("--turns", type=int, default=25)
     parser.add_argument(
         "--folder", type=Path, default=None, help="where the tables are made; a temporary one if left out"
     )
+    parser.add_argument("--growth", choices=FORMATS, help="many commits of this format alone, shown and not saved")
     parser.add_argument("--no-save", action="store_true")
     given = parser.parse_args()
+    if given.growth:
+        with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
+            show([growth_table({given.growth: growth(Path(temporary), given.growth, given.commits)})])
+        return
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
         folder = Path(temporary)
         times = latency(folder / "latency", given.turns)
@@ -242,10 +260,7 @@ def main() -> None:
             "1,000 transactions of 100 rows": chain_cost(folder / "batched", 1000, 100, 3),
             "20,000 transactions of 1 row": chain_cost(folder / "single", 20_000, 1, 3),
         }
-        grown = {
-            fmt: growth(folder / f"growth-{fmt}", fmt, count)
-            for fmt, count in (("delta", given.commits), ("iceberg", given.commits // 5))
-        }
+        grown = {fmt: growth(folder / f"growth-{fmt}", fmt, given.commits) for fmt in FORMATS}
     tables = tables_of(times, chain, grown)
     if given.no_save:
         show(tables)
