@@ -16,6 +16,10 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     lines.append(f"slot      {_slot(status, colour=colour)}")
     last = status.last_commit.isoformat(timespec="milliseconds") if status.last_commit else "none yet"
     lines.append(f"last      commit landed {last}")
+    if (waits := status.receiver_waits) is not None:
+        since, tried = (when.isoformat(timespec="seconds") for when in (waits.since, waits.tried))
+        lines.append(f"waiting   the receiver waits since {since}: {waits.message} ({waits.code}) at {waits.where}")
+        lines.append(f"          last tried {tried}; it goes on by itself; the server keeps what was not confirmed")
     lines += ["", *_flow(status), "", *_tables(status, width, colour=colour)]
     if status.undecodable:
         one, more = status.undecodable[0], len(status.undecodable) - 1

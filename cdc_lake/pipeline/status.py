@@ -16,13 +16,14 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project
-from cdc_lake.errors import SourceError
+from cdc_lake.errors import LakeError, SourceError
 from cdc_lake.lake.control import ControlTables, CutRow
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
 from cdc_lake.pipeline.status_values import HeldRows, Lag, SlotStatus, Status, TableStatus
@@ -35,7 +36,13 @@ __all__ = ["HeldRows", "Lag", "SlotStatus", "Status", "TableStatus", "status"]
 def status(project: Project, *, at: datetime | None = None) -> Status:
     """Look at everything. A source that cannot be reached is part of the answer, not an error. Raises LakeError."""
     now = at or datetime.now(UTC)
-    lake = _ask_lake(project)
+    waits = ReceiverNote(project.lake, project.name).read()
+    try:
+        lake = _ask_lake(project)
+    except LakeError as error:
+        if waits is not None:
+            error.remedy = f"the receiver waits for it since {_time(waits.since)} and goes on by itself: {error.remedy}"
+        raise
     source = _ask_source(project, lake.domain)
     held = ControlTables(project.control).read("held")
     names = sorted({*lake.captured, *source.tables})
@@ -60,7 +67,12 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
         tables=tuple(tables),
         held=tuple(held_rows),
         undecodable=lake.undecodable,
+        receiver_waits=waits,
     )
+
+
+def _time(at: datetime) -> str:
+    return at.isoformat(timespec="seconds")
 
 
 def _ask_source(project: Project, domain: OrderDomain) -> SourceSide:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from cdc_lake.pipeline.receiver_note import Waiting
 from cdc_lake.pipeline.waiting import UndecodedTransaction
 
 
@@ -58,7 +59,10 @@ class HeldRows:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a pipeline stands at `at`. Positions are as people paste them. `undecodable`: what silver stops before."""
+    """Where a pipeline stands at `at`. Positions are as people paste them. `undecodable`: what silver stops before.
+
+    `receiver_waits`: what the receiver said it waits for, where it does.
+    """
 
     pipeline: str
     at: datetime
@@ -78,3 +82,4 @@ class Status:
     tables: tuple[TableStatus, ...]
     held: tuple[HeldRows, ...]
     undecodable: tuple[UndecodedTransaction, ...] = ()
+    receiver_waits: Waiting | None = None

@@ -3,8 +3,8 @@
     unshare --map-root-user --mount python -m cdc_lake.testing.full_disk FOLDER FORMAT FIRST BUDGETS STEP
 
 For each of so many budgets, growing by `STEP` bytes: a table is written commit by commit until the disk is full; what
-readers see then is checked; space returns, and the same writer and a new one go on. One line of JSON a budget: how many
-commits fitted, and the error that ended them.
+readers see then is checked; a receiver's writer waits and says so; space returns, and it goes on, as a new one does.
+One line of JSON a budget: how many commits fitted, and the error that ended them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cdc_lake.bronze.chain import verify
@@ -27,6 +30,9 @@ from cdc_lake.errors import CatalogUnreachable, CdcLakeError
 from cdc_lake.lake.catalog import CatalogAddress
 from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.outlasting import OutlastingBronze
+from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.testing.kills import assert_whole_transactions
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
@@ -64,6 +70,8 @@ def main(folder: Path, fmt: str, first: int, budgets: int, step: int) -> None:
 
 def _one(folder: Path, fmt: str, budget: int, ballast: Path) -> tuple[int, str]:
     folder.mkdir()
+    note = ReceiverNote(folder, "shop")
+    note.__enter__()  # for as long as the disk is there
     _fill(ballast, leave=budget)
     writer = TableBronze(table_of(folder, fmt))
     acknowledged, error = 0, ""
@@ -78,7 +86,10 @@ def _one(folder: Path, fmt: str, budget: int, ballast: Path) -> tuple[int, str]:
         _check(folder, fmt, acknowledged, acknowledged + (error == "LAK431"))
     except CatalogUnreachable:
         assert acknowledged == 0, "a catalog that was there answers"
-    ballast.unlink()
+    if acknowledged:
+        _outlast(OutlastingBronze(writer, threading.Event(), silent, note, (0.1, 0.1)), note, ballast)
+    else:
+        ballast.unlink()
     for again in (writer, TableBronze(table_of(folder, fmt))):
         state = again.state() or again.begin_stream("s", _START)
         again.append([transaction(state.upto + 1)])
@@ -86,6 +97,24 @@ def _one(folder: Path, fmt: str, budget: int, ballast: Path) -> tuple[int, str]:
     assert held is not None
     _check(folder, fmt, held.upto - _START, held.upto - _START)
     return acknowledged, error
+
+
+def _outlast(writer: OutlastingBronze, note: ReceiverNote, ballast: Path) -> None:
+    """A commit on a full disk waits, says so on it, and is made when there is space."""
+    if os.statvfs(ballast.parent).f_bavail:
+        _fill(ballast.with_suffix(".more"), leave=0)
+    state = writer.state()
+    assert state is not None
+    with ThreadPoolExecutor(1) as thread:
+        commit = thread.submit(writer.append, [transaction(state.upto + 1)])
+        while (waits := note.read()) is None:
+            assert not commit.done(), "there was no space"
+            time.sleep(0.01)
+        assert waits.code in {"LAK420", "LAK430", "LAK431"}, waits
+        ballast.unlink()
+        ballast.with_suffix(".more").unlink(missing_ok=True)
+        assert commit.result(30).upto == state.upto + 1
+    assert note.read() is None
 
 
 def _check(folder: Path, fmt: str, least: int, most: int) -> None:

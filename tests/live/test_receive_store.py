@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.errors import CdcLakeError, Retry
+from cdc_lake.errors import CdcLakeError, Retry, StoreUnavailable
+from cdc_lake.model.position import Lsn
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiver_note import ReceiverNote
+from cdc_lake.pipeline.status import status
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, honest
 from cdc_lake.testing.object_store import LocalStore, storage_at
@@ -23,6 +33,7 @@ from tests.conftest import Database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
 
 pytestmark = pytest.mark.live
+NOTHING = BronzeState("", 0, -1, -1, b"")
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +85,105 @@ def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
         assert_equal_to_source(project, database)
         verdict = verify(bronze_reader(project))
         assert verdict.holds, verdict.reason
+
+
+def _until(true: Callable[[], object], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _read_by(conn: psycopg.Connection[Any]) -> tuple[int, str] | None:
+    """Who reads the slot of this database, and what they confirmed."""
+    found = "SELECT active_pid, confirmed_flush_lsn::text FROM pg_replication_slots"
+    return conn.execute(f"{found} WHERE database = current_database() AND active").fetchone()
+
+
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
+def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
+    database: Database, tmp_path: Path, store: LocalStore, kind: str
+) -> None:
+    told: list[Progress] = []
+    stop = threading.Event()
+    with FaultyStore(store) as proxy, database.connect() as conn:
+        conn.execute(f"ALTER DATABASE {database.name} SET wal_sender_timeout = '2s'")
+        project = stored(database, tmp_path, kind, proxy.endpoint)
+        workload = Workload(conn, seed=5)
+        workload.create_tables()
+        workload.run(10)
+        note = ReceiverNote(project.lake, project.name)
+
+        with ThreadPoolExecutor(1) as threads:
+            run = threads.submit(
+                receive, project, bronze_writer(project), once=False, stop=stop, tell=told.append, slot_patience=2
+            )
+            try:
+                _until(lambda: _read_by(conn) or run.done())
+                workload.run(3)
+                _until(lambda: any(one.stage == "landed" for one in told) or run.done())
+                assert note.read() is None
+                proxy.choose = lambda _: Fault.FAILED
+                workload.run(60)  # more than the batches that wait for the store hold
+                _until(note.read)
+                before = _read_by(conn)
+                _until(lambda: len([one for one in told if one.stage == "retry"]) >= 3)
+                assert (waits := note.read()) is not None
+                assert waits.code == "LAK435"
+                with pytest.raises(StoreUnavailable) as asked:
+                    status(project)
+                assert "the receiver waits for it since" in asked.value.remedy
+                assert _read_by(conn) == before, "one connection all the while, and nothing confirmed"
+                proxy.choose = honest
+                workload.run(5)
+                (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
+                _until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
+                assert (_read_by(conn) or ())[0] == (before or ())[0]
+                assert note.read() is None
+            finally:
+                stop.set()
+        assert run.result().reconnects == 0
+        assert_equal_to_source(project, database)
+        verdict = verify(bronze_reader(project))
+        assert verdict.holds, verdict.reason
+
+
+@pytest.mark.parametrize("end", ["asked", "disconnected"])
+def test_a_receiver_that_waits_for_its_store_can_be_stopped_and_cut_off(
+    database: Database, tmp_path: Path, store: LocalStore, end: str
+) -> None:
+    told: list[Progress] = []
+    stop = threading.Event()
+    with FaultyStore(store) as proxy, database.connect() as conn:
+        project = stored(database, tmp_path, "delta", proxy.endpoint)
+        workload = Workload(conn, seed=6)
+        workload.create_tables()
+        with ThreadPoolExecutor(1) as threads:
+            run = threads.submit(
+                receive, project, bronze_writer(project), once=False, stop=stop, tell=told.append, slot_patience=9
+            )
+            try:
+                _until(lambda: _read_by(conn) or run.done())
+                workload.run(3)
+                _until(lambda: any(one.stage == "landed" for one in told) or run.done())
+                proxy.choose = lambda _: Fault.FAILED
+                workload.run(5)
+                _until(lambda: any(one.stage == "retry" for one in told))
+                if end == "disconnected":
+                    conn.execute(
+                        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database()"
+                    )
+                    _until(lambda: len([one for one in told if one.stage == "retry"]) >= 4)
+                    proxy.choose = honest
+                    (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
+                    _until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
+            finally:
+                stop.set()
+        assert run.result().reconnects >= (end == "disconnected")
+        assert ReceiverNote(project.lake, project.name).read() is None
+        proxy.choose = honest
+        once(project)
+        assert_equal_to_source(project, database)
 
 
 def test_the_commands_work_on_a_bronze_in_a_store_and_show_no_key(
