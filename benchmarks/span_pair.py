@@ -37,7 +37,7 @@ from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import advance, table_span
+from cdc_lake.pipeline import table_span, table_steps
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.silver.shape import make_shape
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -299,8 +299,8 @@ class Phases:
     def measured(self) -> Iterator[None]:
         """Measure inside."""
         places: list[tuple[Any, str, str]] = [
-            (advance, "read_marker", "read markers"),
-            (advance, "record", "holds"),
+            (table_steps, "read_marker", "read markers"),
+            (table_steps, "record", "holds"),
             (table_span, "outline", "outline"),
             (table_span, "survey", "survey"),
             (table_span, "evolve", "look up columns"),

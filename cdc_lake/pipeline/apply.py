@@ -23,7 +23,8 @@ from cdc_lake.lake.lease import lease
 from cdc_lake.lake.session import death, start
 from cdc_lake.observe.failpoint import BATCH_ENTERED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.advance import Advance, Applied
+from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.applied import Applied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,0 +1,46 @@
+"""The first content of silver: the rows of a stream's initial snapshot, and the first cut."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.errors import RuleStopped, SnapshotIncomplete
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.marker import read_marker
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.cuts import Cut, TableState, found
+from cdc_lake.pipeline.table_steps import TableSteps
+
+
+def first_content(project: Project, control: ControlTables, steps: TableSteps, state: BronzeState) -> Cut:
+    """Give each table of the snapshot its first content; the cut, which is the caller's to write.
+
+    A table that has it already is left as it is. Raises SnapshotIncomplete, RuleStopped.
+    """
+    done = [r for r in control.snapshots() if r.stream == state.stream and r.state == "complete"]
+    if not done:
+        raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
+    position = done[-1].position
+    tables: dict[str, TableState] = {}
+    jobs, held = [], control.read("held")
+    for entry in json.loads(done[-1].tables):
+        relation = str(entry["relation"])
+        target = project.target(TableName.parse(relation))
+        marker = read_marker(project, target, state.stream)
+        tables[relation] = found(target, state, marker, marker.position or position, held)
+        if marker.position is None:
+            jobs.append(steps.first(state, target, position, int(entry["layout"])))
+    prepared = steps.prepare(jobs, tables)
+    for one in prepared:
+        if one.stop is not None:
+            steps.done.count(one)
+            raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a row of the snapshot breaks it")
+    steps.merge(prepared, tables, position)
+    for relation, table in tables.items():
+        if table.version is None:
+            version = read_marker(project, project.target(TableName.parse(relation)), state.stream).version
+            tables[relation] = replace(table, version=version)
+    return Cut(position, tables)

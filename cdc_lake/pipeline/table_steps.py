@@ -1,0 +1,141 @@
+"""What a span does to the tables it touches: which of them, from where, prepared side by side, merged, or waiting.
+
+A table that cannot go on is noted in the cut as it is, with its error in `done.broken`; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cdc_lake.bronze.nearby import Nearby
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import CdcLakeError, SilverLost
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.marker import read_marker
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.applied import Applied
+from cdc_lake.pipeline.cuts import BROKEN, IN, TableState, found
+from cdc_lake.pipeline.holds import open_holds, record
+from cdc_lake.pipeline.sessions import Sessions, guarded
+from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class TableSteps:
+    """The steps of one run, which counts in `done` what they did."""
+
+    def __init__(self, project: Project, spark: SparkSession, tell: Tell) -> None:
+        self._project = project
+        self._tell = tell
+        self._bronze = bronze_reader(project)
+        self._nearby = Nearby(project.scratch)
+        self._control = ControlTables(project.control)
+        self._sessions = Sessions(spark, project.pipeline.apply.parallelism)
+        self.done = Applied()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sessions.__exit__(kind, value, trace)
+        self._nearby.close()
+
+    def jobs(
+        self, state: BronzeState, tables: dict[str, TableState], touched: Iterable[str], after: int, upto: int
+    ) -> list[TableJob]:
+        """The jobs that bring the touched tables to `upto`; `tables`, as the last cut has them, is brought up to date.
+
+        `after`: where a table stands that no cut lists yet.
+        """
+        files, held = self._bronze.applied(), self._control.read("held")
+        jobs = []
+        for relation in sorted(touched):
+            target = self._project.target(TableName.parse(relation))
+            listed = tables.get(relation)
+            marker = read_marker(self._project, target, state.stream)
+            known = after if listed is None else listed.position
+            watermark = max(known, marker.position if marker.position is not None else known)
+            if watermark > known:
+                tables[relation] = found(target, state, marker, watermark, held)
+            if watermark >= upto:
+                continue
+            span = Span(state.epoch, watermark, upto)
+            if listed is not None and listed.version is not None and marker.version is None:
+                lost = SilverLost(f"the last cut lists {target.label}, and the table is gone")
+                self._break(target, watermark, lost, tables)
+                continue
+            keys = open_holds(held, relation, state.epoch, watermark).keys
+            layouts = self._bronze.layouts([target.source], span)
+            near = self._nearby.of
+            jobs.append(TableJob(self._project, target, state.stream, span, files, layouts, keys, near=near))
+        return jobs
+
+    def first(self, state: BronzeState, target: Target, position: int, layout: int) -> TableJob:
+        """The job that gives a table its first content: its rows of the snapshot, with the layout they follow."""
+        span = Span(state.epoch, position - 1, position)
+        files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
+        near = self._nearby.of
+        return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), layout, near)
+
+    def prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
+        """Prepare tables side by side; those that cannot go on are noted as broken."""
+
+        def one(job: TableJob) -> Prepared | CdcLakeError | None:
+            return guarded(lambda: prepare(self._sessions.of(job.target), job), job.target)
+
+        out = []
+        for job, result in zip(jobs, self._sessions.each(one, jobs), strict=True):
+            if isinstance(result, CdcLakeError):
+                self._break(job.target, job.span.after, result, tables)
+            elif result is not None:
+                self.done.broken.pop(job.target.label, None)
+                out.append(result)
+        return out
+
+    def merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState], upto: int) -> None:
+        """Record what is held, then merge tables side by side; `tables` says afterwards where they stand."""
+        failpoint(PREPARED)
+        for one in prepared:
+            folded = one.folded
+            record(self._control, one.job.target, one.job.stream, one.job.span, folded.held, folded.closings)
+        failpoint(HELD_RECORDED)
+
+        def write(one: Prepared) -> int | CdcLakeError:
+            version = guarded(lambda: merge(self._sessions.of(one.job.target), one), one.job.target)
+            failpoint(TABLE_MERGED)
+            return version
+
+        held = self._control.read("held")
+        for one, version in zip(prepared, self._sessions.each(write, prepared), strict=True):
+            target = one.job.target
+            if isinstance(version, CdcLakeError):
+                self._break(target, one.job.span.after, version, tables)
+                continue
+            keys = open_holds(held, str(target.source), one.job.span.epoch, upto).keys
+            tables[str(target.source)] = TableState(target.label, target.format, version, upto, IN, len(keys))
+            self.done.count(one)
+            self.done.merges += 1
+            self.done.held += 0 if one.folded.held is None else one.folded.held.num_rows
+            self._tell(Progress("merge", target.label, one.seen.rows, unit="changes"))
+        self._nearby.release()
+
+    def _break(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:
+        relation = str(target.source)
+        before = tables.get(relation)
+        version = before.version if before else None
+        held = before.held if before else 0
+        tables[relation] = TableState(target.label, target.format, version, position, BROKEN, held)
+        if target.label not in self.done.broken:
+            self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts={"code": error.code}))
+        self.done.broken[target.label] = error
