@@ -56,7 +56,7 @@ def findings(project: Project) -> Iterator[CheckLine]:
         if refused is None:
             yield slot_line(project, session)
         yield _order(project, session)
-        yield from _traps(project, facts.version)
+        yield from _traps(project, facts)
         yield from tables_found(project, session, rights)
 
 
@@ -206,9 +206,10 @@ def _order(project: Project, session: WireSession) -> CheckLine:
     return CheckLine(ok=None, subject="order", text=text, fix=fix)
 
 
-def _traps(project: Project, version: FamilyVersion) -> Iterator[CheckLine]:
+def _traps(project: Project, facts: FamilySettings) -> Iterator[CheckLine]:
     """What this server, read like this, is known to withhold, repeat or break; the worst first."""
-    known = traps(version, project.family.decoding_mode)
+    source = project.family
+    known = traps(facts.version, source.decoding_mode, compatibility=facts.compatibility, plugin=source.slot.plugin)
     for trap in known:
         if trap.effect is not Effect.HANDLED:
             text = f"{trap.name}, {trap.effect}: {trap.about}"

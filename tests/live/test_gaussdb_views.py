@@ -339,12 +339,12 @@ def test_rules_of_options_are_judged_with_the_release_that_the_server_names(stan
 PARALLEL_TRAPS = {"3.0.0": ["crash", "truncate", "ddl-then-rows", "keyless-delete"]}
 SERIAL_TRAPS = {"3.0.0": ["truncate", "ddl-then-rows"], "5.0.3": ["truncate", "ddl-then-rows"]}
 HANDLED = {
-    ("3.0.0", PARALLEL): ["old-nulls", "speculative", "neighbours", "garbage-lsn"],
-    ("3.0.0", SERIAL): ["old-nulls", "speculative"],
-    ("5.0.3", PARALLEL): ["speculative", "neighbours"],
-    ("5.0.3", SERIAL): ["speculative"],
-    ("6.0.2", PARALLEL): ["speculative", "neighbours"],
-    ("6.0.2", SERIAL): ["speculative"],
+    ("3.0.0", PARALLEL): ["old-nulls", "speculative", "neighbours", "garbage-lsn", "confirm-rule", "leading-zero"],
+    ("3.0.0", SERIAL): ["old-nulls", "speculative", "leading-zero"],
+    ("5.0.3", PARALLEL): ["speculative", "neighbours", "confirm-rule", "leading-zero"],
+    ("5.0.3", SERIAL): ["speculative", "leading-zero"],
+    ("6.0.2", PARALLEL): ["speculative", "neighbours", "confirm-rule", "leading-zero"],
+    ("6.0.2", SERIAL): ["speculative", "leading-zero"],
 }
 
 

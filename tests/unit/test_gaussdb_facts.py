@@ -295,8 +295,9 @@ def test_a_slot_that_cannot_be_gone_on_from_says_why(
 # ── traps ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def known(text: str, mode: Mode) -> dict[str, Effect]:
-    return {trap.name: trap.effect for trap in traps(parse_version(text), mode)}
+def known(text: str, mode: Mode, compatibility: str = "PG", plugin: str = "mppdb_decoding") -> dict[str, Effect]:
+    found = traps(parse_version(text), mode, compatibility=compatibility, plugin=plugin)
+    return {trap.name: trap.effect for trap in found}
 
 
 def test_traps_follow_version_and_kind_of_decoding() -> None:
@@ -313,8 +314,23 @@ def test_traps_follow_version_and_kind_of_decoding() -> None:
     assert known("gaussdb (GaussDB Kernel 505.1.0 build 0)", Mode.PARALLEL)["truncate"] is Effect.LOST
 
 
+def test_traps_follow_the_database_and_the_slot() -> None:
+    six, three = "(openGauss 6.0.2 build 0)", "(openGauss 3.0.0 build 0)"
+    for mode in Mode:
+        assert known(six, mode)["leading-zero"] is Effect.HANDLED
+        assert "compatibility-a" not in known(six, mode)
+        assert known(six, mode, "A")["compatibility-a"] is Effect.HANDLED
+        assert known("gaussdb (GaussDB Kernel 505.1.0 build 0)", mode, "ORA")["compatibility-a"] is Effect.HANDLED
+    assert known(three, Mode.PARALLEL)["confirm-rule"] is Effect.HANDLED
+    assert "confirm-rule" not in known(three, Mode.SERIAL)
+    assert known(three, Mode.SERIAL, plugin="test_decoding")["rows-without-columns"] is Effect.LOST
+    assert "rows-without-columns" not in known(three, Mode.PARALLEL, plugin="test_decoding")  # asks no plugin
+    assert "rows-without-columns" not in known(three, Mode.SERIAL)
+    assert "rows-without-columns" not in known(six, Mode.SERIAL, plugin="test_decoding")
+
+
 def test_the_worst_trap_comes_first_and_each_has_words() -> None:
-    found = traps(parse_version("(openGauss 3.0.0 build 0)"), Mode.PARALLEL)
+    found = traps(parse_version("(openGauss 3.0.0 build 0)"), Mode.PARALLEL, compatibility="A", plugin="mppdb_decoding")
     assert [trap.effect for trap in found] == sorted(
         (trap.effect for trap in found), key=[Effect.CRASH, Effect.LOST, Effect.HANDLED].index
     )

@@ -27,7 +27,10 @@ class Effect(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """One trap, in openGauss releases from `since` to before `before`; where there are several spans, several traps."""
+    """One trap, in openGauss releases from `since` to before `before`; where there are several spans, several traps.
+
+    `compatibility`: only in databases of one of these, `plugin`: only of slots with this one; empty: of every kind.
+    """
 
     name: str
     effect: Effect
@@ -36,20 +39,25 @@ class Trap:
     remedy: str
     since: tuple[int, ...] = (0,)
     before: tuple[int, ...] | None = None
+    compatibility: frozenset[str] = frozenset()
+    plugin: str = ""
 
-    def concerns(self, version: FamilyVersion, mode: Mode) -> bool:
-        """Whether a server decoding like this has it."""
-        if mode not in self.modes:
+    def concerns(self, version: FamilyVersion, mode: Mode, *, compatibility: str, plugin: str) -> bool:
+        """Whether a server decoding a database of this compatibility like this has it."""
+        if mode not in self.modes or self.plugin not in {"", plugin}:
+            return False
+        if self.compatibility and compatibility.upper() not in self.compatibility:
             return False
         if version.base is None:
             return self.before is None
         return self.since <= version.base and (self.before is None or version.base < self.before)
 
 
-def traps(version: FamilyVersion, mode: Mode) -> list[Trap]:
-    """The traps of a server, the worst first."""
+def traps(version: FamilyVersion, mode: Mode, *, compatibility: str, plugin: str) -> list[Trap]:
+    """The traps of a server, a database and a slot, the worst first."""
     order = (Effect.CRASH, Effect.LOST, Effect.HANDLED)
-    return sorted((trap for trap in TRAPS if trap.concerns(version, mode)), key=lambda trap: order.index(trap.effect))
+    known = (trap for trap in TRAPS if trap.concerns(version, mode, compatibility=compatibility, plugin=plugin))
+    return sorted(known, key=lambda trap: order.index(trap.effect))
 
 
 _TRUNCATE = "TRUNCATE is not sent: the rows stay in silver"
@@ -77,6 +85,16 @@ TRAPS: tuple[Trap, ...] = (
     Trap("ddl-then-rows", Effect.LOST, _SERIAL, _DDL, _DDL_REMEDY, before=(6,)),
     Trap("keyless-delete", Effect.LOST, _PARALLEL, _KEYLESS, _KEYLESS_REMEDY, since=(3, 0, 0), before=(3, 0, 3)),
     Trap("keyless-delete", Effect.LOST, _PARALLEL, _KEYLESS, _KEYLESS_REMEDY, since=(3, 1), before=(5,)),
+    Trap(
+        "rows-without-columns",
+        Effect.LOST,
+        _SERIAL,
+        "test_decoding prints rows of USTORE tables without their columns: the stream stops at the first one",
+        "a slot with the plugin mppdb_decoding",
+        since=(3, 0, 0),
+        before=(5,),
+        plugin="test_decoding",
+    ),
     Trap("old-nulls", Effect.HANDLED, _ALL, _NULLS, "none needed", since=(3, 0, 0), before=(3, 0, 3)),
     Trap("old-nulls", Effect.HANDLED, _ALL, _NULLS, "none needed", since=(3, 1), before=(5,)),
     Trap("speculative", Effect.HANDLED, _PARALLEL, _SPECULATIVE, "none needed: a later change of the row replaces it"),
@@ -102,6 +120,28 @@ TRAPS: tuple[Trap, ...] = (
         "none needed: nothing reads it",
         since=(3, 0, 0),
         before=(3, 0, 3),
+    ),
+    Trap(
+        "confirm-rule",
+        Effect.HANDLED,
+        _PARALLEL,
+        "confirming the end of a commit loses the next transaction on 3.0, confirming its start repeats it on all",
+        "none needed: the position before the end is confirmed, which does neither on any release",
+    ),
+    Trap(
+        "leading-zero",
+        Effect.HANDLED,
+        _ALL,
+        "numbers come without a leading zero: `.1`, `-.5`",
+        "none needed: they are the same numbers in silver and in `compare`",
+    ),
+    Trap(
+        "compatibility-a",
+        Effect.HANDLED,
+        _ALL,
+        "in a database of compatibility A an empty string is NULL, and `date` is a timestamp",
+        "none needed: both come as the database keeps them",
+        compatibility=frozenset({"A", "ORA"}),
     ),
 )
 """Every trap known."""
