@@ -12,6 +12,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.release import pad_release, parse_release, show_release
 from cdc_lake.errors import CdcLakeError, NoPrimary, ReplicationPortNeeded, RoleLacksReplication, ServerUnreachable
 from cdc_lake.lake.control import ControlTables
+from cdc_lake.pipeline.check_family_failover import failover_lines
 from cdc_lake.pipeline.check_family_slot import slot_line
 from cdc_lake.pipeline.check_family_tables import grants, identities
 from cdc_lake.pipeline.check_family_tables import tables as tables_found
@@ -86,11 +87,9 @@ def _server(project: Project, session: WireSession, found: FamilyLimits) -> Iter
     logical = facts.wal_level == "logical"
     fix = "" if logical else _WAL_LEVEL
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level or "not shown", fix=fix, code="SRC208")
-    if len(project.family.addresses) > 1 and not facts.slots_logged and project.family.node != "coordinator":
-        text = "slots are not in the log: a standby that takes over, or decodes, does not have this one"
-        fix = 'gs_guc set -D <data folder> -c "enable_slot_log = on";  on every server of the cluster'
-        yield CheckLine(ok=None, subject="failover", text=text, fix=fix)
-    needed = 1 if find_slot(session, project.slot) is None else 0
+    slot = find_slot(session, project.slot)
+    yield from failover_lines(project, facts, slot)
+    needed = 1 if slot is None else 0
     yield room("replication slots", found.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
     if reads_by_sql(project):
         return

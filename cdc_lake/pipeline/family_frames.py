@@ -108,11 +108,14 @@ def sends_more(project: Project) -> bool:
     return set(everything) != set(patterns)
 
 
-def frames_of(project: Project, session: WireSession, start: int, *, on_standby: bool = False) -> FrameSource:
+def frames_of(
+    project: Project, session: WireSession, start: int, *, on_standby: bool = False, looks: bool = False
+) -> FrameSource:
     """Start to read the pipeline's slot after `start`, 0 for the slot's own position. Raises SourceError.
 
     `session` is a replication connection, in `mode: polling` an ordinary one; it is closed with the frames.
-    `on_standby`: it is one to a standby, where the pipeline wants that; otherwise one to the primary.
+    `on_standby`: it is one to a standby, where the pipeline wants that; otherwise one to the primary. `looks`: nothing
+    is confirmed before what lies behind `start` was looked at.
     """
     source = project.family
     options = effective_options(source)
@@ -120,7 +123,7 @@ def frames_of(project: Project, session: WireSession, start: int, *, on_standby:
         options.pop(STANDBY_ONLY, None)
     if source.mode == "polling":
         interval, most = source.polling.interval / 1000, source.polling.max_changes
-        return PollingStream(session, project.slot, start, options, interval=interval, max_changes=most)
+        return PollingStream(session, project.slot, start, options, interval=interval, max_changes=most, looks=looks)
     serial = source.decoding_mode is Mode.SERIAL
     return GaussStream(
         session,

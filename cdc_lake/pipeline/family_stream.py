@@ -16,6 +16,7 @@ from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.captured import Captured
+from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import OptionRefused, OtherSource
@@ -42,10 +43,11 @@ from cdc_lake.pipeline.family_frames import (
     sends_more,
 )
 from cdc_lake.pipeline.gaps import recorded_gaps
+from cdc_lake.pipeline.hashing_process import HashingProcess
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder, Order
 from cdc_lake.pipeline.policy import by_policy
-from cdc_lake.pipeline.rejoin import Rejoin, RejoiningFrames, RejoiningOrder, rejoining
+from cdc_lake.pipeline.rejoin import RejoiningFrames, RejoiningOrder, rejoining
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
@@ -89,7 +91,7 @@ def open_family(
 
         def start_at(position: int) -> FrameSource:
             if not project.family.on_standby:
-                return frames_of(project, dial("stream", not by_sql), position)
+                return frames_of(project, dial("stream", not by_sql), position, looks=rejoin is not None)
             session = _standby(project, everywhere, facts)
             opened.callback(session.close)
             return frames_of(project, session, position, on_standby=True)
@@ -110,7 +112,9 @@ def open_family(
                 lambda: family_start.begin(project, start, bronze, control, stop, tell), stop, tell, patience
             )
         else:
-            rejoin = _rejoin(project, state, check_resume(project, session, facts, state))
+            there = check_resume(project, session, facts, state)
+            if there.exact or not by_sql:  # by SQL an inexact position could not be read from
+                rejoin = rejoining(bronze_reader(project), state, there)
         if facts.timeline:
             note_timeline(Timeline(facts.timeline, None), control, state, tell)
         identity = StreamIdentity.parse(state.stream)
@@ -130,11 +134,12 @@ def open_family(
         if rejoin is not None:
             rejoin.then = partial(frames.confirm, state.confirm)
             frames, order = RejoiningFrames(frames, rejoin), RejoiningOrder(order, rejoin, state)
+        columns = partial(tabulate, hashing=opened.enter_context(HashingProcess()))
         yield OpenStream(
             frames=frames,
             assembler=assembler,
             order=order,
-            tabulate=by_policy(project, FamilyFormat(layouts, project.family.slot.plugin), tell),
+            tabulate=by_policy(project, FamilyFormat(layouts, project.family.slot.plugin, columns), tell),
             domain=identity.domain,
             state=state,
             goal=goal,
@@ -195,13 +200,6 @@ def check_resume(
         check_csns_reach(csn_now(session).value, reader, state)
     there = find_slot(session, project.slot)
     return check_slot(there, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
-
-
-def _rejoin(project: Project, state: BronzeState, slot: FamilySlotFacts) -> Rejoin | None:
-    """What the server has to send again first, of an ordinary slot that is behind bronze."""
-    if reads_by_sql(project) or slot.order is not OrderDomain.LSN:
-        return None
-    return rejoining(bronze_reader(project), state, slot)
 
 
 def server_facts(session: WireSession, *, by_sql: bool) -> FamilyServerFacts:

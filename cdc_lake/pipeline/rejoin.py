@@ -5,6 +5,9 @@ But a slot's confirmed position travels to the standbys in the log itself, behin
 before it is on every server that has it. So a stream that may go on elsewhere is begun at the slot's own position, not
 at bronze's end, and the few transactions between come again. Only where they are what bronze holds, and all of it, is
 anything behind them landed, and anything confirmed.
+
+A slot in CSN order is confirmed by CSN, and may be that of several data nodes at once, each with a log of its own, the
+end of which may be lost alone. There what came last does not speak for what came before, and more is asked for again.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from cdc_lake.source.stream import FrameSource, StreamIdentity, shown
 
 AGAIN = 64
 """Transactions that are asked for again at most: the log is one line, so the last ones speak for all before them."""
+AGAIN_BY_CSN = 1 << 16
+"""CSNs that are gone back at most in a slot in CSN order: many times what the sum of all nodes confirms at once."""
 _INVERTED = 64  # how far the orders by CSN and in the log may differ; at most 9 was measured
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,33 +42,44 @@ class Rejoin:
     called. `exact`: the slot's position is `confirmed`, not somewhere behind.
     """
 
-    def __init__(self, state: BronzeState, newest: Sequence[CommitRow], *, confirmed: int, exact: bool) -> None:
-        """`newest`: bronze's last transactions in the order of the log."""
+    def __init__(
+        self, state: BronzeState, newest: Sequence[CommitRow], *, confirmed: int, exact: bool, by_csn: bool = False
+    ) -> None:
+        """`newest`: bronze's last transactions in the order of the slot; all that are asked for again `by_csn`."""
         self._state = state
+        self._by_csn = by_csn
         self._held = {commit.position: commit for commit in newest}
         # what is sent again starts behind this, in every release: a byte less than the end of the one before
-        self.start = max([confirmed, *(_lsn(commit) - 1 for commit in newest[:-AGAIN][-1:])])
-        behind = [commit for commit in newest if _lsn(commit) - 1 > self.start]
+        self.start = confirmed if by_csn else max([confirmed, *(_lsn(commit) - 1 for commit in newest[:-AGAIN][-1:])])
+        behind = newest if by_csn else [commit for commit in newest if _lsn(commit) - 1 > self.start]
         self._due = {commit.position for commit in behind} if exact else set()
-        self._end = max([state.confirm, *map(_lsn, behind)])
+        self._end = state.upto if by_csn else max([state.confirm, *map(_lsn, behind)])
         identity = StreamIdentity.parse(state.stream)
         copied = identity.seen if identity.csn is None else identity.csn
         self._copied = -1 if copied is None else copied.value
         self.agreed = False
         self.then: Callable[[], None] = lambda: None
 
-    def beyond(self, lsn: int) -> bool:
-        """Whether a transaction that ends at `lsn` lies behind all that is to come again."""
-        return lsn > self._end
+    def beyond(self, bounds: Boundaries) -> bool:
+        """Whether a transaction lies behind all that is to come again."""
+        at = bounds.position if self._by_csn else bounds.commit_lsn
+        return at is not None and at > self._end
+
+    def sent(self, end: int) -> bool:
+        """Whether a log of which everything up to `end` was sent has sent all that is to come again."""
+        return not self._by_csn and end > self._end
 
     def compare(self, bounds: Boundaries, count: int) -> None:
         """Hold what came again against bronze. Raises BronzeAhead, HistoryDiffers."""
         known = self._held.get(bounds.position)
         if known is not None:
-            if _differs(known, bounds):
-                self._lost(_lsn(known))
-            self._due.discard(bounds.position)
+            if not _differs(known, bounds):
+                self._due.discard(bounds.position)
+            elif not self._by_csn:  # there it stays due: what else is missing is known once all has come
+                self._lost_from(_lsn(known))
         elif count and bounds.position <= self._state.upto and (bounds.csn is None or bounds.csn > self._copied):
+            if self._by_csn and (missing := sorted(due for due in self._due if due < bounds.position)):
+                self._lost([self._held[position] for position in missing])  # says more
             at = shown(self._state.stream, bounds.position)
             raise HistoryDiffers(
                 f"the server sends a transaction at {at}, below bronze's end at "
@@ -72,14 +88,18 @@ class Rejoin:
 
     def settle(self) -> None:
         """All that had to come again has come. Raises BronzeAhead where something is missing."""
+        if self._due and not self._by_csn:
+            self._lost_from(min(_lsn(self._held[position]) for position in self._due))
         if self._due:
-            self._lost(min(_lsn(self._held[position]) for position in self._due))
+            self._lost([self._held[position] for position in sorted(self._due)])
         self.agreed = True
         self.then()
 
-    def _lost(self, lsn: int) -> None:
+    def _lost_from(self, lsn: int) -> None:
         """The log is one line: from the first that is missing or another, nothing of bronze is on the server."""
-        lost = sorted((c for c in self._held.values() if _lsn(c) >= lsn), key=lambda commit: commit.position)
+        self._lost(sorted((c for c in self._held.values() if _lsn(c) >= lsn), key=lambda commit: commit.position))
+
+    def _lost(self, lost: Sequence[CommitRow]) -> None:
         raise BronzeAhead(f"the server's log is another one: {lost_words(self._state, lost)}")
 
 
@@ -91,6 +111,10 @@ def rejoining(reader: BronzeReader, state: BronzeState, slot: FamilySlotFacts) -
     confirmed = slot.confirmed or 0
     if confirmed >= state.confirm:
         return None
+    if slot.order is OrderDomain.CSN:
+        start = max(confirmed, state.upto - AGAIN_BY_CSN)
+        again = reader.commits(Span(state.epoch, start, state.upto)) if start < state.upto else []
+        return Rejoin(state, again, confirmed=start, exact=True, by_csn=True)
     return Rejoin(state, sorted(_newest(reader, state), key=_lsn), confirmed=confirmed, exact=slot.exact)
 
 
@@ -119,7 +143,7 @@ class RejoiningOrder:
         if self._rejoin.agreed:
             return self._order.take(transaction)
         bounds = transaction.bounds
-        if bounds.commit_lsn is not None and self._rejoin.beyond(bounds.commit_lsn):
+        if self._rejoin.beyond(bounds):
             self._rejoin.settle()
             kept, self._kept = [*self._kept, transaction], []
             return [closed for one in kept for closed in self._order.take(one)]
@@ -157,7 +181,7 @@ class RejoiningFrames:
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
         """See FrameSource. Raises BronzeAhead as well."""
         found = self._frames.poll(timeout)
-        if not found and not self._rejoin.agreed and self._rejoin.beyond(self._frames.keepalive_end):
+        if not found and not self._rejoin.agreed and self._rejoin.sent(self._frames.keepalive_end):
             self._rejoin.settle()
         return found
 

@@ -6,19 +6,28 @@ import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Operation, Row, Style
 from cdc_lake.errors import BronzeAhead, HistoryDiffers, NoPrimary, OtherSource, OtherTimeline, StandbyNeeded
 from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.span import Span
+from cdc_lake.model.transaction import Boundaries
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import rejoin
+from cdc_lake.pipeline.check_family_failover import failover_lines
+from cdc_lake.pipeline.rejoin import Rejoin
+from cdc_lake.source.gaussdb.slot import FamilySlotFacts
+from cdc_lake.source.stream import Kind, StreamIdentity
+from cdc_lake.testing.gaussdb.dialect import Product
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
@@ -26,7 +35,8 @@ from tests.live.test_receive_loop import bronze_rows
 from tests.live.test_receive_loop import once as run_once
 from tests.unit.test_gaussdb_capture import BUDGET, NAME, TABLE, Way, fields, once, project_of, row
 
-WAYS = [Way(Style.BINARY, 1), Way(Style.JSON, 0), Way(Style.SERIAL)]
+POLLING, BY_CSN = Way(Style.SERIAL, polling=True), Way(Style.BINARY, 1, by_csn=True)
+WAYS = [Way(Style.BINARY, 1), Way(Style.JSON, 0), Way(Style.SERIAL), POLLING, BY_CSN]
 if BUDGET > 1:
     WAYS += [Way(Style.BINARY, 0), Way(Style.TEXT, 0), Way(Style.TEXT, 1), Way(Style.BINARY, 1, "5.0.3")]
     WAYS += [Way(Style.BINARY, 1, csn_export=False)]
@@ -56,7 +66,9 @@ class Cluster:
     def __init__(self, root: Path, way: Way) -> None:
         self.root, self.way = root, way
         answers = ScriptedAnswers(tables=[TABLE])
-        self.primary = GaussServer(Ledger(), version=way.version, answers=answers, users={"cdc": "x"})
+        product: Product = "GaussDB" if way.by_csn else "openGauss"
+        users = {"cdc": "x"}
+        self.primary = GaussServer(Ledger(), version=way.version, product=product, answers=answers, users=users)
         self._servers = [self.primary]
         self._start(self.primary)
         once(self.project(self.primary))
@@ -65,6 +77,7 @@ class Cluster:
         """A standby that received everything up to now, and no more."""
         standby = self.primary.standby()
         self._servers.append(standby)
+        self._place(standby)
         return standby
 
     def take_over(self, standby: GaussServer, *, timeline: int | None = None) -> GaussServer:
@@ -193,9 +206,10 @@ def test_a_transaction_in_the_place_of_a_lost_empty_one_is_not_taken_for_a_repea
         once(cluster.project(taken))
 
 
-def test_what_is_asked_for_again_is_bounded(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", [WAYS[0], POLLING], ids=str)
+def test_what_is_asked_for_again_is_bounded(made: Any, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rejoin, "AGAIN", 3)
-    cluster = made()
+    cluster = made(way)
     before = cluster.primary.state.slots.all()[0][0]
     for number in range(100, 120):
         insert(cluster.primary.ledger, number)
@@ -207,6 +221,40 @@ def test_what_is_asked_for_again_is_bounded(made: Any, monkeypatch: pytest.Monke
     insert(taken.ledger, 200)
     assert once(cluster.project(taken)).repeats == 3
     assert inserted(cluster.project(taken)) == [*range(100, 120), 200]
+
+
+def test_polling_looks_at_more_than_one_answer_holds_before_it_confirms(made: Any) -> None:
+    cluster = made(POLLING)
+    before = cluster.primary.state.slots.all()[0][0]
+    for number in range(100, 160):  # three lines each, and 50 changes an answer
+        insert(cluster.primary.ledger, number)
+    once(cluster.project(cluster.primary))
+    lacking = cluster.primary.standby()
+    cluster._servers.append(lacking)
+    lacking.state.slots.drop(before.name)
+    lacking.state.slots.create(before)
+    taken = cluster.take_over(lacking)
+    elsewhere(taken.ledger)  # nothing of ours follows: that all was sent is known by the log's end
+    summary = once(cluster.project(taken))
+    assert summary.repeats == 60
+    assert taken.state.slots.all()[0][0].confirmed > before.confirmed
+    insert(taken.ledger, 200)
+    assert once(cluster.project(taken)).transactions == 1
+    assert inserted(cluster.project(taken)) == [*range(100, 160), 200]
+
+
+def test_in_csn_order_one_of_several_logs_may_have_lost_what_others_did_not() -> None:
+    stream = str(StreamIdentity("s", "d", "slot", Lsn(1), csn=Csn(10), kind=Kind.GAUSS))
+    state = BronzeState(stream, 1, 200, 200, b"")
+    held = [CommitRow(1, csn, None, 7000 + csn, {}, 0, b"", b"", commit_lsn=5000 - csn) for csn in range(11, 201)]
+    shown = Rejoin(state, held, confirmed=10, exact=True, by_csn=True)
+    for csn in range(11, 201):
+        if csn not in (20, 21):  # long before the last ones
+            shown.compare(Boundaries(csn, csn, 5000 - csn, csn=csn, xid=7000 + csn), 1)
+    assert shown.beyond(Boundaries(201, 201, 1, csn=201))
+    with pytest.raises(BronzeAhead, match=r"never had 2 transactions of bronze: 20 \(xid 7020, .*\), 21 \(xid 7021, "):
+        shown.settle()
+    assert not shown.agreed
 
 
 def test_the_primary_is_found_among_several_and_an_older_timeline_is_refused(made: Any) -> None:
@@ -252,3 +300,27 @@ def test_a_stream_in_csn_order_is_not_gone_on_with_by_what_leaves_csns_out(made:
     for changes in ({"decoding": {"parallel-decode-num": 1}}, {"mode": "polling", "decoding": {}}):
         with pytest.raises(OtherSource, match="begun in order csn"):
             once(cluster.project(cluster.primary, **changes))
+
+
+def failover_said(project: Project, slot: FamilySlotFacts | None = None, *, logged: bool = True) -> list[str]:
+    settings: Any = SimpleNamespace(slots_logged=logged)
+    return [line.text for line in failover_lines(project, settings, slot) if line.ok is None]
+
+
+def test_check_says_what_a_failover_would_leave_in_doubt(made: Any) -> None:
+    cluster = made(BY_CSN)
+    servers = [cluster.primary, cluster.standby()]
+    (text,) = failover_said(cluster.project(*servers))
+    assert "that a standby never has it ahead of its log is taken on trust" in text
+    assert failover_said(cluster.project(cluster.primary), logged=False) == []  # one server, no failover
+    cluster.way = WAYS[0]
+    assert failover_said(cluster.project(*servers)) == []
+    assert len(failover_said(cluster.project(*servers), logged=False)) == 1
+
+
+@pytest.mark.parametrize(("way", "said"), [(POLLING, "nothing that was lost is"), (WAYS[0], "only what differs is")])
+def test_check_says_so_too_of_a_release_that_hides_what_a_slot_confirmed(made: Any, way: Way, said: str) -> None:
+    cluster = made(way)
+    slot = FamilySlotFacts("s", "logical", "p", "d", False, Lsn(1), 1, OrderDomain.LSN, exact=False)
+    (text,) = failover_said(cluster.project(cluster.primary, cluster.standby()), slot)
+    assert said in text

@@ -27,8 +27,11 @@ _LEAST = 2.0  # seconds
 class PollingStream:
     """A slot behind SQL functions (implements `source.stream.FrameSource`); frames are `(position, line)` in UTF-8.
 
-    Nothing more is asked for until everything that was sent is confirmed. `keepalive_end` is where the log ended a
-    moment before an answer that was empty: long enough for a commit written without waiting to be decoded too.
+    Nothing more is asked for until everything that was sent is confirmed. But one that `looks` reads on, each time from
+    the slot's position, until something is confirmed: what is behind `start` has to be seen before.
+
+    `keepalive_end` is where the log ended a moment before an answer that was empty: long enough for a commit written
+    without waiting to be decoded too.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class PollingStream:
         *,
         interval: float,
         max_changes: int,
+        looks: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -50,8 +54,10 @@ class PollingStream:
         self._interval = interval
         self._clock = clock
         self._pause = pause
-        given = "".join(f", {literal(name)}, {literal(value)}" for name, value in options.items())
-        self._peek = f"SELECT * FROM pg_logical_slot_peek_changes({literal(slot)}, NULL, {max_changes}{given})"
+        self._options = "".join(f", {literal(name)}, {literal(value)}" for name, value in options.items())
+        self._max_changes = max_changes
+        self._seen: int | None = 0 if looks else None
+        """Lines behind the slot's position that were looked at; None where there is nothing to be looked at first."""
         self._next = clock()
         self._ends: deque[tuple[float, int]] = deque()
         self._settled = _settling(session)
@@ -72,7 +78,7 @@ class PollingStream:
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
         """See FrameSource."""
         due = self._next - self._clock()
-        if self._sent > self._confirmed:
+        if self._seen is None and self._sent > self._confirmed:
             self._pause(min(timeout, _LOOK))
             return []
         if due > 0:
@@ -80,7 +86,7 @@ class PollingStream:
             if due > timeout:
                 return []
         before = current_lsn(self._session).value
-        rows = self._session.query(self._peek, doing=f"reading slot `{self._slot}`").rows
+        rows = self._peeked(self._seen or 0)
         if rows:
             return self._frames(rows)
         self._next = self._clock() + self._interval
@@ -93,7 +99,7 @@ class PollingStream:
         """See FrameSource."""
         if position > self._confirmed:
             advance_slot(self._session, self._slot, Lsn(position))
-            self._confirmed = position
+            self._confirmed, self._seen = position, None
 
     def tick(self, *, ping: bool = False) -> None:
         """See FrameSource: nobody waits for a status here; with `ping` the server is asked at once."""
@@ -104,6 +110,12 @@ class PollingStream:
         """See FrameSource."""
         self._session.close()
 
+    def _peeked(self, seen: int) -> tuple[tuple[str | None, ...], ...]:
+        """Lines of whole transactions behind the slot's position, without the first `seen`."""
+        asked = f"{literal(self._slot)}, NULL, {seen + self._max_changes}{self._options}"
+        sql = f"SELECT * FROM pg_logical_slot_peek_changes({asked})"
+        return self._session.query(sql, doing=f"reading slot `{self._slot}`").rows[seen:]
+
     def _frames(self, rows: tuple[tuple[str | None, ...], ...]) -> list[tuple[int, bytes]]:
         frames = []
         for row in rows:
@@ -111,6 +123,8 @@ class PollingStream:
                 raise StreamProtocol(f"a change of {len(row)} columns: expected position, transaction id, line")
             frames.append((Lsn.parse(row[0]).value, row[2].encode()))
         self._sent = max(self._sent, frames[-1][0])
+        if self._seen is not None:
+            self._seen += len(frames)
         return frames
 
 
