@@ -23,6 +23,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.decode.filler import Filler
 from cdc_lake.errors import DecodeError, RecordingNotRedacted
+from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.family_frames import STANDBY_ONLY
 from cdc_lake.pipeline.open_stream import PATIENCE, patiently
@@ -167,7 +168,8 @@ def _family(project: Project, source: FamilySource, plugin: str, slot: str | Non
     options.pop(STANDBY_ONLY, None)
     with closing(dial(True)) as session:
         encoding = identify(session).encoding
-    capture = FamilyCapture(dial, plugin, options, slot=slot, status_interval=source.reply_interval / 1000)
+    order, every = OrderDomain(source.slot_order), source.reply_interval / 1000
+    capture = FamilyCapture(dial, plugin, options, slot=slot, order=order, status_interval=every)
     return _Open(capture, capture.start, options, encoding)
 
 

@@ -119,6 +119,27 @@ def test_every_way_of_writing_is_recorded_and_replays(server, tmp_path, capsys, 
     assert ("中文".encode("gbk") in (tmp_path / "a.rec").read_bytes()) is (redact is None)
 
 
+@pytest.mark.parametrize("decoding", STYLES[:2], ids=["serial", "binary"])
+def test_a_pipeline_that_reads_in_csn_order_is_recorded_in_csn_order(server, tmp_path, capsys, decoding):
+    server.state.product = "GaussDB"
+    file = pipeline(server, tmp_path, decoding)
+    file.write_text(file.read_text().replace("opengauss", "gaussdb") + "  slot: {output_order: csn}\n")
+    done = threading.Event()
+    writer = threading.Thread(target=write, args=(server.ledger, done))
+    writer.start()
+    try:
+        limits = Limits(seconds=20, transactions=10)
+        found = record(load_project(file), tmp_path / "a.rec", limits, stop=threading.Event(), tell=lambda _: None)
+    finally:
+        done.set()
+        writer.join()
+    assert found.transactions >= 10
+    assert slots(server) == {}
+    assert run_command(app, ["replay", str(tmp_path / "a.rec"), "--json"]) == 0
+    (played,) = json.loads(capsys.readouterr().out)["recordings"]
+    assert played["transactions"] == found.transactions
+
+
 def test_a_slot_that_is_given_is_read_and_not_moved(server, tmp_path):
     target = WireTarget(
         hosts=((server.host, server.port),), database="postgres", user="cdc", password="Gauss@123",

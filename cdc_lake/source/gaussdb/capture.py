@@ -14,10 +14,12 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Final
 
 from cdc_lake.errors import SlotActive
-from cdc_lake.source.gaussdb.slot import create_slot, drop_slot
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.source.gaussdb.slot import create_slot, create_slot_by_function, drop_slot
 from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.wire.session import WireSession
 
@@ -39,19 +41,16 @@ class FamilyCapture:
         options: Mapping[str, str],
         *,
         slot: str | None,
+        order: OrderDomain = OrderDomain.LSN,
         status_interval: float,
     ) -> None:
-        """`slot` None: one of its own. Raises SourceError."""
+        """`slot` None: one of its own, in the order that the options are for. Raises SourceError."""
         self._dial = dial
         self._own: str | None = None
         self.start = "0/0"
         if slot is None:
             slot = f"cdc_lake_record_{secrets.token_hex(4)}"
-            maker = dial(True)
-            try:
-                self.start = str(create_slot(maker, slot, plugin).consistent)
-            finally:
-                maker.close()
+            self.start = self._made(slot, plugin, order)
             self._own = slot
         try:
             self._stream = GaussStream(
@@ -70,6 +69,13 @@ class FamilyCapture:
         """See Capture. Raises SourceError where the slot of its own cannot be dropped, which names it."""
         self._stream.close()
         self._drop()
+
+    def _made(self, slot: str, plugin: str, order: OrderDomain) -> str:
+        """Make the slot; its consistent point. One in CSN order is made by the SQL function only."""
+        by_function = order is OrderDomain.CSN
+        with closing(self._dial(not by_function)) as session:
+            made = create_slot_by_function(session, slot, plugin, order) if by_function else None
+            return str((made or create_slot(session, slot, plugin)).consistent)
 
     def _drop(self) -> None:
         if self._own is None:
