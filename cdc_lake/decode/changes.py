@@ -6,7 +6,7 @@ several tables is one entry a table. Values are text as the server printed it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ class ChangeColumns:
     old_kind: Any
     unchanged: Any
     info: Any
-    digests: list[bytes]
+    digests: Sequence[bytes]
     raw: Any = None
     undecoded: Mapping[int, Undecoded] = field(default_factory=dict)
     configuration: int = 1

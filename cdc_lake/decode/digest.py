@@ -30,6 +30,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final, overload
 
 DIGEST_SIZE = 32
 FAN_OUT = 1024
@@ -44,18 +46,54 @@ def digest_of(canonical: bytes) -> bytes:
     return hashlib.blake2b(b"\x00" + canonical, digest_size=DIGEST_SIZE).digest()
 
 
+class Digests(Sequence[bytes]):
+    """Digests one behind the other in `data`, as a list of them: what is not asked for one by one never becomes so."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data: Final = data
+
+    @classmethod
+    def of(cls, parts: Iterable[Sequence[bytes]]) -> Digests:
+        """All digests of the parts in order."""
+        return cls(b"".join([part.data if isinstance(part, Digests) else b"".join(part) for part in parts]))
+
+    def __len__(self) -> int:
+        return len(self.data) // DIGEST_SIZE
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> Digests: ...
+    def __getitem__(self, at: int | slice) -> bytes | Digests:
+        if isinstance(at, int):
+            first = range(len(self))[at] * DIGEST_SIZE
+            return self.data[first : first + DIGEST_SIZE]
+        first, behind, step = at.indices(len(self))
+        if step != 1:
+            return Digests.of([[self[one] for one in range(first, behind, step)]])
+        return Digests(self.data[first * DIGEST_SIZE : behind * DIGEST_SIZE])
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Digests):
+            return self.data == other.data
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def content_of(digests: Sequence[bytes]) -> bytes:
     """The root over the digests of one transaction's changes, in order."""
-    level = list(digests)
-    if not level:
-        return hashlib.blake2b(b"\x01", digest_size=DIGEST_SIZE).digest()
+    level, step = Digests.of([digests]).data, FAN_OUT * DIGEST_SIZE
     while True:
-        level = [
-            hashlib.blake2b(b"\x01" + b"".join(level[at : at + FAN_OUT]), digest_size=DIGEST_SIZE).digest()
-            for at in range(0, len(level), FAN_OUT)
+        nodes = [
+            hashlib.blake2b(b"\x01" + level[at : at + step], digest_size=DIGEST_SIZE).digest()
+            for at in range(0, max(len(level), 1), step)
         ]
-        if len(level) == 1:
-            return level[0]
+        if len(nodes) == 1:
+            return nodes[0]
+        level = b"".join(nodes)
 
 
 def chain_of(previous: bytes, position: int, content: bytes) -> bytes:
@@ -110,6 +148,20 @@ def digests_after(states: Iterable[hashlib.blake2b], tails: Iterable[bytes]) -> 
         continued.update(tail)
         append(continued.digest())
     return digests
+
+
+def digests_between(prefix: bytes, data: bytes | memoryview, borders: Sequence[int]) -> bytes:
+    """`digest_of(prefix + data[start:end])` for each pair of neighbouring borders, one behind the other.
+
+    A piece lives no longer than its hashing, so all of them are in one place of the memory: a third of the time of
+    cutting first and hashing then (measured, 260 B).
+    """
+    copy, digests = prefix_state(prefix).copy, list[bytes]()
+    for start, end in pairwise(borders):
+        continued = copy()
+        continued.update(data[start:end])
+        digests.append(continued.digest())
+    return b"".join(digests)
 
 
 class Content:

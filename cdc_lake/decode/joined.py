@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.digest import Digests
 from cdc_lake.decode.plain import Numbering
 from cdc_lake.model.undecoded import Undecoded
 
@@ -41,7 +41,7 @@ def joined(parts: Sequence[tuple[ChangeColumns, int]], one: Callable[[list[Any]]
         relation=np.concatenate(relation),
         lsn=np.concatenate([columns.lsn for columns in every]),
         **{name: one([getattr(c, name) for c in every]) for name in ("new", "old", "old_kind", "unchanged", "info")},
-        digests=list(chain.from_iterable(columns.digests for columns in every)),
+        digests=Digests.of([columns.digests for columns in every]),
         raw=one([pa.nulls(len(c), pa.binary()) if c.raw is None else c.raw for c in every]) if undecoded else None,
         undecoded=undecoded,
     )

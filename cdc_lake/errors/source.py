@@ -179,6 +179,14 @@ class ReceiverDied(SourceError):
     hint = "its log says more; killed by signal 9 it ran out of memory most likely: bronze is whole, run it again"
 
 
+class HashingDied(SourceError):
+    """The process beside the receiver that hashes rows ended before the receiver did."""
+
+    code = "SRC228"
+    retry = Retry.LATER
+    hint = "killed by signal 9, memory ran out most likely: bronze is whole, and the receiver goes on with a new one"
+
+
 class StreamProtocol(SourceError):
     """The server sent a message that the streaming replication protocol does not have."""
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.digest import Digests
+from cdc_lake.decode.hashing import Hashing, hashed_here
 from cdc_lake.decode.joined import joined
 from cdc_lake.decode.mppdb.codec import Policy
 from cdc_lake.decode.mppdb.cuts import Piece, chunk_of, cuts, lsns_of
@@ -23,7 +24,7 @@ from cdc_lake.decode.mppdb.layouts import Layouts, Plan
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.decode.mppdb.shape_digests import digests_of
+from cdc_lake.decode.mppdb.shape_digests import canonical_rows, in_rows
 from cdc_lake.decode.mppdb.shapes import Group, Values, groups
 from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.decode.mppdb.text import heads
@@ -46,31 +47,34 @@ _KINDS: Final = {None: -1, OldKind.KEY: 0, OldKind.FULL: 1}
 _KIND_NAMES: Final = pa.array(["key", "full"])
 
 
-def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts) -> ChangeColumns:
+def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts, hashing: Hashing = hashed_here) -> ChangeColumns:
     """The changes of the transactions as columns, in order.
 
     Equal in every field to `tabulate_plain(batch, layouts)`, and raises the same DecodeError for the same bytes. Asks
-    the catalog, so also SourceError.
+    the catalog, so also SourceError. `hashing` is what makes digests of large chunks.
     """
     sizes = [raw.count for raw in batch]
     if sum(sizes) >= SMALL and layouts.codec.python == "utf-8" and len({raw.style for raw in batch}) == 1:
         before = layouts.latest()
         try:
-            return _tabulate(batch, sizes, layouts)
+            return _tabulate(batch, sizes, layouts, hashing)
         except Irregular:
             layouts.restore(before)
         if layouts.codec.policy is Policy.HEX and len(batch) > 1:  # a few odd values must not slow all of a batch down
             half = len(batch) // 2
             parts = ((batch[:half], half), (batch[half:], len(batch) - half))
-            return joined([(tabulate(part, layouts), count) for part, count in parts], pa.concat_arrays)
+            return joined([(tabulate(part, layouts, hashing), count) for part, count in parts], pa.concat_arrays)
     return tabulate_plain(batch, layouts)
 
 
-def _tabulate(batch: Sequence[RecordTransaction], sizes: list[int], layouts: Layouts) -> ChangeColumns:
+def _tabulate(
+    batch: Sequence[RecordTransaction], sizes: list[int], layouts: Layouts, hashing: Hashing
+) -> ChangeColumns:
     refuse_oversize(sum(raw.size for raw in batch))
     numbering = Numbering()
     count, style = sum(sizes), batch[0].style
-    parts = [_part(cut, lengths, style, layouts, numbering) for cut, lengths in cuts(batch, CHUNK_BYTES)]
+    pieces = cuts(batch, CHUNK_BYTES)
+    parts = [_part(*_walked(cut, lengths, style, layouts), numbering, hashing) for cut, lengths in pieces]
     columns = ChangeColumns(
         relations=numbering.relations,
         transaction=np.repeat(np.arange(len(batch), dtype=np.int32), sizes),
@@ -82,7 +86,7 @@ def _tabulate(batch: Sequence[RecordTransaction], sizes: list[int], layouts: Lay
         old_kind=_joined([part.old_kind for part in parts]),
         unchanged=pa.nulls(count, POSITIONS),
         info=pa.nulls(count, pa.string()),
-        digests=list(chain.from_iterable(part.digests for part in parts)),
+        digests=Digests.of([part.digests for part in parts]),
     )
     require(layouts.codec.policy is Policy.STOP or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
     cancels = np.concatenate([part.cancels for part in parts])
@@ -102,28 +106,33 @@ class _Part:
     new: pa.Array
     old: pa.Array
     old_kind: pa.Array
-    digests: list[bytes]
+    digests: Digests
     cancels: Any
 
 
-def _part(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts, numbering: Numbering) -> _Part:
-    chunk, found = _groups(cut, sizes, style, layouts)
-    count = len(sizes)
-    plans = _plans(found, layouts)
+def _part(chunk: Chunk, found: list[Group], plans: list[Plan], numbering: Numbering, hashing: Hashing) -> _Part:
+    count = len(chunk.start)
     relation, kind, cancels = np.empty(count, np.int32), np.full(count, -1, np.int8), np.zeros(count, bool)
     for group, plan in zip(found, plans, strict=True):
         relation[group.rows] = numbering.number(plan.relation)
         kind[group.rows] = _KINDS[plan.old_kind]
         cancels[group.rows] = plan.cancels
+    op = chunk.data[chunk.start]
+    digests = hashing(canonical_rows(chunk, found, plans))  # which may go on elsewhere while values are copied
     return _Part(
-        op=chunk.data[chunk.start],
+        op=op,
         relation=relation,
         new=_tuple_lists(chunk, _news(found), count),
         old=_tuple_lists(chunk, _olds(found, plans), count),
         old_kind=_KIND_NAMES.take(pa.array(kind, mask=kind < 0)),
-        digests=digests_of(chunk, found, plans, count),
+        digests=in_rows(found, digests(), count),
         cancels=cancels,
     )
+
+
+def _walked(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts) -> tuple[Chunk, list[Group], list[Plan]]:
+    chunk, found = _groups(cut, sizes, style, layouts)
+    return chunk, found, _plans(found, layouts)
 
 
 def _groups(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts) -> tuple[Chunk, list[Group]]:

@@ -7,13 +7,13 @@ other, with an `n` for what the server did not send, and the head of the new tup
 
 from __future__ import annotations
 
-from itertools import pairwise, repeat
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from cdc_lake.decode.digest import canonical_relation, digests_after, prefix_state
+from cdc_lake.decode.digest import DIGEST_SIZE, Digests, canonical_relation
+from cdc_lake.decode.hashing import Canonical
 from cdc_lake.decode.mppdb.layouts import Plan
 from cdc_lake.decode.mppdb.shapes import Group, Values
 from cdc_lake.decode.walk import PADDING, Chunk, evens
@@ -25,19 +25,22 @@ _NULL, _TEXT = b"nt"
 _NOTHING, _HEAD = -1, -2  # pieces that stand in the padding
 
 
-def digests_of(chunk: Chunk, found: list[Group], plans: list[Plan], count: int) -> list[bytes]:
-    """One digest a row of a writable chunk, which is of no other use afterwards."""
-    out = [b""] * count
-    for group, plan in zip(found, plans, strict=True):
-        digests = _of_group(chunk, group, plan)
-        if len(digests) == count:
-            return digests
-        for at, digest in zip(group.rows.tolist(), digests, strict=True):
-            out[at] = digest
-    return out
+def canonical_rows(chunk: Chunk, found: list[Group], plans: list[Plan]) -> list[Canonical]:
+    """The canonical bytes of each group's rows; the chunk has to be writable, and only its values stay as they are."""
+    return [_of_group(chunk, group, plan) for group, plan in zip(found, plans, strict=True)]
 
 
-def _of_group(chunk: Chunk, group: Group, plan: Plan) -> list[bytes]:
+def in_rows(found: list[Group], digests: list[bytes], count: int) -> Digests:
+    """One digest a row, from those of each group."""
+    if len(found) == 1:
+        return Digests(digests[0])
+    out = np.empty((count, DIGEST_SIZE), np.uint8)
+    for group, of_group in zip(found, digests, strict=True):
+        out[group.rows] = np.frombuffer(of_group, np.uint8).reshape(-1, DIGEST_SIZE)
+    return Digests(out.tobytes())
+
+
+def _of_group(chunk: Chunk, group: Group, plan: Plan) -> Canonical:
     width = len(plan.relation.columns)
     prefix = group.row.operation.value.encode() + canonical_relation(str(plan.relation.table))
     count = width.to_bytes(2, "big")
@@ -46,14 +49,13 @@ def _of_group(chunk: Chunk, group: Group, plan: Plan) -> list[bytes]:
         prefix += _LETTERS[plan.old_kind] + count
     elif group.new is not None:
         prefix += b"N" + count
-    state = prefix_state(prefix)
     if not width or (not has_old and group.new is None):
-        return [state.digest()] * len(group.rows)
-    return digests_after(repeat(state, len(group.rows)), _tails(chunk, group, plan, b"N" + count))
+        return Canonical(prefix, np.zeros(len(group.rows) + 1, np.int32), b"")
+    return _tails(chunk, group, plan, prefix, b"N" + count)
 
 
-def _tails(chunk: Chunk, group: Group, plan: Plan, head: bytes) -> list[bytes]:
-    """What follows the prefix in the canonical bytes of each row."""
+def _tails(chunk: Chunk, group: Group, plan: Plan, prefix: bytes, head: bytes) -> Canonical:
+    """What follows the prefix in the canonical bytes of each row; `head`: what a new tuple begins with."""
     old = group.old if plan.old_kind is not None else None
     old_first = _stands_before(old, group.new)
     sent = (old, group.new) if old_first else (group.new, old)
@@ -69,9 +71,8 @@ def _tails(chunk: Chunk, group: Group, plan: Plan, head: bytes) -> list[bytes]:
         pa.binary(), 2 * pieces + 3, [None, pa.py_buffer(offsets), pa.py_buffer(chunk.bytes)]
     )
     _, ends, data = every.take(take).buffers()
-    borders = np.frombuffer(ends, np.int32, len(group.rows) * each + 1)[::each].tolist()
-    joined = data.to_pybytes() if data is not None else b""
-    return [joined[start:end] for start, end in pairwise(borders)]
+    borders = np.ascontiguousarray(np.frombuffer(ends, np.int32, len(group.rows) * each + 1)[::each])
+    return Canonical(prefix, borders, b"" if data is None else memoryview(data)[: int(borders[-1])])
 
 
 def _stands_before(values: Values | None, others: Values | None) -> bool:

@@ -1,0 +1,196 @@
+"""Rows hashed in a process beside the receiver: the same digests, its errors, and that it never outlives the receiver."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+import psutil
+import pytest
+
+from cdc_lake.decode.digest import digest_of
+from cdc_lake.decode.hashing import Canonical, answered, ask, hashed_here, serve
+from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.plain import tabulate_plain
+from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
+from cdc_lake.errors import DecodeError, HashingDied, Retry
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline import hashing_process
+from cdc_lake.pipeline.hashing_process import WORTH, HashingProcess
+from cdc_lake.testing.gaussdb.encode import binary_record
+from cdc_lake.testing.messages import boundaries
+from tests.columns import assert_same
+
+PREFIX = b"I the beginning of every row"
+T = TableName("public", "t")
+
+
+def part(rows: int, size: int = 300, prefix: bytes = PREFIX) -> Canonical:
+    data = np.random.default_rng(rows).bytes(rows * size)
+    return Canonical(prefix, np.arange(0, (rows + 1) * size, size, dtype=np.int32), data)
+
+
+def large() -> list[Canonical]:
+    return [part(1000), part(7, prefix=b"D"), part(0), Canonical(b"nothing", np.zeros(4, np.int32), b"")]
+
+
+@pytest.fixture
+def hashing() -> Iterator[HashingProcess]:
+    with HashingProcess() as process:
+        process._alone = False  # whatever machine this is
+        yield process
+
+
+def gone(pid: int) -> bool:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_digests_are_those_of_the_definition() -> None:
+    rows = part(3)
+    assert hashed_here([rows])() == [b"".join(digest_of(PREFIX + rows.data[at : at + 300]) for at in (0, 300, 600))]
+
+
+def test_the_process_answers_what_hashing_here_gives(hashing: HashingProcess) -> None:
+    assert sum(len(one.data) for one in large()) >= WORTH
+    for _ in range(3):
+        assert hashing(large())() == hashed_here(large())()
+    assert hashing.pid is not None
+
+
+def test_a_question_and_its_answer_are_read_back() -> None:
+    question, answer = io.BytesIO(), io.BytesIO()
+    for _ in range(2):
+        ask(question, large())
+    question.seek(0)
+    serve(cast("IO[bytes]", question), answer)
+    answer.seek(0)
+    for _ in range(2):
+        assert answered(answer, large()) == hashed_here(large())()
+
+
+def test_small_chunks_need_no_process(hashing: HashingProcess) -> None:
+    few = [part(10)]
+    assert hashing(few)() == hashed_here(few)()
+    assert hashing.pid is None
+
+
+def test_one_processor_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    with HashingProcess() as alone:
+        assert alone(large())() == hashed_here(large())()
+        assert alone.pid is None
+
+
+def test_an_answer_that_nobody_waited_for_is_not_the_next_ones(hashing: HashingProcess) -> None:
+    hashing([part(2000)])
+    assert hashing(large())() == hashed_here(large())()
+
+
+def test_where_it_dies_the_receiver_says_so_and_may_begin_again(hashing: HashingProcess) -> None:
+    hashing(large())()
+    assert hashing.pid is not None
+    os.kill(hashing.pid, signal.SIGKILL)
+    with pytest.raises(HashingDied, match="signal 9") as raised:
+        hashing(large())()
+    assert raised.value.retry is Retry.LATER
+    hashing.close()
+    assert hashing(large())() == hashed_here(large())()
+
+
+def test_where_it_cannot_start_the_receiver_says_so(monkeypatch: pytest.MonkeyPatch, hashing: HashingProcess) -> None:
+    monkeypatch.setattr(hashing_process, "_PACKAGES", "/nowhere")
+    with pytest.raises(HashingDied, match="exit code 1"):
+        hashing(large())()
+
+
+def test_it_ends_with_the_stream(hashing: HashingProcess) -> None:
+    hashing(large())()
+    pid = hashing.pid
+    assert pid is not None
+    hashing.close()
+    assert gone(pid)
+    hashing.close()
+
+
+def test_it_is_of_its_own_session(hashing: HashingProcess) -> None:
+    hashing(large())()
+    assert hashing.pid is not None
+    assert os.getsid(hashing.pid) == hashing.pid  # Ctrl-C goes to the receiver's
+
+
+RECEIVER = """
+import sys, time, numpy as np
+from cdc_lake.decode.hashing import Canonical
+from cdc_lake.pipeline.hashing_process import HashingProcess
+with HashingProcess() as hashing:
+    hashing._alone = False
+    rows = Canonical(b"I", np.arange(0, 1001 * 300, 300, dtype=np.int32), bytes(300_000))
+    hashing([rows])()
+    if sys.argv[1] == "asked":
+        hashing([rows])
+    print(hashing.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("when", ["idle", "asked"])
+def test_it_does_not_outlive_a_receiver_that_is_killed(when: str) -> None:
+    command = [sys.executable, "-c", RECEIVER, when]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as receiver:
+        assert receiver.stdout is not None
+        pid = int(receiver.stdout.readline())
+        receiver.send_signal(signal.SIGKILL)
+        receiver.wait()
+        assert gone(pid)
+
+
+COLUMNS = (FamilyColumn("id", "int4", 23), FamilyColumn("note", "text", 25))
+FACTS = FamilyTableFacts(COLUMNS, ("id",), identity_columns=("id",))
+
+
+def transaction(rows: int, *, odd: bool = False) -> RecordTransaction:
+    kinds, note = (Operation.INSERT, Operation.UPDATE, Operation.DELETE), "a value " * 40
+    records = []
+    for nth in range(rows):
+        kind = kinds[nth % 3]
+        sent = tuple(Field(c.name, v, type_oid=c.type_oid) for c, v in zip(COLUMNS, (str(nth), note), strict=True))
+        row = Row(kind, T, None if kind is Operation.DELETE else sent, None if kind is Operation.INSERT else sent[:1])
+        records.append(binary_record(row, "utf-8")[12:])
+    if odd:
+        records[0] = records[0].replace(note.encode(), b"\xff" * len(note))
+    return RecordTransaction(boundaries(1), Style.BINARY, records, list(range(rows)), sum(map(len, records)))
+
+
+def test_columns_are_the_same_wherever_rows_are_hashed(hashing: HashingProcess) -> None:
+    batch = [transaction(6000)]
+    there = tabulate(batch, Layouts(lambda _: FACTS), hashing)
+    assert hashing.pid is not None
+    assert_same(there, tabulate(batch, Layouts(lambda _: FACTS)))
+    assert_same(there, tabulate_plain(batch, Layouts(lambda _: FACTS)))
+
+
+def test_an_error_leaves_nothing_behind_for_the_next_batch(hashing: HashingProcess) -> None:
+    with pytest.raises(DecodeError):
+        tabulate([transaction(6000, odd=True)], Layouts(lambda _: FACTS), hashing)
+    assert hashing.pid is not None
+    batch = [transaction(6000)]
+    assert_same(tabulate(batch, Layouts(lambda _: FACTS), hashing), tabulate(batch, Layouts(lambda _: FACTS)))
