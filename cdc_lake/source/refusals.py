@@ -23,6 +23,9 @@ from cdc_lake.errors import (
     TlsRefused,
 )
 
+# libpq takes the family's code 10 for SASL; PostgreSQL itself always offers a mechanism that libpq knows
+_OF_FAMILY = ("none of the server's SASL authentication mechanisms are supported", "HA port in thread_pool")
+
 _CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
     ("password authentication failed", AuthenticationRefused),
     ("no password supplied", AuthenticationRefused),
@@ -44,6 +47,7 @@ _CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
     ("in recovery mode", ServerBusy),
     ("not yet accepting connections", ServerBusy),
     ("unrecognized configuration parameter", ServerSettings),
+    *((words, ServerSettings) for words in _OF_FAMILY),
     ("SSL", TlsRefused),
     ("certificate", TlsRefused),
     ("root.crt", TlsRefused),
@@ -61,6 +65,8 @@ def connection_error(said: str, *, user: str, database: str, place: str) -> Sour
     """The error for a refused connection, with its message and remedy."""
     kind = connection_kind(said, database)
     hint = f'a superuser runs: ALTER ROLE "{user}" REPLICATION' if kind is RoleLacksReplication else None
+    if any(words in said for words in _OF_FAMILY):
+        hint = "the server is of the GaussDB family: `source.type: gaussdb`, `opengauss` or `mogdb`"
     words = first_line(said).removeprefix("connection failed: ")
     return kind(f"no connection as `{user}`: {words}", where=place, hint=hint)
 

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from cdc_lake import errors
+from cdc_lake.config.source import PostgresSource, Tls
 from cdc_lake.errors import (
     AuthenticationRefused,
     DatabaseUnknown,
@@ -33,8 +35,12 @@ from cdc_lake.errors import (
     StandbyNeeded,
     WrongOutputOrder,
 )
+from cdc_lake.source.connection import connect
 from cdc_lake.source.wire.protocol import ServerMessage
 from cdc_lake.source.wire.refusals import server_error, startup_error
+from cdc_lake.testing.gaussdb.authentication import Method
+from cdc_lake.testing.gaussdb.ledger import Ledger
+from cdc_lake.testing.gaussdb.server import GaussServer
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data/opengauss/refusals.json").read_text())
 
@@ -140,3 +146,23 @@ def test_waiting_helps_where_it_does() -> None:
     }
     assert {DecodersExhausted, SlotActive, ServerUnreachable} <= later
     assert not {ReplicationPortNeeded, OptionUnknown, PluginMissing, WrongOutputOrder} & later
+
+
+@pytest.mark.parametrize("thread_pool", [True, False])
+def test_who_takes_a_server_of_the_family_for_a_postgresql_is_told(thread_pool: bool, tmp_path: Path) -> None:
+    with GaussServer(Ledger(), users={"cdc": "Gauss@123"}, method=Method.SHA256, thread_pool=thread_pool) as server:
+        source = PostgresSource(
+            type="postgres",
+            host=server.host,
+            port=server.port,
+            database="postgres",
+            user="cdc",
+            password=SecretStr("Gauss@123"),
+            tls=Tls(mode="disable"),
+            tables=["public.*"],
+        )
+        for replication in (True, False):
+            with pytest.raises(ServerSettings) as caught:
+                connect(source, tmp_path, replication=replication)
+            assert "source.type: gaussdb" in caught.value.remedy
+            assert caught.value.retry is Retry.NEVER
