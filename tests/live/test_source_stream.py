@@ -97,7 +97,7 @@ def prepared(database: Database, session: Session, name: str) -> int:
     return made.consistent.value
 
 
-def collect(stream: PostgresStream, assembler: Assembler, count: int, seconds: float = 10) -> list[RawTransaction]:
+def collect(stream: PostgresStream, assembler: Assembler, count: int, seconds: float = 60) -> list[RawTransaction]:
     got: list[RawTransaction] = []
     until = time.monotonic() + seconds
     while len(got) < count and time.monotonic() < until:
@@ -248,7 +248,7 @@ def test_a_quiet_server_answers_a_ping_beyond_the_goal(database: Database, sessi
     start = prepared(database, session, "quiet")
     target = server.goal(session)
     stream = open_stream(database, "quiet", start)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while stream.keepalive_end < target and time.monotonic() < until:
         stream.tick(ping=True)
         stream.poll(0.05)

@@ -100,7 +100,7 @@ def recorded(project: Any, conn: Any, file: Path) -> None:
     stop = threading.Event()
     writing = threading.Thread(
         target=record,
-        args=(project, file, Limits(transactions=1, seconds=20)),
+        args=(project, file, Limits(transactions=1, seconds=120)),
         kwargs={"redact": True, "stop": stop, "tell": lambda _: None},
     )
     writing.start()

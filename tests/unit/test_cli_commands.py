@@ -247,7 +247,7 @@ def test_ctrl_c_ends_with_130(project):
     assert child.stdout is not None
     assert child.stdout.readline().startswith("pipeline  shop")
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=30)
+    _, said = child.communicate(timeout=120)
     assert child.returncode == 130
     assert "interrupted: state is as the last commit left it" in said
     assert "Traceback" not in said

@@ -20,7 +20,7 @@ def test_a_process_that_watches_its_input_can_end_before_the_input_does() -> Non
         assert child.stdout is not None
         assert child.stderr is not None
         assert child.stdout.readline() == b"goes on\n"
-        assert child.wait(10) == 0, child.stderr.read()
+        assert child.wait(60) == 0, child.stderr.read()
 
 
 def test_the_end_of_the_input_is_the_end() -> None:

@@ -99,7 +99,7 @@ def test_every_way_of_writing_is_recorded_and_replays(server, tmp_path, capsys, 
     writer = threading.Thread(target=write, args=(server.ledger, done))
     writer.start()
     try:
-        limits = Limits(seconds=20, transactions=10)
+        limits = Limits(seconds=120, transactions=10)
         found = record(project, tmp_path / "a.rec", limits, redact=redact, stop=threading.Event(), tell=lambda _: None)
     finally:
         done.set()
@@ -128,7 +128,7 @@ def test_a_pipeline_that_reads_in_csn_order_is_recorded_in_csn_order(server, tmp
     writer = threading.Thread(target=write, args=(server.ledger, done))
     writer.start()
     try:
-        limits = Limits(seconds=20, transactions=10)
+        limits = Limits(seconds=120, transactions=10)
         found = record(load_project(file), tmp_path / "a.rec", limits, stop=threading.Event(), tell=lambda _: None)
     finally:
         done.set()
@@ -153,7 +153,7 @@ def test_a_slot_that_is_given_is_read_and_not_moved(server, tmp_path):
     before = slots(server)
     project = load_project(pipeline(server, tmp_path, {"parallel-decode-num": 2, "decode-style": "b"}))
     for name in ("a.rec", "b.rec"):
-        limits = Limits(seconds=20, transactions=3)
+        limits = Limits(seconds=120, transactions=3)
         record(project, tmp_path / name, limits, slot="mine", stop=threading.Event(), tell=lambda _: None)
         source = RecordingSource(tmp_path / name)
         assert b"".join(payload for _, payload in source.poll(0)).count("中文".encode("gbk")) == 3
