@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO, Final, Literal, TypeAlias, get_args
+from typing import BinaryIO, Final, Literal, NamedTuple, TypeAlias, get_args
 
 from cdc_lake.decode import overwrite_pgoutput
 from cdc_lake.decode.describe import Described, described, present
@@ -37,7 +37,7 @@ _STARTS: Final = re.compile(
     rb"(?:opening|closing|aborting|preparing|committing) (?:a )?streamed"
 )
 """How a statement of text decoding begins; another line goes on with the one before it."""
-_PEEKED: Final = re.compile(rb" *([0-9A-F]{1,8}/[0-9A-F]{1,8})(?:\t| *\| *)[0-9]+(?:\t| *\| ?)(.*)", re.DOTALL)
+_PEEKED: Final = re.compile(rb" *([0-9A-F]{1,8}/[0-9A-F]{1,8})(?:\t| *\| *)([0-9]+)(?:\t| *\| ?)(.*)", re.DOTALL)
 """A row of location, xid and data."""
 _PRINTABLE: Final = 0x20  # below it: the first byte of a length
 
@@ -143,24 +143,32 @@ def error_object(error: DecodeError, file: str, entry: int | None = None) -> Des
     return present(type="error", **body, where=error.where or None, hint=error.remedy or None)
 
 
-def statements(payload: bytes) -> list[tuple[int | None, bytes]]:
+class Statement(NamedTuple):
+    """One statement of text decoding, with its LSN and transaction id where they stand before it."""
+
+    lsn: int | None
+    xid: int | None
+    text: bytes
+
+
+def statements(payload: bytes) -> list[Statement]:
     """Lines of text decoding as one payload a statement, without the line feed an editor puts behind them.
 
-    Each with its LSN where it stands before it, as in the rows of `pg_logical_slot_peek_changes` (location, xid, data)
-    that a program printed with tabs or bars. A line that begins inside a value goes on with the one before it. Framed
-    payloads are given back whole.
+    Location and xid stand before it in the rows of `pg_logical_slot_peek_changes` (location, xid, data) and of
+    `pg_logical_get_area_changes`, which a program printed with tabs or bars. A line that begins inside a value goes on
+    with the one before it. Framed payloads are given back whole.
     """
     if not payload or payload[0] < _PRINTABLE:
-        return [(None, payload)]
-    found: list[tuple[int | None, bytes]] = []
+        return [Statement(None, None, payload)]
+    found: list[Statement] = []
     for text in payload.splitlines(keepends=True):
         if (row := _PEEKED.match(text)) is not None:
-            found.append((Lsn.parse(row[1].decode()).value, row[2]))
-        elif found and (_STARTS.match(text) is None or found[-1][1].count(b"'") % 2):
-            found[-1] = (found[-1][0], found[-1][1] + text)
+            found.append(Statement(Lsn.parse(row[1].decode()).value, int(row[2]), row[3]))
+        elif found and (_STARTS.match(text) is None or found[-1].text.count(b"'") % 2):
+            found[-1] = found[-1]._replace(text=found[-1].text + text)
         else:
-            found.append((None, text))
-    return [(lsn, statement.rstrip(b"\r\n")) for lsn, statement in found]
+            found.append(Statement(None, None, text))
+    return [one._replace(text=one.text.rstrip(b"\r\n")) for one in found]
 
 
 def _opened(name: str) -> BinaryIO:
@@ -185,13 +193,20 @@ def _payloads(reader: PayloadReader, data: bytes, name: str) -> Iterator[Describ
 
 def _whole_or_parts(reader: PayloadReader, data: bytes, lsn: int | None, name: str) -> Iterator[Described]:
     """What a payload says; only where it says nothing, what its lines say: a value may hold any line."""
-    parts = statements(data) if reader.reads_text else [(None, data)]
+    whole = [Statement(None, None, data)]
+    parts = statements(data) if reader.reads_text else whole
     found = [] if _PEEKED.match(data) else _objects(reader, data, lsn, name)
-    if parts == [(None, data)] or not {one["type"] for one in found} <= {"error", "other"}:
+    if parts == whole or not {one["type"] for one in found} <= {"error", "other"}:
         yield from found
         return
-    for before, payload in parts:
-        yield from _objects(reader, payload, lsn if before is None else before, name)
+    inside = False
+    for before, xid, payload in parts:
+        for one in _objects(reader, payload, lsn if before is None else before, name):
+            inside = inside or one["type"] == "begin"
+            # area decoding prints no BEGIN and mixes transactions: the column is all that says whose a row is
+            told = inside or xid is None or "xid" in one or one["type"] == "error"
+            yield one if told else {**one, "xid": xid}
+            inside = inside and one["type"] != "commit"
 
 
 def _objects(

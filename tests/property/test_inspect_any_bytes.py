@@ -82,7 +82,7 @@ def test_any_bytes_are_objects_or_a_decode_error():
         data = damaged(chance.choice(whole), chance)
         reader = PayloadReader(chance.choice(READINGS))
         try:
-            for _, statement in statements(data) if reader.reads_text else [(None, data)]:
+            for _, _, statement in statements(data) if reader.reads_text else [(None, None, data)]:
                 for found in reader.objects(statement, chance.choice([None, 0, 1 << 63])):
                     assert json.loads(line(found))["type"]
         except DecodeError as error:

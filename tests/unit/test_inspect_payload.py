@@ -462,3 +462,30 @@ def test_a_replay_stops_where_the_stream_is_none(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "DEC305" in said
     assert "entry 1" in said
+
+
+@pytest.mark.parametrize("between", ["\t", " | "])
+def test_rows_of_area_decoding_are_told_apart_by_the_column_of_transactions(inspect, between):
+    """`pg_logical_get_area_changes` prints no BEGIN, mixes transactions, and shows those that were aborted."""
+    lines = (
+        ("0/28", "5", "table public.t: INSERT: a[integer]:1"),
+        ("0/30", "6", "table public.t: INSERT: a[integer]:2"),
+        ("0/38", "6", "ABORT 6 (at 2024-03-14 20:31:12+08)"),
+        ("0/40", "5", "COMMIT (at 2024-03-14 20:31:12+08) CSN 9"),
+        ("0/48", "7", "PREPARE"),
+        ("0/50", "8", "BEGIN 8"),
+        ("0/50", "8", "table public.t: INSERT: a[integer]:3"),
+        ("0/58", "8", "COMMIT 8"),
+    )
+    found, code = inspect("\n".join(between.join(line) for line in lines) + "\n", options="--style serial")
+    assert code == 0
+    assert [(one["type"], one["lsn"], one.get("xid")) for one in found] == [
+        ("insert", "0/28", 5),
+        ("insert", "0/30", 6),
+        ("abort", "0/38", 6),
+        ("commit", "0/40", 5),
+        ("prepare", "0/48", 7),
+        ("begin", "0/50", 8),
+        ("insert", "0/50", None),
+        ("commit", "0/58", 8),
+    ]
