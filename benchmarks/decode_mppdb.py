@@ -21,6 +21,7 @@ from unittest import mock
 
 import measured
 
+from cdc_lake.decode.digest import Digests
 from cdc_lake.decode.mppdb import columnar
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.columnar import tabulate
@@ -124,7 +125,8 @@ def _nothing(_: object) -> bytes:
 @contextmanager
 def no_digests() -> Iterator[None]:
     with (
-        mock.patch.object(columnar, "digests_of", lambda _c, _f, _p, count: [b""] * count),
+        mock.patch.object(columnar, "canonical_rows", return_value=[]),
+        mock.patch.object(columnar, "in_rows", return_value=Digests(b"")),
         mock.patch("cdc_lake.decode.plain.canonical_of", _nothing),
         mock.patch("cdc_lake.decode.plain.digest_of", _nothing),
     ):

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import measured
-from decode_mppdb import COLUMNS, MESSAGE, catalog, records
+from decode_mppdb import COLUMNS, MESSAGE, catalog, no_digests, records
 from steps import Steps
 
+from cdc_lake.decode import hashing
 from cdc_lake.decode.mppdb import columnar, text_columnar
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.columnar import tabulate
@@ -78,10 +78,6 @@ def decode(messages: list[bytes], style: Style, make: Callable[..., object]) -> 
         yield time.process_time() - before
 
 
-def no_digests() -> object:
-    return mock.patch.object(columnar, "digests_of", lambda _chunk, _found, _plans, count: [b""] * count)
-
-
 WORKS: dict[str, tuple[Callable[..., object], bool]] = {
     "assemble": (lambda _raws, _layouts: None, True),
     "columnar": (tabulate, False),
@@ -125,7 +121,9 @@ def profile(messages: list[bytes], style: Style) -> dict[str, float]:
                 (text_columnar, "json_rows", "find literals"),
                 (text_columnar, "regular_chunk", "what literals stand for"),
                 (columnar, "_tuple_lists", "lists of values"),
-                (columnar, "digests_of", "digests"),
+                (columnar, "canonical_rows", "digests"),
+                (hashing, "_digests", "digests"),
+                (columnar, "in_rows", "digests"),
                 (columnar, "_tabulate", "everything else"),
             ]
         ) as steps:

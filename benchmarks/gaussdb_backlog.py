@@ -21,9 +21,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pyarrow.parquet as pq
@@ -36,12 +37,15 @@ from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.decode import hashing
 from cdc_lake.decode.mppdb import columnar
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity
 from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline import hashing_process
 from cdc_lake.pipeline.family_frames import assembler_of, frames_of
+from cdc_lake.pipeline.hashing_process import HashingProcess
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.stream import GaussStream
@@ -104,9 +108,26 @@ def receive_here(project: Project, timed: Steps | None = None) -> None:
     """The receiver's process."""
     bronze = bronze_writer(project)
     begun = time.perf_counter()
-    with timed or nullcontext():
+    with timed or nullcontext(), beside() as peaks:
         done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
-    report(time.perf_counter() - begun, done.changes, timed.seconds if timed is not None else {})
+    hashed = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = {"hashing": hashed.ru_utime + hashed.ru_stime, "beside_mib": max(peaks, default=0.0)}
+    report(time.perf_counter() - begun, done.changes, timed.seconds if timed is not None else {}, used)
+
+
+@contextmanager
+def beside() -> Iterator[list[float]]:
+    """The most memory of each process that hashes beside the receiver, in MiB."""
+    peaks: list[float] = []
+    close = HashingProcess.close
+
+    def closed(process: HashingProcess) -> None:
+        if process.pid is not None:
+            peaks.append(peak_of(str(process.pid)))
+        close(process)
+
+    with mock.patch.object(HashingProcess, "close", closed):
+        yield peaks
 
 
 def steps() -> Steps:
@@ -117,7 +138,11 @@ def steps() -> Steps:
             (FamilyAssembler, "feed", "assemble transactions"),
             (columnar, "_groups", "decode: find rows and values"),
             (columnar, "_tabulate", "decode: columns of them"),
-            (columnar, "digests_of", "decode: digests"),
+            (columnar, "canonical_rows", "decode: digests' bytes"),
+            (hashing_process, "ask", "decode: digests' bytes"),
+            (hashing_process, "answered", "decode: digests' bytes"),
+            (hashing, "_digests", "decode: hashed here"),
+            (columnar, "in_rows", "decode: digests' bytes"),
             (writer, "build", "bronze's rows"),
             (pq.ParquetWriter, "write_table", "Parquet, zstd"),
             (writer.TableBronze, "_commit", "commit"),
@@ -134,15 +159,22 @@ def drain_here(project: Project, rows: int) -> None:
     while changes < rows:
         for number, payload in frames.poll(1.0):
             changes += sum(raw.count for raw in assembler.feed(payload, number))
-    report(time.perf_counter() - begun, changes, {})
+    report(time.perf_counter() - begun, changes, {}, {})
     frames.close()
 
 
-def report(seconds: float, changes: int, timed: dict[str, float]) -> None:
+def peak_of(process: str) -> float:
+    """The most memory a process had, in MiB."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+def report(seconds: float, changes: int, timed: dict[str, float], beside: dict[str, float]) -> None:
+    """What a run took: `cpu` and `rss_mib` are of all its processes."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    facts = {"seconds": seconds, "changes": changes, "cpu": used.ru_utime + used.ru_stime, "steps": timed}
-    print(json.dumps(facts | {"rss_mib": int(peak.split()[1]) / 1024}))
+    cpu = used.ru_utime + used.ru_stime + beside.get("hashing", 0.0)
+    facts = {"seconds": seconds, "changes": changes, "cpu": cpu, "steps": timed, **beside}
+    print(json.dumps(facts | {"rss_mib": peak_of("self") + beside.get("beside_mib", 0.0)}))
 
 
 def child(role: str, root: Path, name: str, ports: list[int], rows: int) -> dict[str, Any]:
@@ -223,7 +255,8 @@ def profile(run: dict[str, Any]) -> dict[str, Any]:
     """CPU seconds for a million rows, by step; what is left are threads, order, confirmation and Python's start."""
     share = 1e6 / run["changes"]
     rows = [(step, f"{seconds * share:.2f}") for step, seconds in run["steps"].items()]
-    rest = run["cpu"] - sum(run["steps"].values())
+    rows.append(("hashed beside the receiver", f"{run['hashing'] * share:.2f}"))
+    rest = run["cpu"] - run["hashing"] - sum(run["steps"].values())
     rows.append(("everything else, Python's start too", f"{rest * share:.2f}"))
     return table("Where the receiver's CPU goes", ("step", "s for a million rows"), rows)
 
