@@ -96,6 +96,13 @@ class BronzeWriter(Protocol):
         """
         ...
 
+    def turn_back(self, position: int) -> BronzeState:
+        """Record by an empty commit that bronze is complete up to `position` only, and may confirm no more; its state.
+
+        For an lsn domain whose log is another one behind it; the caller has seen that bronze holds nothing there.
+        """
+        ...
+
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
     ) -> Landed:

@@ -102,6 +102,14 @@ class TableBronze:
         state = replace(before, upto=upto, confirm=confirm, empty=empty if position >= before.upto else before.empty)
         return _landed(state, self._commit(state, (), {}))
 
+    def turn_back(self, position: int) -> BronzeState:
+        """Record that bronze is complete up to `position` only: the markers fall, or nothing happens."""
+        before = self._stream()
+        state = replace(before, upto=min(before.upto, position), confirm=min(before.confirm, position))
+        if state != before:
+            self._commit(state, (), {})
+        return state
+
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
     ) -> Landed:

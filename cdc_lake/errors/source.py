@@ -289,6 +289,14 @@ class NoPrimary(SourceError):
     hint = "a failover may be under way; otherwise name the primary in `source.host`, or among `source.hosts`"
 
 
+class SeveralPrimaries(SourceError):
+    """More than one of several hosts is a primary: what is committed on the one is not on the other."""
+
+    code = "SRC251"
+    retry = Retry.LATER
+    hint = "stop the one that is not to be, or make it a standby again; until then nothing is read"
+
+
 class OtherTimeline(SourceError):
     """The server is on an older timeline than the stream was read on, or on another one of the same number."""
 

@@ -38,7 +38,7 @@ def _history(project: Project) -> Iterator[CheckLine]:
         return
     try:
         with connect(project.postgres, project.root, replication=True) as replication:
-            timeline = check_same(project, replication, identify(replication), state, control)
+            timeline, _ = check_same(project, replication, identify(replication), state, control)
     except CdcLakeError as error:
         yield failed("history", error)
     else:

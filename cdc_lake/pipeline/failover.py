@@ -8,6 +8,7 @@ the switch, or the new primary never had all of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow.compute as pc
 
@@ -38,13 +39,15 @@ def last_timeline(control: ControlTables, state: BronzeState) -> Timeline | None
     return Timeline.of(newest["timeline"], newest["history"])
 
 
-def check_timeline(now: Timeline, last: Timeline | None, reader: BronzeReader, state: BronzeState) -> None:
+def check_timeline(now: Timeline, last: Timeline | None, reader: BronzeReader, state: BronzeState) -> BronzeState:
     """Raise unless what bronze holds is in the history of a server on timeline `now`; positions are LSNs.
 
+    The state to go on from: where no transaction of bronze lies behind the switch, but what the old primary announced
+    beyond the last one does, that is the switch. What lies behind it is another log, which has to be read.
     Raises OtherTimeline, TimelineUntold, BronzeAhead.
     """
     if last is None:
-        return
+        return state
     check_not_older(now, last)
     if now.branches is None or last.branches is None:
         if now.number > last.number:
@@ -52,20 +55,24 @@ def check_timeline(now: Timeline, last: Timeline | None, reader: BronzeReader, s
                 f"the server is on timeline {now.number}, bronze was read on timeline {last.number}, "
                 "and the server has no history of the switch between"
             )
-        return
+        return state
     common = now.common_with(last)
     if common is None:
-        return
+        return state
     if now.number == last.number:
         raise OtherTimeline(
             f"the server's timeline {now.number} is another one than the timeline {last.number} that bronze was read "
             f"on: they part at {common}"
         )
-    if state.confirm > common.value:
+    if max(state.confirm, state.upto) <= common.value:
+        return state
+    lost = lost_behind(reader, state, common)
+    if lost or StreamIdentity.parse(state.stream).start > common.value:  # the initial copy has what was lost
         raise BronzeAhead(
             f"the server is on timeline {now.number}, which left timeline {last.number} at {common}, but bronze was "
-            f"read on that up to {Lsn(state.confirm)}: {lost_words(state, lost_behind(reader, state, common))}"
+            f"read on that up to {Lsn(state.confirm)}: {lost_words(state, lost)}"
         )
+    return replace(state, upto=min(state.upto, common.value), confirm=min(state.confirm, common.value))
 
 
 def check_not_older(now: Timeline, last: Timeline) -> None:

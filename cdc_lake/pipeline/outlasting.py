@@ -73,6 +73,10 @@ class OutlastingBronze:
         """See BronzeWriter."""
         return self._outlast(lambda: self._bronze.advance(position, confirm, empty))
 
+    def turn_back(self, position: int) -> BronzeState:
+        """See BronzeWriter; tried once, as `begin_stream`."""
+        return self._bronze.turn_back(position)
+
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
     ) -> Landed:

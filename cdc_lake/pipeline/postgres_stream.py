@@ -15,7 +15,7 @@ from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import postgres_start
 from cdc_lake.pipeline.encoding import in_hex
@@ -71,7 +71,10 @@ def open_postgres(
             replication.close()  # and with it goes the temporary slot
             replication = dial("stream", replication=True)
         else:
-            timeline = check_resume(project, session, replication, facts, state, control)
+            timeline, held = check_resume(project, session, replication, facts, state, control)
+            if held != state:
+                state = bronze.turn_back(held.upto)
+                tell(Progress("connect", f"the server's log is another one behind {Lsn(state.upto)}: read from there"))
             note_timeline(timeline, control, state, tell)
             _say_uncaptured(project, session, tell)
         _keep_on_standbys(project, session, replication)
@@ -90,24 +93,27 @@ def check_resume(
     facts: ServerFacts,
     state: BronzeState,
     control: ControlTables,
-) -> Timeline:
-    """Raise unless the stream that bronze holds can go on at this server, database and slot; the server's timeline."""
-    timeline = check_same(project, replication, facts, state, control)
-    slot.check_slot(slot.find_slot(session, project.slot), project.slot, facts.database, state.confirm)
-    return timeline
+) -> tuple[Timeline, BronzeState]:
+    """Raise unless the stream that bronze holds can go on at this server, database and slot; as `check_same`."""
+    timeline, held = check_same(project, replication, facts, state, control)
+    slot.check_slot(slot.find_slot(session, project.slot), project.slot, facts.database, held.confirm)
+    return timeline, held
 
 
 def check_same(
     project: Project, replication: Session, facts: ServerFacts, state: BronzeState, control: ControlTables
-) -> Timeline:
-    """Raise unless bronze was fed from this server and database, and all it holds is in its log; its timeline."""
+) -> tuple[Timeline, BronzeState]:
+    """Raise unless bronze was fed from this server and database, and all it holds is in its log.
+
+    Its timeline, and the state to go on from (`failover.check_timeline`).
+    """
     identity = StreamIdentity.parse(state.stream)
     check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
     timeline = timeline_of(replication, facts.timeline)
     reader = bronze_reader(project)
-    check_timeline(timeline, last_timeline(control, state), reader, state)
-    check_log_reaches(facts.flushed, reader, state)
-    return timeline
+    held = check_timeline(timeline, last_timeline(control, state), reader, state)
+    check_log_reaches(facts.flushed, reader, held)
+    return timeline, held
 
 
 def _say_uncaptured(project: Project, session: Session, tell: Tell) -> None:

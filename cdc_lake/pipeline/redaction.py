@@ -106,6 +106,10 @@ class RedactedBronze:
         """See BronzeWriter."""
         return self._bronze.advance(position, confirm, empty)
 
+    def turn_back(self, position: int) -> BronzeState:
+        """See BronzeWriter."""
+        return self._bronze.turn_back(position)
+
     def append_snapshot(
         self, snapshot: str, chunk: int, relation: Relation, rows: object, first_ordinal: int, position: int
     ) -> Landed:

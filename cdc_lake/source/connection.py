@@ -76,13 +76,13 @@ def place_of(source: PostgresSource) -> str:
 def connect(source: PostgresSource, root: Path, *, application: str = "cdc_lake", replication: bool = False) -> Session:
     """Open a connection in autocommit, to the primary where several hosts are given. The caller closes it.
 
-    Raises the SourceError that fits; with several hosts its message says of each why not.
+    Raises the SourceError that fits; with several hosts its message says of each why not. SeveralPrimaries.
     """
     hosts = [
         (f"{host}:{port}/{source.database}", partial(_open, source, root, application, (host, port), replication))
         for host, port in source.addresses
     ]
-    return hosts[0][1]() if len(hosts) == 1 else find_primary(hosts, _in_recovery)
+    return hosts[0][1]() if len(hosts) == 1 else find_primary(hosts, _in_recovery, _started)
 
 
 def pinned(source: PostgresSource, session: Session) -> PostgresSource:
@@ -104,6 +104,11 @@ def _open(source: PostgresSource, root: Path, application: str, host: tuple[str,
 def _in_recovery(session: Session) -> bool:
     doing = "asking for the server's role"
     return command(session.pgconn, "SELECT pg_is_in_recovery() AS standby", doing)[0]["standby"] != "f"
+
+
+def _started(session: Session) -> str:
+    doing = "asking when the server was started"
+    return str(command(session.pgconn, "SELECT pg_postmaster_start_time()::text AS at", doing)[0]["at"])
 
 
 def send_as_stored(pgconn: pq.abc.PGconn) -> bool:

@@ -12,10 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.errors import BronzeAhead, OtherTimeline, ServerSettings, SlotMissing
+from cdc_lake.errors import BronzeAhead, OtherTimeline, ServerSettings, SeveralPrimaries, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.span import Span
@@ -166,6 +167,44 @@ def test_a_standby_that_has_all_of_bronze_goes_on_with_the_stream(cluster: Clust
         once(project)
 
 
+def test_where_only_a_keepalive_is_ahead_the_stream_goes_on_behind_the_switch(cluster: Cluster) -> None:
+    if cluster.version < FAILOVER_SLOTS:
+        pytest.skip("before PostgreSQL 17 no standby has the slot")
+    standby = cluster.standby(slots=True)
+    project = cluster.project(cluster.primary, standby, slot={"failover": True})
+    cluster.write("INSERT INTO t VALUES (1)")
+    copied(cluster, standby, project)
+    cluster.caught_up(standby)
+    standby.stop()
+    cluster.write("SELECT pg_logical_emit_message(false, 'not ours', repeat('x', 300000), true)")
+    once(project)  # recorded as read, and nothing of it is ours
+    ahead = bronze_reader(project).state()
+    assert ahead is not None
+    cluster.primary.stop("immediate")
+    promote(standby.start())
+    for number in range(2, 12):
+        cluster.write(f"INSERT INTO t VALUES ({number})", standby)
+    with cluster.connect(standby) as conn:
+        assert conn.execute("SELECT pg_current_wal_flush_lsn() < %s::pg_lsn", [str(Lsn(ahead.upto))]).fetchone() == (
+            True,
+        )
+    assert line(project, "history").ok
+
+    told: list[Progress] = []
+    once(project, told.append)
+
+    assert inserted(project) == [str(number) for number in range(1, 12)]
+    assert any("the server's log is another one behind" in progress.text for progress in told)
+    reader = bronze_reader(project)
+    assert verify(reader).holds
+    state = reader.state()
+    assert state is not None
+    assert (state.epoch, state.upto < ahead.upto) == (ahead.epoch, True)
+    cluster.write("INSERT INTO t VALUES (12)", standby)
+    once(project)
+    assert inserted(project)[-1] == "12"
+
+
 def test_bronze_ahead_of_the_switch_stops_and_lists_what_the_new_primary_never_had(cluster: Cluster) -> None:
     project = cluster.project()
     once(project)
@@ -212,6 +251,17 @@ def test_the_primary_is_found_behind_a_host_that_is_down_and_a_standby(cluster: 
     cluster.write("INSERT INTO t VALUES (1)")
     once(project)
     assert inserted(project) == ["1"]
+
+
+def test_of_two_primaries_none_is_read(cluster: Cluster) -> None:
+    standby = cluster.standby()
+    project = cluster.project(cluster.primary, standby)
+    once(project)
+    promote(standby)
+    with pytest.raises(SeveralPrimaries, match="are all primaries"):
+        once(project)
+    standby.stop()
+    once(project)
 
 
 def test_a_server_whose_standbys_keep_no_slots_refuses_to_be_asked_for_it(cluster: Cluster) -> None:

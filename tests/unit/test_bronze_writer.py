@@ -143,6 +143,19 @@ def test_markers_advance_without_rows_and_never_go_back(bronze: TableBronze, pla
     assert bronze.append([transaction(450)]).repeats == 1
 
 
+def test_markers_are_turned_back_where_that_is_said_and_a_new_writer_sees_them_so(bronze: TableBronze, place: Place):
+    bronze.append([transaction(200)])
+    bronze.advance(500, 500)
+    turned = bronze.turn_back(300)
+    assert (turned.upto, turned.confirm) == (300, 300)
+    again = place.writer()
+    assert again.state() == turned
+    assert again.turn_back(400) == turned
+    landed = again.append([transaction(200), transaction(310)])
+    assert (landed.transactions, landed.repeats, landed.upto) == (1, 1, 310)
+    assert [commit.position for commit in place.reader().commits(ALL)] == [200, 310]
+
+
 def test_an_advance_keeps_the_head_of_the_chain(bronze: TableBronze):
     bronze.append([transaction(200)])
     before = bronze.state()

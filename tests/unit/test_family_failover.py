@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,15 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Operation, Row, Style
-from cdc_lake.errors import BronzeAhead, HistoryDiffers, NoPrimary, OtherSource, OtherTimeline, StandbyNeeded
+from cdc_lake.errors import (
+    BronzeAhead,
+    HistoryDiffers,
+    NoPrimary,
+    OtherSource,
+    OtherTimeline,
+    SeveralPrimaries,
+    StandbyNeeded,
+)
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.span import Span
@@ -25,8 +34,10 @@ from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import rejoin
 from cdc_lake.pipeline.check_family_failover import failover_lines
 from cdc_lake.pipeline.rejoin import Rejoin
+from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts
 from cdc_lake.source.stream import Kind, StreamIdentity
+from cdc_lake.source.wire.connect import connect
 from cdc_lake.testing.gaussdb.dialect import Product
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
@@ -278,6 +289,38 @@ def test_the_primary_is_found_among_several_and_an_older_timeline_is_refused(mad
     with pytest.raises(NoPrimary, match="the server is a standby"):
         once(cluster.project(other))
     assert len(bronze_reader(project).commits(Span(1, 0, state_of(project).upto))) == 2
+
+
+def test_of_two_primaries_none_is_read_and_both_are_named(made: Any) -> None:
+    cluster = made()
+    standby = cluster.standby()
+    standby.promote()
+    cluster._start(standby)
+    old, new = cluster.primary, standby
+    for hosts in ((old, new), (new, old)):
+        with pytest.raises(
+            SeveralPrimaries, match=f":{hosts[0].port}/postgres and .*:{hosts[1].port}/postgres are all primaries"
+        ):
+            once(cluster.project(*hosts))
+    old.stop()
+    insert(new.ledger, 100)
+    once(cluster.project(old, new))
+    assert inserted(cluster.project(new)) == [100]
+
+
+def test_two_names_of_one_server_are_one_primary_and_coordinators_are_alike(made: Any) -> None:
+    cluster = made()
+    insert(cluster.primary.ledger, 100)
+    port = cluster.primary.port
+    project = cluster.project(cluster.primary, hosts=[f"127.0.0.1:{port}", f"localhost:{port}"])
+    once(project)
+    assert inserted(project) == [100]
+    another = cluster.primary.standby()
+    cluster._servers.append(another)
+    another.promote()
+    cluster._start(another)
+    target = target_of(cluster.project(cluster.primary, another).family, cluster.root)
+    connect(replace(target, alike=True)).close()
 
 
 def test_a_standby_decodes_where_that_is_asked_for_and_everything_else_is_the_primarys(made: Any) -> None:

@@ -59,7 +59,7 @@ class Kept:
     def state(self) -> BronzeState | None:
         raise AssertionError
 
-    begin_stream = append_snapshot = state
+    begin_stream = turn_back = append_snapshot = state
 
 
 @pytest.mark.parametrize("cuts", [(4,), (1, 2, 4), (1, 2, 3, 4)])

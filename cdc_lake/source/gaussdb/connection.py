@@ -22,5 +22,6 @@ def target_of(source: FamilySource, root: Path) -> WireTarget:
         password=None if source.password is None else source.password.get_secret_value(),
         replication_port=source.replication_port,
         tls=WireTls(tls.mode, file(tls.root_cert), file(tls.cert), file(tls.key)),
+        alike=source.node == "coordinator",
         connect_timeout=source.connect_timeout / 1000,
     )

@@ -23,11 +23,11 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 def connect(target: WireTarget, *, application: str = "cdc_lake", replication: bool = False) -> WireSession:
     """Open a session; with `replication` a replication connection, at the HA port. The caller closes it.
 
-    Where several hosts are given, the first one that is no standby; the session's own target names that one alone.
-    Raises the SourceError that fits; with several hosts its message says of each why not.
+    Where several hosts are given, the one that is no standby; the session's own target names that one alone.
+    Raises the SourceError that fits; with several hosts its message says of each why not. SeveralPrimaries.
     """
     hosts = _hosts(target, application, replication)
-    return hosts[0][1]() if len(hosts) == 1 else find_primary(hosts, _in_recovery)
+    return hosts[0][1]() if len(hosts) == 1 else find_primary(hosts, _in_recovery, None if target.alike else _started)
 
 
 def connect_to_standby(target: WireTarget, *, application: str) -> WireSession:
@@ -47,6 +47,10 @@ def _hosts(target: WireTarget, application: str, replication: bool) -> list[tupl
 
 def _in_recovery(session: WireSession) -> bool:
     return session.query("SELECT pg_is_in_recovery()", doing="asking for the server's role").rows != (("f",),)
+
+
+def _started(session: WireSession) -> object:
+    return session.query("SELECT pg_postmaster_start_time()", doing="asking when the server was started").rows
 
 
 def _open(target: WireTarget, host: str, port: int, *, application: str, replication: bool) -> WireSession:

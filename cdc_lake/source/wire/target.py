@@ -40,7 +40,8 @@ class WireTarget:
 
     `hosts` are `(host, port)` with the service port; a host that begins with `/` is the folder of a Unix socket.
     `replication_port` is the HA port of every host, where replication connections go; None: the service port + 1.
-    `connect_timeout` is in seconds and counts for each host.
+    `connect_timeout` is in seconds and counts for each host. `alike`: any host will do that is no standby, as the
+    coordinators of a distributed server; otherwise there must not be two.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -50,6 +51,7 @@ class WireTarget:
     replication_port: int | None = None
     tls: WireTls = WireTls()
     connect_timeout: float = 10.0
+    alike: bool = False
     settings: Mapping[str, str] = field(default_factory=lambda: SETTINGS)
 
     def ports(self, *, replication: bool) -> tuple[tuple[str, int], ...]:

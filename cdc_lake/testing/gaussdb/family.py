@@ -168,6 +168,7 @@ def _scalar(text: str, session: SqlSession, exporter: Exporter) -> tuple[str, in
         "pg_current_xlog_insert_location": lsn_text(state.ledger.end_lsn),
         "pg_last_xlog_replay_location": lsn_text(state.ledger.end_lsn) if state.in_recovery else None,
         "pg_backend_pid": str(session.pid),
+        "pg_postmaster_start_time": state.started,
         "current_schema": "public",
     }
     found = _CALL.fullmatch(text)

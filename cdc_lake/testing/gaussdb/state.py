@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from cdc_lake.decode.mppdb.codec import Codec
@@ -58,6 +59,7 @@ class ServerState:
     dispatchers: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(20))
     settings: dict[str, str] = field(default_factory=dict)
     slots: Slots = field(default_factory=Slots)
+    started: str = field(default_factory=lambda: str(datetime.now(UTC)))
     recordings: dict[str, list[bytes]] = field(default_factory=dict)
     prepared: dict[View, dict[int, Encoded]] = field(default_factory=dict)
 
