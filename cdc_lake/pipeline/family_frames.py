@@ -47,12 +47,16 @@ def codec_of(project: Project, encoding: str) -> Codec:
     return codec_by_name(project, "UTF8" if reads_by_sql(project) else encoding)
 
 
-def assembler_of(project: Project, domain: OrderDomain, encoding: str) -> FamilyAssembler:
-    """What makes transactions of the stream's frames."""
+def assembler_of(
+    project: Project, domain: OrderDomain, encoding: str, note: Callable[[str], None] = lambda _: None
+) -> FamilyAssembler:
+    """What makes transactions of the stream's frames; `note` is told once of each kind of line that is left out."""
     style, batch = style_of(project)
     by_csn = project.family.slot_order == "csn"
     codec = codec_of(project, encoding)
-    return FamilyAssembler(style, batch=batch, domain=domain, codec=codec, confirms_csn=by_csn, keeps=lands(project))
+    return FamilyAssembler(
+        style, batch=batch, domain=domain, codec=codec, confirms_csn=by_csn, keeps=lands(project), note=note
+    )
 
 
 class CapturedAssembler:

@@ -126,7 +126,7 @@ def open_family(
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         reader = bronze_reader(project)
         layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch))
-        whole = assembler_of(project, identity.domain, facts.encoding)
+        whole = assembler_of(project, identity.domain, facts.encoding, lambda text: tell(Progress("receive", text)))
         assembler: TransactionAssembler = whole
         if sends_more(project):
             assembler = CapturedAssembler(whole, Captured(layouts, layouts.takes))

@@ -161,6 +161,19 @@ def test_lines_of_serial_decoding_that_are_no_changes_are_counted():
     assert (one.ddl, one.others, raw.count) == (2, 1, 2)
 
 
+def test_what_is_left_out_is_said_once_and_without_its_text():
+    said: list[str] = []
+    one = FamilyAssembler(Style.SERIAL, batch=False, domain=OrderDomain.CSN, note=said.append)
+    ddl = "prefix: deparse, lsn: 1, relid 1, cmdtype: Simple, size: 2, content: {}"
+    for text in lines(SERIAL[0], ddl, "secret news", "secret again", ddl, "h 0/28 of a new form", "h", SERIAL[2]):
+        one.feed(text, 100)
+    assert (one.ddl, one.others, one.heartbeats) == (2, 2, 2)
+    assert len(said) == 3
+    assert not any("secret" in text for text in said)
+    one.feed(b"h" + bytes(24), 100)
+    assert len(said) == 3, "a heartbeat that can be read is nothing to speak of"
+
+
 # ── errors ──
 
 

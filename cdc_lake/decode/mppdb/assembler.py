@@ -17,7 +17,7 @@ Which LSN may be confirmed depends on how the stream is written (openGauss 3.0.0
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -47,7 +47,8 @@ class FamilyAssembler:
 
     After a DecodeError, or when the connection is lost, `reset` before feeding again: the server starts over with whole
     transactions. `heartbeats`, `ddl` and `others` count records that are nobody's change: heartbeats, DDL lines of
-    serial decoding and lines nobody knows; the last one's first bytes are not kept.
+    serial decoding and lines nobody knows; the last one's first bytes are not kept. `note` is told of the first one of
+    each kind that is left out, never of what stands in it.
 
     With `keeps`, a record of a transaction that cannot be read and whose end is certain is kept as it came: whoever
     decodes the transaction says what is wrong with it. BEGIN, COMMIT and what frames them are errors as ever; so is a
@@ -63,6 +64,7 @@ class FamilyAssembler:
         codec: Codec | None = None,
         confirms_csn: bool = False,
         keeps: bool = False,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.heartbeats = 0
         self.ddl = 0
@@ -73,6 +75,8 @@ class FamilyAssembler:
         self._codec = codec or Codec()
         self._confirms_csn = confirms_csn
         self._keeps = keeps
+        self._note = note
+        self._noted: set[str] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -223,6 +227,8 @@ class FamilyAssembler:
     def _no_change(self, statement: bytes, lsn: int) -> None:
         if statement.startswith(heartbeat.LETTER):
             self.heartbeats += 1
+            if heartbeat.of_statement(statement, lsn).read is None:
+                self._left_out("a heartbeat of a form that no document describes")
         elif statement.startswith((b"ABORT", b"PREPARE")):
             raise OutOfSequence("an ABORT or PREPARE: only area decoding prints them")
         elif self._style is not Style.SERIAL:
@@ -230,8 +236,16 @@ class FamilyAssembler:
                 raise MalformedMessage("a statement that is no BEGIN, row, COMMIT or heartbeat")
         elif statement.startswith(lines.DDL_STARTS):
             self.ddl += 1
+            self._left_out("a line of DDL")
         else:
             self.others += 1
+            self._left_out(f"a line at {Lsn(lsn)} of a kind that nobody knows")
+
+    def _left_out(self, what: str) -> None:
+        kind = what.partition(" at ")[0]
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self._note(f"{what} is left out; more of its kind are not mentioned")
 
     # ── transactions ──
 
