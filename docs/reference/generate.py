@@ -78,6 +78,13 @@ the stream shows them), and under which configuration of the pipeline it was lan
 {digests}
 ```
 
+BLAKE2b-256 is BLAKE2b with a digest of 32 bytes, without key or salt; every length but that of a tuple has 4 bytes. A
+tuple has a value for every column of its layout: in that of an old key the other columns are `n`. Relation and tuples
+are as in the row's `relation`, `new`, `old`, with `u` at the places that `unchanged` names. A message has no relation,
+and its `content` in `info` is in base64. `reading` of an undecodable row is that of its own `info`: only the first of a
+transaction has one, for the others it is empty. Each level of the tree is cut into groups of 1024 from the left, also
+where there is one digest alone, until one node is left. Layout rows are no changes.
+
 The first transaction of a stream takes BLAKE2b-256 of the text `cdc_lake` as the hash before it. The hash of the last
 one stands in the table's newest commit (`head`), and at the start of the next stream in the control table `streams`.
 
@@ -86,9 +93,14 @@ does not fit. What it finds: a row or transaction that was edited, removed, doub
 wrong; a layout that is not described as its number says; an end that is missing, also of an epoch that is over; rows of
 another stream; and in a stream that shows every CSN a number that is neither of a transaction, nor counted as empty,
 nor in the control table `gaps`. What repeats on every row of a transaction (`csn`, LSNs, `xid`, `commit_ts`) must agree
-there. Not covered, because a repeat may bring it again in another form: `lsn`, `ingest_ts`, `user`, `origin`, `bytes`,
-the number of the configuration, and which of two layouts of a table with as many columns a row follows. Snapshot rows
-(`S`) are outside of the chain.
+there; on all of them alike they can be changed unseen, but for `csn` where it is the position. Not covered, because a
+repeat may bring it again in another form: `lsn`, `ingest_ts`, `user`, `origin`, `bytes`, the number of the
+configuration, and which of two layouts of a table with as many columns a row follows. Snapshot rows (`S`) are outside
+of the chain.
+
+There is no secret in the chain. It shows damage and edits; whoever may write to the lake can compute everything anew
+from the edited row to the head, and can put the whole table back to an older version, markers and all. Of that nothing
+in the table tells: `inspect chain --against source` does, or a hash that was noted elsewhere.
 
 ## Reading
 
@@ -159,7 +171,9 @@ time they were made: a query that meets another one fails and says so, rather th
 
 ## Markers
 
-Each commit of a **Delta** table carries application transactions (Delta's `txn`):
+Each commit of a **Delta** table carries application transactions (Delta's `txn`), and in its `commitInfo` the document
+`cdc_lake` with the rest of the state: `contract`, `stream`, `epoch`, `head`, `empty`, and `commit`, an id by which it is
+found again.
 
 | application id | version |
 |---|---|
@@ -182,8 +196,9 @@ version without them is passed over to the one before:
 The property `cdc_lake.trimmed` of either table says, where retention let transactions leave, which of each epoch was
 the last, and its hash: `{{"3": [26739528, "9f…"]}}`. The chain of that epoch starts behind it.
 
-The newest 50 versions stay in the table's metadata; the data files of all stay. Bounds of every scalar column but
-`info` and `raw` are in Delta's log and in Iceberg's manifests, never cut.
+The newest 50 versions stay in an Iceberg table's metadata, ten minutes of them in Delta's log; data files stay until
+upkeep has put others in their place. Exact bounds of every scalar column but `info` and `raw` are in Delta's log and in
+Iceberg's manifests, never cut.
 """
 
 _CONTROL = """# Control tables
