@@ -27,6 +27,13 @@ class TransactionUndecoded(StateError):
     )
 
 
+class SlotUndecodable(StateError):
+    """A comparison cannot know what the slot still has: the next of it cannot be decoded."""
+
+    code = "STA656"
+    hint = "`cdc-lake run` says what is wrong with it; once bronze has it, compare again"
+
+
 class SnapshotIncomplete(StateError):
     """Bronze has a stream whose initial copy never finished."""
 

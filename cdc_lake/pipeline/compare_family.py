@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.errors import SlotActive
+from cdc_lake.errors import DecodeError, SlotActive, SlotUndecodable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.encoding import sql_codec
@@ -32,7 +33,7 @@ from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn
 from cdc_lake.source.gaussdb.snapshot import exported, own_encoding
 from cdc_lake.source.quoting import identifier
-from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.source.stream import StreamIdentity, shown
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
 
@@ -106,7 +107,9 @@ class FamilySide:
         session = connect(target_of(self._project.family, self._project.root), replication=not by_sql)
         self._opened.callback(session.close)
         try:
-            frames = frames_of(self._project, session, self._state.confirm)
+            # by SQL from wherever the slot is: it would be moved otherwise, which is for the receiver to do
+            start = 0 if by_sql else self._state.confirm
+            frames = frames_of(self._project, session, start, looks=by_sql)
         except SlotActive:
             return None
         self._opened.callback(frames.close)
@@ -122,12 +125,33 @@ class FamilySide:
                 sent = frames.poll(0.2)
                 if not sent:
                     frames.tick(ping=True)
-                for number, payload in sent:
-                    for raw in assembler.feed(payload, number):
-                        wanted.note(raw.bounds.position)
-                        if raw.count and raw.bounds.position > after:
-                            found.append(_unlanded(raw, layouts))
+                for raw in self._decoded(assembler, sent):
+                    wanted.note(raw.bounds.position)
+                    if raw.count and raw.bounds.position > after:
+                        found.append(self._unlanded(raw, layouts))
         return found
+
+    def _decoded(self, assembler: FamilyAssembler, sent: Sequence[tuple[int, bytes]]) -> Iterator[RecordTransaction]:
+        """The transactions that frames complete. Raises SlotUndecodable."""
+        for number, payload in sent:
+            try:
+                yield from assembler.feed(payload, number)
+            except DecodeError as error:
+                raise self._undecodable(error) from error
+
+    def _unlanded(self, raw: RecordTransaction, layouts: Layouts) -> Unlanded:
+        try:
+            tables = tables_of(raw, layouts)
+        except DecodeError as error:
+            error.where = error.where or f"the transaction at {shown(self._state.stream, raw.bounds.position)}"
+            raise self._undecodable(error) from error
+        return Unlanded(raw.bounds.position, raw.bounds.csn or 0, tables)
+
+    def _undecodable(self, error: DecodeError) -> SlotUndecodable:
+        return SlotUndecodable(
+            f"slot `{self._project.slot}` has a transaction that cannot be decoded: {error.message} "
+            f"({error.code}, in {error.where})"
+        )
 
     @property
     def _by_csn(self) -> bool:
@@ -151,10 +175,6 @@ class _Wanted:
         if self._missing is not None:
             return not self._missing
         return max(self._reached, keepalive_end) >= self._upto
-
-
-def _unlanded(raw: RecordTransaction, layouts: Layouts) -> Unlanded:
-    return Unlanded(raw.bounds.position, raw.bounds.csn or 0, tables_of(raw, layouts))
 
 
 @contextmanager
