@@ -129,7 +129,8 @@ def _followed(steps: Sequence[_Step], asked: Key) -> list[_Step]:
 
 
 def _event(row: dict[str, Any], step: _Step, layouts: Mapping[int, Relation], columns: Sequence[str]) -> RowEvent:
-    names = layouts[row["layout"]].names
+    layout = layouts[row["layout"]]
+    names = layout.names
     key = step.after if step.after is not None else step.before
     return RowEvent(
         stream=row["stream"],
@@ -141,7 +142,7 @@ def _event(row: dict[str, Any], step: _Step, layouts: Mapping[int, Relation], co
         xid=row["xid"],
         key=None if key is None else dict(zip(columns, key, strict=True)),
         new=named(names, row["new"]),
-        old=named(names, row["old"]),
+        old=named_old(layout, row["old"], row["old_kind"]),
         old_kind=row["old_kind"],
         unchanged=tuple(names[at] for at in row["unchanged"] or ()),
     )
@@ -150,3 +151,11 @@ def _event(row: dict[str, Any], step: _Step, layouts: Mapping[int, Relation], co
 def named(names: Sequence[str], values: Sequence[str | None] | None) -> dict[str, str | None] | None:
     """A tuple by column name, None where there is none."""
     return None if values is None else dict(zip(names, values, strict=True))
+
+
+def named_old(layout: Relation, values: Sequence[str | None] | None, kind: str | None) -> dict[str, str | None] | None:
+    """An old tuple by column name: of one that is a key, without the columns that were not sent."""
+    if values is None or kind != "key":
+        return named(layout.names, values)
+    pairs = zip(layout.columns, values, strict=True)
+    return {column.name: value for column, value in pairs if column.key or value is not None}

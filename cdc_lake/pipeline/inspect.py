@@ -14,7 +14,7 @@ from typing import Any
 
 from cdc_lake.bronze.chain import Beside, ChainVerdict, verify
 from cdc_lake.bronze.contract import BEGIN, COMMIT, RELATION, SNAPSHOT
-from cdc_lake.bronze.history import RowEvent, history, named
+from cdc_lake.bronze.history import RowEvent, history, named, named_old
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import NotInBronze
 from cdc_lake.model.relation import Relation, TableName
@@ -146,14 +146,15 @@ def _jsonable(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _change(row: dict[str, Any], layouts: Mapping[int, Relation]) -> ChangeView:
-    names = layouts[row["layout"]].names if row["layout"] is not None else ()
+    layout = None if row["layout"] is None else layouts[row["layout"]]
+    names = () if layout is None else layout.names
     return ChangeView(
         ordinal=row["ordinal"],
         op=row["op"],
         lsn=row["lsn"],
         relation=row["relation"],
         new=named(names, row["new"]),
-        old=named(names, row["old"]),
+        old=None if layout is None else named_old(layout, row["old"], row["old_kind"]),
         old_kind=row["old_kind"],
         unchanged=tuple(names[at] for at in row["unchanged"] or ()),
         info=None if row["info"] is None else json.loads(row["info"]),

@@ -195,6 +195,18 @@ def test_a_transaction_is_shown_by_column_name(bronze: TableBronze, reader: Bron
     assert plain(view)["commit_ts"].startswith("2026-01-01T00:00:00")
 
 
+def test_an_old_key_does_not_claim_that_what_was_not_sent_was_null(bronze: TableBronze, reader: BronzeReader):
+    land(
+        bronze,
+        200,
+        Update(ORDERS, ("2", "b"), ("1", None), OldKind.KEY),
+        Delete(ORDERS, ("2", None), OldKind.FULL),
+    )
+    key, full = inspect_transaction(reader, 200).changes
+    assert (key.old_kind, key.old) == ("key", {"id": "1"})
+    assert (full.old_kind, full.old) == ("full", {"id": "2", "note": None})
+
+
 def test_a_position_without_transaction_is_refused(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200)
     with pytest.raises(NotInBronze):
