@@ -78,7 +78,9 @@ def test_a_row_that_cannot_be_decoded(
         return tabulate(batch, layouts)
 
     with monkeypatch.context() as patched:
-        patched.setattr(family_stream, "FamilyFormat", lambda layouts, plugin: FamilyFormat(layouts, plugin, refusing))
+        patched.setattr(
+            family_stream, "FamilyFormat", lambda layouts, plugin, _: FamilyFormat(layouts, plugin, refusing)
+        )
         for _ in range(2):
             with pytest.raises(MalformedMessage):
                 once(project)
