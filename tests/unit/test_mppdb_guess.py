@@ -73,3 +73,10 @@ def test_a_line_of_no_known_kind_is_said(payload):
 @pytest.mark.parametrize("payload", [b"", b"\x00", b"\xff\xff", bytes(12), bytes(range(40))])
 def test_any_bytes_have_an_answer(payload):
     assert guess(payload)[0] is Style.BINARY
+
+
+def test_what_pg_recvlogical_made_of_style_b_is_named():
+    line = b"current_lsn: 0/CFE5C80 BEGIN CSN: 2357 first_lsn: 0/CFE5C80"
+    with pytest.raises(UnknownStatement, match="pg_recvlogical") as caught:
+        guess(line)
+    assert "cdc-lake record" in caught.value.remedy

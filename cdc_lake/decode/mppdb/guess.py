@@ -20,6 +20,8 @@ _LAST_PRINTABLE: Final = 0x7E
 _PARALLEL: Final = (b"BEGIN CSN:", b"commit", b"COMMIT XID:")
 _SERIAL: Final = re.compile(rb"(?:BEGIN|COMMIT|ABORT|PREPARE)(?: |\s*\Z)|prefix: |message: ")
 _HINT: Final = "say how: `--style serial` takes any line, b, t and j what parallel decoding prints"
+_RENDERED: Final = b"current_lsn: "  # what pg_recvlogical prints of style b
+_RENDERED_HINT: Final = "capture what the server sends with `cdc-lake record`, or read in style t or j"
 _NAME: Final = rb'(?:"(?:[^"]|"")*"|[^\s".:,]+)'
 _QUALIFIED: Final = _NAME + rb"\." + _NAME
 # `table public.t: INSERT:`, of serial decoding (3.0.x may leave out the operation); parallel: `table public t INSERT:`
@@ -77,4 +79,6 @@ def _line(payload: bytes) -> Style:
         return Style.TEXT
     if _SERIAL.match(payload):
         return Style.SERIAL
+    if payload.startswith(_RENDERED):
+        raise UnknownStatement("pg_recvlogical's own words for style b, not what the server sent", hint=_RENDERED_HINT)
     raise UnknownStatement("nothing says how this is written", hint=_HINT)
