@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,21 @@ def drop_database(database: Database) -> None:
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", [database.name]
         )
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database.name)))
+
+
+@contextmanager
+def filling_jars() -> Iterator[None]:
+    """The folder where Spark keeps its jars knows no locks: one process at a time fills it."""
+    with (Path(tempfile.gettempdir()) / f"cdc_lake_jars_{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def jars() -> None:
+    """For who starts Spark as a program: the neighbour that fills the folder is waited for."""
+    with filling_jars():
+        pass
 
 
 @pytest.fixture(scope="session")

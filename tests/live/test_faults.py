@@ -21,7 +21,7 @@ from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 
-pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.timeout(1200), pytest.mark.usefixtures("jars")]
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 

@@ -137,6 +137,7 @@ def readme_file(server: EmbeddedServer) -> str:
 @pytest.mark.live
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("jars")
 def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:

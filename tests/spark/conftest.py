@@ -11,6 +11,7 @@ import pytest
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.lake.session import start
+from tests.conftest import filling_jars
 
 
 def make_project(root: Path, name: str = "shop", **sections: Any) -> Project:
@@ -27,6 +28,7 @@ def lake_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def spark(lake_root: Path) -> Iterator[Any]:
-    session = start(make_project(lake_root))
+    with filling_jars():
+        session = start(make_project(lake_root))
     yield session
     session.stop()
