@@ -43,8 +43,9 @@ def open_stream(
             partial(bronze_reader, project),
             stream.state,
             configuration=number,
-            # what rows of the GaussDB family mean depends on the catalog, which speaks of now
-            tabulate=None if isinstance(project.pipeline.source, FamilySource) else tabulate,
+            tabulate=redacted(stream.again, redaction),
+            # what rows of the GaussDB family mean depends on the catalog too, which speaks of now
+            by_catalog=isinstance(project.pipeline.source, FamilySource),
             tell=tell,
         )
         yield replace(stream, tabulate=tabulate, order=order)

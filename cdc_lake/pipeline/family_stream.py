@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,10 +15,12 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
+from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.mppdb.captured import Captured
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.errors import OptionRefused, OtherSource
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain
@@ -140,6 +142,7 @@ def open_family(
             assembler=assembler,
             order=order,
             tabulate=by_policy(project, FamilyFormat(layouts, project.family.slot.plugin, columns), tell),
+            again=_Again(lambda: _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch))),
             domain=identity.domain,
             state=state,
             goal=goal,
@@ -236,6 +239,19 @@ def _order(
         empty=state.empty,
         recorded=recorded_gaps(control, reader, state),
     )
+
+
+class _Again:
+    """Makes columns of what comes again, by layouts and a session of its own: the others are another thread's."""
+
+    def __init__(self, layouts: Callable[[], Layouts]) -> None:
+        self._made = layouts
+        self._layouts: Layouts | None = None
+
+    def __call__(self, batch: Sequence[RecordTransaction]) -> ChangeColumns:
+        if self._layouts is None:
+            self._layouts = self._made()
+        return tabulate(batch, self._layouts)
 
 
 def _layouts(project: Project, facts: FamilyServerFacts, session: WireSession, known: Sequence[Relation]) -> Layouts:

@@ -27,14 +27,16 @@ class OpenStream:
     """A running stream after bronze's last position, and what belongs to it.
 
     `assembler` makes transactions of its frames, `order` says when they may be landed, `tabulate` makes columns of
-    them. `goal` is a position in `domain`: everything committed before the connection was opened is at or below it.
-    `copied`: rows of the initial copy that was made first.
+    them, `again` of those that come again, to be compared, at the same time as the other. `goal` is a position in
+    `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the initial
+    copy that was made first.
     """
 
     frames: FrameSource
     assembler: TransactionAssembler
     order: Order
     tabulate: Tabulate
+    again: Tabulate
     domain: OrderDomain
     state: BronzeState
     goal: int

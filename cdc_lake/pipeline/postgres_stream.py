@@ -83,7 +83,7 @@ def open_postgres(
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         assembler = Assembler(SourceCatalog(session), keeps=lands(project))
         columns = by_policy(project, PgoutputFormat(partial(tabulate, in_hex=in_hex(project))), tell)
-        yield OpenStream(frames, assembler, ArrivalOrder(), columns, OrderDomain.LSN, state, target, copied)
+        yield OpenStream(frames, assembler, ArrivalOrder(), columns, columns, OrderDomain.LSN, state, target, copied)
 
 
 def check_resume(

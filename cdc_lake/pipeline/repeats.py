@@ -1,9 +1,10 @@
 """Repeats: transactions that a server sends again although bronze holds them, held against what bronze has.
 
-A repeat is dropped by its position. It is the same transaction as long as its xid is the same and, where the stream's
-bytes alone say what it did (pgoutput), its content: another one at a position that was landed means that server and
-bronze tell two histories. What was landed under another configuration may differ in content; that is noted. A
-transaction that bronze does not hold (it is in the initial copy, or left by retention) has nothing to be held against.
+A repeat is dropped by its position. It is the same transaction as long as its xid and its content are the same: another
+one at a position that was landed means that server and bronze tell two histories. What was landed under another
+configuration may differ in content; so may what is read by other layouts where the stream's bytes do not say it all
+(the GaussDB family, whose catalog speaks of now). That is noted. A transaction that bronze does not hold (it is in the
+initial copy, or left by retention) has nothing to be held against.
 
 A restart stays quick: only what the newest files of bronze hold is looked at, and content of so many repeats only.
 """
@@ -21,7 +22,7 @@ from cdc_lake.bronze.port import BronzeState, Tabulate
 from cdc_lake.bronze.reader import BronzeReader, within
 from cdc_lake.decode.digest import content_of
 from cdc_lake.decode.raw import Raw
-from cdc_lake.errors import RepeatDiffers
+from cdc_lake.errors import DecodeError, RepeatDiffers
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.order import Closed, Order
@@ -35,8 +36,8 @@ _LARGEST: Final = 1 << 20  # bytes of a transaction whose content is
 class RepeatsChecked:
     """An order that looks at what comes again, besides another one (implements `order.Order`).
 
-    `reader` is asked for at the first repeat; `configuration` is the number of the pipeline's; `tabulate` None: content
-    is not compared.
+    `reader` is asked for at the first repeat; `configuration` is the number of the pipeline's. `by_catalog`: content
+    says something only as long as the layouts are the same.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class RepeatsChecked:
         state: BronzeState,
         *,
         configuration: int,
-        tabulate: Tabulate | None,
+        tabulate: Tabulate,
+        by_catalog: bool = False,
         tell: Tell,
     ) -> None:
         self._order = order
@@ -54,6 +56,7 @@ class RepeatsChecked:
         self._state = state
         self._configuration = configuration
         self._tabulate = tabulate
+        self._by_catalog = by_catalog
         self._tell = tell
         self._landed: dict[int, dict[str, Any]] | None = None
         self._left = _CONTENTS
@@ -90,11 +93,34 @@ class RepeatsChecked:
             raise self._differs(transaction, f"as transaction {transaction.bounds.xid}, and was {row['xid']}")
         info = json.loads(row["info"])
         if info["configuration"] != self._configuration:
-            self._note(info["configuration"])
-        elif self._tabulate is not None and "undecodable" not in info and self._affords(transaction):
+            text = f"what comes again was landed under configuration {info['configuration']}, and stays as it is"
+            self._note(text, configuration=info["configuration"])
+        elif "undecodable" not in info and self._affords(transaction):
+            self._compare(transaction, info["content"])
+
+    def _compare(self, transaction: Raw, content: str) -> None:
+        try:
             columns = self._tabulate([transaction])
-            if not columns.undecoded and content_of(columns.digests).hex() != info["content"]:
-                raise self._differs(transaction, "with other content")
+        except DecodeError as error:
+            if not self._by_catalog:
+                raise
+            self._note(f"what comes again cannot be read by the catalog of now: {error.message}", code=error.code)
+            return
+        if columns.undecoded or content_of(columns.digests).hex() == content:
+            return
+        at = transaction.bounds.position
+        if self._by_catalog and {columns.relations[n].layout for n in columns.relation if n >= 0} != self._layouts(at):
+            self._note("what comes again has other layouts by the catalog of now, and stays as it is", position=at)
+            return
+        raise self._differs(transaction, "with other content")
+
+    def _layouts(self, position: int) -> set[int]:
+        """The layouts by which the changes of a transaction in bronze are read."""
+        span = Span(self._state.epoch, position - 1, position)
+        files = self._reader().files()
+        paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto)
+        rows = files.read(paths, ["layout"], within(span) & pc.field("op").isin([*"IUDTM"]))
+        return {layout for layout in rows["layout"].unique().to_pylist() if layout is not None}
 
     def _affords(self, transaction: Raw) -> bool:
         self._left -= 1
@@ -108,11 +134,10 @@ class RepeatsChecked:
         rows = files.read(paths, ["position", "xid", "info"], within(span) & (pc.field("op") == COMMIT))
         return {row["position"]: row for row in rows.to_pylist()}
 
-    def _note(self, number: int) -> None:
+    def _note(self, text: str, **facts: int | str) -> None:
         if not self._noted:
             self._noted = True
-            text = f"what comes again was landed under configuration {number}, and stays as it is"
-            self._tell(Progress("receive", text, facts={"configuration": number}))
+            self._tell(Progress("receive", text, facts=dict(facts)))
 
     def _differs(self, transaction: Raw, how: str) -> RepeatDiffers:
         at = shown(self._state.stream, transaction.bounds.position)

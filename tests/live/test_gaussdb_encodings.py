@@ -172,7 +172,7 @@ def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(
         project = project_of(database, server, tmp_path, undecodable="land")
         once(project)
         monkeypatch.setattr(
-            family_stream, "FamilyFormat", lambda layouts, plugin: kept.FamilyFormat(layouts, plugin, faulty)
+            family_stream, "FamilyFormat", lambda layouts, plugin, _: kept.FamilyFormat(layouts, plugin, faulty)
         )
         insert(database, (1, "a", "x"), (2, "MARK", "x"), (3, "b", "MARK"), (4, "c", "x"))
         assert once(project).transactions == 4

@@ -23,6 +23,7 @@ from cdc_lake.errors import (
     NoPrimary,
     OtherSource,
     OtherTimeline,
+    RepeatDiffers,
     SeveralPrimaries,
     StandbyNeeded,
 )
@@ -214,6 +215,24 @@ def test_a_transaction_in_the_place_of_a_lost_empty_one_is_not_taken_for_a_repea
     for number in range(200, 205):
         insert(taken.ledger, number)
     with pytest.raises(HistoryDiffers, match="that bronze does not have"):
+        once(cluster.project(taken))
+
+
+@pytest.mark.parametrize("way", [WAYS[0], POLLING, BY_CSN], ids=str)
+def test_a_repeat_with_other_content_stops_the_run(made: Any, way: Way) -> None:
+    cluster = made(way)
+    before = cluster.primary.state.slots.all()[0][0]
+    insert(cluster.primary.ledger, 100)
+    once(cluster.project(cluster.primary))
+    standby = cluster.standby()
+    standby.state.slots.drop(before.name)
+    standby.state.slots.create(before)
+    taken = cluster.take_over(standby)
+    (at,) = [n for n in range(len(taken.ledger)) if taken.ledger[n].changes]
+    other = replace(taken.ledger[at], changes=(Row(Operation.INSERT, NAME, fields(row(100, "another", "1"))),))
+    taken.ledger._transactions[at] = other
+    insert(taken.ledger, 200)
+    with pytest.raises(RepeatDiffers, match="with other content"):
         once(cluster.project(taken))
 
 

@@ -13,7 +13,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.redaction import Redaction, Strategy
-from cdc_lake.errors import RepeatDiffers
+from cdc_lake.errors import DecodeError, RepeatDiffers
 from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import Progress
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def checked(folder: Path, told: list[Progress], *, key: bytes = b"k" * 16, number: int = 2, content: bool = True):
+def checked(folder: Path, told: list[Progress], *, key: bytes = b"k" * 16, number: int = 2, by_catalog: bool = False):
     state = DeltaBronze(folder, durability="os").state()
     assert state is not None
     return RepeatsChecked(
@@ -53,7 +53,8 @@ def checked(folder: Path, told: list[Progress], *, key: bytes = b"k" * 16, numbe
         partial(BronzeReader, folder),
         state,
         configuration=number,
-        tabulate=redacted(tabulate, hashing(key, number)) if content else None,
+        tabulate=redacted(tabulate, hashing(key, number)),
+        by_catalog=by_catalog,
         tell=told.append,
     )
 
@@ -90,5 +91,23 @@ def test_what_bronze_does_not_hold_is_held_against_nothing(folder: Path):
     order.take(replace(raw, frames=[], lsns=[], layouts=[], size=0))
 
 
-def test_content_is_not_compared_where_the_bytes_do_not_say_it_all(folder: Path):
-    checked(folder, [], content=False).take(one(200, "b"))
+WIDER = table("public.users", id="int8", email="text", more="text")
+
+
+def test_by_a_catalog_content_is_compared_as_long_as_the_layouts_are_the_same(folder: Path):
+    order = checked(folder, told := [], by_catalog=True)
+    order.take(one(100))
+    wider = raw_transaction(Transaction(boundaries(200), (Insert(WIDER, ("1", "a", "b")),)))
+    order.take(wider)
+    assert ["other layouts by the catalog of now" in event.text for event in told] == [True]
+    with pytest.raises(RepeatDiffers, match="other content"):
+        order.take(one(300, "b"))
+
+
+def test_what_the_catalog_of_now_cannot_read_is_noted(folder: Path):
+    raw = one(200)
+    raw.frames[:] = [frame.replace(b"\1a", b"\1\xff") for frame in raw.frames]
+    checked(folder, told := [], by_catalog=True).take(raw)
+    assert ["cannot be read by the catalog" in event.text for event in told] == [True]
+    with pytest.raises(DecodeError):
+        checked(folder, []).take(raw)
