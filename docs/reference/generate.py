@@ -95,8 +95,8 @@ another stream; and in a stream that shows every CSN a number that is neither of
 nor in the control table `gaps`. What repeats on every row of a transaction (`csn`, LSNs, `xid`, `commit_ts`) must agree
 there; on all of them alike they can be changed unseen, but for `csn` where it is the position. Not covered, because a
 repeat may bring it again in another form: `lsn`, `ingest_ts`, `user`, `origin`, `bytes`, the number of the
-configuration, and which of two layouts of a table with as many columns a row follows. Snapshot rows (`S`) are outside
-of the chain.
+configuration, and which of two layouts of a table with as many columns a row follows. Nor is `empty_before` of a stream
+that does not show every CSN. Snapshot rows (`S`) are outside of the chain.
 
 There is no secret in the chain. It shows damage and edits; whoever may write to the lake can compute everything anew
 from the edited row to the head, and can put the whole table back to an older version, markers and all. Of that nothing
