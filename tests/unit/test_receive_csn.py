@@ -134,7 +134,7 @@ class Family:
         assembler = Lossy(self.lost, Style.BINARY, batch=True, domain=OrderDomain.CSN)
         columns = partial(tabulate, layouts=layouts)
         with closing(source):
-            yield OpenStream(source, assembler, order, columns, OrderDomain.CSN, state, self.goal, 0)
+            yield OpenStream(source, assembler, order, columns, columns, OrderDomain.CSN, state, self.goal, 0)
 
 
 class Breaking(RecordingSource):
