@@ -30,6 +30,7 @@ from cdc_lake.pipeline.proof import known_beside
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.gaussdb.faults import Faults
 from cdc_lake.testing.workload import Workload
+from tests.gauss_client import wait_until
 from tests.live.test_gaussdb_receive import assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import CHILD, bronze_rows, once
@@ -160,6 +161,14 @@ def test_a_slot_that_somebody_reads_is_waited_for_and_then_named(stand_in: Stand
     kind = Kind(Style.BINARY, batch=True)
     project = project_of(stand_in, kind, tmp_path)
     once(project)
-    with child(project, tmp_path, "connect"), pytest.raises(SlotActive):
-        once(project)
+    slots = stand_in.servers[kind.by_csn].state.slots
+
+    def read() -> bool:
+        return any(pid is not None for slot, pid in slots.all() if slot.name == project.slot)
+
+    with child(project, tmp_path, "connect"):  # which it also says of other things, before it has the slot
+        wait_until(read, 30)
+        with pytest.raises(SlotActive):
+            once(project)
+    wait_until(lambda: not read(), 30)  # a server that has much to do is slow to notice that its client is gone
     once(project)

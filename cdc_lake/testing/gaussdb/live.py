@@ -50,7 +50,7 @@ from cdc_lake.testing.gaussdb.live_setup import (
 _IDLE: Final = 0.02  # seconds: the longest a request for a snapshot waits for the reader
 _GATHER: Final = 0.05  # seconds a block of transactions that may be exchanged waits to be full
 _STATUS: Final = 5.0
-_REACHED: Final = 60.0  # seconds within which what is committed has to be decoded
+_STANDSTILL: Final = 60.0  # seconds without any progress towards what is committed
 _RELEASED: Final = 20.0  # seconds until the server has noticed that an earlier reader ended
 _BEFORE: Final = 8  # bytes: a slot of the 3.0 line sends what starts behind its point, not what starts there
 _FOREIGN_STEP: Final = 8  # bytes: an empty transaction of another database fits behind a commit record
@@ -344,11 +344,16 @@ class LivePostgres:
                 return SnapshotPoint(csn, first - _BEFORE)
 
     def _read_to(self, position: int) -> None:
-        """Read until everything that was committed before `position` has come."""
+        """Read until everything that was committed before `position` has come.
+
+        The server decodes the log of all its databases to get there, which may take long: only a standstill is an error.
+        """
         self._sql.execute("SELECT pg_logical_emit_message(true, 'gaussdb_standin', '')")  # its commit is flushed
-        deadline = time.monotonic() + _REACHED
+        moved, at = time.monotonic(), self._end
         while self._end < position:
-            if time.monotonic() > deadline:
+            if self._end > at:
+                moved, at = time.monotonic(), self._end
+            if time.monotonic() - moved > _STANDSTILL:
                 raise RuntimeError(f"the slot stands at {Lsn(self._end)} and does not reach {Lsn(position)}")
             self._stream.tick(ping=True)
             self._read(0.005)
