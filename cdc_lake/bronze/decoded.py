@@ -8,7 +8,7 @@ before the row is: a row without its file counts for nothing, and the transactio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -147,6 +147,22 @@ class Decoded:
         position = pa.repeat(pa.scalar(commit.position, pa.int64()), whole.num_rows)
         write_rows(whole.set_column(at, whole.schema.field(at), position), path)
         self._control.record(fact)
+
+    def spent(self, trimmed: Mapping[int, tuple[int, bytes]], files: Files) -> list[DecodedRow]:
+        """The facts about transactions that left bronze by retention: nobody can ask for them any more.
+
+        `trimmed`: epoch → position and hash of the last transaction that left; `files`: of bronze, after that.
+        """
+        rows = [DecodedRow(**row) for row in self._control.read("decoded").to_pylist()]
+        left = [row for row in rows if row.epoch in trimmed and row.position <= trimmed[row.epoch][0]]
+        return [row for row in left if not self._stands(row, files)]
+
+    def forget(self, rows: Sequence[DecodedRow]) -> None:
+        """Remove facts, each file before its row, which counts for nothing without it. Raises LakeError, OSError."""
+        for row in rows:
+            self._path(row).unlink(missing_ok=True)
+            place = f"epoch = {row.epoch} AND position = {row.position}"
+            self._control.delete("decoded", f"{place} AND content = '{row.content}'")
 
     def _rows(self) -> dict[tuple[int, int], DecodedRow]:
         """By epoch and position; of several of one transaction the newest."""

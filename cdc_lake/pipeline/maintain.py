@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from cdc_lake.bronze import upkeep
 from cdc_lake.bronze.compaction import Group, plan
-from cdc_lake.bronze.open import bronze_reader, bronze_table
+from cdc_lake.bronze.open import bronze_reader, bronze_table, decoded
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.upkeep import MaintainedTable, Trim
@@ -100,12 +100,24 @@ def _worked(
     upkeep.prepare(table)
     if trim is not None and upkeep.trim(table, trim):
         yield _retention(trim, state, "left")
+    yield from _forgotten(project, table)
     if groups := upkeep.compact(table, _TOGETHER, whole=True):
         yield _compaction(groups, "became")
     keep = project.pipeline.bronze.maintenance.keep_replaced / 1000
     found = upkeep.tidy(table, keep, now.timestamp())
     if found is not None and (found.entries or found.files):
         yield _removal(len(found.entries), len(found.files), found.size, "removed")
+
+
+def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
+    """What undecodable transactions turned out to be goes with them."""
+    table.look()
+    keeper = decoded(project)
+    spent = keeper.spent(table.trimmed(), table.files())
+    if spent:
+        keeper.forget(spent)
+        text = f"{len(spent)} transactions that were decoded later left with their rows in bronze"
+        yield Step("retention", text, {"decoded_later": len(spent)})
 
 
 def _floor(project: Project, reader: BronzeReader, state: BronzeState, *, force: bool) -> _Floor:

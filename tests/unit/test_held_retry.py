@@ -6,9 +6,11 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from typer.testing import CliRunner
 
@@ -43,6 +45,7 @@ from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import redecode
 from cdc_lake.pipeline.held import held_list
 from cdc_lake.pipeline.inspect import inspect_transaction
+from cdc_lake.pipeline.maintain import maintain
 from cdc_lake.pipeline.redecode import retry
 from cdc_lake.pipeline.status import status
 from cdc_lake.pipeline.waiting import undecoded
@@ -222,6 +225,25 @@ def test_a_fact_whose_file_is_gone_counts_for_nothing(project: Project):
     assert len(held_list(project).undecodable) == 2
     assert retry(project, None, silent).failed == 0
     assert held_list(project).undecodable == ()
+
+
+def test_what_was_decoded_later_leaves_with_its_transaction(project: Project, tmp_path: Path):
+    retry(project, None, silent)
+    kept = bronze_reader(project).changes(ORDERS.table, ALL).filter(pc.field("position") > 300).to_pylist()
+    control = ControlTables(project.control)
+    state = bronze_reader(project).state()
+    assert state is not None
+    at = datetime.now(UTC) + timedelta(days=100)
+    merged = {"table": "silver.orders", "format": "delta", "version": 1, "position": 300, "held": 0, "state": "in"}
+    control.record(CutRow(state.epoch, "s", 300, None, json.dumps({"public.orders": merged}), now()))
+    short = project_in(tmp_path, {"retention": {"min_age": "90 d", "rebuilds": False}})
+    done = maintain(short, at=at)
+    assert [step.facts["decoded_later"] for step in done.steps if "decoded_later" in step.facts] == [1]
+    assert control.read("decoded")["position"].to_pylist() == [500]
+    assert len(list((project.control / "decoded_rows").iterdir())) == 1
+    assert verify(bronze_reader(project)).holds
+    assert bronze_reader(project).changes(ORDERS.table, ALL).to_pylist() == kept
+    assert not [step for step in maintain(short, at=at).steps if "decoded_later" in step.facts]
 
 
 def test_a_fact_about_other_bytes_counts_for_nothing(project: Project):
