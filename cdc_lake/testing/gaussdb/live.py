@@ -346,7 +346,7 @@ class LivePostgres:
     def _read_to(self, position: int) -> None:
         """Read until everything that was committed before `position` has come.
 
-        The server decodes the log of all its databases to get there, which may take long: only a standstill is an error.
+        The server decodes the log of all its databases to get there, which may take long: a standstill is an error.
         """
         self._sql.execute("SELECT pg_logical_emit_message(true, 'gaussdb_standin', '')")  # its commit is flushed
         moved, at = time.monotonic(), self._end
