@@ -75,7 +75,9 @@ class Rejoin:
         if known is not None:
             if not _differs(known, bounds):
                 self._due.discard(bounds.position)
-            elif not self._by_csn:  # there it stays due: what else is missing is known once all has come
+            elif self._by_csn:  # in doubt is all that was not sent again yet
+                self._lost([self._held[position] for position in sorted(self._due)])
+            else:
                 self._lost_from(_lsn(known))
         elif count and bounds.position <= self._state.upto and (bounds.csn is None or bounds.csn > self._copied):
             if self._by_csn and (missing := sorted(due for due in self._due if due < bounds.position)):
