@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from cdc_lake.decode.digest import (
     canonical_tuple,
     canonical_undecodable,
     chain_of,
+    content_of,
     digest_of,
 )
 from cdc_lake.decode.undecodable import READING
@@ -33,7 +34,9 @@ ROW: Final = (
 """The columns of bronze that are checked, in the order in which rows are handed in."""
 
 _EPOCH, _POSITION, _ORDINAL, _OP, _RELATION, _LAYOUT, _NEW, _OLD, _KIND, _UNCHANGED, _RAW, _INFO = range(12)
-_SAME: Final = slice(12, None)
+SAME: Final = slice(12, None)
+"""Those that all rows of a transaction repeat."""
+
 _TUPLE_OPS: Final = frozenset({INSERT, UPDATE, DELETE})
 _OF_TABLE: Final = _TUPLE_OPS | {TRUNCATE}
 
@@ -82,14 +85,28 @@ class Link:
             raise Misfit("a row of it cannot be read") from unreadable
         return None
 
+    def run(self, first: tuple[Any, ...], digests: Sequence[bytes], counts: Mapping[str, Mapping[str, int]]) -> bool:
+        """Take changes that are right by themselves, `first` being their first row; False where they do not follow."""
+        here = (self._rows, self.position, self._same)
+        if not self._rows or (first[_ORDINAL], first[_POSITION], first[SAME]) != here:
+            return False
+        self._rows += len(digests)
+        for digest in digests:
+            self._content.add(digest)
+        for relation, more in counts.items():
+            kinds = self._counts.setdefault(relation, {})
+            for op, number in more.items():
+                kinds[op] = kinds.get(op, 0) + number
+        return True
+
     def _place(self, row: tuple[Any, ...]) -> None:
         if self._rows == 0:
-            self._same, self.position = row[_SAME], row[_POSITION]
+            self._same, self.position = row[SAME], row[_POSITION]
         if row[_ORDINAL] != self._rows:
             raise Misfit("its ordinals do not count from 0: rows are missing, doubled or moved")
         if (row[_OP] == BEGIN) != (self._rows == 0):
             raise Misfit("it does not run from BEGIN to COMMIT")
-        if row[_SAME] != self._same:
+        if row[SAME] != self._same:
             raise Misfit("its rows do not agree on stream, LSN, CSN, xid or time")
         self._rows += 1
 
@@ -130,6 +147,27 @@ class Link:
         if "undecodable" not in said:
             return not self._undecoded
         return self._undecoded == Undecoded.from_description(said["undecodable"]).frames == self._rows - 2
+
+
+def whole(
+    previous: bytes,
+    position: int,
+    digests: Sequence[bytes],
+    counts: Mapping[str, Mapping[str, int]],
+    info: str | None,
+    csn: int | None,
+) -> Linked | None:
+    """A transaction whose rows are right, if its COMMIT row says the same; otherwise None, and the rows tell why."""
+    try:
+        said = json.loads(info or "")
+        content = content_of(digests)
+        hashed = chain_of(previous, position, content)
+        fits = (said["counts"], said["content"], said["hash"]) == (counts, content.hex(), hashed.hex())
+        if fits and "undecodable" not in said:
+            return Linked(position, hashed, len(digests), int(said["empty_before"]), csn)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return None
 
 
 def _shaped(row: tuple[Any, ...], columns: int) -> bool:
