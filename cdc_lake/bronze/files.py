@@ -7,6 +7,7 @@ hold anything and is read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.errors import BronzeDamaged
 from cdc_lake.lake.object_store import reading
 
 BOUNDED = tuple(f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in {"info", "raw"})
@@ -98,7 +100,7 @@ class Files:
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         if not paths:
             return schema.empty_table()
-        with reading(paths[0]):
+        with reading(paths[0]), _there(paths):
             dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
             return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
 
@@ -108,7 +110,7 @@ class Files:
         """The same rows a part at a time, file by file, so that memory holds a row group and not the span."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         for path in paths:
-            with reading(path):
+            with reading(path), _there([path]):
                 scanner = self._opened(path).scanner(
                     columns=list(columns), filter=wanted, batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
                 )
@@ -142,3 +144,18 @@ class Files:
         if column not in self.actions.column_names:
             return np.ones(self.actions.num_rows, bool)
         return np.asarray(pc.fill_null(compare(self.actions[column], value), fill_value=True))
+
+
+@contextmanager
+def _there(paths: Sequence[str]) -> Iterator[None]:
+    """Turn what Arrow raises for a data file that is gone or cut into BronzeDamaged."""
+    try:
+        yield
+    except (FileNotFoundError, pa.ArrowInvalid) as cause:
+        told = "is not there" if isinstance(cause, FileNotFoundError) else "cannot be read"
+        where = next((path for path in paths if path in str(cause)), paths[0])
+        hint = (
+            "put the file back from a copy: something else removed or altered it. Where the reading took longer than "
+            "`keep_replaced`, upkeep may have removed it: then run it again"
+        )
+        raise BronzeDamaged(f"a data file of bronze {told}", where=where, hint=hint) from cause

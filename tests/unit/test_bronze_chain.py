@@ -13,6 +13,7 @@ import pytest
 
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.errors import BronzeDamaged
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.span import Span
@@ -210,3 +211,16 @@ def test_the_chain_of_a_bronze_that_grows_meanwhile_holds(place: Place) -> None:
         seen = verdict.transactions
     receiver.join()
     assert verify(reader).transactions == 31
+
+
+@pytest.mark.parametrize("left", [None, 100], ids=["gone", "cut"])
+def test_a_data_file_that_is_gone_or_cut_is_named(landed: Place, left: int | None):
+    (path,) = landed.data_files()
+    if left is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:left])
+    for read in (lambda: verify(landed.reader()), lambda: landed.reader().files().read([str(path)], ["position"])):
+        with pytest.raises(BronzeDamaged) as damaged:
+            read()
+        assert path.name in damaged.value.where
