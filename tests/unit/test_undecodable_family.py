@@ -128,3 +128,39 @@ def test_an_unreadable_first_row_of_a_table_that_is_not_captured_is_left_out():
     payload = binary(ROW_BODY[:-1] + b"\xff\xff", ROW_BODY)
     raws = assembler(Style.BINARY).feed(payload, 90)
     assert [raw.count for raw in Captured(Layouts(FACTS.get), lambda _: False).of(raws)] == [0]
+
+
+def test_what_an_undecodable_transaction_taught_of_its_table_is_forgotten():
+    """Of a table that the catalog no longer has, an old row tells the identity, and rows planned after it have it."""
+    moved = Row(Operation.UPDATE, T, ROW.new, ROW.new)
+    bodies = [binary_record(row, "utf-8")[12:] for row in (moved, ROW)]
+    batch = [
+        *assembler(Style.BINARY).feed(binary(*bodies, b"?"), 90),
+        *assembler(Style.BINARY).feed(binary(ROW_BODY), 90),
+    ]
+
+    def layouts() -> Layouts:
+        return Layouts({}.get)
+
+    alone = FamilyFormat(layouts(), "mppdb_decoding").tabulate(batch[1:])
+    columns = Keeping(FamilyFormat(layouts(), "mppdb_decoding"))(batch)
+    assert set(columns.undecoded) == {0}
+    assert columns.relations[columns.relation[-1]] == alone.relations[0]
+    assert columns.digests[-1] == alone.digests[0]
+
+
+def test_plans_from_before_an_undecodable_transaction_are_as_they_were():
+    """What was learned before it stays, also where it would be learned otherwise by now."""
+    moved = Row(Operation.UPDATE, T, ROW.new, ROW.new)
+    first, second, third = (
+        assembler(Style.BINARY).feed(binary(*bodies), 90)[0]
+        for bodies in ((ROW_BODY, binary_record(moved, "utf-8")[12:]), (ROW_BODY, b"?"), (ROW_BODY,))
+    )
+    form = FamilyFormat(Layouts({}.get), "mppdb_decoding")
+    wanted = FamilyFormat(Layouts({}.get), "mppdb_decoding")
+    keep = Keeping(form)
+    for one in (first, second, third):
+        found = keep([one])
+    for one in (first, third):
+        good = wanted.tabulate([one])
+    assert (found.relations, found.digests[0]) == (good.relations, good.digests[0])

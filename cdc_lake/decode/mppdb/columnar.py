@@ -55,11 +55,11 @@ def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts, hashing: Hash
     """
     sizes = [raw.count for raw in batch]
     if sum(sizes) >= SMALL and layouts.codec.python == "utf-8" and len({raw.style for raw in batch}) == 1:
-        before = layouts.latest()
+        before = layouts.mark()
         try:
             return _tabulate(batch, sizes, layouts, hashing)
         except Irregular:
-            layouts.restore(before)
+            layouts.back(before)
         if layouts.codec.policy is Policy.HEX and len(batch) > 1:  # a few odd values must not slow all of a batch down
             half = len(batch) // 2
             parts = ((batch[:half], half), (batch[half:], len(batch) - half))

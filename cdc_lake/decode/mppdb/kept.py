@@ -19,7 +19,7 @@ from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyTableFacts
 from cdc_lake.decode.mppdb.json_rows import START
-from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.mppdb.layouts import Layouts, Mark
 from cdc_lake.decode.mppdb.plain import read_record
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Row, Style, Truncated
@@ -38,7 +38,7 @@ _OPERATION: Final = re.compile(rb" (?:INSERT|UPDATE|DELETE):")
 
 @dataclass(frozen=True, slots=True)
 class FamilyFormat:
-    """See `decode.undecodable.Format`: what is learned from a batch is the last layout of each table."""
+    """See `decode.undecodable.Format`: what is learned from a batch are the layouts of tables."""
 
     layouts: Layouts
     plugin: str
@@ -48,13 +48,13 @@ class FamilyFormat:
         """See Format. Asks the catalog, so also SourceError."""
         return self.columns(batch, self.layouts)
 
-    def mark(self) -> Mapping[TableName, Relation]:
-        """The last layout of each table."""
-        return self.layouts.latest()
+    def mark(self) -> Mark:
+        """See Format."""
+        return self.layouts.mark()
 
     def back(self, mark: Any) -> None:
-        """Go back to those."""
-        self.layouts.restore(mark)
+        """See Format; what the catalog said stays."""
+        self.layouts.back(mark)
 
     def keep(self, raw: RecordTransaction, error: DecodeError) -> Kept:
         """All records; of their tables the last layouts and the catalog's facts."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from cdc_lake.decode.mppdb.codec import Codec, Policy
 from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyTableFacts
@@ -30,6 +30,9 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 
 DOUBTS: Final = 8
 """Times the catalog is asked again about the identity of one table."""
+
+_Shape: TypeAlias = tuple[str, Names | None, Names | None]
+"""Operation, names of the new tuple and of the old one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,22 @@ class Plan:
     cancels: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was known of one table at a mark."""
+
+    facts: FamilyTableFacts | None
+    latest: Relation | None
+    plans: Mapping[_Shape, Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What rows had taught of all tables until then, to go back to."""
+
+    tables: Mapping[TableName, _Known]
+
+
 @dataclass(slots=True)
 class _Table:
     """What is known of one table. `deletes` are plans of rows without new tuple, which depend on `latest`.
@@ -58,7 +77,7 @@ class _Table:
     asked: bool = False
     doubts: int = 0
     latest: Relation | None = None
-    plans: dict[tuple[str, Names | None, Names | None], Plan] = field(default_factory=dict)
+    plans: dict[_Shape, Plan] = field(default_factory=dict)
     deletes: dict[Names | None, Plan] = field(default_factory=dict)
 
 
@@ -88,13 +107,23 @@ class Layouts:
             self._of(relation.table).latest = relation
 
     def latest(self) -> dict[TableName, Relation]:
-        """The last layout of each table, to go back to with `restore`."""
+        """The last layout of each table."""
         return {name: table.latest for name, table in self._tables.items() if table.latest is not None}
 
-    def restore(self, latest: Mapping[TableName, Relation]) -> None:
-        """Go back to layouts as `latest` gave them."""
+    def mark(self) -> Mark:
+        """What rows have taught so far."""
+        known = self._tables.items()
+        return Mark({name: _Known(table.facts, table.latest, dict(table.plans)) for name, table in known})
+
+    def back(self, mark: Mark) -> None:
+        """Forget what rows taught since; what the catalog said stays.
+
+        Plans too: the identity and modifiers that the catalog does not tell are those of the layout before.
+        """
         for name, table in self._tables.items():
-            table.latest = latest.get(name)
+            then = mark.tables.get(name, _Known(None, None, {}))
+            table.latest = then.latest
+            table.plans = dict(then.plans) if then.facts == table.facts else {}
             table.deletes.clear()
 
     def relation_of(self, name: TableName) -> Relation:
