@@ -45,8 +45,9 @@ def described(record: Record) -> Described:  # noqa: PLR0911  # one return a kin
     match record:
         case Begin():
             return _begin(record)
-        case Commit(lsn=lsn, csn=csn, xid=xid, time=time):
-            return present(type="commit", lsn=lsn_text(lsn), csn=csn, xid=xid, timestamp=time)
+        case Commit(lsn=lsn, csn=csn, xid=xid, time=time, skipped=skipped):
+            numbers = {"lsn": lsn_text(lsn), "csn": csn, "xid": xid}
+            return present(type="commit", **numbers, timestamp=time, skipped_option=skipped)
         case Ended(word=word, lsn=lsn, xid=xid, time=time):
             return present(type=word.lower(), lsn=lsn_text(lsn), xid=xid, timestamp=time)
         case Row():
@@ -110,6 +111,7 @@ def _begin(begin: Begin) -> Described:
         timestamp=begin.time,
         origin_id=begin.origin_id,
         user=begin.user,
+        skipped_option=begin.skipped,
     )
 
 

@@ -489,3 +489,9 @@ def test_rows_of_area_decoding_are_told_apart_by_the_column_of_transactions(insp
         ("insert", "0/50", None),
         ("commit", "0/58", 8),
     ]
+
+
+def test_an_option_that_nobody_knows_is_shown_by_its_letter(inspect):
+    begin, commit = b"B" + struct.pack(">QQ", 2014, 100), b"C" + b"Qsecret"
+    records, code = inspect(record(100, begin + b"Zsecret", b"P") + record(200, commit, b"F"))
+    assert ([one["skipped_option"] for one in records], code) == (["Z", "Q"], 0)

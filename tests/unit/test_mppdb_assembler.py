@@ -174,6 +174,31 @@ def test_what_is_left_out_is_said_once_and_without_its_text():
     assert len(said) == 3, "a heartbeat that can be read is nothing to speak of"
 
 
+def test_an_option_nobody_knows_is_said_once_and_without_its_value():
+    said: list[str] = []
+    one = FamilyAssembler(Style.BINARY, batch=True, domain=OrderDomain.CSN, note=said.append)
+    for csn in (7, 8):
+        at = csn * 100
+        whole = payload([begin(csn, at, xid=5), row("1", at + 10), Commit(lsn=at + 50, xid=5)])
+        odd = with_option(with_option(whole, b"B", b"Qsecret"), b"C", b"Zsecret")
+        (raw,) = one.feed(odd, at)
+        assert (raw.bounds.xid, raw.count) == (5, 1)
+    assert [text.partition(";")[0] for text in said] == [
+        "option `Q` of BEGIN, and what follows it there, is left out",
+        "option `Z` of COMMIT, and what follows it there, is left out",
+    ]
+
+
+def with_option(payload: bytes, letter: bytes, option: bytes) -> bytes:
+    """A payload of style b, with an option more behind the record of this kind."""
+    at = 0
+    while payload[at + 12 : at + 13] != letter:
+        at += 5 + int.from_bytes(payload[at : at + 4], "big")
+    size = int.from_bytes(payload[at : at + 4], "big")
+    end = at + 4 + size
+    return payload[:at] + (size + len(option)).to_bytes(4, "big") + payload[at + 4 : end] + option + payload[end:]
+
+
 # ── errors ──
 
 

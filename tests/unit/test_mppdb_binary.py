@@ -113,8 +113,9 @@ XID, AT, ORIGIN, USER = (
         (XID + AT + ORIGIN, {"xid": 15504, "time": "PF", "origin_id": 80}),
         (USER + ORIGIN + AT + XID, {"xid": 15504, "time": "PF", "origin_id": 80, "user": "u"}),
         (AT + USER, {"time": "PF", "user": "u"}),
-        (XID + b"?" + AT, {"xid": 15504}),  # what an unknown option hides cannot be read
-        (b"P\x00\x01", {}),
+        (XID + b"?" + AT, {"xid": 15504, "skipped": "?"}),  # what an unknown option hides cannot be read
+        (b"P\x00\x01", {"skipped": "P"}),
+        (b"\xf6", {"skipped": "0xf6"}),
     ],
 )
 def test_options_of_begin_come_in_any_order_and_unknown_ones_end_with_the_body(options, expected):
@@ -126,7 +127,7 @@ def test_options_of_begin_come_in_any_order_and_unknown_ones_end_with_the_body(o
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [(b"", {}), (AT + XID, {"xid": 15504, "time": "PF"}), (XID, {"xid": 15504}), (b"N" + XID, {})],
+    [(b"", {}), (AT + XID, {"xid": 15504, "time": "PF"}), (XID, {"xid": 15504}), (b"N" + XID, {"skipped": "N"})],
 )
 def test_options_of_commit(options, expected):
     assert record_of(b"C" + options, UTF8) == Commit(**expected)

@@ -188,8 +188,10 @@ class FamilyAssembler:
             return
         match record:
             case Begin():
+                self._skipped(record.skipped, "BEGIN")
                 self._opened(record, at)
             case Commit():
+                self._skipped(record.skipped, "COMMIT")
                 done.append(self._closed(record, header_lsn, at))
             case Heartbeat():
                 self.heartbeats += 1
@@ -246,6 +248,10 @@ class FamilyAssembler:
         if kind not in self._noted:
             self._noted.add(kind)
             self._note(f"{what} is left out; more of its kind are not mentioned")
+
+    def _skipped(self, option: str | None, where: str) -> None:
+        if option is not None:
+            self._left_out(f"option `{option}` of {where}, and what follows it there,")
 
     # ── transactions ──
 

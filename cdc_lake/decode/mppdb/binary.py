@@ -11,8 +11,9 @@ A payload is records one behind the other, all numbers big-endian and unsigned::
 
 `F` ends the payload; after `P` comes another record or a length of zero, which ends it too. A body ends by its length,
 never by what stands in it: `P`, `F`, `N` and `O` occur as options as well. An option nobody knows hides the ones behind
-it, so the rest of such a body is skipped. Schema and table are raw, column names are SQL identifiers. A heartbeat may
-also be a payload of its own, without length and LSN. Source: openGauss 3.0 to 7.0, parallel_decode.cpp, and recordings.
+it, so the rest of such a body is skipped, and its letter told. Schema and table are raw, column names are SQL
+identifiers. A heartbeat may also be a payload of its own, without length and LSN. Source: openGauss 3.0 to 7.0,
+parallel_decode.cpp, and recordings.
 """
 
 from __future__ import annotations
@@ -114,7 +115,12 @@ def binary_table(record: bytes, codec: Codec) -> TableName | None:
 
 def shown(letter: int) -> str:
     """A letter for an error message."""
-    return f"`{chr(letter)}`" if 0x21 <= letter < 0x7F else f"0x{letter:02x}"
+    printed = _printed(letter)
+    return f"`{printed}`" if len(printed) == 1 else printed
+
+
+def _printed(letter: int) -> str:
+    return chr(letter) if 0x21 <= letter < 0x7F else f"0x{letter:02x}"
 
 
 class _Body:
@@ -182,7 +188,7 @@ class _Body:
 
 def _begin(body: _Body, lsn: int | None) -> Begin:
     csn, first_lsn = body.number(_U64), body.number(_U64)
-    options = _options(body, "XTON")
+    options, skipped = _options(body, "XTON")
     return Begin(
         lsn=lsn,
         csn=csn,
@@ -191,22 +197,24 @@ def _begin(body: _Body, lsn: int | None) -> Begin:
         time=_text(options.get("T")),
         origin_id=_number(options.get("O")),
         user=_text(options.get("N")),
+        skipped=skipped,
     )
 
 
 def _commit(body: _Body, lsn: int | None) -> Commit:
-    options = _options(body, "XT")
-    return Commit(lsn=lsn, xid=_number(options.get("X")), time=_text(options.get("T")))
+    options, skipped = _options(body, "XT")
+    return Commit(lsn=lsn, xid=_number(options.get("X")), time=_text(options.get("T")), skipped=skipped)
 
 
-def _options(body: _Body, known: str) -> dict[str, int | str]:
+def _options(body: _Body, known: str) -> tuple[dict[str, int | str], str | None]:
+    """What stands in the options, and the letter of the first one that is not known."""
     options: dict[str, int | str] = {}
     while body.left:
         at = body.at
         letter = chr(body.byte())
         if letter not in known:
             body.skip()
-            break
+            return options, _printed(ord(letter))
         if letter in options:
             raise MalformedMessage(f"a second option `{letter}` in one record", offset=at)
         match letter:
@@ -216,7 +224,7 @@ def _options(body: _Body, known: str) -> dict[str, int | str]:
                 options[letter] = body.number(_U32)
             case _:
                 options[letter] = body.text(body.number(_U32))
-    return options
+    return options, None
 
 
 def _number(option: int | str | None) -> int | None:

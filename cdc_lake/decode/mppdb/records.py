@@ -43,7 +43,10 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction begins. `lsn`: of the record; serial BEGIN has no CSN, first_lsn may be garbage on 3.0.x."""
+    """A transaction begins. `lsn`: of the record; serial BEGIN has no CSN, first_lsn may be garbage on 3.0.x.
+
+    `skipped`: in style b, the letter of an option that nobody knows; what it hides is left out.
+    """
 
     lsn: int | None = None
     csn: int | None = None
@@ -52,16 +55,21 @@ class Begin:
     time: str | None = None
     origin_id: int | None = None
     user: str | None = None
+    skipped: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A transaction is complete. `lsn`: end of the commit record where the record has one of its own."""
+    """A transaction is complete. `lsn`: end of the commit record where the record has one of its own.
+
+    `skipped`: as for Begin.
+    """
 
     lsn: int | None = None
     csn: int | None = None
     xid: int | None = None
     time: str | None = None
+    skipped: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
