@@ -63,7 +63,7 @@ from cdc_lake.source.gaussdb.server import (
 )
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts, check_slot, find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now
-from cdc_lake.source.gaussdb.version import release_of
+from cdc_lake.source.gaussdb.version import check_product, release_of
 from cdc_lake.source.resume import check_fed_from
 from cdc_lake.source.stream import FrameSource, Kind, StreamIdentity, TransactionAssembler, shown
 from cdc_lake.source.tables import chooses
@@ -103,6 +103,7 @@ def open_family(
         by_sql = reads_by_sql(project)
         facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
         check_server(facts, session.place)
+        check_product(facts.version, project.family.type, session.place)
         check_options(project, facts)
         if project.family.decoding_mode is Mode.PARALLEL:
             with connect(replace(target, settings={})) as bare:

@@ -33,6 +33,7 @@ from cdc_lake.source.connection import connect
 from cdc_lake.source.gaussdb.capture import FamilyCapture
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import identify
+from cdc_lake.source.gaussdb.version import check_product
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.recording_file import Alive, Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
 from cdc_lake.source.wire import connect as wire
@@ -167,10 +168,11 @@ def _family(project: Project, source: FamilySource, plugin: str, slot: str | Non
     options = effective_options(source, mode)
     options.pop(STANDBY_ONLY, None)
     with closing(dial(True)) as session:
-        encoding = identify(session).encoding
+        facts = identify(session)
+        check_product(facts.version, source.type, session.place)
     order, every = OrderDomain(source.slot_order), source.reply_interval / 1000
     capture = FamilyCapture(dial, plugin, options, slot=slot, order=order, status_interval=every)
-    return _Open(capture, capture.start, options, encoding)
+    return _Open(capture, capture.start, options, facts.encoding)
 
 
 def _application(project: Project) -> str:

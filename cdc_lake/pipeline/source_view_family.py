@@ -31,6 +31,7 @@ from cdc_lake.source.gaussdb.server import (
 )
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now, exports_csn
+from cdc_lake.source.gaussdb.version import check_product
 from cdc_lake.source.stream import domain_of, shown
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
@@ -73,6 +74,7 @@ class FamilyView:
         """See SourceView."""
         facts = who(self._project, self._session)
         check_server(facts, self._session.place)
+        check_product(facts.version, self._project.family.type, self._session.place)
         if state is not None and is_complete(ControlTables(self._project.control), state.stream, state.epoch):
             check_resume(self._project, self._session, facts, state)
             yield self._resume(state)

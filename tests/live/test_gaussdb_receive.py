@@ -15,6 +15,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import OptionRefused, ServerSettings
 from cdc_lake.pipeline import family_start
+from cdc_lake.pipeline.plan import plan
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.live import LivePostgres
@@ -143,6 +144,19 @@ def test_a_server_that_gives_no_csn_with_a_snapshot_is_copied_in_the_slots_own(
     by_csn = project_of(stand_in, Kind(Style.TEXT, batch=True), tmp_path / "csn", source={"order": "csn"})
     with pytest.raises(ServerSettings, match="no CSN to count from"):
         once(by_csn)
+
+
+def test_another_product_than_the_file_says_is_refused_before_a_slot_is_made(stand_in: StandIn, tmp_path: Path) -> None:
+    """Rules of options and releases would be those of another product."""
+    by_lsn, by_csn = Kind(Style.BINARY, batch=True), Kind(Style.BINARY, batch=True, by_csn=True)
+    for kind, said in ((by_lsn, "gaussdb"), (by_lsn, "mogdb"), (by_csn, "opengauss")):
+        project = project_of(stand_in, kind, tmp_path, source={"type": said, "slot": {"name": "other_product"}})
+        is_one = "GaussDB" if kind.by_csn else "openGauss"
+        for refused in (once, plan):
+            with pytest.raises(ServerSettings, match=f"the server is {is_one} .*says {said}") as caught:
+                refused(project)  # type: ignore[operator]
+            assert f"source.type: {is_one.lower()}" in caught.value.remedy
+        assert "other_product" not in {slot.name for slot, _ in stand_in.servers[kind.by_csn].state.slots.all()}
 
 
 def test_what_a_release_cannot_give_safely_is_refused_before_a_slot_is_made(database: Database, tmp_path: Path) -> None:

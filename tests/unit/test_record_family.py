@@ -13,7 +13,7 @@ from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.config.load import load_project
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
-from cdc_lake.errors import SlotMissing
+from cdc_lake.errors import ServerSettings, SlotMissing
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.record import Limits, record
 from cdc_lake.source.gaussdb.slot import create_slot
@@ -117,6 +117,14 @@ def test_every_way_of_writing_is_recorded_and_replays(server, tmp_path, capsys, 
     assert (value == "中文") is (redact is None), "the header says the encoding"
     assert found.unreadable == 0
     assert ("中文".encode("gbk") in (tmp_path / "a.rec").read_bytes()) is (redact is None)
+
+
+def test_another_product_than_the_file_says_is_not_recorded(server, tmp_path):
+    server.state.product = "MogDB"
+    project = load_project(pipeline(server, tmp_path, STYLES[0]))
+    with pytest.raises(ServerSettings, match="the server is MogDB"):
+        record(project, tmp_path / "a.rec", Limits(seconds=1), stop=threading.Event(), tell=lambda _: None)
+    assert not (tmp_path / "a.rec").exists()
 
 
 @pytest.mark.parametrize("decoding", STYLES[:2], ids=["serial", "binary"])

@@ -51,6 +51,17 @@ def parse_version(text: str) -> FamilyVersion:
     return FamilyVersion(product, found[2], _numbers(base[1] if base else found[2]))
 
 
+def check_product(version: FamilyVersion, stated: str, place: str) -> None:
+    """Raise ServerSettings where the server is another product than `source.type` says: rules of options differ."""
+    known = version.product.lower()
+    if known != stated:
+        raise ServerSettings(
+            f"the server is {version}, and `source.type` says {stated}",
+            where=place,
+            hint=f"set `source.type: {known}`, or connect to the server that is meant",
+        )
+
+
 def release_of(version: FamilyVersion) -> Release:
     """The release that rules of options compare: the openGauss it is made from, or GaussDB's own."""
     return parse_release(version.release) if version.base is None else pad_release(version.base)
