@@ -30,6 +30,7 @@ __all__ = [
     "check",
     "compare",
     "load_pipeline",
+    "maintain",
     "open_bronze",
     "plan",
     "report",
