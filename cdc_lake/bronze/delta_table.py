@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -31,9 +32,10 @@ from cdc_lake.bronze.state import (
     trimmed_text,
 )
 from cdc_lake.bronze.table import Written
-from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown
+from cdc_lake.errors import AnotherReceiver, BronzeAltered, BronzeDamaged, BronzeNotWritten, BronzeUnknown
 from cdc_lake.lake.delta_leftovers import Leftovers
-from cdc_lake.lake.delta_log import NotLanded
+from cdc_lake.lake.delta_log import NotLanded, note_in
+from cdc_lake.lake.delta_others import changed_by
 from cdc_lake.lake.delta_place import Action, DeltaPlace, LocalPlace
 from cdc_lake.lake.parquet_file import Rows
 
@@ -52,6 +54,8 @@ class DeltaBronzeTable:
         self._place: DeltaPlace = LocalPlace(at) if isinstance(at, Path) else at
         self._table: DeltaTable | None = None
         self._told: tuple[int, BronzeState | None] | None = None  # by version: asking the log reads it each time
+        self._newest: tuple[int, _Newest] | None = None
+        self._made = -1
 
     @property
     def place(self) -> str:
@@ -73,7 +77,7 @@ class DeltaBronzeTable:
             if CONTRACT_PROPERTY not in given:
                 raise BronzeUnknown("the folder holds a Delta table that is not a bronze table", where=self.place)
             check_contract(given[CONTRACT_PROPERTY], self.place)
-            self._table, self._told = table, None
+            self._table, self._told, self._newest = table, None, None
         else:
             self._place.refresh(self._table)
         return True
@@ -89,8 +93,18 @@ class DeltaBronzeTable:
             self._told = self.version, self._state()
         return self._told[1]
 
+    def prove(self) -> None:
+        """By the log entries behind the newest of ours: files may neither have come nor left with them."""
+        newest = self._walked()
+        changed = changed_by(newest.others)
+        if changed is None:
+            return
+        ours = "" if newest.version is None else f" behind version {newest.version}, the receiver's last one"
+        remedy = None if newest.version is None else f"RESTORE the table to version {newest.version}, then run again"
+        raise BronzeAltered(f"{changed}{ours}", where=self.place, hint=remedy)
+
     def _state(self) -> BronzeState | None:
-        told = self._noted() or from_rows(self.files())
+        told = self._walked().told or from_rows(self.files())
         if told is None:
             return None
         upto, confirm = self._marker(order_app(told.stream)), self._marker(confirm_app(told.stream))
@@ -170,15 +184,17 @@ class DeltaBronzeTable:
 
     def _make(self, commit: Callable[[DeltaTable], int]) -> int:
         """Commit on top of the version looked at, and look at the one made."""
+        base = self.version
+        if base != self._made:
+            self.prove()
         table, self._table = self._at, None
-        base = table.version()
         try:
             version = commit(table)
         except NotLanded as failure:
             if failure.overtaken or self._moved_on(base):
                 raise AnotherReceiver("another writer committed to bronze", where=self.place) from failure
             raise BronzeNotWritten("the commit failed and did not land", where=self.place) from failure
-        self._table = table
+        self._table, self._made = table, version
         return version
 
     def _moved_on(self, base: int) -> bool:
@@ -195,12 +211,32 @@ class DeltaBronzeTable:
         version: int | None = self._place.ask(lambda: self._at.transaction_version(app))
         return version
 
-    def _noted(self) -> Told | None:
+    def _walked(self) -> _Newest:
+        if self._newest is None or self._newest[0] != self.version:
+            self._newest = self.version, self._walk()
+        return self._newest[1]
+
+    def _walk(self) -> _Newest:
+        """From the newest log entry back to one of ours."""
+        others: list[tuple[int, str]] = []
         for candidate in range(self.version, -1, -1):
-            note = self._place.note(candidate)
+            entry = self._place.entry(candidate)
+            if entry is None:
+                continue
+            note = note_in(entry)
             if note is not None and "stream" in note:
-                return from_note(note)
-        return None
+                return _Newest(candidate, from_note(note), others)
+            others.append((candidate, entry))
+        return _Newest(None, None, others)
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """The newest version of ours, what it notes, and the log entries of others behind it, newest first."""
+
+    version: int | None
+    told: Told | None
+    others: Sequence[tuple[int, str]]
 
 
 def _unchanged(file: AddAction) -> AddAction:

@@ -29,12 +29,19 @@ from cdc_lake.bronze.state import (
     trimmed_text,
 )
 from cdc_lake.bronze.table import Written
-from cdc_lake.errors import AnotherReceiver, BronzeDamaged, BronzeNotWritten, BronzeUnknown, CommitUncertain
+from cdc_lake.errors import (
+    AnotherReceiver,
+    BronzeAltered,
+    BronzeDamaged,
+    BronzeNotWritten,
+    BronzeUnknown,
+    CommitUncertain,
+)
 from cdc_lake.lake.catalog import CatalogAddress, is_there, open_catalog, reaching
 from cdc_lake.lake.delta_leftovers import Leftovers
 from cdc_lake.lake.iceberg_files import described, filesystem
 from cdc_lake.lake.iceberg_leftovers import leftovers, remove, replaced
-from cdc_lake.lake.iceberg_log import Change, IcebergLog, NotLanded, Unknown
+from cdc_lake.lake.iceberg_log import COMMIT_PROPERTY, Change, IcebergLog, NotLanded, Unknown
 from cdc_lake.lake.object_store import reading
 from cdc_lake.lake.parquet_file import Rows
 
@@ -99,6 +106,16 @@ class IcebergBronzeTable:
         told = from_note({key.removeprefix(_PREFIX): value for key, value in noted.items()})
         upto, confirm = int(noted[f"{_PREFIX}upto"]), int(noted[f"{_PREFIX}confirm"])
         return BronzeState(told.stream, told.epoch, upto, confirm, told.head, told.empty)
+
+    def prove(self) -> None:
+        """By the versions that the catalog knows: the newest of ours is the head, or the head has the same files."""
+        with reading(self.place):
+            changed = self._changed()
+        if changed is None:
+            return
+        told, ours = changed
+        remedy = f"set the branch main to snapshot {ours}, the receiver's last one, then run again"
+        raise BronzeAltered(f"something else changed bronze: {told}", where=self.place, hint=remedy)
 
     def last_chunk(self, app: str) -> int | None:
         """From the same summary: each version repeats the chunks of its stream."""
@@ -167,6 +184,7 @@ class IcebergBronzeTable:
 
     def _make(self, change: Change, state: BronzeState, chunks: Mapping[str, int]) -> int:
         """Commit on top of the version looked at, and stand at the one made."""
+        self.prove()
         note = {f"{_PREFIX}{key}": str(value) for key, value in note_of(state).items()}
         note |= {f"{_PREFIX}upto": str(state.upto), f"{_PREFIX}confirm": str(state.confirm)}
         note |= self._chunks(state.stream) | {_CHUNK + app: str(chunk) for app, chunk in chunks.items()}
@@ -187,6 +205,20 @@ class IcebergBronzeTable:
         if self._opened is None:
             self._opened = IcebergLog(open_catalog(self._address), (NAMESPACE, self._name))
         return self._opened
+
+    def _changed(self) -> tuple[str, int] | None:
+        """What others made of the newest version of ours, and which that is; None: nothing."""
+        ours, head = self._log.newest(COMMIT_PROPERTY), self._log.head
+        if ours is None or head == ours or not self._log.stands_at_main:
+            return None
+        if head is None or ours.snapshot_id not in self._log.ancestors():
+            return f"the branch main was set back behind snapshot {ours.snapshot_id}", ours.snapshot_id
+        before, now = self._log.located(ours), self._log.located(head)
+        if before == now:
+            return None
+        operation = "unknown" if head.summary is None else head.summary.operation.value
+        files = f"{len(before - now)} files left, {len(now - before)} came"
+        return f"with snapshot {head.snapshot_id} ({operation}) {files}", ours.snapshot_id
 
     def _noted(self) -> Mapping[str, str] | None:
         return self._log.summary(f"{_PREFIX}stream")

@@ -95,6 +95,13 @@ class BronzeReader:
         """Markers, epoch and head of the newest stream; None where no stream was started."""
         return self._table.state() if self._table.look() else None
 
+    def proven(self) -> BronzeState | None:
+        """The state as a receiver would go on from it. Raises BronzeAltered where it would not."""
+        if not self._table.look():
+            return None
+        self._table.prove()
+        return self._table.state()
+
     def trimmed(self) -> Mapping[int, tuple[int, bytes]]:
         """Epoch → position and hash of the last transaction that left by retention; nothing where none did."""
         return self._table.trimmed() if self._table.look() else {}

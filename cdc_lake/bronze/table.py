@@ -51,6 +51,13 @@ class BronzeTable(Protocol):
         """What the version says of its newest stream; None where no stream was started. Raises BronzeDamaged."""
         ...
 
+    def prove(self) -> None:
+        """Raise BronzeAltered where something else changed the data since the newest version that was made here.
+
+        A commit proves the version that it is made on, where that was not made by the same table.
+        """
+        ...
+
     def last_chunk(self, app: str) -> int | None:
         """The last chunk of a snapshot, by its application id."""
         ...

@@ -150,6 +150,7 @@ def prepare(table: MaintainedTable) -> bool:
         state = table.state() if table.look() else None
         if state is None:
             return False
+        table.prove()
         try:
             table.prepare(state)
         except AnotherReceiver:
@@ -160,7 +161,10 @@ def prepare(table: MaintainedTable) -> bool:
 
 def tidy(table: MaintainedTable, files_seconds: float | None, now: float | None = None) -> Leftovers | None:
     """Remove log entries, and, if seconds are given, data files that no version names since then."""
-    return table.tidy(time.time() if now is None else now, files_seconds) if table.look() else None
+    if not table.look():
+        return None
+    table.prove()  # what something else removed may be needed to put it back
+    return table.tidy(time.time() if now is None else now, files_seconds)
 
 
 def _recorded(table: MaintainedTable, trimmed: Mapping[int, tuple[int, bytes]]) -> bool:

@@ -140,6 +140,7 @@ class TableBronze:
         if self._known is None:
             if not self._table.look():
                 return False, None
+            self._table.prove()
             self._known = self._table.state()
         return True, self._known
 
@@ -168,7 +169,11 @@ class TableBronze:
             try:
                 version = self._table.commit(files, state, chunks)
             except AnotherReceiver:
-                if before is None or not self._table.look() or self._table.state() != before:
+                if before is None or not self._table.look():
+                    self._refused = True
+                    raise
+                self._table.prove()
+                if self._table.state() != before:
                     self._refused = True
                     raise
                 if last != {app: self._table.last_chunk(app) for app in chunks}:

@@ -49,6 +49,7 @@ from cdc_lake.errors.deploy import (
 )
 from cdc_lake.errors.lake import (
     ApplyFailed,
+    BronzeAltered,
     BronzeBusy,
     BronzeDamaged,
     BronzeNotWritten,
@@ -161,6 +162,7 @@ __all__ = [
     "AuthenticationUnsupported",
     "BatchTooLarge",
     "BronzeAhead",
+    "BronzeAltered",
     "BronzeBusy",
     "BronzeDamaged",
     "BronzeNotWritten",

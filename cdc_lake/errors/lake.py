@@ -125,6 +125,13 @@ class BronzeDamaged(LakeError):
     hint = "run `cdc-lake inspect chain` to see where; rows were removed or edited by something else"
 
 
+class BronzeAltered(LakeError):
+    """Something else changed the data of bronze since the last commit of its receiver."""
+
+    code = "LAK425"
+    hint = "find out what writes to the table; what bronze has lost comes back only with a new copy"
+
+
 class ControlNotWritten(LakeError):
     """A commit to a control table failed, and is known not to have landed."""
 

@@ -129,7 +129,7 @@ def commit(
     otherwise Delta may place the append after other writers' commits. `table` moves to the version made.
     """
     version = submit(
-        table, actions, apps=apps, note=note, fenced=fenced, mark=str(uuid4()), read=lambda at: _read_entry(folder, at)
+        table, actions, apps=apps, note=note, fenced=fenced, mark=str(uuid4()), read=lambda at: entry_at(folder, at)
     )
     if durable:
         _sync_log(folder, version)
@@ -174,9 +174,7 @@ def set_properties(
     table: DeltaTable, folder: Path, properties: Mapping[str, str], *, note: Mapping[str, object], durable: bool
 ) -> int:
     """Set table properties as the very next version; which it is. Raises NotLanded."""
-    version = submit_properties(
-        table, properties, note=note, mark=str(uuid4()), read=lambda at: _read_entry(folder, at)
-    )
+    version = submit_properties(table, properties, note=note, mark=str(uuid4()), read=lambda at: entry_at(folder, at))
     if durable:
         _sync_log(folder, version)
     stand_at(table, version)
@@ -214,12 +212,6 @@ def _made(call: Callable[[], None], base: int, mark: str, read: ReadEntry) -> in
     if version is None:
         raise NotLanded(overtaken=overtaken) from failure
     return version
-
-
-def note_at(folder: Path, version: int) -> dict[str, Any] | None:
-    """Our own entry in a version's commit; None where it is somebody else's, or its log entry was cleaned up."""
-    text = _read_entry(folder, version)
-    return None if text is None else note_in(text)
 
 
 def note_in(text: str) -> dict[str, Any] | None:
@@ -271,7 +263,8 @@ def _find(read: ReadEntry, base: int, mark: str) -> tuple[int | None, bool]:
     return None, version > base + 1
 
 
-def _read_entry(folder: Path, version: int) -> str | None:
+def entry_at(folder: Path, version: int) -> str | None:
+    """The log entry of a version; None where there is none, or it was cleaned up."""
     try:
         return _log_entry(folder, version).read_text()
     except FileNotFoundError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -19,7 +19,7 @@ from cdc_lake.lake.delta_log import (
     commit,
     create_checkpoint,
     create_table,
-    note_at,
+    entry_at,
     open_table,
     refresh,
     set_properties,
@@ -65,8 +65,8 @@ class DeltaPlace(Protocol):
         """Ask an open table something that it may have to read; asked again where the place fails for a while."""
         ...
 
-    def note(self, version: int) -> dict[str, Any] | None:
-        """Our own entry in a version's commit; None where it has none, or its log entry was cleaned up."""
+    def entry(self, version: int) -> str | None:
+        """The log entry of a version; None where it was cleaned up."""
         ...
 
     def write(
@@ -142,9 +142,9 @@ class LocalPlace:
         """Once: a disk that fails goes on failing."""
         return question()
 
-    def note(self, version: int) -> dict[str, Any] | None:
-        """From the log entry."""
-        return note_at(self.folder, version)
+    def entry(self, version: int) -> str | None:
+        """A file."""
+        return entry_at(self.folder, version)
 
     def write(
         self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from deltalake.transaction import AddAction
 from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.errors import BronzeNotWritten, CommitUncertain, StoreUnavailable
 from cdc_lake.lake.delta_leftovers import Leftovers
-from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL, NotLanded, added, note_in, submit, submit_properties
+from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL, NotLanded, added, submit, submit_properties
 from cdc_lake.lake.delta_place import Action
 from cdc_lake.lake.object_store import Behind, ObjectStore
 from cdc_lake.lake.parquet_file import Rows, write_parquet
@@ -64,7 +64,7 @@ class StorePlace:
             try:
                 table = DeltaTable(self.name, storage_options=self._store.delta_options)
             except TableNotFoundError:
-                if self._entry(0) is None and self._last_checkpoint() < 0:
+                if self.entry(0) is None and self._last_checkpoint() < 0:
                     return None
                 raise Behind from None
             self._advance(table)
@@ -101,10 +101,9 @@ class StorePlace:
         """As often as patience allows."""
         return self._store.persist(question, self.name)
 
-    def note(self, version: int) -> dict[str, Any] | None:
-        """From the log entry, read by its name."""
-        text = self._entry(version)
-        return None if text is None else note_in(text)
+    def entry(self, version: int) -> str | None:
+        """Read by its name."""
+        return self._store.read(self.path(_log_entry(version)))
 
     def write(
         self, rows: Rows, *, stats: Sequence[str], loose: Mapping[str, tuple[str, str]], plain: Sequence[str]
@@ -189,9 +188,6 @@ class StorePlace:
         if self._peek(version + 1) is None and self._last_checkpoint() <= version:
             return
         _move(table, version + 1)
-
-    def _entry(self, version: int) -> str | None:
-        return self._store.read(self.path(_log_entry(version)))
 
     def _peek(self, version: int) -> str | None:
         """A log entry by one attempt."""

@@ -139,6 +139,25 @@ class IcebergLog:
                 return found
         return None
 
+    @property
+    def stands_at_main(self) -> bool:
+        """Whether the version looked at is the head of what the catalog gave last: not so behind a lost reply."""
+        now: int | None = self.table.metadata.current_snapshot_id
+        return now == (None if self._head is None else self._head.snapshot_id)
+
+    def newest(self, key: str) -> Snapshot | None:
+        """The newest of all versions, of any branch, whose summary has `key`."""
+        some = (version for version in self.table.metadata.snapshots if key in _noted(version))
+        return max(some, key=lambda version: version.sequence_number or 0, default=None)
+
+    def ancestors(self) -> set[int]:
+        """The head and what it was made from, as far as it is known."""
+        return {version.snapshot_id for version in ancestors_of(self._head, self.table.metadata)}
+
+    def located(self, version: Snapshot) -> set[str]:
+        """Locations of the files of a version. Raises OSError where its lists left."""
+        return {file.file_path for manifest in self.listed(version) for file in self.entries(manifest)}
+
     def manifests(self) -> tuple[ManifestFile, ...]:
         """The manifests of the head. Raises OSError where it left by now."""
         return () if self._head is None else self.listed(self._head)

@@ -72,7 +72,7 @@ class Advance:
 
     def run(self, goal: int | None, stop: threading.Event) -> None:
         """Apply everything bronze holds now, at most to `goal`. Returns at a span's end when `stop` is set."""
-        state = self._bronze.state()
+        state = self._bronze.proven()
         if state is None:
             return
         self.done.stream = state.stream
