@@ -3,15 +3,6 @@
 A payload holds a part of a transaction, one, or many; rows stay the bytes the server sent until a batch is closed. What
 leaves has seen its COMMIT. This is the hot path of the receiver: in style b many rows in one payload are found together
 (`runs`), others cost one read of their head, a slice and two appends.
-
-Which LSN may be confirmed depends on how the stream is written (openGauss 3.0.0 and 6.0.2, tried on servers):
-
-* Style b, and t and j in batches: the COMMIT has the end of its commit record. 6.0.2 sends a transaction again that
-  starts at or after the confirmed LSN, 3.0.0 one that starts after it: the end itself loses the next one there, the
-  end minus 1 loses and repeats nothing on either.
-* Serial: the header of the COMMIT, which is that end too, is safe as it is.
-* t and j without batches: the header is the commit record's start; header plus 1 does not repeat it.
-* A slot that is ordered by CSN is confirmed by CSN.
 """
 
 from __future__ import annotations
@@ -25,21 +16,18 @@ import numpy as np
 
 from cdc_lake.decode.mppdb import framing, heartbeat, lines
 from cdc_lake.decode.mppdb.binary import BODY, END, LEAST, MORE, following, record_end, record_of
+from cdc_lake.decode.mppdb.bounding import STORABLE, Bounding
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Begin, Commit, Heartbeat, Style
 from cdc_lake.decode.mppdb.runs import Lsns, Rows, Run, long_runs
 from cdc_lake.decode.mppdb.styles import verify
-from cdc_lake.decode.mppdb.timestamps import micros
-from cdc_lake.errors import DecodeError, MalformedMessage, NoOrderNumber, OutOfSequence
+from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence
 from cdc_lake.model.position import Lsn, OrderDomain
-from cdc_lake.model.transaction import Boundaries
 
 _HEAD: Final = struct.Struct(">IQB")
 """Length, LSN and letter of a record in style b."""
 _ROWS: Final = frozenset(b"IUD")
-_STORABLE: Final = 1 << 63
-"""Bronze holds numbers of 63 bits; no real LSN, CSN or xid is larger."""
 
 
 class FamilyAssembler:
@@ -71,9 +59,8 @@ class FamilyAssembler:
         self.others = 0
         self._style = style
         self._batch = batch and style is not Style.SERIAL
-        self._domain = domain
         self._codec = codec or Codec()
-        self._confirms_csn = confirms_csn
+        self._bounding = Bounding(style=style, batch=self._batch, domain=domain, confirms_csn=confirms_csn)
         self._keeps = keeps
         self._note = note
         self._noted: set[str] = set()
@@ -276,22 +263,11 @@ class FamilyAssembler:
         begin = self._begin
         if begin is None:
             raise OutOfSequence("a COMMIT without a BEGIN", offset=at)
-        csn = begin.csn if begin.csn is not None else commit.csn
-        commit_lsn = commit.lsn if commit.lsn is not None else header_lsn
         for numbers in (self._lsns, *(earlier for _, earlier, _ in self._before)):
-            if numbers and max(numbers) >= _STORABLE:
+            if numbers and max(numbers) >= STORABLE:
                 raise MalformedMessage("a row whose LSN is above 63 bits", offset=at)
-        bounds = Boundaries(
-            position=self._position(csn, commit_lsn, at),
-            confirm=self._confirm(csn, commit_lsn, at),
-            commit_lsn=_storable(commit_lsn, "a COMMIT LSN", at),
-            first_lsn=self._first_lsn(begin),
-            csn=_storable(csn, "a CSN", at),
-            xid=_storable(commit.xid if commit.xid is not None else begin.xid, "a transaction id", at),
-            commit_ts=_time(commit.time or begin.time, at),
-            user=begin.user,
-            origin=str(begin.origin_id) if begin.origin_id else None,  # 0: of this server
-        )
+        has_rows = bool(self._records or self._before)
+        bounds = self._bounding.bounds(begin, commit, header_lsn, at, has_rows=has_rows)
         done = RecordTransaction(bounds, self._style, *self._kept(), self._bytes)
         self._start()
         return done
@@ -306,42 +282,3 @@ class FamilyAssembler:
             rows += [records, run]
             lsns += [np.array(numbers, np.int64), run.lsn]
         return Rows([*rows, self._records]), Lsns([*lsns, np.array(self._lsns, np.int64)])
-
-    def _position(self, csn: int | None, commit_lsn: int, at: int) -> int:
-        number, name = (csn, "CSN") if self._domain is OrderDomain.CSN else (commit_lsn, "commit LSN")
-        if number is None:
-            raise NoOrderNumber(f"a transaction without a {name} in a stream that is ordered by {name}", offset=at)
-        if number >= _STORABLE:
-            raise NoOrderNumber(f"a transaction whose {name} is above 63 bits", offset=at)
-        return number
-
-    def _confirm(self, csn: int | None, commit_lsn: int, at: int) -> int:
-        if self._confirms_csn:
-            if csn is None:
-                raise NoOrderNumber("a transaction without a CSN on a slot that is confirmed by CSN", offset=at)
-            return csn
-        if self._style is Style.SERIAL:
-            return commit_lsn
-        if self._style is Style.BINARY or self._batch:
-            return max(commit_lsn - 1, 0)
-        return commit_lsn + 1
-
-    def _first_lsn(self, begin: Begin) -> int | None:
-        """The first LSN of a transaction with rows. 3.0.x prints stale memory for one without."""
-        first = begin.first_lsn if begin.first_lsn is not None else begin.lsn  # serial: the LSN of BEGIN is it
-        return first if first and (self._records or self._before) and first < _STORABLE else None
-
-
-def _storable(number: int | None, what: str, at: int) -> int | None:
-    if number is not None and number >= _STORABLE:
-        raise MalformedMessage(f"{what} above 63 bits", offset=at)
-    return number
-
-
-def _time(text: str | None, at: int) -> int | None:
-    if not text:
-        return None
-    time = micros(text)
-    if abs(time) >= _STORABLE:
-        raise MalformedMessage("a commit time beyond what 64 bits of microseconds hold", offset=at)
-    return time
