@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.chain_columns import Odd, RowColumns, Run, Whole
@@ -166,11 +168,18 @@ class Walk:
         wanted = ~pc.field("op").isin([RELATION, SNAPSHOT])
         paths = self._paths()
         for number, path in enumerate(paths):
-            for part in files.batches([path], ROW, wanted if self.span is None else wanted & within(self.span)):
-                for some in part.to_batches():
-                    yield RowColumns(some, self.layouts)
+            try:
+                for part in files.batches([path], ROW, wanted if self.span is None else wanted & within(self.span)):
+                    for some in part.to_batches():
+                        yield RowColumns(some, self.layouts)
+            except BronzeDamaged as lost:
+                raise Broken(*self._first_of(path), f"{lost.message}: {path.rpartition('/')[2]}") from lost
             text = f"verified {self._transactions:,} transactions"
             tell(Progress("chain", text, number + 1, len(paths), "files"))
+
+    def _first_of(self, path: str) -> tuple[int, int]:
+        """Where a file that cannot be read begins, as the table says, or where the walk stands."""
+        return self.pinned.files.first(path) or (self._at.number, self._at.position)
 
     def _paths(self, op: str | None = None) -> list[str]:
         if self.span is None:
@@ -179,13 +188,12 @@ class Walk:
 
     def _read_layouts(self) -> None:
         """Of all files first: compaction may move layout rows behind the changes that follow them."""
-        files = self.pinned.files
         wanted = pc.field("ordinal").is_null() & (pc.field("op") == RELATION)
         if self.span is not None:
             wanted &= pc.field("epoch") == self.span.epoch
         seen: set[tuple[Any, ...]] = set()
         columns = ["epoch", "position", "layout", "relation", "info"]
-        for part in files.batches(self._paths(RELATION), columns, wanted):
+        for part in self._readable(self._paths(RELATION), columns, wanted):
             for epoch, position, number, name, info in zip(*(c.to_pylist() for c in part.columns), strict=True):
                 if (number, name, info) in seen:
                     continue
@@ -197,6 +205,12 @@ class Walk:
                     raise Broken(epoch, position, "a layout row does not describe its layout")
                 seen.add((number, name, info))
                 self.layouts[number] = relation
+
+    def _readable(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression) -> Iterator[pa.Table]:
+        """Of the files that can be read: of the others the walk says so, when it gets there."""
+        for path in paths:
+            with suppress(BronzeDamaged):
+                yield from self.pinned.files.batches([path], columns, wanted)
 
     # ── epochs ──
 

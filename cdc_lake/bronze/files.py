@@ -95,6 +95,15 @@ class Files:
             keep &= named
         return [self.paths[at] for at in np.flatnonzero(keep).tolist()]
 
+    def first(self, path: str) -> tuple[int, int] | None:
+        """Epoch and position of the first row of a file, None where its bounds are not known."""
+        names = self.actions.column_names
+        if "min.epoch" not in names or "min.position" not in names:
+            return None
+        at = self.paths.index(path)
+        epoch, position = self.actions["min.epoch"][at].as_py(), self.actions["min.position"][at].as_py()
+        return None if epoch is None or position is None else (epoch, position)
+
     def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
         """Rows of the given files, in their order, of the columns asked for."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -214,13 +215,19 @@ def test_the_chain_of_a_bronze_that_grows_meanwhile_holds(place: Place) -> None:
 
 
 @pytest.mark.parametrize("left", [None, 100], ids=["gone", "cut"])
-def test_a_data_file_that_is_gone_or_cut_is_named(landed: Place, left: int | None):
-    (path,) = landed.data_files()
+def test_a_data_file_that_is_gone_or_cut_is_named_where_the_chain_breaks(landed: Place, left: int | None):
+    for position in (900, 910):
+        landed.writer().append([raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, ("9", "n")),)))])
+    files = landed.reader().files()
+    (path,) = [Path(one) for one in files.select(epoch=1, after=899, upto=900)]
     if left is None:
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:left])
-    for read in (lambda: verify(landed.reader()), lambda: landed.reader().files().read([str(path)], ["position"])):
-        with pytest.raises(BronzeDamaged) as damaged:
-            read()
-        assert path.name in damaged.value.where
+    verdict = verify(landed.reader())
+    assert verdict.broken_at == (1, 900)
+    assert path.name in verdict.reason
+    assert verdict.transactions > 0
+    with pytest.raises(BronzeDamaged) as damaged:
+        landed.reader().files().read([str(path)], ["position"])
+    assert path.name in damaged.value.where
