@@ -29,7 +29,7 @@ from cdc_lake.pipeline.upkeep import Upkeep
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_lake.pipeline.receive import ReceiveSummary
+    from cdc_lake.pipeline.receiving import ReceiveSummary
 
 _LOOK_EVERY = 0.3
 _SPARK_PATIENCE = 60.0

@@ -41,7 +41,8 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tr
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.receive import ReceiveSummary, receive
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving import ReceiveSummary
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.workload import SHAPES, Workload

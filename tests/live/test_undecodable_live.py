@@ -26,7 +26,8 @@ from cdc_lake.pipeline.against_source import against_source
 from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.receive import ReceiveSummary, receive
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving import ReceiveSummary
 from cdc_lake.pipeline.redecode import retry
 from tests.conftest import Database, drop_database
 from tests.gauss_client import wait_until

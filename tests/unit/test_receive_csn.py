@@ -42,6 +42,7 @@ from cdc_lake.pipeline.connect import OpenStream
 from cdc_lake.pipeline.csn_order import CsnOrder
 from cdc_lake.pipeline.gaps import recorded_gaps
 from cdc_lake.pipeline.proof import known_beside
+from cdc_lake.pipeline.receiving import ReceiveSummary
 from cdc_lake.pipeline.streams import begin_stream
 from cdc_lake.source.recording import RecordingSource
 from cdc_lake.source.recording_file import Data, RecordingReader
@@ -179,7 +180,7 @@ def project_of(root: Path, **batch: Any) -> Project:
     return Project(Pipeline.model_validate(document), root / "p.yaml", root)
 
 
-def receive(project: Project, tell: Any = silent) -> loop.ReceiveSummary:
+def receive(project: Project, tell: Any = silent) -> ReceiveSummary:
     bronze = DeltaBronze(project.bronze, "os")
     return loop.receive(project, bronze, once=True, stop=threading.Event(), tell=tell)
 
