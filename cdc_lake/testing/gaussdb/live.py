@@ -11,12 +11,12 @@ Left out: rows of tables created without a replica identity (PostgreSQL refuses 
 
 from __future__ import annotations
 
-import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -26,45 +26,23 @@ from psycopg import conninfo
 
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.errors import SlotActive
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.catalog import SourceCatalog
 from cdc_lake.source.connection import Session
-from cdc_lake.source.postgres import PostgresStream
-from cdc_lake.source.slot import export_slot, keep_slot
 from cdc_lake.source.visible import Visible
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
+from cdc_lake.testing.gaussdb.live_errands import Errands
 from cdc_lake.testing.gaussdb.live_journal import Journal, Numbered, Opening
-from cdc_lake.testing.gaussdb.live_order import LiveOrder, SnapshotPassed, Waiting
+from cdc_lake.testing.gaussdb.live_order import LiveOrder, Waiting
 from cdc_lake.testing.gaussdb.live_rows import LiveRows, Told
-from cdc_lake.testing.gaussdb.live_setup import (
-    PUBLICATION,
-    TypeNames,
-    connect,
-    current_snapshot,
-    prepare,
-    rows_at,
-)
+from cdc_lake.testing.gaussdb.live_setup import TypeNames, begin, connect, current_snapshot, open_stream, prepare
 
 _IDLE: Final = 0.02  # seconds: the longest a request for a snapshot waits for the reader
 _GATHER: Final = 0.05  # seconds a block of transactions that may be exchanged waits to be full
-_STATUS: Final = 5.0
 _STANDSTILL: Final = 60.0  # seconds without any progress towards what is committed
-_RELEASED: Final = 20.0  # seconds until the server has noticed that an earlier reader ended
 _BEFORE: Final = 8  # bytes: a slot of the 3.0 line sends what starts behind its point, not what starts there
 _FOREIGN_STEP: Final = 8  # bytes: an empty transaction of another database fits behind a commit record
-
-
-@dataclass(slots=True)
-class _Ask:
-    """A snapshot somebody wants: `take` takes it, in the reader's thread, while its asker waits."""
-
-    take: Callable[[], Visible]
-    aligned: bool
-    done: threading.Event = field(default_factory=threading.Event)
-    point: SnapshotPoint | None = None
-    failed: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +87,7 @@ class LivePostgres:
         self._random = random.Random(seed)
         self._order = LiveOrder(first_csn, inversions=inversions, seed=seed)
         self._journal = None if journal is None else Journal(journal)
-        self._asks: queue.SimpleQueue[_Ask] = queue.SimpleQueue()
-        self._beats: queue.Queue[queue.Queue[int]] = queue.Queue()
+        self._errands = Errands()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="live postgres", daemon=True)
@@ -127,44 +104,27 @@ class LivePostgres:
         self._rows = LiveRows(TypeNames(self._connect()), keyless=self.keyless, leading_zero=self._leading_zero)
         self._assembler = Assembler(SourceCatalog(self._connect()))
         replication = self._connect(replication=True)
-        kept = None if self._journal is None else self._journal.read()
-        slot, start, numbered = self._begin(replication) if kept is None else (kept[0].slot, kept[0].start, kept[1])
-        if kept is not None:
-            for relation, rows in kept[0].rows:
-                self._rows.load(relation, rows)
-        self.ledger = Ledger(start=start, first_csn=self._first_csn)
-        self._end = start
+        opening, numbered = self._opening(replication)
+        for relation, rows in opening.rows:
+            self._rows.load(relation, rows)
+        self.ledger = Ledger(start=opening.start, first_csn=self._first_csn)
+        self._end = opening.start
         self._order.resume([entry.csn for entry in numbered])
         for entry in numbered:
             self._add(self._waiting(entry.raw, entry.commit_lsn, entry.commit_ts, entry.csn))
         self._append(journaled=True)
-        self._stream = self._open(replication, slot, self._end)
+        self._stream = open_stream(replication, opening.slot, self._end)
         self._thread.start()
         return self
 
-    def _begin(self, replication: Session) -> tuple[str, int, list[Numbered]]:
-        """Make the slot, and take the image of the rows there; with a journal, both last."""
-        exported = export_slot(replication, f"live_{random.SystemRandom().getrandbits(32):08x}")
-        image = list(rows_at(self._connect(), exported.snapshot))
-        for relation, rows in image:
-            self._rows.load(relation, rows)
-        start = exported.consistent.value
-        if self._journal is None:
-            return exported.name, start, []
-        slot = exported.name.removesuffix("_new")
-        keep_slot(self._sql, exported, slot)
-        self._journal.open(Opening(slot, start, image))
-        return slot, start, []
-
-    def _open(self, replication: Session, slot: str, start: int) -> PostgresStream:
-        deadline = time.monotonic() + _RELEASED
-        while True:
-            try:
-                return PostgresStream(replication, slot, PUBLICATION, start, status_interval=_STATUS)
-            except SlotActive:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+    def _opening(self, replication: Session) -> tuple[Opening, list[Numbered]]:
+        """Where the ledger begins, and what was in it when an earlier process ended."""
+        if self._journal is not None and (kept := self._journal.read()) is not None:
+            return kept
+        opening = begin(replication, self._connect(), self._sql, outlives=self._journal is not None)
+        if self._journal is not None:
+            self._journal.open(opening)
+        return opening, []
 
     def _connect(self, *, replication: bool = False) -> Session:
         session = connect(self._dsn, replication=replication)
@@ -186,14 +146,7 @@ class LivePostgres:
 
     def beat(self) -> int:
         """Add a transaction without changes, as one that only took a transaction id; its id."""
-        done: queue.Queue[int] = queue.Queue()
-        self._beats.put(done)
-        while True:
-            try:
-                return done.get(timeout=0.2)
-            except queue.Empty:
-                if not self._thread.is_alive():
-                    raise RuntimeError("the live PostgreSQL is no longer read") from self._failure
+        return self._errands.ask(self._beat, self._still_reading)
 
     def lose_csn(self) -> int:
         """Leave a CSN out, as if its transaction were lost; to be called where everything is `settled`. The CSN."""
@@ -212,15 +165,7 @@ class LivePostgres:
         With `aligned` it is taken again until no transaction it shows stands in the log behind one it does not, as a
         new slot's consistent point wants it. Raises SnapshotPassed where the snapshot was older than this call.
         """
-        ask = _Ask(take, aligned)
-        self._asks.put(ask)
-        while not ask.done.wait(0.2):
-            if not self._thread.is_alive():
-                raise RuntimeError("the live PostgreSQL is no longer read") from self._failure
-        if ask.failed is not None:
-            raise ask.failed
-        assert ask.point is not None
-        return ask.point
+        return self._errands.ask(partial(self._place, take, aligned=aligned), self._still_reading)
 
     def point(self) -> SnapshotPoint:
         """This moment as a point: everything committed by now is in the ledger, and nothing else lies before it."""
@@ -238,12 +183,15 @@ class LivePostgres:
 
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────
 
+    def _still_reading(self) -> None:
+        if not self._thread.is_alive():
+            raise RuntimeError("the live PostgreSQL is no longer read") from self._failure
+
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._answer()
-                self._beat()
-                self._read(_IDLE if self._asks.empty() else 0)
+                self._errands.run()
+                self._read(_IDLE if self._errands.none else 0)
                 self._number()
         except BaseException as failed:  # noqa: BLE001 - handed to whoever asks or stops
             self._failure = failed
@@ -309,37 +257,26 @@ class LivePostgres:
             database=self.database if waiting.xid is not None else "other",
         )
 
-    def _answer(self) -> None:
-        while not self._asks.empty():
-            ask = self._asks.get()
-            try:
-                ask.point = self._place(ask)
-            except (psycopg.Error, SnapshotPassed, RuntimeError, OSError) as failed:
-                ask.failed = failed
-            ask.done.set()
+    def _beat(self) -> int:
+        row = self._sql.execute("SELECT txid_current()::text").fetchone()
+        assert row is not None
+        xid = int(str(row[0]))
+        self._read_to(current_snapshot(self._sql).position)
+        at = self._end
+        self._add(Waiting(Told(()), xid, at, at, at + _FOREIGN_STEP, time.time_ns() // 1000))
+        self._number()
+        return xid
 
-    def _beat(self) -> None:
-        while not self._beats.empty():
-            done = self._beats.get()
-            row = self._sql.execute("SELECT txid_current()::text").fetchone()
-            assert row is not None
-            xid = int(str(row[0]))
-            self._read_to(current_snapshot(self._sql).position)
-            at = self._end
-            self._add(Waiting(Told(()), xid, at, at, at + _FOREIGN_STEP, time.time_ns() // 1000))
-            self._number()
-            done.put(xid)
-
-    def _place(self, ask: _Ask) -> SnapshotPoint:
+    def _place(self, take: Callable[[], Visible], *, aligned: bool) -> SnapshotPoint:
         while True:
-            visible = ask.take()
+            visible = take()
             self._read_to(visible.position)
             self._order.check(visible.shows)
             csn = self._order.number(visible.shows, whole=True)
             unseen, seen = self._order.first_unseen(), self._order.last_seen()
-            aligned = unseen is None or seen is None or seen < unseen
+            is_aligned = unseen is None or seen is None or seen < unseen
             self._append()
-            if aligned or not ask.aligned:
+            if is_aligned or not aligned:
                 first = visible.position if unseen is None else min(unseen, visible.position)
                 return SnapshotPoint(csn, first - _BEFORE)
 

@@ -1,26 +1,34 @@
-"""Setting a live PostgreSQL up: sessions, the publication, marks of DDL, and the rows that are there at the start."""
+"""Setting a live PostgreSQL up: sessions, publication, marks of DDL, the slot, and the rows there are at its start."""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Collection, Iterator
 from typing import Final
 
 import psycopg
 from psycopg import conninfo, sql
 
+from cdc_lake.errors import SlotActive
 from cdc_lake.model.change import Tuple
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session
+from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.printing import PRINTING
 from cdc_lake.source.publication import published
+from cdc_lake.source.slot import export_slot, keep_slot
 from cdc_lake.source.snapshot import exported, read_chunks
 from cdc_lake.source.visible import Visible
+from cdc_lake.testing.gaussdb.live_journal import Opening
 from cdc_lake.testing.gaussdb.live_rows import SCHEMA
 
 PUBLICATION: Final = "gaussdb_standin"
 _CHUNK_ROWS: Final = 10_000
+_STATUS: Final = 5.0
+_RELEASED: Final = 20.0  # seconds until the server has noticed that an earlier reader ended
 _GENERATED: Final = 180000
 """First version whose publications can send generated columns, as openGauss does."""
 
@@ -63,6 +71,29 @@ def rows_at(session: Session, snapshot: str) -> Iterator[tuple[Relation, list[Tu
             relation = relation_of(session, entry.table, entry.columns)
             for rows in read_chunks(session, relation, row_filter=None, chunk_rows=_CHUNK_ROWS):
                 yield relation, [tuple(row) for row in rows.to_pylist()]
+
+
+def begin(replication: Session, image: Session, keeper: Session, *, outlives: bool) -> Opening:
+    """Make a slot, and read the rows at its start with `image`; it ends with its connection unless it `outlives` it."""
+    exported_slot = export_slot(replication, f"live_{random.SystemRandom().getrandbits(32):08x}")
+    rows = list(rows_at(image, exported_slot.snapshot))
+    slot = exported_slot.name
+    if outlives:
+        slot = slot.removesuffix("_new")
+        keep_slot(keeper, exported_slot, slot)
+    return Opening(slot, exported_slot.consistent.value, rows)
+
+
+def open_stream(replication: Session, slot: str, start: int) -> PostgresStream:
+    """Read the slot from there; an earlier reader that has just ended is waited for."""
+    deadline = time.monotonic() + _RELEASED
+    while True:
+        try:
+            return PostgresStream(replication, slot, PUBLICATION, start, status_interval=_STATUS)
+        except SlotActive:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def current_snapshot(session: Session) -> Visible:
