@@ -115,6 +115,8 @@ def inspect_row(reader: BronzeReader, table: TableName, key: Mapping[str, str]) 
 def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:
     """Key columns of a table by its layouts in bronze, for a key given as bare values. Raises NotInBronze."""
     layouts = reader.layouts([table])
+    if not layouts:
+        raise NotInBronze(f"bronze has no changes of {table}", where=reader.place)
     keys = {layout.primary_key for layout in layouts.values() if layout.primary_key}
     if len(keys) != 1:
         raise NotInBronze(

@@ -173,6 +173,12 @@ def test_a_row_is_followed_across_epochs(inspect: Shell, bronze: DeltaBronze) ->
     assert "STA623" in inspect("tx", "0/7D0")[0]
 
 
+def test_a_table_that_bronze_has_nothing_of_is_said_to_be_that(inspect: Shell, bronze: DeltaBronze) -> None:
+    said, code = inspect("row", "public.nothing", "2")
+    assert "bronze has no changes of public.nothing" in said
+    assert code == 1
+
+
 # ── chain ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
