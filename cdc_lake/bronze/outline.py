@@ -7,7 +7,7 @@ of the files whose statistics overlap the span.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,25 +16,32 @@ from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE
 from cdc_lake.bronze.files import Files
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
+from cdc_lake.model.truncated import Truncated
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
     """One table's changes in a span.
 
-    `layouts`: layout numbers in order of first use. `truncates`: `(position, ordinal)` ascending. `unchanged`: layout →
+    `layouts`: layout numbers in order of first use. `truncated`: its truncates in order. `unchanged`: layout →
     positions in the new tuple that some change did not send. `olds`: updates that carry an old tuple. `nameless`: the
     position of the first delete without an old tuple, None where there is none.
     """
 
     rows: int
     layouts: tuple[int, ...]
-    truncates: tuple[tuple[int, int], ...]
+    truncated: tuple[Truncated, ...]
     unchanged: dict[int, frozenset[int]]
     olds: int
     nameless: int | None = None
 
+    @property
+    def truncates(self) -> tuple[tuple[int, int], ...]:
+        """`(position, ordinal)` of each truncate, ascending."""
+        return tuple((one.position, one.ordinal) for one in self.truncated)
 
+
+_ORDER = [("position", "ascending"), ("ordinal", "ascending")]
 _COLUMNS = ["position", "ordinal", "op", "layout", "unchanged", "old_kind"]
 
 
@@ -50,15 +57,19 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Ou
     position = pc.field("position")
     wanted = (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table)) & pc.field("op").isin(ops)
     wanted &= (position <= span.upto) & (position > (span.upto - 1 if snapshot else span.after))
-    rows = files.read(span_files(files, table, span, snapshot=snapshot), _COLUMNS, wanted)
-    rows = rows.take(pc.sort_indices(rows, [("position", "ascending"), ("ordinal", "ascending")]))
-    truncates = rows.filter(pc.equal(rows["op"], TRUNCATE))
+    paths = span_files(files, table, span, snapshot=snapshot)
+    rows = files.read(paths, _COLUMNS, wanted)
+    rows = rows.take(pc.sort_indices(rows, _ORDER))
+    truncated: tuple[Truncated, ...] = ()
+    if pc.any(pc.equal(rows["op"], TRUNCATE)).as_py():
+        found = files.read(paths, [f.name for f in fields(Truncated)], wanted & (pc.field("op") == TRUNCATE))
+        truncated = tuple(Truncated(**row) for row in found.sort_by(_ORDER).to_pylist())
     updates = rows.filter(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"])))
     nameless = rows.filter(pc.and_(pc.equal(rows["op"], DELETE), pc.is_null(rows["old_kind"])))
     return Outline(
         rows=rows.num_rows,
         layouts=tuple(dict.fromkeys(rows["layout"].drop_null().to_pylist())),
-        truncates=tuple(zip(truncates["position"].to_pylist(), truncates["ordinal"].to_pylist(), strict=True)),
+        truncated=truncated,
         unchanged=_unchanged(rows),
         olds=updates.num_rows,
         nameless=nameless["position"][0].as_py() if nameless.num_rows else None,

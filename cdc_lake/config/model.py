@@ -179,6 +179,9 @@ class LengthBetween(RuleBase):
 Rule = Annotated[NotNull | Between | InSet | Matches | LengthBetween, Field(discriminator="rule")]
 
 
+TableKind = Literal["current", "history", "append"]
+
+
 class TableDefaults(Section):
     """What a silver table is unless it says otherwise."""
 
@@ -186,6 +189,12 @@ class TableDefaults(Section):
     """Table format."""
     namespace: Name = "silver"
     """Namespace (folder or database) of the tables."""
+    kind: TableKind = "current"
+    """What is kept: the current rows, every version of a row (history), or every change (append)."""
+    deletes: Literal["hard", "soft"] = "hard"
+    """What a delete does to a current row: it goes, or it stays and `_is_deleted` says so."""
+    lineage: bool = False
+    """Whether rows say which change made them, in `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
 
 
 class SilverTable(Section):
@@ -197,6 +206,12 @@ class SilverTable(Section):
     """Name of the silver table; the source table's name by default, with the schema before it outside `public`."""
     format: Literal["delta", "iceberg"] | None = None
     """Table format."""
+    kind: TableKind | None = None
+    """What is kept: the current rows, every version of a row (history), or every change (append)."""
+    deletes: Literal["hard", "soft"] | None = None
+    """What a delete does to a current row: it goes, or it stays and `_is_deleted` says so."""
+    lineage: bool | None = None
+    """Whether rows say which change made them, in `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
     keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns that identify a row; the source's primary key by default."""
     rules: list[Rule] = []  # noqa: RUF012  # pydantic copies defaults

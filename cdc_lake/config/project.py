@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from cdc_lake.config.model import Pipeline, Rule, SilverTable
+from cdc_lake.config.model import Pipeline, Rule, SilverTable, TableKind
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.errors import NotForThisSource
@@ -19,7 +20,7 @@ from cdc_lake.model.relation import TableName
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one source table goes: its silver table, format, keys (None: the source's primary key), rules."""
+    """Where one source table goes, and what is kept of it; `keys`: None for the source's own."""
 
     source: TableName
     namespace: str
@@ -27,6 +28,9 @@ class Target:
     format: str
     keys: tuple[str, ...] | None
     rules: tuple[Rule, ...]
+    kind: TableKind = "current"
+    deletes: Literal["hard", "soft"] = "hard"
+    lineage: bool = False
 
     @property
     def label(self) -> str:
@@ -161,6 +165,9 @@ class Project:
             format=given.format or defaults.format,
             keys=tuple(given.keys) if given.keys else None,
             rules=tuple(given.rules),
+            kind=given.kind or defaults.kind,
+            deletes=given.deletes or defaults.deletes,
+            lineage=defaults.lineage if given.lineage is None else given.lineage,
         )
 
 

@@ -70,6 +70,20 @@ class DestructiveChange(LakeError):
     hint = "the table waits, the others go on; undo the change at the source, or start over with a new copy"
 
 
+class NameTaken(LakeError):
+    """A column of the source has the name of one that silver adds itself."""
+
+    code = "LAK450"
+    hint = "rename the column at the source, or leave out what adds it: `lineage`, `deletes: soft`, or the table's kind"
+
+
+class KindChanged(LakeError):
+    """A silver table keeps something else than the pipeline says."""
+
+    code = "LAK451"
+    hint = "put the pipeline back; a table of another kind needs a copy of its own: a pipeline of another name"
+
+
 class MergeRefused(LakeError):
     """Silver does not hold what the change refers to."""
 

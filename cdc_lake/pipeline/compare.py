@@ -36,6 +36,7 @@ from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.match import Differences, Key, match, rows_of
 from cdc_lake.pipeline.point import Gap, Point, point
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
+from cdc_lake.silver.own_columns import source_rows
 from cdc_lake.silver.shape import default_keys
 from cdc_lake.source.captured import Published
 from cdc_lake.source.stream import shown
@@ -133,7 +134,7 @@ def _pin(project: Project, state: BronzeState, one: Published) -> _Pinned:
 def _table(job: _Job, where: Point) -> TableComparison:
     began = time.monotonic()
     pinned = job.pinned
-    found = where.gap(pinned.target.source, pinned.watermark) or _sides(job)
+    found = _apart(pinned.target) or where.gap(pinned.target.source, pinned.watermark) or _sides(job)
     if isinstance(found, _Sides):
         return _judged(job, found, began)
     return TableComparison(
@@ -144,6 +145,13 @@ def _table(job: _Job, where: Point) -> TableComparison:
         hint=found.hint,
         seconds=_since(began),
     )
+
+
+def _apart(target: Target) -> Gap | None:
+    """Why a table cannot be set beside the source's rows at all."""
+    if target.kind != "append":
+        return None
+    return Gap("silver keeps every change of it, the source only the rows they led to", "compare tables of other kinds")
 
 
 def _sides(job: _Job) -> _Sides | Gap:
@@ -159,7 +167,7 @@ def _sides(job: _Job) -> _Sides | Gap:
         if source.num_rows:
             return Gap("the silver table has not been made yet", "run `cdc-lake run --once`")
         return _Sides(source, source, keys, {})
-    silver = read_silver(job.project, pinned.target, pinned.marker.version)
+    silver = source_rows(read_silver(job.project, pinned.target, pinned.marker.version), pinned.target)
     names = dict(zip(relation.names, silver_names(relation), strict=True))
     if (gap := _uneven(set(names.values()), set(silver.column_names))) is not None:
         return gap

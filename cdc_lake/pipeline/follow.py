@@ -93,10 +93,26 @@ def follow(
     placed = _placed(span, changes, traced)
     return Followed(
         free=placed.where(f"NOT coalesce({_HELD}, false)").drop(_FAILED, _HELD, "_cdc_segment"),
-        held=_held_rows(span, placed) if any(t.held for t in traced) else None,
+        held=_with_rules(rows, placed.where(_HELD)) if any(t.held for t in traced) else None,
         closings=tuple(closings),
         survey=found,
     )
+
+
+def without_failing(
+    rows: DataFrame,
+    changes: DataFrame,
+    table: Target,
+    shape: Shape,
+    unsent: frozenset[int],
+    found: Survey,
+) -> tuple[DataFrame, pa.Table | None]:
+    """Changes of a table without keys: those that do not fail, and bronze's rows of those that do. None waits."""
+    if not found.failing:
+        return changes, None
+    judged = changes.withColumn(_FAILED, failed_names(conditions(table, shape, unsent)))
+    held = _with_rules(rows, judged.where(f"size({_FAILED}) > 0"))
+    return judged.where(f"size({_FAILED}) = 0").drop(_FAILED), held
 
 
 def _trace(
@@ -173,10 +189,11 @@ def _placed(span: _Span, changes: DataFrame, traced: Sequence[Traced]) -> DataFr
     return joined.withColumn("_cdc_segment", segment)
 
 
-def _held_rows(span: _Span, placed: DataFrame) -> pa.Table:
+def _with_rules(rows: DataFrame, changes: DataFrame) -> pa.Table:
+    """Bronze's rows of changes, with the rules they fail and their keys."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    held = placed.where(_HELD).select(
+    held = changes.select(
         "position",
         "ordinal",
         F.col(_FAILED).alias("rules"),
@@ -184,8 +201,8 @@ def _held_rows(span: _Span, placed: DataFrame) -> pa.Table:
         F.col(FROM).alias("from_key"),
     )
     raw: list[Column] = [F.col(c) for c in ("op", "layout", "new", "old", "old_kind", "unchanged")]
-    rows = span.rows.select("position", "ordinal", *raw).join(F.broadcast(held), ["position", "ordinal"])
-    return rows.orderBy("position", "ordinal").toArrow()
+    found = rows.select("position", "ordinal", *raw).join(F.broadcast(held), ["position", "ordinal"])
+    return found.orderBy("position", "ordinal").toArrow()
 
 
 def _key_frame(spark: SparkSession, keys: Iterable[Key]) -> DataFrame:

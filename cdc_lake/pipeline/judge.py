@@ -84,8 +84,8 @@ def survey(changes: DataFrame, target: Target, shape: Shape, judge: Sequence[Con
     """Count in one job; without a job where there is nothing to count."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    first = shape.key_columns[0]
-    bounded = first.type in _INTEGERS and not seen.truncates
+    first = shape.key_columns[0] if shape.keys else shape.columns[0]
+    bounded = bool(shape.keys) and first.type in _INTEGERS and not seen.truncates
     if not judge and not seen.olds and not bounded:
         return Survey((), 0, 0, 0, None, None)
     unsent = {
@@ -124,7 +124,7 @@ def survey(changes: DataFrame, target: Target, shape: Shape, judge: Sequence[Con
 
 
 def _of_rows(fails_: Column) -> Column:
-    """A delete has no row to judge."""
+    """A delete has no row to judge, and a truncate none at all."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    return (F.col(OP) != "D") & fails_
+    return F.col(OP).isin("I", "U") & fails_

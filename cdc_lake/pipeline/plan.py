@@ -16,6 +16,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
+from cdc_lake.silver.own_columns import own_names
 
 __all__ = ["Action", "ActionKind", "Plan", "plan"]
 
@@ -61,7 +62,8 @@ def _evolution(project: Project, source: SourceView, reader: BronzeReader, targe
     have = silver_columns(project, target)
     if now is None or have is None:
         return
-    for change in _changes(reader, redaction_of(project).relation(now), have):
+    given = [name for name in have if name not in own_names(target)]
+    for change in _changes(reader, redaction_of(project).relation(now), given):
         yield _change(target, change)
 
 

@@ -15,7 +15,7 @@ from cdc_lake.config.project import Target
 from cdc_lake.errors import ApplyFailed, CdcLakeError, MergeRefused, SparkDied
 from cdc_lake.lake.session import death, derive
 from cdc_lake.silver.complete import MISSING_BASE
-from cdc_lake.silver.merge import MISSING_ROW
+from cdc_lake.silver.current import MISSING_ROW
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

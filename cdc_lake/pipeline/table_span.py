@@ -10,7 +10,7 @@ changes that touch such keys are followed one by one (`silver.lineage`) and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -25,15 +25,15 @@ from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.store import SilverColumn, SilverStore, store
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.follow import follow
+from cdc_lake.pipeline.follow import follow, without_failing
 from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.pipeline.redaction_change import check_unchanged
 from cdc_lake.quality.gate import RuleCount
-from cdc_lake.silver.changes import behind, read_changes, typed
-from cdc_lake.silver.complete import complete_moved
+from cdc_lake.silver.changes import read_changes, typed
+from cdc_lake.silver.kind import Kind
+from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.lineage import Closing, Key
-from cdc_lake.silver.merge import merge_sql, overwrite_sql
-from cdc_lake.silver.net_change import net_change, settle
+from cdc_lake.silver.own_columns import LINEAGE, check_kind
 from cdc_lake.silver.shape import Shape, check_evolution, make_shape
 from cdc_lake.source.stream import shown
 
@@ -70,7 +70,7 @@ class TableJob:
 
 @dataclass(frozen=True)
 class Folded:
-    """What a table's span amounts to. `net` as `silver.net_change` describes it, `unsent` the columns it may not know;
+    """What a table's span amounts to. `net` as the table's kind describes it, `unsent` the columns it may not know;
     `held` the changes to be recorded as held, None where there are none; `closings` the truncates that ended holds.
     """
 
@@ -86,6 +86,7 @@ class Prepared:
     """A table's span, ready to be merged."""
 
     job: TableJob
+    kind: Kind
     shape: Shape
     store: SilverStore
     base: Marker
@@ -106,60 +107,67 @@ class Prepared:
 def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     """Read and judge a table's span; None where nothing of it is there. `spark` is used for nothing else meanwhile."""
     table, span, snapshot = job.target.source, job.span, job.snapshot
-    seen = outline(job.files, table, span, snapshot=snapshot)
+    seen, kind = outline(job.files, table, span, snapshot=snapshot), kind_of(job.target)
     if seen.rows == 0:
         if job.layout is not None:
             # The source's table was empty: so is silver, but it is there.
-            evolve(
-                store(spark, job.project, job.target),
-                make_shape((job.layout,), job.layouts, job.target.keys).columns,
-                job.target,
-            )
+            shape = shape_of((job.layout,), job.layouts, job.target, kind)
+            evolve(store(spark, job.project, job.target), kind.columns(shape), job.target)
         return None
-    shape = make_shape(seen.layouts, job.layouts, job.target.keys)
+    shape = shape_of(seen.layouts, job.layouts, job.target, kind)
     check_unchanged(ControlTables(job.project.control).configurations(), table, span)
-    if seen.nameless is not None:
+    if kind.keyed and seen.nameless is not None:
         at = shown(job.stream, seen.nameless)
         raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")
     silver = store(spark, job.project, job.target)
-    evolve(silver, shape.columns, job.target)
+    evolve(silver, kind.columns(shape), job.target)
     base = silver.marker(job.stream)
     paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
-    rows = read_changes(spark, paths, table, span, snapshot=snapshot)
-    target = None if base.version is None else spark.table(silver.name)
-    return Prepared(job, shape, silver, base, seen, fold(rows, target, job.target, shape, seen, job.held))
+    rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=not kind.keyed)
+    target = None if base.version is None else kind.live(spark.table(silver.name))
+    folded = fold(rows, target, job.target, kind, shape, seen, span, job.held)
+    return Prepared(job, kind, shape, silver, base, seen, folded)
 
 
 def fold(
-    rows: DataFrame, target: DataFrame | None, table: Target, shape: Shape, seen: Outline, held: frozenset[Key]
+    rows: DataFrame,
+    target: DataFrame | None,
+    table: Target,
+    kind: Kind,
+    shape: Shape,
+    seen: Outline,
+    span: Span,
+    held: frozenset[Key],
 ) -> Folded:
-    """The net change of bronze's rows of a table. `target` is silver before it, None: empty; `held`: keys that wait."""
+    """What bronze's rows of a table amount to. `target`: silver's live rows before or None; `held`: waiting keys."""
     unsent = unsent_columns(seen, shape)
     changes = typed(rows, shape, unsent)
     found = survey(changes, table, shape, conditions(table, shape, unsent), seen)
+    if not kind.keyed:
+        free, kept = without_failing(rows, changes, table, shape, unsent, found)
+        return Folded(kind.net(free, None, shape, unsent, seen.truncated, span, traced=False), unsent, found, kept, ())
     if found.plain and not held:
-        net = net_change(after_truncates(changes, seen), shape, unsent, traced=False)
-        return Folded(net, unsent, found, None, ())
+        return Folded(
+            kind.net(changes, target, shape, unsent, seen.truncated, span, traced=False), unsent, found, None, ()
+        )
     followed = follow(rows, changes, target, table, shape, unsent, seen, held, found)
-    by_row = net_change(after_truncates(followed.free, seen), shape, unsent, traced=True)
-    if unsent and target is not None:
-        by_row = complete_moved(by_row, target, shape, unsent)
-    return Folded(settle(by_row, shape, unsent), unsent, followed.survey, followed.held, followed.closings)
+    net = kind.net(followed.free, target, shape, unsent, seen.truncated, span, traced=True)
+    return Folded(net, unsent, followed.survey, followed.held, followed.closings)
 
 
 def merge(spark: SparkSession, prepared: Prepared) -> int:
     """Merge a prepared span in one commit that carries its position; the table's new version."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver shares this package and has no Spark
 
-    job, shape, folded = prepared.job, prepared.shape, prepared.folded
+    job, kind, shape, folded = prepared.job, prepared.kind, prepared.shape, prepared.folded
     small = prepared.seen.rows <= BROADCAST_CHANGES and not job.snapshot
 
     def work(table: str) -> None:
         if job.snapshot:
-            statement = overwrite_sql(table, _VIEW, shape)
+            statement = kind.first(table, _VIEW, shape)
         else:
-            truncate, bounds = bool(prepared.seen.truncates), folded.survey.bounds
-            statement = merge_sql(table, _VIEW, shape, folded.unsent, truncate=truncate, bounds=bounds)
+            bounds = folded.survey.bounds
+            statement = kind.statement(table, _VIEW, shape, folded.unsent, prepared.seen.truncated, job.span, bounds)
         (F.broadcast(folded.net) if small else folded.net).createOrReplaceTempView(_VIEW)
         try:
             spark.sql(statement)
@@ -169,12 +177,20 @@ def merge(spark: SparkSession, prepared: Prepared) -> int:
     return prepared.store.commit(job.stream, prepared.base, job.span.upto, work)
 
 
+def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Target, kind: Kind) -> Shape:
+    """The shape of a table's span, with the columns that its kind and its lineage take from changes."""
+    shape = make_shape(numbers, layouts, target.keys, keyed=kind.keyed)
+    return replace(shape, carried={**kind.carried(shape), **(LINEAGE if target.lineage else {})})
+
+
 def evolve(silver: SilverStore, columns: Sequence[SilverColumn], target: Target) -> None:
     """Make the silver table, or add the columns it lacks. Raises DestructiveChange for anything else."""
     have = silver.columns()
     if have is None:
         silver.create(columns)
-    elif missing := check_evolution(have, columns, target.label):
+        return
+    check_kind([column.name for column in have], target)
+    if missing := check_evolution(have, columns, target.label):
         silver.add(missing)
 
 
@@ -182,8 +198,3 @@ def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:
     """The positions, in the newest layout, of columns that some change did not send."""
     names = {shape.layouts[layout].names[at] for layout, places in seen.unchanged.items() for at in places}
     return frozenset(at for at, name in enumerate(shape.relation.names) if name in names)
-
-
-def after_truncates(changes: DataFrame, seen: Outline) -> DataFrame:
-    """The changes behind the last truncate: what was before it is gone."""
-    return changes.where(behind(*seen.truncates[-1])) if seen.truncates else changes

@@ -2,9 +2,10 @@
 
 Working columns start with `_cdc_`; the others are the silver columns.
 
-`_cdc_order` struct(position, ordinal); `_cdc_op` I U D; `_cdc_from` the key as texts before the change (NULL for an
-insert), `_cdc_to` after it (NULL for a delete); `_cdc_known_<n>` for each column that some change did not send:
-the value in this row is known; `_cdc_fits_<n>` for each column whose text may have no silver value: this one has.
+`_cdc_order` struct(position, ordinal); `_cdc_op` I U D, T where truncates were asked for; `_cdc_from` the key as texts
+before the change (NULL for an insert), `_cdc_to` after it (NULL for a delete); `_cdc_ts` when its transaction was
+committed; `_cdc_known_<n>` for each column that some change did not send: the value in this row is known;
+`_cdc_fits_<n>` for each column whose text may have no silver value: this one has.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
+from cdc_lake.model.truncated import Truncated
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -23,9 +25,11 @@ ORDER = "_cdc_order"
 OP = "_cdc_op"
 FROM = "_cdc_from"
 TO = "_cdc_to"
+TIME = "_cdc_ts"
 
 _BRONZE = (
-    "epoch INT, position BIGINT, ordinal BIGINT, op STRING, relation STRING, layout BIGINT, "
+    "epoch INT, position BIGINT, ordinal BIGINT, op STRING, csn BIGINT, lsn BIGINT, xid BIGINT, commit_ts TIMESTAMP, "
+    "relation STRING, layout BIGINT, "
     "new ARRAY<STRING>, old ARRAY<STRING>, old_kind STRING, unchanged ARRAY<INT>"
 )
 
@@ -49,9 +53,11 @@ def behind(position: int, ordinal: int) -> Column:
 
 
 def read_changes(
-    spark: SparkSession, files: Sequence[str], table: TableName, span: Span, *, snapshot: bool
+    spark: SparkSession, files: Sequence[str], table: TableName, span: Span, *, snapshot: bool, truncates: bool = False
 ) -> DataFrame:
     """The bronze rows of a table's changes in a span; with `snapshot` its snapshot rows at `span.upto`.
+
+    `truncates`: these too.
 
     `files` are the data files that may hold them: bronze is append-only and knows neither deletion vectors nor renamed
     columns, so its files are read as they are, without planning by the log (0.2 s a table saved, measured).
@@ -63,7 +69,9 @@ def read_changes(
     where = (F.col("epoch") == span.epoch) & (F.col("relation") == str(table))
     if snapshot:
         return rows.where(where & (at == span.upto) & (F.col("op") == "S"))
-    return rows.where(where & (at > span.after) & (at <= span.upto) & F.col("op").isin("I", "U", "D"))
+    return rows.where(
+        where & (at > span.after) & (at <= span.upto) & F.col("op").isin("I", "U", "D", *("T" * truncates))
+    )
 
 
 def typed(rows: DataFrame, shape: Shape, unsent: Iterable[int] = ()) -> DataFrame:
@@ -80,7 +88,9 @@ def typed(rows: DataFrame, shape: Shape, unsent: Iterable[int] = ()) -> DataFram
         F.expr("CASE op WHEN 'S' THEN 'I' ELSE op END").alias(OP),
         F.expr(_from_sql(shape)).alias(FROM),
         F.expr(f"CASE WHEN op <> 'D' THEN {shape.key_texts('new')} END").alias(TO),
+        F.col("commit_ts").alias(TIME),
     ]
+    columns += [F.expr(text).alias(column.name) for column, text in shape.carried.items()]
     for at, column in enumerate(shape.columns):
         columns.append(F.expr(shape.typed(at, value_text(shape, at, unsent))).alias(column.name))
         if at in unsent:
@@ -88,6 +98,11 @@ def typed(rows: DataFrame, shape: Shape, unsent: Iterable[int] = ()) -> DataFram
         if shape.may_misfit(at):
             columns.append(F.expr(shape.fits(at, f"({value_text(shape, at, unsent)})")).alias(fits(at)))
     return rows.select("position", "ordinal", *columns)
+
+
+def after_truncates(changes: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
+    """The changes behind the last truncate: what was before it is gone."""
+    return changes.where(behind(truncated[-1].position, truncated[-1].ordinal)) if truncated else changes
 
 
 def value_text(shape: Shape, at: int, unsent: frozenset[int]) -> str:

@@ -58,7 +58,7 @@ def _fold(
     """The last state of each group: certain columns of the last change, others by their last known value."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    certain = [c.name for at, c in enumerate(shape.columns) if at not in unsent]
+    certain = [*(c.name for at, c in enumerate(shape.columns) if at not in unsent), *(c.name for c in shape.carried)]
     last = F.max_by(F.struct(OP, FROM, TO, *extra, *(F.col(quoted(n)) for n in certain)), ORDER).alias("_cdc_last")
     kept = [
         F.max_by(
@@ -72,6 +72,7 @@ def _fold(
         F.col(f"_cdc_kept_{at}.v").alias(c.name) if at in unsent else F.col(f"_cdc_last.{quoted(c.name)}")
         for at, c in enumerate(shape.columns)
     ]
+    columns += [F.col(f"_cdc_last.{quoted(c.name)}") for c in shape.carried]
     flags = [F.col(f"_cdc_kept_{at}").isNull().alias(unknown(at)) for at in sorted(unsent)]
     state = [F.when(F.col(f"_cdc_last.{OP}") == "D", F.lit("D")).otherwise(F.lit("U")).alias(OP)]
     return folded.select(*columns, *flags, *state, *(f"_cdc_last.{name}" for name in (FROM, TO, *extra)))
@@ -88,6 +89,7 @@ def _ended_and_gone(folded: DataFrame, shape: Shape, unsent: frozenset[int]) -> 
     values = {c.name: F.lit(None).cast(c.type) for c in shape.columns}
     for index, at in enumerate(shape.keys):
         values[shape.columns[at].name] = F.expr(shape.typed(at, f"_cdc_left[{index}]"))
+    values |= {c.name: F.col(quoted(c.name)) for c in shape.carried}
     deletes = gone.select(
         *(value.alias(name) for name, value in values.items()),
         *(F.lit(False).alias(unknown(at)) for at in sorted(unsent)),

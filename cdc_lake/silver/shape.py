@@ -7,23 +7,28 @@ column knows where it stands in every layout. All expressions here are Spark SQL
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from cdc_lake.errors import DestructiveChange, NoKey
 from cdc_lake.lake.names import silver_names
-from cdc_lake.lake.store import SilverColumn
+from cdc_lake.lake.store import SilverColumn, literal
 from cdc_lake.lake.types import cast_sql, column_type, fits_sql
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One table's columns in a span: the newest layout, all that occur by number, and the positions of its key."""
+    """One table's columns in a span: the newest layout, all that occur by number, and the positions of its key.
+
+    `carried`: columns of silver that come with the change and not in a tuple, by SQL over bronze's row. A table
+    whose rows nothing identifies has no key.
+    """
 
     relation: Relation
     layouts: Mapping[int, Relation]
     keys: tuple[int, ...]
+    carried: Mapping[SilverColumn, str] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> tuple[SilverColumn, ...]:
@@ -51,6 +56,15 @@ class Shape:
     def sent(self, at: int) -> str:
         """A boolean, never NULL: column `at` was sent in `new`."""
         return self._by_layout(at, lambda index: f"NOT coalesce(array_contains(unchanged, {index}), false)", "true")
+
+    def unsent_names(self) -> str:
+        """The names of the silver columns that a row did not send, as an array; NULL where it sent all."""
+        names = {c.name: silver.name for c, silver in zip(self.relation.columns, self.columns, strict=True)}
+        cases = []
+        for number, layout in self.layouts.items():
+            listed = ", ".join(literal(names[name]) for name in layout.names)
+            cases.append(f"WHEN {number}L THEN transform(unchanged, place -> element_at(array({listed}), place + 1))")
+        return f"CASE layout {' '.join(cases)} END"
 
     def typed(self, at: int, text: str) -> str:
         """The silver value of a text of column `at`."""
@@ -84,13 +98,20 @@ class Shape:
         return f"CASE layout {cases} END"
 
 
-def make_shape(numbers: Sequence[int], known: Mapping[int, Relation], keys: Sequence[str] | None) -> Shape:
+def make_shape(
+    numbers: Sequence[int], known: Mapping[int, Relation], keys: Sequence[str] | None, *, keyed: bool = True
+) -> Shape:
     """The shape of a table whose span uses the layouts `numbers`, oldest first. `keys`: None for the source's own.
 
-    Raises NoKey where nothing identifies a row, DestructiveChange where two layouts do not fit one silver table.
+    `keyed`: a key is needed. Raises NoKey where then nothing identifies a row, DestructiveChange where two layouts do
+    not fit one silver table.
     """
     layouts = {number: known[number] for number in numbers}
     relation = layouts[numbers[-1]]
+    if not keyed:
+        for other in layouts.values():
+            _same_types(relation, other)
+        return Shape(relation, layouts, ())
     wanted = tuple(keys) if keys else default_keys(relation)
     missing = [name for name in wanted if name not in relation.names]
     if missing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Truncate, Tuple, Update
@@ -143,6 +143,48 @@ class Oracle:
                 return at
         msg = f"{relation.table} has no row with the key of a change"
         raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A row as it was from the position `begun` until before `ended`; None: it is so now."""
+
+    key: Key
+    row: tuple[tuple[str, str | None], ...]
+    begun: int
+    ended: int | None = None
+
+
+@dataclass
+class Versions:
+    """Every version of every row, one a key and transaction: the state at `oracle` is followed from outside."""
+
+    oracle: Oracle
+    closed: dict[TableName, list[Version]] = field(default_factory=dict)
+    current: dict[TableName, dict[Key, Version]] = field(default_factory=dict)
+
+    def run(self, transactions: Sequence[Transaction]) -> None:
+        """Apply transactions in order."""
+        for transaction in transactions:
+            before = {table: dict(rows) for table, rows in self.oracle.tables.items()}
+            self.oracle.apply(transaction)
+            for table in before.keys() | self.oracle.tables.keys():
+                self._step(table, before.get(table, {}), transaction.bounds.position)
+
+    def of(self, table: TableName) -> set[Version]:
+        """All versions of a table."""
+        return {*self.closed.get(table, ()), *self.current.get(table, {}).values()}
+
+    def _step(self, table: TableName, before: dict[Key, Row], position: int) -> None:
+        after = self.oracle.tables.get(table, {})
+        current = self.current.setdefault(table, {})
+        for key in before.keys() | after.keys():
+            if before.get(key) is after.get(key):  # the same object: no change made it anew
+                continue
+            if key in current:
+                self.closed.setdefault(table, []).append(replace(current.pop(key), ended=position))
+            if key in after:
+                current[key] = Version(key, tuple(after[key].items()), position)
 
 
 def _row(relation: Relation, values: Tuple, before: Row) -> Row:

@@ -172,8 +172,8 @@ time they were made: a query that meets another one fails and says so, rather th
 ## Markers
 
 Each commit of a **Delta** table carries application transactions (Delta's `txn`), and in its `commitInfo` the document
-`cdc_lake` with the rest of the state: `contract`, `stream`, `epoch`, `head`, `empty`, and `commit`, an id by which it is
-found again.
+`cdc_lake` with the rest of the state: `contract`, `stream`, `epoch`, `head`, `empty`, and `commit`, an id by which it
+is found again.
 
 | application id | version |
 |---|---|

@@ -34,13 +34,21 @@ T = table("public.t", id="int4", amount="int4", body="text")
 class Lake:
     """A pipeline of one table, fed transaction by transaction."""
 
-    def __init__(self, root: Path, spark: Any, name: str, fmt: str, rules: list[dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        spark: Any,
+        name: str,
+        fmt: str,
+        rules: list[dict[str, Any]] | None = None,
+        defaults: dict[str, Any] | None = None,
+    ) -> None:
         self.spark = spark
         self.project: Project = make_project(
             root,
             f"{name}_{fmt}",
             silver={
-                "defaults": {"format": fmt, "namespace": f"{name}_{fmt}"},
+                "defaults": {"format": fmt, "namespace": f"{name}_{fmt}", **(defaults or {})},
                 "tables": [{"from": "public.t", "rules": rules or []}],
             },
             snapshot={"mode": "none"},

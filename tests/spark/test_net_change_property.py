@@ -23,6 +23,7 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.table_span import fold
 from cdc_lake.silver.changes import OP, read_changes
+from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.net_change import unknown
 from cdc_lake.silver.shape import make_shape
 from cdc_lake.testing.histories import History, interleave
@@ -108,7 +109,7 @@ def test_any_cut_gives_the_oracles_state_and_the_same_holds(
             continue
         shape = make_shape(seen.layouts, reader.layouts([T]), None)
         rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False)
-        folded = fold(rows, silver.frame(spark), target, shape, seen, frozenset(held_keys))
+        folded = fold(rows, silver.frame(spark), target, kind_of(target), shape, seen, span, frozenset(held_keys))
         silver.merge(folded.net.toArrow().to_pylist(), folded.unsent)
         if folded.held is not None:
             for row in folded.held.to_pylist():

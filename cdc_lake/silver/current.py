@@ -1,0 +1,151 @@
+"""The kind `current`: the rows as they are now, one a key, changed by one MERGE a span.
+
+The same SQL for Delta and Iceberg. A column the net change does not know keeps the target's value; a row that would
+have to be inserted with such a column fails the statement, because silver is then not what the stream changes.
+
+With soft deletes a row stays where it was deleted, `_is_deleted` is true, and its values are the last ones; to the
+changes that follow it is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cdc_lake.lake.store import SilverColumn, literal, quoted
+from cdc_lake.model.span import Span
+from cdc_lake.model.truncated import Truncated
+from cdc_lake.silver.changes import OP, after_truncates
+from cdc_lake.silver.complete import complete_moved
+from cdc_lake.silver.net_change import net_change, settle, unknown
+from cdc_lake.silver.own_columns import DELETED, LINEAGE, with_own
+from cdc_lake.silver.shape import Shape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MISSING_ROW = "cdc_lake: an update refers to a row that silver does not have"
+_GONE = quoted(DELETED.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """`soft`: deleted rows stay (`silver.kind.Kind`)."""
+
+    soft: bool = False
+
+    @property
+    def keyed(self) -> bool:
+        """One row a key."""
+        return True
+
+    def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
+        """None of its own."""
+        del shape
+        return {}
+
+    def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
+        """The source's, then lineage, then `_is_deleted`."""
+        return with_own(shape, (DELETED,) if self.soft else ())
+
+    def live(self, target: DataFrame) -> DataFrame:
+        """Those that are not deleted."""
+        return target.where(f"NOT {_GONE}") if self.soft else target
+
+    def net(
+        self,
+        changes: DataFrame,
+        target: DataFrame | None,
+        shape: Shape,
+        unsent: frozenset[int],
+        truncated: Sequence[Truncated],
+        span: Span,
+        *,
+        traced: bool,
+    ) -> DataFrame:
+        """One row a key (`silver.net_change`)."""
+        del span
+        folded = net_change(after_truncates(changes, truncated), shape, unsent, traced=traced)
+        if not traced:
+            return folded
+        if unsent and target is not None:
+            folded = complete_moved(folded, target, shape, unsent)
+        return settle(folded, shape, unsent)
+
+    def statement(
+        self,
+        table: str,
+        view: str,
+        shape: Shape,
+        unsent: frozenset[int],
+        truncated: Sequence[Truncated],
+        span: Span,
+        bounds: tuple[int, int] | None,
+    ) -> str:
+        """A MERGE by key; where there was a truncate, rows without a net change go."""
+        del span
+        keys = [quoted(c.name) for c in shape.key_columns]
+        on = " AND ".join(f"t.{k} = s.{k}" for k in keys)
+        if bounds is not None and not truncated:
+            on += f" AND t.{keys[0]} BETWEEN {bounds[0]} AND {bounds[1]}"
+        sets, names, values = self._assignments(shape, unsent)
+        update = f"WHEN MATCHED THEN UPDATE SET {', '.join(sets)} " if sets else ""
+        return (
+            f"MERGE INTO {table} t USING {view} s ON {on} "
+            f"WHEN MATCHED AND s.{OP} = 'D' THEN {self._delete(shape)} {update}"
+            f"WHEN NOT MATCHED AND s.{OP} = 'U' THEN INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
+            f"{self._truncate(shape, truncated)}"
+        )
+
+    def first(self, table: str, view: str, shape: Shape) -> str:
+        """An overwrite: a new content begins."""
+        names = [quoted(c.name) for c in (*shape.columns, *shape.carried)]
+        given = [*names, f"false AS {_GONE}"] if self.soft else names
+        return f"INSERT OVERWRITE {table} BY NAME SELECT {', '.join(given)} FROM {view} WHERE {OP} = 'U'"
+
+    def _assignments(self, shape: Shape, unsent: frozenset[int]) -> tuple[list[str], list[str], list[str]]:
+        """What an update sets, and the columns and values of an insert."""
+        sets, names, values = [], [], []
+        missing = f"raise_error({literal(MISSING_ROW)})"
+        for at, column in enumerate(shape.columns):
+            name = quoted(column.name)
+            own, inserted = f"s.{name}", f"s.{name}"
+            if at in unsent:
+                kept = f"CASE WHEN t.{_GONE} THEN {missing} ELSE t.{name} END" if self.soft else f"t.{name}"
+                own = f"CASE WHEN s.{unknown(at)} THEN {kept} ELSE s.{name} END"
+                inserted = f"CASE WHEN s.{unknown(at)} THEN {missing} ELSE s.{name} END"
+            if at not in shape.keys:
+                sets.append(f"{name} = {own}")
+            names.append(name)
+            values.append(inserted)
+        carried = [quoted(c.name) for c in shape.carried]
+        sets += [f"{name} = s.{name}" for name in carried]
+        names += carried
+        values += [f"s.{name}" for name in carried]
+        if self.soft:
+            sets.append(f"{_GONE} = false")
+            names.append(_GONE)
+            values.append("false")
+        return sets, names, values
+
+    def _delete(self, shape: Shape) -> str:
+        if not self.soft:
+            return "DELETE"
+        sets = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in shape.carried]
+        return f"UPDATE SET {', '.join([*sets, f'{_GONE} = true'])}"
+
+    def _truncate(self, shape: Shape, truncated: Sequence[Truncated]) -> str:
+        if not truncated:
+            return ""
+        if not self.soft:
+            return " WHEN NOT MATCHED BY SOURCE THEN DELETE"
+        last = truncated[-1]
+        sets = [f"{quoted(c.name)} = {_literal(last, LINEAGE[c], c)}" for c in shape.carried]
+        sets.append(f"{_GONE} = true")
+        return f" WHEN NOT MATCHED BY SOURCE AND NOT t.{_GONE} THEN UPDATE SET {', '.join(sets)}"
+
+
+def _literal(truncated: Truncated, name: str, column: SilverColumn) -> str:
+    value = getattr(truncated, name)
+    return f"CAST({'NULL' if value is None else literal(str(value))} AS {column.type})"

@@ -1,0 +1,270 @@
+"""The kind `history`: every version of a row, one a key and transaction, whatever the spans.
+
+A version holds from the transaction that made it until before the next one that touched its key. States inside a
+transaction never existed. A delete or a truncate closes a version, a move to another key closes the one it leaves and
+opens one where it goes. What an update did not send is taken from the version before, so every version is whole.
+
+Changes are folded by row and transaction, rows become events of keys (there is a row now, or none), and of each key's
+events in order the rows are versions that end where the next event is. The first event of a key, or the truncate
+before it, closes the version that silver has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cdc_lake.lake.store import SilverColumn, literal, quoted
+from cdc_lake.model.span import Span
+from cdc_lake.model.truncated import Truncated
+from cdc_lake.silver.changes import FROM, OP, ORDER, TIME, TO, behind, known
+from cdc_lake.silver.complete import MISSING_BASE, any_of, base_rows
+from cdc_lake.silver.net_change import ORIGIN, ROW
+from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO, with_own
+from cdc_lake.silver.shape import Shape
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_CLOSE, _VERSION = "C", "V"  # what a row for the MERGE does
+_SEGMENT = "_cdc_part"  # how many truncates are before a change
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Every version (`silver.kind.Kind`)."""
+
+    @property
+    def keyed(self) -> bool:
+        """Versions are of a key."""
+        return True
+
+    def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
+        """None of its own."""
+        del shape
+        return {}
+
+    def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
+        """The source's, then lineage, then from when until when."""
+        return with_own(shape, (*VALID_FROM, *VALID_TO, IS_CURRENT))
+
+    def live(self, target: DataFrame) -> DataFrame:
+        """The versions that hold now."""
+        return target.where(quoted(IS_CURRENT.name))
+
+    def net(
+        self,
+        changes: DataFrame,
+        target: DataFrame | None,
+        shape: Shape,
+        unsent: frozenset[int],
+        truncated: Sequence[Truncated],
+        span: Span,
+        *,
+        traced: bool,
+    ) -> DataFrame:
+        """Rows that close the version silver has of a key, and new versions; `_cdc_op` says which is which."""
+        states = _states(_segmented(changes, truncated), shape, unsent, traced=traced)
+        if unsent:
+            states = _whole(states, target, shape, unsent)
+        events = _events(states, shape)
+        return _versions(events, shape, truncated, span)
+
+    def statement(
+        self,
+        table: str,
+        view: str,
+        shape: Shape,
+        unsent: frozenset[int],
+        truncated: Sequence[Truncated],
+        span: Span,
+        bounds: tuple[int, int] | None,
+    ) -> str:
+        """A MERGE: versions that hold are closed by key, the others are inserted."""
+        del unsent
+        keys = [quoted(c.name) for c in shape.key_columns]
+        on = [f"t.{k} = s.{k}" for k in keys] + [f"t.{quoted(IS_CURRENT.name)}", f"s.{OP} = '{_CLOSE}'"]
+        if bounds is not None and not truncated:
+            on.append(f"t.{keys[0]} BETWEEN {bounds[0]} AND {bounds[1]}")
+        names = [quoted(c.name) for c in self.columns(shape)]
+        close = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in (*VALID_TO, IS_CURRENT)]
+        return (
+            f"MERGE INTO {table} t USING {view} s ON {' AND '.join(on)} "
+            f"WHEN MATCHED THEN UPDATE SET {', '.join(close)} "
+            f"WHEN NOT MATCHED AND s.{OP} = '{_VERSION}' THEN INSERT ({', '.join(names)}) "
+            f"VALUES ({', '.join(f's.{name}' for name in names)}){_truncate(truncated, span)}"
+        )
+
+    def first(self, table: str, view: str, shape: Shape) -> str:
+        """An overwrite: a new content begins, all of it from the snapshot's position on."""
+        names = ", ".join(quoted(c.name) for c in self.columns(shape))
+        return f"INSERT OVERWRITE {table} BY NAME SELECT {names} FROM {view} WHERE {OP} = '{_VERSION}'"
+
+
+def _truncate(truncated: Sequence[Truncated], span: Span) -> str:
+    """What the first truncate does to the keys that no change of the span touches."""
+    if not truncated:
+        return ""
+    first = truncated[0]
+    time = "NULL" if first.commit_ts is None else literal(first.commit_ts.isoformat())
+    values = (str(span.epoch), str(first.position), f"CAST({time} AS TIMESTAMP)", "false")
+    sets = [f"{quoted(c.name)} = {v}" for c, v in zip((*VALID_TO, IS_CURRENT), values, strict=True)]
+    return f" WHEN NOT MATCHED BY SOURCE AND t.{quoted(IS_CURRENT.name)} THEN UPDATE SET {', '.join(sets)}"
+
+
+def _segmented(changes: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    segment = F.lit(0)
+    for one in truncated:
+        segment = segment + F.when(behind(one.position, one.ordinal), 1).otherwise(0)
+    return changes.withColumn(_SEGMENT, segment)
+
+
+def _states(changes: DataFrame, shape: Shape, unsent: frozenset[int], *, traced: bool) -> DataFrame:
+    """The state of each row after each transaction that changed it.
+
+    Beside the columns of changes: `_cdc_group`, which row it is, `_cdc_before`, the key it had before the span (NULL:
+    it was none), and `_cdc_kept_<n>`, a struct of the last value sent in the transaction, NULL where none was.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    here = F.coalesce(TO, FROM)
+    if traced:
+        group = F.struct(F.col(ROW).alias("n"), F.when(F.col(ROW).isNull(), here).alias("key"))
+        before = F.when(F.col(ROW).isNull(), here).otherwise(F.col(ORIGIN))
+    else:
+        group, before = F.struct(F.lit(None).cast("bigint").alias("n"), here.alias("key")), here
+    certain = [c.name for at, c in enumerate(shape.columns) if at not in unsent] + [c.name for c in shape.carried]
+    last = F.max_by(F.struct(OP, FROM, TO, "_cdc_before", TIME, *(F.col(quoted(n)) for n in certain)), ORDER)
+    kept = [
+        F.max_by(
+            F.struct(F.col(quoted(shape.columns[at].name)).alias("v")), F.when(F.col(known(at)), F.col(ORDER))
+        ).alias(f"_cdc_kept_{at}")
+        for at in sorted(unsent)
+    ]
+    grouped = (
+        changes.withColumn("_cdc_group", group)
+        .withColumn("_cdc_before", before)
+        .groupBy(_SEGMENT, "_cdc_group", "position")
+        .agg(last.alias("_cdc_last"), *kept)
+    )
+    names = [OP, FROM, TO, "_cdc_before", TIME, *map(quoted, certain)]
+    return grouped.select(
+        _SEGMENT, "_cdc_group", "position", *(f"_cdc_last.{n}" for n in names), *(f"_cdc_kept_{at}" for at in unsent)
+    )
+
+
+def _whole(states: DataFrame, target: DataFrame | None, shape: Shape, unsent: frozenset[int]) -> DataFrame:
+    """States with every value: the last one sent before, otherwise that of the version silver has."""
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    so_far = Window.partitionBy(_SEGMENT, "_cdc_group").orderBy("position").rowsBetween(Window.unboundedPreceding, 0)
+    for at in sorted(unsent):
+        states = states.withColumn(f"_cdc_kept_{at}", F.last(f"_cdc_kept_{at}", ignorenulls=True).over(so_far))
+    lacks = (F.col(OP) != "D") & any_of([F.col(f"_cdc_kept_{at}").isNull() for at in sorted(unsent)])
+    missing = F.raise_error(F.lit(MISSING_BASE))
+    if target is not None:
+        based = F.when(lacks & (F.col(_SEGMENT) == 0), F.col("_cdc_before"))
+        states = states.withColumn("_cdc_base", based)
+        found = base_rows(states.select("_cdc_base").distinct(), target, shape, unsent)
+        # Kept by the executors, not planned again: Spark 4.1 does not find an Iceberg table that a MERGE's view reads
+        # behind a window ("No plan for TableReference", tried).
+        found = found.localCheckpoint()
+        states = states.join(F.broadcast(found), "_cdc_base", "left")
+    for at in sorted(unsent):
+        name, kept = shape.columns[at].name, F.col(f"_cdc_kept_{at}")
+        base = missing if target is None else F.when(F.col("_cdc_found"), F.col(f"_cdc_base_{at}")).otherwise(missing)
+        value = F.when(kept.isNotNull() | (F.col(OP) == "D"), kept["v"]).otherwise(base.cast(shape.columns[at].type))
+        states = states.withColumn(name, value)
+    return states
+
+
+def _events(states: DataFrame, shape: Shape) -> DataFrame:
+    """What happened to keys, one a key and transaction: `_cdc_row`, the row that is there now, NULL for none."""
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    of_row = Window.partitionBy(_SEGMENT, "_cdc_group").orderBy("position")
+    state_before = F.lag(F.struct(F.col(TO).alias("key"))).over(of_row)
+    left = F.when(state_before.isNull(), F.col("_cdc_before")).otherwise(state_before["key"])
+    stays = F.col(OP) != "D"
+    row = F.struct(*(F.col(quoted(c.name)) for c in (*shape.columns, *shape.carried))).alias("_cdc_row")
+    here = F.struct(*_keys(shape, TO), F.lit(1).alias("_cdc_rank"), row)
+    gone = F.struct(*_keys(shape, "_cdc_left"), F.lit(0).alias("_cdc_rank"), F.lit(None).alias("_cdc_row"))
+    leaves = F.col("_cdc_left").isNotNull() & (~stays | (F.col("_cdc_left") != F.col(TO)))
+    both = F.array_compact(F.array(F.when(stays, here), F.when(leaves, gone)))
+    events = states.withColumn("_cdc_left", left).select(_SEGMENT, "position", TIME, F.inline(both))
+    last = F.max_by(F.struct(_SEGMENT, TIME, "_cdc_row"), F.struct(_SEGMENT, "_cdc_rank")).alias("_cdc_event")
+    return events.groupBy(*_key_names(shape), "position").agg(last).select("*", "_cdc_event.*").drop("_cdc_event")
+
+
+def _versions(events: DataFrame, shape: Shape, truncated: Sequence[Truncated], span: Span) -> DataFrame:
+    """The rows for the MERGE: what ends a key's first event brings about in silver, and versions with their ends."""
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    of_key = Window.partitionBy(*_key_names(shape)).orderBy("position")
+    following = F.lead(F.struct("position", TIME, _SEGMENT)).over(of_key)
+    ends = F.struct(following["position"].alias("position"), following[TIME].alias(TIME))
+    until = F.when(following.isNotNull(), ends)
+    at, time = F.col("position"), F.col(TIME)
+    if truncated:
+        truncates = F.array(*(_place(one) for one in truncated))
+        # A truncate ends what is there, also before the first change that a key has behind it.
+        until = F.when(following[_SEGMENT] == F.col(_SEGMENT), ends).otherwise(F.get(truncates, F.col(_SEGMENT)))
+        late, first = F.col(_SEGMENT) > 0, _place(truncated[0])
+        at, time = F.when(late, first["position"]).otherwise(at), F.when(late, first[TIME]).otherwise(time)
+    epoch = F.lit(span.epoch)
+    names = [c.name for c in (*shape.columns, *shape.carried)]
+    version = F.struct(
+        *(F.col(f"_cdc_row.{quoted(name)}").alias(name) for name in names),
+        *_named(VALID_FROM, epoch, F.col("position"), F.col(TIME)),
+        *_named(VALID_TO, F.when(F.col("_cdc_until").isNotNull(), epoch), *_parts("_cdc_until")),
+        F.col("_cdc_until").isNull().alias(IS_CURRENT.name),
+        F.lit(_VERSION).alias(OP),
+    )
+    keys = {shape.columns[place].name: name for place, name in zip(shape.keys, _key_names(shape), strict=True)}
+    empty = {c.name: F.lit(None).cast(c.type) for c in (*shape.columns, *shape.carried, *VALID_FROM)}
+    close = F.struct(
+        *((F.col(keys[name]) if name in keys else value).alias(name) for name, value in empty.items()),
+        *_named(VALID_TO, epoch, at, time),
+        F.lit(False).alias(IS_CURRENT.name),
+        F.lit(_CLOSE).alias(OP),
+    )
+    lasted = F.col("_cdc_until").isNull() | (F.col("_cdc_until.position") > F.col("position"))
+    both = F.array(F.when(F.col("_cdc_nth") == 1, close), F.when(F.col("_cdc_row").isNotNull() & lasted, version))
+    placed = events.withColumn("_cdc_until", until).withColumn("_cdc_nth", F.row_number().over(of_key))
+    return placed.select(F.inline(F.array_compact(both)))
+
+
+def _place(truncated: Truncated) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    time = F.lit(truncated.commit_ts).cast("timestamp")
+    return F.struct(F.lit(truncated.position).cast("bigint").alias("position"), time.alias(TIME))
+
+
+def _parts(place: str) -> tuple[Column, Column]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return F.col(f"{place}.position"), F.col(f"{place}.{TIME}")
+
+
+def _named(columns: Sequence[SilverColumn], *values: Column) -> list[Column]:
+    return [value.cast(c.type).alias(c.name) for c, value in zip(columns, values, strict=True)]
+
+
+def _keys(shape: Shape, texts: str) -> list[Column]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return [
+        F.expr(shape.typed(at, f"{texts}[{index}]")).alias(name)
+        for index, (at, name) in enumerate(zip(shape.keys, _key_names(shape), strict=True))
+    ]
+
+
+def _key_names(shape: Shape) -> list[str]:
+    return [f"_cdc_key_{index}" for index in range(len(shape.keys))]

@@ -1,0 +1,76 @@
+"""Kinds: what a silver table keeps of its source table, as the port that the apply loop merges through.
+
+`current` keeps the rows as they are now, `history` every version of a row, `append` every change. A kind says which
+columns the table has, turns changes into what is to be written, and writes it in one statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from cdc_lake.lake.store import SilverColumn
+from cdc_lake.model.span import Span
+from cdc_lake.model.truncated import Truncated
+from cdc_lake.silver.shape import Shape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Kind(Protocol):
+    """One kind of table. `unsent` are the positions of columns that some change did not send."""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether rows need a key."""
+        ...
+
+    def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
+        """Columns of the table that come with each change, by the SQL over bronze's row that gives them."""
+        ...
+
+    def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
+        """All columns of the silver table. Raises NameTaken where the source has one of our own."""
+        ...
+
+    def live(self, target: DataFrame) -> DataFrame:
+        """The rows of the silver table that changes may refer to: one a key."""
+        ...
+
+    def net(
+        self,
+        changes: DataFrame,
+        target: DataFrame | None,
+        shape: Shape,
+        unsent: frozenset[int],
+        truncated: Sequence[Truncated],
+        span: Span,
+        *,
+        traced: bool,
+    ) -> DataFrame:
+        """What is to be written, from typed changes; `target`: its live rows before, None: none.
+
+        `traced`: the changes carry `_cdc_row` and `_cdc_origin` (`pipeline.follow`).
+        """
+        ...
+
+    def statement(
+        self,
+        table: str,
+        view: str,
+        shape: Shape,
+        unsent: frozenset[int],
+        truncated: Sequence[Truncated],
+        span: Span,
+        bounds: tuple[int, int] | None,
+    ) -> str:
+        """The SQL that makes view `view`, which holds what `net` gave, part of `table`.
+
+        `bounds`: smallest and largest value of an integer first key column, a condition that lets files be skipped.
+        """
+        ...
+
+    def first(self, table: str, view: str, shape: Shape) -> str:
+        """The SQL that makes the rows of a snapshot the whole content of `table`."""
+        ...

@@ -1,0 +1,139 @@
+"""The kinds of silver tables, each on Delta and on Iceberg: soft deletes, history, append, lineage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.errors import KindChanged, NameTaken
+from cdc_lake.lake.read import read_silver
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.testing.messages import table
+
+from .test_apply_cases import FORMATS, Lake, T, insert
+
+pytestmark = pytest.mark.spark
+
+
+def lake_of(root: Path, spark: Any, name: str, fmt: str, **defaults: Any) -> Lake:
+    return Lake(root, spark, name, fmt, defaults=defaults)
+
+
+def rows_of(lake: Lake, *columns: str) -> list[tuple[Any, ...]]:
+    found = [tuple(row[name] for name in columns) for row in read_silver(lake.project, lake.target()).to_pylist()]
+    return sorted(found, key=lambda row: [(value is None, value) for value in row])
+
+
+def update(id_: str, amount: str | None, body: Any = "b") -> Update:
+    return Update(T, (id_, amount, body))
+
+
+def delete(id_: str) -> Delete:
+    return Delete(T, (id_, None, None), OldKind.KEY)
+
+
+def move(old: str, new: str, amount: str) -> Update:
+    return Update(T, (new, amount, UNCHANGED), (old, None, None), OldKind.KEY)
+
+
+@FORMATS
+def test_soft_deletes_keep_the_row_and_a_key_that_comes_back_is_a_row_again(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = lake_of(lake_root, spark, "soft", fmt, deletes="soft", lineage=True)
+    lake.land(insert("1", "1"), insert("2", "2"), insert("3", "3"))
+    lake.advance()
+    gone = lake.land(delete("1"), move("2", "20", "5"))
+    lake.advance()
+    columns = ("id", "amount", "body", "_is_deleted", "_lsn")
+    assert [row[:4] for row in rows_of(lake, *columns)] == [
+        (1, 1, "b", True), (2, 2, "b", True), (3, 3, "b", False), (20, 5, "b", False),
+    ]  # fmt: skip
+    assert {row[4] <= gone for row in rows_of(lake, *columns)} == {True}
+    lake.land(insert("1", "7", "new"), Truncate(T), insert("3", "8"))
+    lake.advance()
+    assert rows_of(lake, *columns[:4]) == [
+        (1, 1, "b", True), (2, 2, "b", True), (3, 8, "b", False), (20, 5, "b", True),
+    ]  # fmt: skip
+
+
+@FORMATS
+def test_history_has_a_version_for_each_transaction_and_says_from_when_until_when(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = lake_of(lake_root, spark, "history", fmt, kind="history")
+    one = lake.land(insert("1", "1", "large"), insert("2", "2"))
+    lake.advance()
+    two = lake.land(update("1", "2", UNCHANGED), update("1", "3", UNCHANGED))
+    three = lake.land(move("1", "10", "4"))
+    lake.advance()
+    four = lake.land(delete("2"), insert("2", "9"))
+    five = lake.land(Truncate(T), insert("2", "11"))
+    lake.advance()
+    assert rows_of(lake, "id", "amount", "body", "valid_from", "valid_to", "is_current") == sorted([
+        (1, 1, "large", one, two, False),
+        (1, 3, "large", two, three, False),
+        (10, 4, "large", three, five, False),
+        (2, 2, "b", one, four, False),
+        (2, 9, "b", four, five, False),
+        (2, 11, "b", five, None, True),
+    ], key=lambda row: (row[0], row[0], row[1]))  # fmt: skip
+    times = read_silver(
+        lake.project, lake.target(), columns=["valid_from_epoch", "valid_from_ts", "valid_to_ts", "is_current"]
+    )
+    assert set(times["valid_from_epoch"].to_pylist()) == {1}
+    assert times["valid_from_ts"].null_count == 0
+    assert times["valid_to_ts"].null_count == 1
+
+
+@FORMATS
+def test_append_has_every_change_at_its_place_and_needs_no_key(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = lake_of(lake_root, spark, "appends", fmt, kind="append")
+    one = lake.land(insert("1", "1"), insert("1", "1"))
+    two = lake.land(update("1", "2", UNCHANGED), delete("1"), Truncate(T))
+    lake.advance()
+    assert rows_of(lake, "_position", "_ordinal", "_op", "id", "amount", "body") == [
+        (one, 1, "I", 1, 1, "b"),
+        (one, 2, "I", 1, 1, "b"),
+        (two, 1, "U", 1, 2, None),
+        (two, 2, "D", 1, None, None),
+        (two, 3, "T", None, None, None),
+    ]
+
+
+def test_a_source_column_with_a_name_of_our_own_stops_the_table(spark: Any, lake_root: Path) -> None:
+    lake = lake_of(lake_root, spark, "taken", "delta", kind="history")
+    odd = table("public.t", id="int4", is_current="bool")
+    lake.land(Insert(odd, ("1", "t")))
+    with pytest.raises(NameTaken, match="is_current"):
+        lake.advance()
+
+
+@FORMATS
+def test_a_table_stays_of_the_kind_it_was_made_as(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = lake_of(lake_root, spark, "made", fmt)
+    lake.land(insert("1", "1"))
+    lake.advance()
+    made, silver = lake.project, lake.project.pipeline.silver
+    other = silver.model_copy(update={"defaults": silver.defaults.model_copy(update={"kind": "history"})})
+    lake.project = replace(made, pipeline=made.pipeline.model_copy(update={"silver": other}))
+    lake.land(insert("2", "2"))
+    with pytest.raises(KindChanged, match=r"kind: current.*kind: history"):
+        lake.advance()
+    lake.project = made
+    lake.advance()
+    assert rows_of(lake, "id") == [(1,), (2,)]
+
+
+def test_lineage_says_which_change_made_a_row(spark: Any, lake_root: Path) -> None:
+    lake = lake_of(lake_root, spark, "lineage", "delta", lineage=True)
+    lake.land(insert("1", "1"), insert("2", "2"))
+    lake.land(update("1", "3"))
+    lake.advance()
+    found = rows_of(lake, "id", "_ordinal", "_lsn", "_xid", "_commit_ts")
+    assert [row[:2] for row in found] == [(1, 1), (2, 2)]
+    assert found[0][2] > found[1][2], "the update came later"
+    assert all(value is not None for row in found for value in row)
