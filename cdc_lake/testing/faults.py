@@ -166,7 +166,9 @@ def assert_cuts_are_true(project: Project) -> None:
                 continue
             at = _marker_at(project, relation, cut["stream"], table["version"])
             last = max((c.position for c in commits if relation in c.counts), default=-1)
-            assert at is not None
+            if at is None:  # its copy was empty: the table was made, and nothing is in it
+                assert last == -1, f"{relation} has no marker in the cut {cut['position']}, and bronze has {last}"
+                continue
             assert last <= at <= cut["position"], f"{relation} is at {at}, not {last}, in the cut {cut['position']}"
 
 

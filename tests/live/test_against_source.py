@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from cdc_lake.bronze.contract import SCHEMA
@@ -56,12 +59,22 @@ def test_bronze_is_its_source_and_what_is_lost_behind_the_chain_is_found(databas
         assert wrong.table == "public.w_full"
 
 
+def wait_until_free(conn: psycopg.Connection[Any], slot: str) -> None:
+    """Wait until the server has noticed that the receiver is gone."""
+    ends = time.monotonic() + 60
+    query = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND active"
+    while conn.execute(query, [slot]).fetchone():
+        assert time.monotonic() < ends, "the slot stays active"
+        time.sleep(0.02)
+
+
 def test_a_slot_that_forgot_more_than_bronze_holds_is_found(database: Database, tmp_path: Path) -> None:
     project = project_of(database, tmp_path)
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
         once(project)
         conn.execute("INSERT INTO t VALUES (1)")
+        wait_until_free(conn, project.slot)
         conn.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", [project.slot])
     found = against_source(project)
     assert (found.holds, found.forgotten, found.chain.holds) == (False, True, True)

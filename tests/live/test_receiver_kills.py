@@ -93,7 +93,7 @@ def killed_everywhere(
         assert receivers.run() == 0
     assert watching.looks > 0
     print(f"{deaths} kills, {watching.looks} looks of a reader")
-    assert deaths >= steps / 2
+    assert deaths >= (1 if some else steps / 2), "a step may not be passed often enough, all of them always are"
 
 
 def assert_proven(project: Project, ledger: Ledger) -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.errors import KindChanged, NameTaken
+from cdc_lake.lake.control import ControlTables, SnapshotRow, now
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.testing.messages import table
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.advance import Advance
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
+from .conftest import make_project
 from .test_apply_cases import FORMATS, Lake, T, insert
 
 pytestmark = pytest.mark.spark
@@ -137,3 +146,33 @@ def test_lineage_says_which_change_made_a_row(spark: Any, lake_root: Path) -> No
     assert [row[:2] for row in found] == [(1, 1), (2, 2)]
     assert found[0][2] > found[1][2], "the update came later"
     assert all(value is not None for row in found for value in row)
+
+
+@FORMATS
+@pytest.mark.parametrize("defaults", [{"kind": "history"}, {"kind": "append"}, {"deletes": "soft"}], ids=str)
+def test_the_rows_of_an_initial_copy_are_where_each_kind_begins(
+    spark: Any, lake_root: Path, fmt: str, defaults: dict[str, Any]
+) -> None:
+    name = f"copied_{'_'.join(defaults.values())}_{fmt}"
+    silver = {"defaults": {"format": fmt, "namespace": name, **defaults}}
+    project = make_project(lake_root, name, silver=silver)
+    bronze, control = DeltaBronze(project.bronze, durability="os"), ControlTables(project.control)
+    state = bronze.begin_stream("test", 100)
+    bronze.append_snapshot("initial-1", 0, T, pa.array([["1", "10", "a"], ["2", None, None]]), 0, 100)
+    copied = [{"relation": "public.t", "layout": T.layout, "rows": 2, "chunks": 1}]
+    control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", now()))
+    bronze.append([raw_transaction(Transaction(boundaries(110), (delete("1"),)))])
+    with Advance(project, spark, silent) as advance:
+        advance.run(None, threading.Event())
+        assert not advance.done.broken
+    rows = read_silver(project, project.target(T.table)).to_pylist()
+    own = {"history": ("valid_from", "valid_to"), "append": ("_op", "_position"), "soft": ("_is_deleted",)}
+    found = sorted(tuple(row[n] for n in ("id", *own[next(iter(defaults.values()))])) for row in rows)
+    assert (
+        found
+        == {
+            "history": [(1, 100, 110), (2, 100, None)],
+            "append": [(1, "D", 110), (1, "S", 100), (2, "S", 100)],
+            "soft": [(1, True), (2, False)],
+        }[next(iter(defaults.values()))]
+    )

@@ -103,7 +103,7 @@ hint: did you mean `user`?
 error[CFG104]: unknown key `catalgo` in `silver.tables[0]`
   in pipelines/shop.yaml:6:24  (silver.tables[0].catalgo)
 
-hint: known here: from, to, format, keys, rules
+hint: known here: from, to, format, kind, deletes, lineage, keys, rules
 """
     )
 
@@ -245,9 +245,12 @@ def test_ctrl_c_ends_with_130(project):
         cwd=project, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert child.stdout is not None
-    assert child.stdout.readline().startswith("pipeline  shop")
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=120)
+    try:
+        assert child.stdout.readline().startswith("pipeline  shop")
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=120)
+    finally:
+        child.kill()
     assert child.returncode == 130
     assert "interrupted: state is as the last commit left it" in said
     assert "Traceback" not in said

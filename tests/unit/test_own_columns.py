@@ -1,0 +1,60 @@
+"""Columns that silver adds: what `compare` and `plan` see without them, and by which a table's kind is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_lake.config.project import Target
+from cdc_lake.errors import KindChanged
+from cdc_lake.model.relation import TableName
+from cdc_lake.silver.own_columns import check_kind, own_names, source_rows
+
+KINDS: list[dict[str, Any]] = [{}, {"deletes": "soft"}, {"kind": "history"}, {"kind": "append"}]
+
+
+def target(**given: Any) -> Target:
+    return Target(TableName("public", "t"), "silver", "t", "delta", None, (), **given)
+
+
+def test_closed_versions_and_own_columns_are_not_the_sources():
+    history = pa.table(
+        {
+            "id": [1, 1],
+            "valid_from_epoch": [1, 1],
+            "valid_from": [10, 20],
+            "valid_from_ts": [None, None],
+            "valid_to_epoch": [1, None],
+            "valid_to": [20, None],
+            "valid_to_ts": [None, None],
+            "is_current": [False, True],
+            "_csn": [1, 2],
+            "_lsn": [1, 2],
+            "_xid": [1, 2],
+            "_ordinal": [1, 1],
+            "_commit_ts": [None, None],
+        }
+    )
+    assert source_rows(history, target(kind="history", lineage=True)).to_pylist() == [{"id": 1}]
+
+
+def test_rows_deleted_softly_are_not_the_sources():
+    soft = pa.table({"id": [1, 2], "_is_deleted": [True, False]})
+    assert source_rows(soft, target(deletes="soft")).to_pylist() == [{"id": 2}]
+
+
+def test_a_column_of_the_source_with_such_a_name_stays_where_silver_adds_none():
+    assert source_rows(pa.table({"is_current": [None]}), target()).column_names == ["is_current"]
+
+
+@pytest.mark.parametrize("made", KINDS, ids=str)
+@pytest.mark.parametrize("said", KINDS, ids=str)
+def test_a_kind_is_known_by_its_columns(made: dict[str, Any], said: dict[str, Any]):
+    have = ["id", *own_names(target(**made))]
+    if made == said:
+        check_kind(have, target(**said))
+        return
+    with pytest.raises(KindChanged, match=r"was made as .*, and the pipeline says"):
+        check_kind(have, target(**said))
