@@ -143,12 +143,11 @@ class RejoiningOrder:
     def take(self, transaction: Raw) -> Sequence[Closed]:
         """See Order. Raises BronzeAhead, HistoryDiffers as well."""
         if self._rejoin.agreed:
-            return self._order.take(transaction)
+            return [*self._released(), *self._order.take(transaction)]
         bounds = transaction.bounds
         if self._rejoin.beyond(bounds):
             self._rejoin.settle()
-            kept, self._kept = [*self._kept, transaction], []
-            return [closed for one in kept for closed in self._order.take(one)]
+            return [*self._released(), *self._order.take(transaction)]
         if bounds.position > self._upto:  # in CSN order some of what is new may come before the last that is not
             self._kept.append(transaction)
             return ()
@@ -160,7 +159,12 @@ class RejoiningOrder:
 
     def tend(self, opened: Collection[int] = ()) -> Sequence[Closed]:
         """See Order."""
-        return self._order.tend(opened) if self._rejoin.agreed else ()
+        return [*self._released(), *self._order.tend(opened)] if self._rejoin.agreed else ()
+
+    def _released(self) -> list[Closed]:
+        """What was kept until the server had shown all, which a keepalive may have said too."""
+        kept, self._kept = self._kept, []
+        return [closed for one in kept for closed in self._order.take(one)]
 
 
 class RejoiningFrames:

@@ -129,7 +129,9 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
                 before = _read_by(conn)
                 _until(lambda: len([one for one in told if one.stage == "retry"]) >= 3)
                 assert (waits := note.read()) is not None
-                assert waits.code == {"delta": "LAK435", "iceberg": "LAK420"}[kind]  # what reads, what writes, fails first
+                assert (
+                    waits.code == {"delta": "LAK435", "iceberg": "LAK420"}[kind]
+                )  # what reads, what writes, fails first
                 with pytest.raises(StoreUnavailable) as asked:
                     status(project)
                 assert "the receiver waits for it since" in asked.value.remedy
