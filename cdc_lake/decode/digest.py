@@ -80,6 +80,7 @@ class Digests(Sequence[bytes]):
             return self.data == other.data
         return isinstance(other, Sequence) and list(self) == list(other)
 
+    # Equal to any list of the same digests, and a list has no hash; typeshed lets no class say so.
     __hash__ = None  # type: ignore[assignment]
 
 

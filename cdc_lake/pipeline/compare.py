@@ -36,7 +36,7 @@ from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.match import Differences, Key, match, rows_of
 from cdc_lake.pipeline.point import Gap, Point, point
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
-from cdc_lake.silver.own_columns import source_rows
+from cdc_lake.silver.kinds import source_rows
 from cdc_lake.silver.shape import default_keys
 from cdc_lake.source.captured import Published
 from cdc_lake.source.stream import shown

@@ -16,7 +16,7 @@ from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
 from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.quality.gate import failed_names
-from cdc_lake.silver.changes import FROM, OP, TO, behind
+from cdc_lake.silver.changes import FROM, OP, TO, segment
 from cdc_lake.silver.complete import base_rows, complete_for_rules
 from cdc_lake.silver.lineage import TRUNCATE, Closing, Event, Key, Traced, trace
 from cdc_lake.silver.net_change import ORIGIN, ROW
@@ -182,11 +182,8 @@ def _placed(span: _Span, changes: DataFrame, traced: Sequence[Traced]) -> DataFr
         schema=_TRACED,
     )
     mapping = span.spark.createDataFrame(table)
-    segment = F.lit(0)
-    for position, ordinal in span.seen.truncates:
-        segment = segment + F.when(behind(position, ordinal), 1).otherwise(0)
     joined = changes.join(F.broadcast(mapping), ["position", "ordinal"], "left")
-    return joined.withColumn("_cdc_segment", segment)
+    return joined.withColumn("_cdc_segment", segment(span.seen.truncated))
 
 
 def _with_rules(rows: DataFrame, changes: DataFrame) -> pa.Table:

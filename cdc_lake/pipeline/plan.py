@@ -16,7 +16,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
-from cdc_lake.silver.own_columns import own_names
+from cdc_lake.silver.kinds import own_names
 
 __all__ = ["Action", "ActionKind", "Plan", "plan"]
 

@@ -30,10 +30,10 @@ from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.pipeline.redaction_change import check_unchanged
 from cdc_lake.quality.gate import RuleCount
 from cdc_lake.silver.changes import read_changes, typed
-from cdc_lake.silver.kind import Kind
-from cdc_lake.silver.kinds import kind_of
+from cdc_lake.silver.kind import Kind, TablePart
+from cdc_lake.silver.kinds import check_kind, kind_of, live_rows
 from cdc_lake.silver.lineage import Closing, Key
-from cdc_lake.silver.own_columns import LINEAGE, check_kind
+from cdc_lake.silver.own_columns import LINEAGE
 from cdc_lake.silver.shape import Shape, check_evolution, make_shape
 from cdc_lake.source.stream import shown
 
@@ -70,12 +70,14 @@ class TableJob:
 
 @dataclass(frozen=True)
 class Folded:
-    """What a table's span amounts to. `net` as the table's kind describes it, `unsent` the columns it may not know;
-    `held` the changes to be recorded as held, None where there are none; `closings` the truncates that ended holds.
+    """What a table's span amounts to.
+
+    `net` as the table's kind describes it, `part` what it was folded from; `held` the changes to be recorded as held,
+    None where there are none; `closings` the truncates that ended holds.
     """
 
     net: DataFrame
-    unsent: frozenset[int]
+    part: TablePart
     survey: Survey
     held: pa.Table | None
     closings: tuple[Closing, ...]
@@ -124,7 +126,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     base = silver.marker(job.stream)
     paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
     rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=not kind.keyed)
-    target = None if base.version is None else kind.live(spark.table(silver.name))
+    target = None if base.version is None else live_rows(kind, spark.table(silver.name))
     folded = fold(rows, target, job.target, kind, shape, seen, span, job.held)
     return Prepared(job, kind, shape, silver, base, seen, folded)
 
@@ -141,18 +143,17 @@ def fold(
 ) -> Folded:
     """What bronze's rows of a table amount to. `target`: silver's live rows before or None; `held`: waiting keys."""
     unsent = unsent_columns(seen, shape)
+    part = TablePart(shape, unsent, seen.truncated, span)
     changes = typed(rows, shape, unsent)
     found = survey(changes, table, shape, conditions(table, shape, unsent), seen)
     if not kind.keyed:
         free, kept = without_failing(rows, changes, table, shape, unsent, found)
-        return Folded(kind.net(free, None, shape, unsent, seen.truncated, span, traced=False), unsent, found, kept, ())
+        return Folded(kind.net(free, None, part, traced=False), part, found, kept, ())
     if found.plain and not held:
-        return Folded(
-            kind.net(changes, target, shape, unsent, seen.truncated, span, traced=False), unsent, found, None, ()
-        )
+        return Folded(kind.net(changes, target, part, traced=False), part, found, None, ())
     followed = follow(rows, changes, target, table, shape, unsent, seen, held, found)
-    net = kind.net(followed.free, target, shape, unsent, seen.truncated, span, traced=True)
-    return Folded(net, unsent, followed.survey, followed.held, followed.closings)
+    net = kind.net(followed.free, target, part, traced=True)
+    return Folded(net, part, followed.survey, followed.held, followed.closings)
 
 
 def merge(spark: SparkSession, prepared: Prepared) -> int:
@@ -166,8 +167,7 @@ def merge(spark: SparkSession, prepared: Prepared) -> int:
         if job.snapshot:
             statement = kind.first(table, _VIEW, shape)
         else:
-            bounds = folded.survey.bounds
-            statement = kind.statement(table, _VIEW, shape, folded.unsent, prepared.seen.truncated, job.span, bounds)
+            statement = kind.statement(table, _VIEW, folded.part, folded.survey.bounds)
         (F.broadcast(folded.net) if small else folded.net).createOrReplaceTempView(_VIEW)
         try:
             spark.sql(statement)

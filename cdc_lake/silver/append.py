@@ -6,13 +6,12 @@ column stands in `_unchanged`. A change that a rule holds is not there until it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc_lake.lake.store import SilverColumn, quoted
-from cdc_lake.model.span import Span
-from cdc_lake.model.truncated import Truncated
+from cdc_lake.silver.kind import Flag, TablePart
 from cdc_lake.silver.own_columns import CHANGE, UNSENT, with_own
 from cdc_lake.silver.shape import Shape
 
@@ -23,6 +22,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Append:
     """Every change (`silver.kind.Kind`)."""
+
+    @property
+    def words(self) -> str:
+        """As the pipeline says it."""
+        return "`kind: append`"
+
+    @property
+    def own(self) -> tuple[SilverColumn, ...]:
+        """Operation and place, and which columns were not sent."""
+        return (*CHANGE, UNSENT)
+
+    @property
+    def flag(self) -> Flag | None:
+        """No change refers to another."""
+        return None
 
     @property
     def keyed(self) -> bool:
@@ -37,37 +51,14 @@ class Append:
         """The source's, then operation and place."""
         return with_own(shape)
 
-    def live(self, target: DataFrame) -> DataFrame:
-        """No change refers to another."""
-        return target.limit(0)
-
-    def net(
-        self,
-        changes: DataFrame,
-        target: DataFrame | None,
-        shape: Shape,
-        unsent: frozenset[int],
-        truncated: Sequence[Truncated],
-        span: Span,
-        *,
-        traced: bool,
-    ) -> DataFrame:
+    def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """Each change as it is."""
-        del target, unsent, truncated, span, traced
-        return changes.select(*(quoted(c.name) for c in self.columns(shape)))
+        del target, traced
+        return changes.select(*(quoted(c.name) for c in self.columns(part.shape)))
 
-    def statement(
-        self,
-        table: str,
-        view: str,
-        shape: Shape,
-        unsent: frozenset[int],
-        truncated: Sequence[Truncated],
-        span: Span,
-        bounds: tuple[int, int] | None,
-    ) -> str:
+    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
         """An append."""
-        del shape, unsent, truncated, span, bounds
+        del part, bounds
         return f"INSERT INTO {table} BY NAME SELECT * FROM {view}"
 
     def first(self, table: str, view: str, shape: Shape) -> str:

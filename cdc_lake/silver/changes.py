@@ -52,6 +52,16 @@ def behind(position: int, ordinal: int) -> Column:
     return (at > position) | ((at == position) & (F.col("ordinal") > ordinal))
 
 
+def segment(truncated: Sequence[Truncated]) -> Column:
+    """How many of the truncates are before a change."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    passed: Column = F.lit(0)
+    for one in truncated:
+        passed = passed + F.when(behind(one.position, one.ordinal), 1).otherwise(0)
+    return passed
+
+
 def read_changes(
     spark: SparkSession, files: Sequence[str], table: TableName, span: Span, *, snapshot: bool, truncates: bool = False
 ) -> DataFrame:

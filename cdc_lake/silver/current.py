@@ -9,15 +9,15 @@ changes that follow it is not there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc_lake.lake.store import SilverColumn, literal, quoted
-from cdc_lake.model.span import Span
-from cdc_lake.model.truncated import Truncated
 from cdc_lake.silver.changes import OP, after_truncates
 from cdc_lake.silver.complete import complete_moved
+from cdc_lake.silver.kind import Flag, TablePart
+from cdc_lake.silver.merge_sql import same_key, typed_literal
 from cdc_lake.silver.net_change import net_change, settle, unknown
 from cdc_lake.silver.own_columns import DELETED, LINEAGE, with_own
 from cdc_lake.silver.shape import Shape
@@ -36,6 +36,21 @@ class Current:
     soft: bool = False
 
     @property
+    def words(self) -> str:
+        """As the pipeline says it."""
+        return "`kind: current` with soft deletes" if self.soft else "`kind: current`"
+
+    @property
+    def own(self) -> tuple[SilverColumn, ...]:
+        """`_is_deleted`, where deleted rows stay."""
+        return (DELETED,) if self.soft else ()
+
+    @property
+    def flag(self) -> Flag | None:
+        """Those that are not deleted."""
+        return Flag(DELETED, value=False) if self.soft else None
+
+    @property
     def keyed(self) -> bool:
         """One row a key."""
         return True
@@ -47,55 +62,26 @@ class Current:
 
     def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
         """The source's, then lineage, then `_is_deleted`."""
-        return with_own(shape, (DELETED,) if self.soft else ())
+        return with_own(shape, self.own)
 
-    def live(self, target: DataFrame) -> DataFrame:
-        """Those that are not deleted."""
-        return target.where(f"NOT {_GONE}") if self.soft else target
-
-    def net(
-        self,
-        changes: DataFrame,
-        target: DataFrame | None,
-        shape: Shape,
-        unsent: frozenset[int],
-        truncated: Sequence[Truncated],
-        span: Span,
-        *,
-        traced: bool,
-    ) -> DataFrame:
+    def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """One row a key (`silver.net_change`)."""
-        del span
-        folded = net_change(after_truncates(changes, truncated), shape, unsent, traced=traced)
+        folded = net_change(after_truncates(changes, part.truncated), part.shape, part.unsent, traced=traced)
         if not traced:
             return folded
-        if unsent and target is not None:
-            folded = complete_moved(folded, target, shape, unsent)
-        return settle(folded, shape, unsent)
+        if part.unsent and target is not None:
+            folded = complete_moved(folded, target, part.shape, part.unsent)
+        return settle(folded, part.shape, part.unsent)
 
-    def statement(
-        self,
-        table: str,
-        view: str,
-        shape: Shape,
-        unsent: frozenset[int],
-        truncated: Sequence[Truncated],
-        span: Span,
-        bounds: tuple[int, int] | None,
-    ) -> str:
+    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
         """A MERGE by key; where there was a truncate, rows without a net change go."""
-        del span
-        keys = [quoted(c.name) for c in shape.key_columns]
-        on = " AND ".join(f"t.{k} = s.{k}" for k in keys)
-        if bounds is not None and not truncated:
-            on += f" AND t.{keys[0]} BETWEEN {bounds[0]} AND {bounds[1]}"
-        sets, names, values = self._assignments(shape, unsent)
+        sets, names, values = self._assignments(part.shape, part.unsent)
         update = f"WHEN MATCHED THEN UPDATE SET {', '.join(sets)} " if sets else ""
         return (
-            f"MERGE INTO {table} t USING {view} s ON {on} "
-            f"WHEN MATCHED AND s.{OP} = 'D' THEN {self._delete(shape)} {update}"
+            f"MERGE INTO {table} t USING {view} s ON {same_key(part, bounds)} "
+            f"WHEN MATCHED AND s.{OP} = 'D' THEN {self._delete(part.shape)} {update}"
             f"WHEN NOT MATCHED AND s.{OP} = 'U' THEN INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
-            f"{self._truncate(shape, truncated)}"
+            f"{self._truncate(part)}"
         )
 
     def first(self, table: str, view: str, shape: Shape) -> str:
@@ -135,17 +121,12 @@ class Current:
         sets = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in shape.carried]
         return f"UPDATE SET {', '.join([*sets, f'{_GONE} = true'])}"
 
-    def _truncate(self, shape: Shape, truncated: Sequence[Truncated]) -> str:
-        if not truncated:
+    def _truncate(self, part: TablePart) -> str:
+        if not part.truncated:
             return ""
         if not self.soft:
             return " WHEN NOT MATCHED BY SOURCE THEN DELETE"
-        last = truncated[-1]
-        sets = [f"{quoted(c.name)} = {_literal(last, LINEAGE[c], c)}" for c in shape.carried]
+        last = part.truncated[-1]
+        sets = [f"{quoted(c.name)} = {typed_literal(getattr(last, LINEAGE[c]), c)}" for c in part.shape.carried]
         sets.append(f"{_GONE} = true")
         return f" WHEN NOT MATCHED BY SOURCE AND NOT t.{_GONE} THEN UPDATE SET {', '.join(sets)}"
-
-
-def _literal(truncated: Truncated, name: str, column: SilverColumn) -> str:
-    value = getattr(truncated, name)
-    return f"CAST({'NULL' if value is None else literal(str(value))} AS {column.type})"

@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc_lake.lake.store import SilverColumn, literal, quoted
-from cdc_lake.model.span import Span
+from cdc_lake.lake.store import SilverColumn, quoted
 from cdc_lake.model.truncated import Truncated
-from cdc_lake.silver.changes import FROM, OP, ORDER, TIME, TO, behind, known
+from cdc_lake.silver.changes import FROM, OP, TIME, TO, segment
 from cdc_lake.silver.complete import MISSING_BASE, any_of, base_rows
-from cdc_lake.silver.net_change import ORIGIN, ROW
+from cdc_lake.silver.kind import Flag, TablePart
+from cdc_lake.silver.merge_sql import same_key, typed_literal
+from cdc_lake.silver.net_change import ORIGIN, ROW, last_and_known
 from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO, with_own
 from cdc_lake.silver.shape import Shape
 
@@ -36,6 +37,21 @@ class History:
     """Every version (`silver.kind.Kind`)."""
 
     @property
+    def words(self) -> str:
+        """As the pipeline says it."""
+        return "`kind: history`"
+
+    @property
+    def own(self) -> tuple[SilverColumn, ...]:
+        """From when until when."""
+        return (*VALID_FROM, *VALID_TO, IS_CURRENT)
+
+    @property
+    def flag(self) -> Flag | None:
+        """The versions that hold now."""
+        return Flag(IS_CURRENT, value=True)
+
+    @property
     def keyed(self) -> bool:
         """Versions are of a key."""
         return True
@@ -47,53 +63,26 @@ class History:
 
     def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
         """The source's, then lineage, then from when until when."""
-        return with_own(shape, (*VALID_FROM, *VALID_TO, IS_CURRENT))
+        return with_own(shape, self.own)
 
-    def live(self, target: DataFrame) -> DataFrame:
-        """The versions that hold now."""
-        return target.where(quoted(IS_CURRENT.name))
-
-    def net(
-        self,
-        changes: DataFrame,
-        target: DataFrame | None,
-        shape: Shape,
-        unsent: frozenset[int],
-        truncated: Sequence[Truncated],
-        span: Span,
-        *,
-        traced: bool,
-    ) -> DataFrame:
+    def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """Rows that close the version silver has of a key, and new versions; `_cdc_op` says which is which."""
-        states = _states(_segmented(changes, truncated), shape, unsent, traced=traced)
-        if unsent:
-            states = _whole(states, target, shape, unsent)
-        events = _events(states, shape)
-        return _versions(events, shape, truncated, span)
+        changes = changes.withColumn(_SEGMENT, segment(part.truncated))
+        states = _states(changes, part.shape, part.unsent, traced=traced)
+        if part.unsent:
+            states = _whole(states, target, part.shape, part.unsent)
+        return _versions(_events(states, part.shape), part)
 
-    def statement(
-        self,
-        table: str,
-        view: str,
-        shape: Shape,
-        unsent: frozenset[int],
-        truncated: Sequence[Truncated],
-        span: Span,
-        bounds: tuple[int, int] | None,
-    ) -> str:
+    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
         """A MERGE: versions that hold are closed by key, the others are inserted."""
-        del unsent
-        keys = [quoted(c.name) for c in shape.key_columns]
-        on = [f"t.{k} = s.{k}" for k in keys] + [f"t.{quoted(IS_CURRENT.name)}", f"s.{OP} = '{_CLOSE}'"]
-        if bounds is not None and not truncated:
-            on.append(f"t.{keys[0]} BETWEEN {bounds[0]} AND {bounds[1]}")
-        names = [quoted(c.name) for c in self.columns(shape)]
+        on = f"{same_key(part, bounds)} AND t.{quoted(IS_CURRENT.name)} AND s.{OP} = '{_CLOSE}'"
+        names = [quoted(c.name) for c in self.columns(part.shape)]
         close = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in (*VALID_TO, IS_CURRENT)]
         return (
-            f"MERGE INTO {table} t USING {view} s ON {' AND '.join(on)} "
+            f"MERGE INTO {table} t USING {view} s ON {on} "
             f"WHEN MATCHED THEN UPDATE SET {', '.join(close)} "
             f"WHEN NOT MATCHED AND s.{OP} = '{_VERSION}' THEN INSERT ({', '.join(names)}) "
-            f"VALUES ({', '.join(f's.{name}' for name in names)}){_truncate(truncated, span)}"
+            f"VALUES ({', '.join(f's.{name}' for name in names)}){_truncate(part)}"
         )
 
     def first(self, table: str, view: str, shape: Shape) -> str:
@@ -102,24 +91,14 @@ class History:
         return f"INSERT OVERWRITE {table} BY NAME SELECT {names} FROM {view} WHERE {OP} = '{_VERSION}'"
 
 
-def _truncate(truncated: Sequence[Truncated], span: Span) -> str:
+def _truncate(part: TablePart) -> str:
     """What the first truncate does to the keys that no change of the span touches."""
-    if not truncated:
+    if not part.truncated:
         return ""
-    first = truncated[0]
-    time = "NULL" if first.commit_ts is None else literal(first.commit_ts.isoformat())
-    values = (str(span.epoch), str(first.position), f"CAST({time} AS TIMESTAMP)", "false")
-    sets = [f"{quoted(c.name)} = {v}" for c, v in zip((*VALID_TO, IS_CURRENT), values, strict=True)]
+    first = part.truncated[0]
+    values = (part.span.epoch, first.position, first.commit_ts, False)
+    sets = [f"{quoted(c.name)} = {typed_literal(v, c)}" for c, v in zip((*VALID_TO, IS_CURRENT), values, strict=True)]
     return f" WHEN NOT MATCHED BY SOURCE AND t.{quoted(IS_CURRENT.name)} THEN UPDATE SET {', '.join(sets)}"
-
-
-def _segmented(changes: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
-    segment = F.lit(0)
-    for one in truncated:
-        segment = segment + F.when(behind(one.position, one.ordinal), 1).otherwise(0)
-    return changes.withColumn(_SEGMENT, segment)
 
 
 def _states(changes: DataFrame, shape: Shape, unsent: frozenset[int], *, traced: bool) -> DataFrame:
@@ -128,7 +107,7 @@ def _states(changes: DataFrame, shape: Shape, unsent: frozenset[int], *, traced:
     Beside the columns of changes: `_cdc_group`, which row it is, `_cdc_before`, the key it had before the span (NULL:
     it was none), and `_cdc_kept_<n>`, a struct of the last value sent in the transaction, NULL where none was.
     """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
     here = F.coalesce(TO, FROM)
     if traced:
@@ -136,23 +115,10 @@ def _states(changes: DataFrame, shape: Shape, unsent: frozenset[int], *, traced:
         before = F.when(F.col(ROW).isNull(), here).otherwise(F.col(ORIGIN))
     else:
         group, before = F.struct(F.lit(None).cast("bigint").alias("n"), here.alias("key")), here
-    certain = [c.name for at, c in enumerate(shape.columns) if at not in unsent] + [c.name for c in shape.carried]
-    last = F.max_by(F.struct(OP, FROM, TO, "_cdc_before", TIME, *(F.col(quoted(n)) for n in certain)), ORDER)
-    kept = [
-        F.max_by(
-            F.struct(F.col(quoted(shape.columns[at].name)).alias("v")), F.when(F.col(known(at)), F.col(ORDER))
-        ).alias(f"_cdc_kept_{at}")
-        for at in sorted(unsent)
-    ]
-    grouped = (
-        changes.withColumn("_cdc_group", group)
-        .withColumn("_cdc_before", before)
-        .groupBy(_SEGMENT, "_cdc_group", "position")
-        .agg(last.alias("_cdc_last"), *kept)
-    )
-    names = [OP, FROM, TO, "_cdc_before", TIME, *map(quoted, certain)]
-    return grouped.select(
-        _SEGMENT, "_cdc_group", "position", *(f"_cdc_last.{n}" for n in names), *(f"_cdc_kept_{at}" for at in unsent)
+    by = [F.col(_SEGMENT), group.alias("_cdc_group"), F.col("position")]
+    changes = changes.withColumn("_cdc_before", before)
+    return (
+        last_and_known(changes, by, shape, unsent, ("_cdc_before", TIME)).select("*", "_cdc_last.*").drop("_cdc_last")
     )
 
 
@@ -201,11 +167,12 @@ def _events(states: DataFrame, shape: Shape) -> DataFrame:
     return events.groupBy(*_key_names(shape), "position").agg(last).select("*", "_cdc_event.*").drop("_cdc_event")
 
 
-def _versions(events: DataFrame, shape: Shape, truncated: Sequence[Truncated], span: Span) -> DataFrame:
+def _versions(events: DataFrame, part: TablePart) -> DataFrame:
     """The rows for the MERGE: what ends a key's first event brings about in silver, and versions with their ends."""
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
+    shape, truncated = part.shape, part.truncated
     of_key = Window.partitionBy(*_key_names(shape)).orderBy("position")
     following = F.lead(F.struct("position", TIME, _SEGMENT)).over(of_key)
     ends = F.struct(following["position"].alias("position"), following[TIME].alias(TIME))
@@ -217,7 +184,7 @@ def _versions(events: DataFrame, shape: Shape, truncated: Sequence[Truncated], s
         until = F.when(following[_SEGMENT] == F.col(_SEGMENT), ends).otherwise(F.get(truncates, F.col(_SEGMENT)))
         late, first = F.col(_SEGMENT) > 0, _place(truncated[0])
         at, time = F.when(late, first["position"]).otherwise(at), F.when(late, first[TIME]).otherwise(time)
-    epoch = F.lit(span.epoch)
+    epoch = F.lit(part.span.epoch)
     names = [c.name for c in (*shape.columns, *shape.carried)]
     version = F.struct(
         *(F.col(f"_cdc_row.{quoted(name)}").alias(name) for name in names),

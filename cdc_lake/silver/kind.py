@@ -6,7 +6,8 @@ columns the table has, turns changes into what is to be written, and writes it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cdc_lake.lake.store import SilverColumn
@@ -18,8 +19,43 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """A table's part of a span. `unsent`: positions of columns that some change did not send; `truncated`: the
+    table's truncates in it, in order.
+    """
+
+    shape: Shape
+    unsent: frozenset[int]
+    truncated: tuple[Truncated, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A boolean column of a silver table, and its value in the rows that the source's table has now."""
+
+    column: SilverColumn
+    value: bool
+
+
 class Kind(Protocol):
-    """One kind of table. `unsent` are the positions of columns that some change did not send."""
+    """One kind of table."""
+
+    @property
+    def words(self) -> str:
+        """The kind as the pipeline file says it."""
+        ...
+
+    @property
+    def own(self) -> tuple[SilverColumn, ...]:
+        """The columns by which a table is known to be of this kind; none of the plainest."""
+        ...
+
+    @property
+    def flag(self) -> Flag | None:
+        """Which rows the source's table has now, and changes may refer to; None: all."""
+        ...
 
     @property
     def keyed(self) -> bool:
@@ -34,37 +70,14 @@ class Kind(Protocol):
         """All columns of the silver table. Raises NameTaken where the source has one of our own."""
         ...
 
-    def live(self, target: DataFrame) -> DataFrame:
-        """The rows of the silver table that changes may refer to: one a key."""
-        ...
-
-    def net(
-        self,
-        changes: DataFrame,
-        target: DataFrame | None,
-        shape: Shape,
-        unsent: frozenset[int],
-        truncated: Sequence[Truncated],
-        span: Span,
-        *,
-        traced: bool,
-    ) -> DataFrame:
+    def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """What is to be written, from typed changes; `target`: its live rows before, None: none.
 
         `traced`: the changes carry `_cdc_row` and `_cdc_origin` (`pipeline.follow`).
         """
         ...
 
-    def statement(
-        self,
-        table: str,
-        view: str,
-        shape: Shape,
-        unsent: frozenset[int],
-        truncated: Sequence[Truncated],
-        span: Span,
-        bounds: tuple[int, int] | None,
-    ) -> str:
+    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
         """The SQL that makes view `view`, which holds what `net` gave, part of `table`.
 
         `bounds`: smallest and largest value of an integer first key column, a condition that lets files be skipped.

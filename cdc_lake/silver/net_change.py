@@ -52,10 +52,12 @@ def settle(folded: DataFrame, shape: Shape, unsent: frozenset[int]) -> DataFrame
     return _one_row_a_key(ended.unionByName(gone), shape)
 
 
-def _fold(
-    changes: DataFrame, by: Sequence[Column], shape: Shape, unsent: frozenset[int], extra: tuple[str, ...] = ()
+def last_and_known(
+    changes: DataFrame, by: Sequence[Column], shape: Shape, unsent: frozenset[int], extra: Sequence[str] = ()
 ) -> DataFrame:
-    """The last state of each group: certain columns of the last change, others by their last known value."""
+    """Changes grouped: `_cdc_last`, a struct of the last change's operation, keys, `extra` and the columns that every
+    change sent, and `_cdc_kept_<n>`, a struct of the last value of another one, NULL where none was sent.
+    """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     certain = [*(c.name for at, c in enumerate(shape.columns) if at not in unsent), *(c.name for c in shape.carried)]
@@ -66,8 +68,17 @@ def _fold(
         ).alias(f"_cdc_kept_{at}")
         for at in sorted(unsent)
     ]
-    names = {f"_cdc_by_{n}": column for n, column in enumerate(by)}
-    folded = changes.groupBy(*(c.alias(n) for n, c in names.items())).agg(last, *kept)
+    return changes.groupBy(*by).agg(last, *kept)
+
+
+def _fold(
+    changes: DataFrame, by: Sequence[Column], shape: Shape, unsent: frozenset[int], extra: Sequence[str] = ()
+) -> DataFrame:
+    """The last state of each group: certain columns of the last change, others by their last known value."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    named = [column.alias(f"_cdc_by_{n}") for n, column in enumerate(by)]
+    folded = last_and_known(changes, named, shape, unsent, extra)
     columns = [
         F.col(f"_cdc_kept_{at}.v").alias(c.name) if at in unsent else F.col(f"_cdc_last.{quoted(c.name)}")
         for at, c in enumerate(shape.columns)

@@ -6,14 +6,10 @@ is an error of the pipeline (`NameTaken`), never a column that is lost.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Final, assert_never
+from collections.abc import Sequence
+from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from cdc_lake.config.project import Target
-from cdc_lake.errors import KindChanged, NameTaken
+from cdc_lake.errors import NameTaken
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.silver.shape import Shape
 
@@ -68,50 +64,3 @@ def with_own(shape: Shape, own: Sequence[SilverColumn] = ()) -> tuple[SilverColu
     if taken:
         raise NameTaken(f"{shape.relation.table} has a column `{min(taken)}`, which is one of silver's own here")
     return (*shape.columns, *extra)
-
-
-def own_names(target: Target) -> frozenset[str]:
-    """The names of all columns that the silver table of a target has besides its source's."""
-    own: list[SilverColumn] = [*(LINEAGE if target.lineage else ()), *_SIGNS[_made(target)]]
-    return frozenset(column.name for column in own)
-
-
-def source_rows(rows: pa.Table, target: Target) -> pa.Table:
-    """What a silver table of kind `current` or `history` says the source's table is now: live rows, its columns."""
-    if target.kind == "history":
-        rows = rows.filter(pc.field(IS_CURRENT.name))
-    elif target.deletes == "soft":
-        rows = rows.filter(~pc.field(DELETED.name))
-    own = own_names(target)
-    return rows.select([name for name in rows.column_names if name not in own])
-
-
-def check_kind(have: Collection[str], target: Target) -> None:
-    """Raise KindChanged where the columns of a silver table are those of another kind than the pipeline says."""
-    found = [made for made, columns in _SIGNS.items() if columns and {c.name for c in columns} <= set(have)]
-    made = found[0] if found else _PLAIN
-    if made != _made(target):
-        raise KindChanged(f"{target.label} was made as {made}, and the pipeline says {_made(target)}")
-
-
-_PLAIN: Final = "`kind: current`"
-_SIGNS: Final[dict[str, tuple[SilverColumn, ...]]] = {
-    "`kind: history`": (*VALID_FROM, *VALID_TO, IS_CURRENT),
-    "`kind: append`": (*CHANGE, UNSENT),
-    "`kind: current` with soft deletes": (DELETED,),
-    _PLAIN: (),
-}
-"""The columns by which a table's kind is known."""
-
-
-def _made(target: Target) -> str:
-    history, append, soft, plain = _SIGNS
-    match target.kind:
-        case "history":
-            return history
-        case "append":
-            return append
-        case "current":
-            return soft if target.deletes == "soft" else plain
-        case other:
-            assert_never(other)

@@ -8,7 +8,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,36 @@ def _read_by(conn: psycopg.Connection[Any]) -> tuple[int, str] | None:
     return conn.execute(f"{found} WHERE database = current_database() AND active").fetchone()
 
 
+@contextmanager
+def receiving(
+    project: Project, workload: Workload, conn: psycopg.Connection[Any], told: list[Progress], *, slot_patience: int
+) -> Iterator[Future[Any]]:
+    """A receiver that has landed something; it is asked to stop at the end and waited for."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        run = threads.submit(
+            receive,
+            project,
+            bronze_writer(project),
+            once=False,
+            stop=stop,
+            tell=told.append,
+            slot_patience=slot_patience,
+        )
+        try:
+            _until(lambda: _read_by(conn) or run.done())
+            workload.run(3)
+            _until(lambda: any(one.stage == "landed" for one in told) or run.done())
+            yield run
+        finally:
+            stop.set()
+
+
 @pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
 def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
     database: Database, tmp_path: Path, store: LocalStore, kind: str
 ) -> None:
     told: list[Progress] = []
-    stop = threading.Event()
     with FaultyStore(store) as proxy, database.connect() as conn:
         conn.execute(f"ALTER DATABASE {database.name} SET wal_sender_timeout = '2s'")
         project = stored(database, tmp_path, kind, proxy.endpoint)
@@ -114,36 +139,25 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
         workload.run(10)
         note = ReceiverNote(project.lake, project.name)
 
-        with ThreadPoolExecutor(1) as threads:
-            run = threads.submit(
-                receive, project, bronze_writer(project), once=False, stop=stop, tell=told.append, slot_patience=2
-            )
-            try:
-                _until(lambda: _read_by(conn) or run.done())
-                workload.run(3)
-                _until(lambda: any(one.stage == "landed" for one in told) or run.done())
-                assert note.read() is None
-                proxy.choose = lambda _: Fault.FAILED
-                workload.run(60)  # more than the batches that wait for the store hold
-                _until(note.read)
-                before = _read_by(conn)
-                _until(lambda: len([one for one in told if one.stage == "retry"]) >= 3)
-                assert (waits := note.read()) is not None
-                assert (
-                    waits.code == {"delta": "LAK435", "iceberg": "LAK420"}[kind]
-                )  # what reads, what writes, fails first
-                with pytest.raises(StoreUnavailable) as asked:
-                    status(project)
-                assert "the receiver waits for it since" in asked.value.remedy
-                assert _read_by(conn) == before, "one connection all the while, and nothing confirmed"
-                proxy.choose = honest
-                workload.run(5)
-                (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
-                _until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
-                assert (_read_by(conn) or ())[0] == (before or ())[0]
-                assert note.read() is None
-            finally:
-                stop.set()
+        with receiving(project, workload, conn, told, slot_patience=2) as run:
+            assert note.read() is None
+            proxy.choose = lambda _: Fault.FAILED
+            workload.run(60)  # more than the batches that wait for the store hold
+            _until(note.read)
+            before = _read_by(conn)
+            _until(lambda: len([one for one in told if one.stage == "retry"]) >= 3)
+            assert (waits := note.read()) is not None
+            assert waits.code == {"delta": "LAK435", "iceberg": "LAK420"}[kind]  # what reads, what writes, fails first
+            with pytest.raises(StoreUnavailable) as asked:
+                status(project)
+            assert "the receiver waits for it since" in asked.value.remedy
+            assert _read_by(conn) == before, "one connection all the while, and nothing confirmed"
+            proxy.choose = honest
+            workload.run(5)
+            (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
+            _until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
+            assert (_read_by(conn) or ())[0] == (before or ())[0]
+            assert note.read() is None
         assert run.result().reconnects == 0
         assert_equal_to_source(project, database)
         verdict = verify(bronze_reader(project))
@@ -155,32 +169,22 @@ def test_a_receiver_that_waits_for_its_store_can_be_stopped_and_cut_off(
     database: Database, tmp_path: Path, store: LocalStore, end: str
 ) -> None:
     told: list[Progress] = []
-    stop = threading.Event()
     with FaultyStore(store) as proxy, database.connect() as conn:
         project = stored(database, tmp_path, "delta", proxy.endpoint)
         workload = Workload(conn, seed=6)
         workload.create_tables()
-        with ThreadPoolExecutor(1) as threads:
-            run = threads.submit(
-                receive, project, bronze_writer(project), once=False, stop=stop, tell=told.append, slot_patience=9
-            )
-            try:
-                _until(lambda: _read_by(conn) or run.done())
-                workload.run(3)
-                _until(lambda: any(one.stage == "landed" for one in told) or run.done())
-                proxy.choose = lambda _: Fault.FAILED
-                workload.run(5)
-                _until(lambda: any(one.stage == "retry" for one in told))
-                if end == "disconnected":
-                    conn.execute(
-                        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database()"
-                    )
-                    _until(lambda: len([one for one in told if one.stage == "retry"]) >= 4)
-                    proxy.choose = honest
-                    (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
-                    _until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
-            finally:
-                stop.set()
+        with receiving(project, workload, conn, told, slot_patience=9) as run:
+            proxy.choose = lambda _: Fault.FAILED
+            workload.run(5)
+            _until(lambda: any(one.stage == "retry" for one in told))
+            if end == "disconnected":
+                conn.execute(
+                    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database()"
+                )
+                _until(lambda: len([one for one in told if one.stage == "retry"]) >= 4)
+                proxy.choose = honest
+                (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
+                _until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
         assert run.result().reconnects >= (end == "disconnected")
         assert ReceiverNote(project.lake, project.name).read() is None
         proxy.choose = honest

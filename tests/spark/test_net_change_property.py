@@ -110,7 +110,7 @@ def test_any_cut_gives_the_oracles_state_and_the_same_holds(
         shape = make_shape(seen.layouts, reader.layouts([T]), None)
         rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False)
         folded = fold(rows, silver.frame(spark), target, kind_of(target), shape, seen, span, frozenset(held_keys))
-        silver.merge(folded.net.toArrow().to_pylist(), folded.unsent)
+        silver.merge(folded.net.toArrow().to_pylist(), folded.part.unsent)
         if folded.held is not None:
             for row in folded.held.to_pylist():
                 held.append((row["position"], row["ordinal"]))

@@ -10,7 +10,7 @@ import pytest
 from cdc_lake.config.project import Target
 from cdc_lake.errors import KindChanged
 from cdc_lake.model.relation import TableName
-from cdc_lake.silver.own_columns import check_kind, own_names, source_rows
+from cdc_lake.silver.kinds import check_kind, own_names, source_rows
 
 KINDS: list[dict[str, Any]] = [{}, {"deletes": "soft"}, {"kind": "history"}, {"kind": "append"}]
 

@@ -91,24 +91,30 @@ def write(ledger: Ledger, done: threading.Event) -> None:
             return
 
 
-@pytest.mark.parametrize("redact", [None, True], ids=["raw", "redacted"])
-@pytest.mark.parametrize("decoding", STYLES, ids=lambda d: "-".join(str(v) for v in d.values()))
-def test_every_way_of_writing_is_recorded_and_replays(server, tmp_path, capsys, decoding, redact):
-    project = load_project(pipeline(server, tmp_path, decoding))
+def recorded(server, project, file, capsys, *, redact=None):
+    """Record ten transactions while they are written; what was found, and what a replay of the file says."""
     done = threading.Event()
     writer = threading.Thread(target=write, args=(server.ledger, done))
     writer.start()
     try:
         limits = Limits(seconds=120, transactions=10)
-        found = record(project, tmp_path / "a.rec", limits, redact=redact, stop=threading.Event(), tell=lambda _: None)
+        found = record(project, file, limits, redact=redact, stop=threading.Event(), tell=lambda _: None)
     finally:
         done.set()
         writer.join()
     assert found.transactions >= 10
     assert slots(server) == {}
-    assert run_command(app, ["replay", str(tmp_path / "a.rec"), "--json"]) == 0
+    assert run_command(app, ["replay", str(file), "--json"]) == 0
     (played,) = json.loads(capsys.readouterr().out)["recordings"]
     assert played["transactions"] == found.transactions
+    return found, played
+
+
+@pytest.mark.parametrize("redact", [None, True], ids=["raw", "redacted"])
+@pytest.mark.parametrize("decoding", STYLES, ids=lambda d: "-".join(str(v) for v in d.values()))
+def test_every_way_of_writing_is_recorded_and_replays(server, tmp_path, capsys, decoding, redact):
+    project = load_project(pipeline(server, tmp_path, decoding))
+    found, played = recorded(server, project, tmp_path / "a.rec", capsys, redact=redact)
     assert played["changes"]["public.orders"]["insert"] == 2 * found.transactions
     assert run_command(app, ["inspect", "payload", str(tmp_path / "a.rec")]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -132,20 +138,7 @@ def test_a_pipeline_that_reads_in_csn_order_is_recorded_in_csn_order(server, tmp
     server.state.product = "GaussDB"
     file = pipeline(server, tmp_path, decoding)
     file.write_text(file.read_text().replace("opengauss", "gaussdb") + "  slot: {output_order: csn}\n")
-    done = threading.Event()
-    writer = threading.Thread(target=write, args=(server.ledger, done))
-    writer.start()
-    try:
-        limits = Limits(seconds=120, transactions=10)
-        found = record(load_project(file), tmp_path / "a.rec", limits, stop=threading.Event(), tell=lambda _: None)
-    finally:
-        done.set()
-        writer.join()
-    assert found.transactions >= 10
-    assert slots(server) == {}
-    assert run_command(app, ["replay", str(tmp_path / "a.rec"), "--json"]) == 0
-    (played,) = json.loads(capsys.readouterr().out)["recordings"]
-    assert played["transactions"] == found.transactions
+    recorded(server, load_project(file), tmp_path / "a.rec", capsys)
 
 
 def test_a_slot_that_is_given_is_read_and_not_moved(server, tmp_path):

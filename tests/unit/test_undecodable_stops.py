@@ -58,6 +58,14 @@ def whole_before(project: Project, server: GaussServer, transaction: LedgerTrans
     assert slot.confirmed <= state.confirm
 
 
+def stops_twice_before(project: Project, server: GaussServer, bad: LedgerTransaction) -> None:
+    """A second start stops at the same place."""
+    for _ in range(2):
+        with pytest.raises(MalformedMessage):
+            once(project)
+        whole_before(project, server, bad)
+
+
 def inserts(server: GaussServer) -> LedgerTransaction:
     """Five transactions; the fourth."""
     changes = [Row(Operation.INSERT, NAME, fields(row(number, None, "1"))) for number in range(100, 105)]
@@ -81,10 +89,7 @@ def test_a_row_that_cannot_be_decoded(
         patched.setattr(
             family_stream, "FamilyFormat", lambda layouts, plugin, _: FamilyFormat(layouts, plugin, refusing)
         )
-        for _ in range(2):
-            with pytest.raises(MalformedMessage):
-                once(project)
-            whole_before(project, source, bad)
+        stops_twice_before(project, source, bad)
     once(project)
     assert landed(project) == list(range(100, 105))
 
@@ -106,9 +111,6 @@ def test_a_message_that_cannot_be_taken_in(
 
     with monkeypatch.context() as patched:
         patched.setattr(FamilyAssembler, "_closed", refusing)
-        for _ in range(2):
-            with pytest.raises(MalformedMessage):
-                once(project)
-            whole_before(project, source, bad)
+        stops_twice_before(project, source, bad)
     once(project)
     assert landed(project) == list(range(100, 105))
