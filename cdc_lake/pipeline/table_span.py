@@ -22,19 +22,20 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import KeylessDelete
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker
-from cdc_lake.lake.store import SilverColumn, SilverStore, store
+from cdc_lake.lake.store import SilverStore, store
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
+from cdc_lake.pipeline.evolve import evolve
 from cdc_lake.pipeline.follow import follow, without_failing
 from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.pipeline.redaction_change import check_unchanged
 from cdc_lake.quality.gate import RuleCount
 from cdc_lake.silver.changes import read_changes, typed
 from cdc_lake.silver.kind import Kind, TablePart
-from cdc_lake.silver.kinds import check_kind, kind_of, live_rows
+from cdc_lake.silver.kinds import kind_of, live_rows
 from cdc_lake.silver.lineage import Closing, Key
 from cdc_lake.silver.own_columns import LINEAGE
-from cdc_lake.silver.shape import Shape, check_evolution, make_shape
+from cdc_lake.silver.shape import Shape, make_shape
 from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
@@ -181,17 +182,6 @@ def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Ta
     """The shape of a table's span, with the columns that its kind and its lineage take from changes."""
     shape = make_shape(numbers, layouts, target.keys, keyed=kind.keyed)
     return replace(shape, carried={**kind.carried(shape), **(LINEAGE if target.lineage else {})})
-
-
-def evolve(silver: SilverStore, columns: Sequence[SilverColumn], target: Target) -> None:
-    """Make the silver table, or add the columns it lacks. Raises DestructiveChange for anything else."""
-    have = silver.columns()
-    if have is None:
-        silver.create(columns)
-        return
-    check_kind([column.name for column in have], target)
-    if missing := check_evolution(have, columns, target.label):
-        silver.add(missing)
 
 
 def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:
