@@ -21,6 +21,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc_lake.errors import ControlNotWritten, LakeError
+from cdc_lake.lake.cut_index import PLACE, places_of
 from cdc_lake.lake.delta_log import NotLanded, commit, create_table, open_table, refresh, sync_version, write_file
 
 _TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
@@ -63,8 +64,20 @@ TABLES: dict[str, Columns] = {
         _EPOCH,
         _STREAM,
         _POSITION,
-        ("commit_ts", _TIME, "time of the last transaction in the cut, by the source's clock"),
+        ("commit_ts", _TIME, "latest commit time of the transactions up to the cut, by the source's clock"),
         ("tables", _TEXT, "JSON: relation → {table, format, version, position, state, held}"),
+        _RECORDED,
+    ),
+    "promises": (
+        ("name", _TEXT, "name of the promise; its newest row counts"),
+        ("scheduled", pa.bool_(), "whether `silver.cuts.promise_every` made it"),
+        _EPOCH,
+        _STREAM,
+        _POSITION,
+        ("commit_ts", _TIME, "as in the cut"),
+        ("tables", _TEXT, "as in the cut: the versions that stay readable"),
+        ("cut_at", _TIME, "when the cut was written"),
+        ("until", _TIME, "until when it stays readable, NULL: until the promise is ended"),
         _RECORDED,
     ),
     "held": (
@@ -135,7 +148,7 @@ TABLES: dict[str, Columns] = {
 """Name, type and meaning of each control table's columns; the reference page is generated from it."""
 
 ControlName: TypeAlias = Literal[
-    "streams", "snapshots", "cuts", "held", "gaps", "timelines", "configurations", "decoded", "runs"
+    "streams", "snapshots", "cuts", "promises", "held", "gaps", "timelines", "configurations", "decoded", "runs"
 ]
 
 
@@ -181,6 +194,22 @@ class CutRow:
     position: int
     commit_ts: datetime | None
     tables: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRow:
+    """A cut that stays readable `until` a time; None: until a later row of the name says when it ended."""
+
+    name: str
+    scheduled: bool
+    epoch: int
+    stream: str
+    position: int
+    commit_ts: datetime | None
+    tables: str
+    cut_at: datetime
+    until: datetime | None
     recorded_at: datetime
 
 
@@ -247,11 +276,14 @@ class RunRow:
     facts: str
 
 
-ControlRow: TypeAlias = StreamRow | SnapshotRow | CutRow | GapRow | TimelineRow | ConfigurationRow | DecodedRow | RunRow
+ControlRow: TypeAlias = (
+    StreamRow | SnapshotRow | CutRow | PromiseRow | GapRow | TimelineRow | ConfigurationRow | DecodedRow | RunRow
+)
 _NAMES: dict[type, ControlName] = {
     StreamRow: "streams",
     SnapshotRow: "snapshots",
     CutRow: "cuts",
+    PromiseRow: "promises",
     GapRow: "gaps",
     TimelineRow: "timelines",
     ConfigurationRow: "configurations",
@@ -299,29 +331,47 @@ class ControlTables:
         folder = self.path(name)
         self._open.pop(name, None)
         try:
-            action = write_file(folder, data, durable=self._durable)
+            # The cuts are many: their places are read from the log, without opening a file for each (`lake.cut_index`).
+            stats = [column for column in data.column_names if column != "tables"] if name == "cuts" else ()
+            action = write_file(folder, data, stats=stats, loose={"tables": ("{", "|")}, durable=self._durable)
             commit(table, folder, [action], apps=apps, note={}, fenced=False, durable=self._durable)
         except (NotLanded, OSError) as cause:
             raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=str(folder)) from cause
         self._open[name] = table
         return True
 
-    def read(self, name: ControlName, wanted: pc.Expression | None = None) -> pa.Table:
-        """Rows in no promised order; an empty table with the schema where the table does not exist yet."""
+    def read(
+        self, name: ControlName, wanted: pc.Expression | None = None, files: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Rows in no promised order; an empty table with the schema where the table does not exist yet.
+
+        `files`: only those of these data files, as `files` names them.
+        """
         schema = schema_of(name)
+        if files is None:
+            files = self.files(name)["path"].to_pylist()
+        if not files:
+            return schema.empty_table()
+        # Not by `to_pyarrow_dataset`: its file system is written in Python, and a read-ahead thread that enters it
+        # while the interpreter ends aborts the process (deltalake 1.6.6, one run in six).
+        paths = [str(self.path(name) / unquote(path)) for path in files]
+        try:
+            return ds.dataset(paths, schema=schema, format="parquet").to_table(filter=wanted).cast(schema)
+        except (OSError, pa.ArrowException) as cause:
+            raise self._unread(name) from cause
+
+    def files(self, name: ControlName) -> pa.Table:
+        """The data files of a table with their bounds, as Delta's log has them (`get_add_actions`)."""
         table = self._table(name)
         if table is None:
-            return schema.empty_table()
+            return pa.table({"path": pa.array([], _TEXT)})
         try:
-            # Not by `to_pyarrow_dataset`: its file system is written in Python, and a read-ahead thread that enters it
-            # while the interpreter ends aborts the process (deltalake 1.6.6, one run in six).
-            actions = pa.table(table.get_add_actions(flatten=True))
-            files = [str(self.path(name) / unquote(path)) for path in actions["path"].to_pylist()]
-            if not files:
-                return schema.empty_table()
-            return ds.dataset(files, schema=schema, format="parquet").to_table(filter=wanted).cast(schema)
-        except (DeltaError, OSError, pa.ArrowException) as cause:
-            raise LakeError(f"the control table `{name}` could not be read", where=str(self.path(name))) from cause
+            return pa.table(table.get_add_actions(flatten=True))
+        except DeltaError as cause:
+            raise self._unread(name) from cause
+
+    def _unread(self, name: ControlName) -> LakeError:
+        return LakeError(f"the control table `{name}` could not be read", where=str(self.path(name)))
 
     def delete(self, name: ControlName, predicate: str) -> int:
         """Delete rows by a SQL predicate over the table's columns; how many went. Raises ControlNotWritten."""
@@ -353,11 +403,20 @@ class ControlTables:
 
     def last_cut(self, stream: str | None = None) -> CutRow | None:
         """The cut at the highest epoch and position, of one stream or of all."""
-        rows = self.read("cuts", None if stream is None else pc.field("stream") == stream)
-        if rows.num_rows == 0:
-            return None
-        order = [("epoch", "descending"), ("position", "descending"), ("recorded_at", "descending")]
-        return CutRow(**rows.sort_by(order).slice(0, 1).to_pylist()[0])
+        places = self.cut_places()
+        if stream is not None:
+            places = places.filter(pc.field("stream") == stream)
+        return None if places.num_rows == 0 else self.cuts(places.slice(places.num_rows - 1))[0]
+
+    def cut_places(self) -> pa.Table:
+        """Where and when every cut is, in order, and in which file (`lake.cut_index`)."""
+        return places_of(self.files("cuts"), lambda files: self.read("cuts", files=files))
+
+    def cuts(self, places: pa.Table) -> list[CutRow]:
+        """The cuts at some of these places, in their order."""
+        rows = self.read("cuts", files=sorted(set(places["path"].to_pylist()))).to_pylist()
+        found = {tuple(row[column] for column in PLACE): CutRow(**row) for row in rows}
+        return [found[tuple(place[column] for column in PLACE)] for place in places.to_pylist()]
 
     def _table(self, name: ControlName) -> DeltaTable | None:
         table = self._open.get(name)

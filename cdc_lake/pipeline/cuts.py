@@ -45,6 +45,23 @@ class Cut:
     tables: dict[str, TableState]
 
 
+@dataclass(frozen=True, slots=True)
+class WrittenCut:
+    """A cut as it stands in the control tables. `commit_ts`: the latest commit time up to it, None: not known."""
+
+    epoch: int
+    stream: str
+    position: int
+    commit_ts: datetime | None
+    written_at: datetime
+    tables: dict[str, TableState]
+
+    @property
+    def shown(self) -> str:
+        """Its position as people paste it."""
+        return shown(self.stream, self.position)
+
+
 def found(target: Target, state: BronzeState, marker: Marker, position: int, held: pa.Table) -> TableState:
     """A table at `position` as its marker has it, which is further than the last cut says: who merged it did not live
     to write the next one. `held` is the control table.
@@ -58,7 +75,22 @@ def last_cut(control: ControlTables, stream: str) -> Cut | None:
     row = control.last_cut(stream)
     if row is None:
         return None
-    return Cut(row.position, {relation: TableState(**facts) for relation, facts in json.loads(row.tables).items()})
+    return Cut(row.position, table_states(row.tables))
+
+
+def written(row: CutRow) -> WrittenCut:
+    """A row of `cuts` as a value."""
+    return WrittenCut(row.epoch, row.stream, row.position, row.commit_ts, row.recorded_at, table_states(row.tables))
+
+
+def table_states(tables: str) -> dict[str, TableState]:
+    """The tables of a cut, by source table, from their JSON."""
+    return {relation: TableState(**facts) for relation, facts in json.loads(tables).items()}
+
+
+def table_facts(tables: Mapping[str, TableState]) -> str:
+    """The tables of a cut as JSON."""
+    return json.dumps({relation: asdict(table) for relation, table in sorted(tables.items())})
 
 
 def check_kept(trimmed: Mapping[int, tuple[int, bytes]], state: BronzeState, cut: Cut | None, place: str) -> None:
@@ -74,15 +106,18 @@ def check_kept(trimmed: Mapping[int, tuple[int, bytes]], state: BronzeState, cut
             raise SpanTrimmed(f"{begins}, and {relation} stands at {shown(state.stream, table.position)}", where=place)
 
 
-def write_cut(control: ControlTables, state: BronzeState, cut: Cut, commit_ts: datetime | None, tell: Tell) -> None:
+def write_cut(
+    control: ControlTables, state: BronzeState, cut: Cut, commit_ts: datetime | None, tell: Tell
+) -> WrittenCut:
     """Append a cut. Its time never goes back, whatever the source's clock did."""
     last = control.last_cut(state.stream)
     if last is not None and last.commit_ts is not None:
         commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
-    facts = {relation: asdict(table) for relation, table in sorted(cut.tables.items())}
-    control.record(CutRow(state.epoch, state.stream, cut.position, commit_ts, json.dumps(facts), datetime.now(UTC)))
-    age = None if commit_ts is None else datetime.now(UTC) - commit_ts
+    now = datetime.now(UTC)
+    control.record(CutRow(state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables), now))
+    age = None if commit_ts is None else now - commit_ts
     tell(Progress("cut", _text(cut.tables, age), facts={"position": cut.position}))
+    return WrittenCut(state.epoch, state.stream, cut.position, commit_ts, now, dict(cut.tables))
 
 
 def _text(tables: Mapping[str, TableState], age: timedelta | None) -> str:

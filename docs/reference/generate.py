@@ -212,6 +212,7 @@ _ABOUT = {
     "streams": "One row a stream: which slot of which server bronze is fed from, and where the stream starts.",
     "snapshots": "The steps of each initial copy.",
     "cuts": "One row a span: the position that the silver tables have reached together, with the version of each.",
+    "promises": "Cuts that stay readable, by name or by schedule, each with the versions it needs.",
     "held": "Changes that were kept back, in full, each with its position and reason.",
     "gaps": "CSNs that a stream passed over because they did not arrive in time, where it is told to go on.",
     "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
 
 from cdc_lake.errors import LakeError
 from cdc_lake.lake import delta_log
@@ -162,3 +164,25 @@ def test_a_row_with_other_columns_is_refused(control: ControlTables):
 def test_nothing_appended_makes_no_table(control: ControlTables, tmp_path: Path):
     assert not control.append("cuts", [])
     assert not (tmp_path / "control" / "cuts").exists()
+
+
+def test_the_places_of_cuts_are_those_of_their_rows_whoever_wrote_the_file(control: ControlTables, tmp_path: Path):
+    rows = [cut(position, epoch) for epoch, position in ((2, 5), (1, 300), (1, 100), (2, 70))]
+    rows[1] = replace(rows[1], commit_ts=T0.replace(microsecond=123_457), recorded_at=T0.replace(microsecond=1))
+    for row in rows[:2]:
+        control.record(row)
+    control.append("cuts", [asdict(row) for row in rows[2:]])  # a file of several rows
+    ordered = sorted(rows, key=lambda row: (row.epoch, row.position))
+    assert control.cuts(control.cut_places()) == ordered
+    DeltaTable(str(tmp_path / "control" / "cuts")).optimize.compact()
+    other = ControlTables(tmp_path / "control", durability="os")
+    assert other.cuts(other.cut_places()) == ordered
+    assert other.cuts(other.cut_places().slice(1, 2)) == ordered[1:3]
+
+
+def test_the_last_of_many_cuts_is_found_without_opening_the_others(control: ControlTables, tmp_path: Path):
+    for position in range(30):
+        control.record(cut(position))
+    for path in control.cut_places()["path"].to_pylist()[:-1]:
+        (tmp_path / "control" / "cuts" / path).unlink()
+    assert control.last_cut() == cut(29)

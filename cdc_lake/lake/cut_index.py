@@ -1,0 +1,56 @@
+"""The index of cuts: where and when each of them is, from the bounds in the table's log.
+
+A span adds a cut, and a cut is a file: after a day of spans there are tens of thousands. A file of one row has the
+row's own values as its bounds, so none of them is opened; only files that an older version or another program wrote
+are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+PLACE = ("epoch", "stream", "position", "commit_ts", "recorded_at")
+"""The columns of a cut that say where and when it is."""
+
+_ORDER = [("epoch", "ascending"), ("position", "ascending"), ("recorded_at", "ascending")]
+
+
+def places_of(files: pa.Table, read: Callable[[Sequence[str]], pa.Table]) -> pa.Table:
+    """`PLACE` of every cut, and the `path` of its file, in order. `files`: data files with their bounds."""
+    told = _told(files)
+    parts = [_bounds(files.filter(told))]
+    for path in files.filter(pc.invert(told))["path"].to_pylist():
+        rows = read([path]).select(list(PLACE))
+        parts.append(rows.append_column("path", pa.array([path] * rows.num_rows, pa.string())))
+    return pa.concat_tables(part.cast(_SCHEMA) for part in parts).sort_by(_ORDER)
+
+
+_TIME = pa.timestamp("us", tz="UTC")
+_SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int32()),
+        ("stream", pa.string()),
+        ("position", pa.int64()),
+        ("commit_ts", _TIME),
+        ("recorded_at", _TIME),
+        ("path", pa.string()),
+    ]
+)
+
+
+def _told(files: pa.Table) -> pa.Array:
+    """Of which files the bounds are the row: our own, of one row. deltalake may cut the bounds of those it writes."""
+    if files.num_rows == 0 or "min.recorded_at" not in files.column_names:
+        return pa.array([False] * files.num_rows, pa.bool_())
+    own = pc.invert(pc.starts_with(files["path"], "part-"))
+    one = pc.and_(pc.equal(files["num_records"], 1), pc.is_valid(files["min.recorded_at"]))
+    return pc.fill_null(pc.and_(own, one), False).combine_chunks()
+
+
+def _bounds(files: pa.Table) -> pa.Table:
+    if files.num_rows == 0:
+        return _SCHEMA.empty_table()
+    return pa.table({**{name: files[f"min.{name}"] for name in PLACE}, "path": files["path"]})
