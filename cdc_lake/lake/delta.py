@@ -65,9 +65,10 @@ class DeltaSilver:
         """Run one statement that carries the marker."""
         conf = self._spark.conf
         # From here on Delta itself fences: the transaction action is a read dependency of the statement.
-        if self.marker(stream).position != base.position:
+        now = self.marker(stream)
+        if (now.position, now.generation) != (base.position, base.generation):
             raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
-        conf.set(_APP, app_id(stream, self._target))
+        conf.set(_APP, app_id(stream, self._target, base.generation))
         conf.set(_VERSION, str(position))
         try:
             work(self.name)
@@ -79,6 +80,7 @@ class DeltaSilver:
             conf.unset(_APP)
             conf.unset(_VERSION)
         marker = self.marker(stream)
-        if marker.position != position or marker.version is None:  # Delta skipped the statement: its position is older
+        done = (marker.position, marker.generation) == (position, base.generation)
+        if marker.version is None or not done:  # Delta skipped the statement: its position is older
             raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
         return marker.version

@@ -77,7 +77,7 @@ class IcebergSilver:
         conf = self._spark.conf
         branch = self._branch(base)
         conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
-        conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target))
+        conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target, base.generation))
         try:
             work(f"{self.name}.branch_{branch}")
         except Exception as cause:
@@ -90,7 +90,7 @@ class IcebergSilver:
         failpoint(BRANCH_WRITTEN)
         self._publish(branch)
         marker = self.marker(stream)
-        if marker.position != position or marker.version is None:
+        if (marker.position, marker.generation) != (position, base.generation) or marker.version is None:
             raise TableChangedMeanwhile(f"{self._target.label} does not show the version that was just published")
         return marker.version
 

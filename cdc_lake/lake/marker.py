@@ -2,6 +2,10 @@
 
 Delta keeps it as the version of an application transaction, Iceberg as a property of the version's summary. Both are
 read without a JVM. A compaction's version carries no property, so Iceberg's ancestors are walked until one has it.
+
+The application id names stream, table and **generation**: the number of the table's content. A rebuild's one commit
+begins the next generation, so which one is in force stands in the table itself: on Delta the highest whose id the table
+knows, on Iceberg that of the newest version of ours. Nothing else says it.
 """
 
 from __future__ import annotations
@@ -10,17 +14,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import SilverMissing
 from cdc_lake.lake.catalog import catalog_address, is_there, open_catalog, reaching
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
 
-GENERATION = 1
-"""Number of a silver table's content; rebuild and resync will start new ones."""
+FIRST = 1
+"""The generation that a stream's first content begins."""
 
 POSITION_PROPERTY = "cdc-lake.position"
 APP_PROPERTY = "cdc-lake.app"
@@ -28,25 +34,38 @@ APP_PROPERTY = "cdc-lake.app"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What a silver table says of itself: its watermark for one stream (None: never merged), and its version."""
+    """What a silver table says of itself: its watermark for one stream (None: never merged), its version, and the
+    generation of its content.
+    """
 
     position: int | None
     version: int | None
+    generation: int = FIRST
 
 
-def app_id(stream: str, target: Target, generation: int = GENERATION) -> str:
-    """The application id under which a stream writes a silver table."""
-    return f"cdc_lake:{stream}:{target.label}:{generation}"
+def app_id(stream: str, target: Target, generation: int) -> str:
+    """The application id under which a stream writes a generation of a silver table."""
+    return f"{_writer(stream, target)}{generation}"
 
 
-def read_marker(project: Project, target: Target, stream: str) -> Marker:
-    """The watermark and version of a silver table; both None where the table does not exist."""
+def _writer(stream: str, target: Target) -> str:
+    return f"cdc_lake:{stream}:{target.label}:"
+
+
+def read_marker(project: Project, target: Target, stream: str, version: int | None = None) -> Marker:
+    """The watermark and version of a silver table, now or at a version; both None where the table does not exist.
+
+    Raises SilverMissing where it is there and the version is not.
+    """
     if target.format == "delta":
-        return _delta_marker(str(project.silver_path(target)), app_id(stream, target))
+        return _delta_marker(project, target, stream, version)
     table = iceberg_table(project, target)
     if table is None:
         return Marker(None, None)
-    return _iceberg_marker(table, app_id(stream, target))
+    head = table.current_snapshot() if version is None else table.snapshot_by_id(version)
+    if head is None and version is not None:
+        raise SilverMissing(target.label, version)
+    return _iceberg_marker(table, head, _writer(stream, target))
 
 
 def iceberg_catalog(project: Project) -> Catalog:
@@ -69,19 +88,32 @@ def iceberg_table(project: Project, target: Target) -> Table | None:
             return None
 
 
-def _delta_marker(path: str, app: str) -> Marker:
+def _delta_marker(project: Project, target: Target, stream: str, version: int | None) -> Marker:
     try:
-        table = DeltaTable(path)
+        table = DeltaTable(str(project.silver_path(target)), version=version)
     except TableNotFoundError:
         return Marker(None, None)
-    return Marker(table.transaction_version(app), table.version())
+    except DeltaError as cause:
+        if version is None:
+            raise
+        raise SilverMissing(target.label, version) from cause
+    marker = Marker(None, table.version())
+    while (at := table.transaction_version(app_id(stream, target, following := _after(marker)))) is not None:
+        marker = Marker(at, table.version(), following)
+    return marker
 
 
-def _iceberg_marker(table: Table, app: str) -> Marker:
-    head = version = table.current_snapshot()
+def _after(marker: Marker) -> int:
+    """The generation behind that of a marker; the first where there is none yet."""
+    return FIRST if marker.position is None else marker.generation + 1
+
+
+def _iceberg_marker(table: Table, head: Snapshot | None, writer: str) -> Marker:
+    version = head
     while version is not None:
         summary = version.summary.additional_properties if version.summary else {}
-        if summary.get(APP_PROPERTY) == app:
-            return Marker(int(summary[POSITION_PROPERTY]), head.snapshot_id if head else None)
+        app = summary.get(APP_PROPERTY, "")
+        if app.startswith(writer) and head is not None:
+            return Marker(int(summary[POSITION_PROPERTY]), head.snapshot_id, int(app.removeprefix(writer)))
         version = table.snapshot_by_id(version.parent_snapshot_id) if version.parent_snapshot_id else None
     return Marker(None, head.snapshot_id if head else None)

@@ -57,7 +57,10 @@ class SilverStore(Protocol):
         ...
 
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
-        """Run `work` so that its commit carries `position`; the version it made. Raises TableChangedMeanwhile."""
+        """Run `work` so that its commit carries `position`, in the generation of `base`; the version it made.
+
+        Raises TableChangedMeanwhile.
+        """
         ...
 
 

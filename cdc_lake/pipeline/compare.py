@@ -251,7 +251,8 @@ def _columns(differences: Differences, held: frozenset[Key]) -> tuple[tuple[str,
 def _held(job: _Job, sides: _Sides) -> tuple[frozenset[Key], frozenset[Key]]:
     """Open held keys: those whose held changes explain the source's row, and those they do not."""
     pinned = job.pinned
-    rows = open_holds(job.control.read("held"), str(pinned.target.source), job.state.epoch, pinned.watermark).rows
+    relation, generation = str(pinned.target.source), pinned.marker.generation
+    rows = open_holds(job.control.read("held"), relation, job.state.epoch, generation, pinned.watermark).rows
     if rows.num_rows == 0:
         return frozenset(), frozenset()
 

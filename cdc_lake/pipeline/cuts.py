@@ -17,7 +17,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Target
 from cdc_lake.errors import SpanTrimmed
 from cdc_lake.lake.control import ControlTables, CutRow
-from cdc_lake.lake.marker import Marker
+from cdc_lake.lake.marker import FIRST, Marker
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.source.stream import shown
@@ -27,7 +27,10 @@ IN, BROKEN = "in", "broken"
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table in a cut. `version`: of the silver table, None where it holds nothing yet; `held`: keys that wait."""
+    """A table in a cut. `version`: of the silver table, None where it holds nothing yet; `held`: keys that wait;
+    `generation`: of its content, as the version has it. Cuts that do not say it were written when there was only the
+    first.
+    """
 
     table: str
     format: str
@@ -35,6 +38,7 @@ class TableState:
     position: int
     state: str
     held: int
+    generation: int = FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,8 @@ def found(target: Target, state: BronzeState, marker: Marker, position: int, hel
     """A table at `position` as its marker has it, which is further than the last cut says: who merged it did not live
     to write the next one. `held` is the control table.
     """
-    keys = open_holds(held, str(target.source), state.epoch, position).keys
-    return TableState(target.label, target.format, marker.version, position, IN, len(keys))
+    keys = open_holds(held, str(target.source), state.epoch, marker.generation, position).keys
+    return TableState(target.label, target.format, marker.version, position, IN, len(keys), marker.generation)
 
 
 def last_cut(control: ControlTables, stream: str) -> Cut | None:

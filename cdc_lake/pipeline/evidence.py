@@ -17,6 +17,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.lake.control import ControlTables, CutRow, RunRow
 from cdc_lake.lake.extent import silver_columns, silver_rows
+from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
@@ -122,7 +123,8 @@ class Evidence:
         position = _reached(target, cut, known)
         if cut is None or position is None:
             return []
-        rows = open_holds(self.control.read("held"), str(target.source), cut.epoch, position).rows.to_pylist()
+        held, generation = self.control.read("held"), read_marker(self.project, target, cut.stream).generation
+        rows = open_holds(held, str(target.source), cut.epoch, generation, position).rows.to_pylist()
         begun: dict[tuple[str, ...], str] = {}
         changes: dict[str, list[dt.datetime]] = defaultdict(list)
         keys: dict[str, set[tuple[str, ...]]] = defaultdict(set)

@@ -57,9 +57,10 @@ def held_list(project: Project) -> HeldList:
     changes: list[HeldChange] = []
     for relation in sorted(set(held["relation"].to_pylist())):
         target = project.target(TableName.parse(relation))
-        at = read_marker(project, target, state.stream).position
+        marker = read_marker(project, target, state.stream)
         known = cut.tables[relation].position if cut is not None and relation in cut.tables else -1
-        rows = open_holds(held, relation, state.epoch, max(known, -1 if at is None else at)).rows
+        at = max(known, -1 if marker.position is None else marker.position)
+        rows = open_holds(held, relation, state.epoch, marker.generation, at).rows
         changes += [
             HeldChange(
                 table=target.label,

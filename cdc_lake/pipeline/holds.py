@@ -2,7 +2,8 @@
 
 A row of it is one change that was kept back (`failed`: it breaks a rule; `waiting`: a change of the same key is held
 before it), or `closed`: a truncate that ended all holds of its table. Rows count only up to the table's watermark:
-those above it belong to a span that was not merged, and are written again with it.
+those above it belong to a span that was not merged, and are written again with it. Nor do they count beside another
+generation of the table than theirs: a rebuild judges every change again and records its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import pyarrow.compute as pc
 
 from cdc_lake.config.project import Target
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.marker import GENERATION
 from cdc_lake.model.span import Span
 from cdc_lake.silver.lineage import Closing, Key
 
@@ -31,10 +31,13 @@ class OpenHolds:
     keys: frozenset[Key]
 
 
-def open_holds(held: pa.Table, relation: str, epoch: int, watermark: int) -> OpenHolds:
-    """The open holds of a table at its watermark. `held` is the control table."""
+def open_holds(held: pa.Table, relation: str, epoch: int, generation: int, watermark: int) -> OpenHolds:
+    """The open holds of a generation of a table at its watermark. `held` is the control table."""
     mine = held.filter(
-        (pc.field("relation") == relation) & (pc.field("epoch") == epoch) & (pc.field("position") <= watermark)
+        (pc.field("relation") == relation)
+        & (pc.field("epoch") == epoch)
+        & (pc.field("generation") == generation)
+        & (pc.field("position") <= watermark)
     ).sort_by([("position", "ascending"), ("ordinal", "ascending")])
     reasons = mine["reason"].to_pylist()
     if CLOSED in reasons:
@@ -48,33 +51,39 @@ def record(
     target: Target,
     stream: str,
     span: Span,
+    generation: int,
     held: pa.Table | None,
     closings: Sequence[Closing],
 ) -> None:
-    """Replace what is recorded of a table above its watermark by what this span holds."""
+    """Replace what is recorded of a generation of a table above its watermark by what this span holds."""
     relation = str(target.source)
     recorded = control.read("held")
-    above = (pc.field("relation") == relation) & (pc.field("epoch") == span.epoch)
+    above = (
+        (pc.field("relation") == relation) & (pc.field("epoch") == span.epoch) & (pc.field("generation") == generation)
+    )
     if recorded.filter(above & (pc.field("position") > span.after)).num_rows:
         text = relation.replace("'", "''")
-        control.delete("held", f"relation = '{text}' AND epoch = {span.epoch} AND position > {span.after}")
-    rows = [_row(target, stream, span, closing.position, closing.ordinal) for closing in closings]
+        control.delete(
+            "held",
+            f"relation = '{text}' AND epoch = {span.epoch} AND generation = {generation} AND position > {span.after}",
+        )
+    rows = [_row(target, stream, span, generation, closing.position, closing.ordinal) for closing in closings]
     if held is not None:
         for change in held.to_pylist():
-            row = _row(target, stream, span, change["position"], change["ordinal"])
+            row = _row(target, stream, span, generation, change["position"], change["ordinal"])
             row.update(change, reason=FAILED if change["rules"] else WAITING)
             rows.append(row)
     if rows:
         control.append("held", rows)
 
 
-def _row(target: Target, stream: str, span: Span, position: int, ordinal: int) -> dict[str, object]:
+def _row(target: Target, stream: str, span: Span, generation: int, position: int, ordinal: int) -> dict[str, object]:
     return {
         "stream": stream,
         "epoch": span.epoch,
         "position": position,
         "ordinal": ordinal,
-        "generation": GENERATION,
+        "generation": generation,
         "relation": str(target.source),
         "table": target.label,
         "op": "T",

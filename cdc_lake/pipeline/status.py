@@ -15,10 +15,10 @@ from typing import Any
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
-from cdc_lake.config.project import Project
+from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import LakeError, SourceError
 from cdc_lake.lake.control import ControlTables, CutRow
-from cdc_lake.lake.marker import read_marker
+from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -48,8 +48,10 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
     names = sorted({*lake.captured, *source.tables})
     tables, held_rows = [], []
     for name in names:
-        tables.append(_table(project, lake, name, held))
-        held_rows += _held(project, lake, name, held)
+        target = project.target(name)
+        marker = read_marker(project, target, lake.state.stream) if lake.state else Marker(None, None)
+        tables.append(_table(lake, target, marker, held))
+        held_rows += _held(lake, target, marker, held)
     return Status(
         pipeline=project.name,
         at=now,
@@ -136,17 +138,16 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     return SlotStatus(project.slot, state, reason, found.retained, found.confirmed)
 
 
-def _table(project: Project, lake: LakeSide, name: TableName, held: Any) -> TableStatus:
-    target = project.target(name)
+def _table(lake: LakeSide, target: Target, marker: Marker, held: Any) -> TableStatus:
+    name = target.source
     in_cut = lake.tables.get(str(name), {})
-    marker = read_marker(project, target, lake.state.stream) if lake.state else None
     cut_position = int(in_cut["position"]) if in_cut else None
-    reached = [p for p in (marker.position if marker else None, cut_position) if p is not None]
+    reached = [p for p in (marker.position, cut_position) if p is not None]
     at = max(reached) if reached else None
-    waiting = _open_rows(lake, name, held, at)
+    waiting = _open_rows(lake, name, held, marker, at)
     state, reason = _state(lake, name, at, in_cut, waiting)
-    version = marker.version if marker else None
-    return TableStatus(str(name), target.label, target.format, state, reason, _shown(at, lake.domain), version, waiting)
+    position = _shown(at, lake.domain)
+    return TableStatus(str(name), target.label, target.format, state, reason, position, marker.version, waiting)
 
 
 def _state(lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str, Any], held: int) -> tuple[str, str]:  # noqa: PLR0911  # one return a state
@@ -170,20 +171,20 @@ def _state(lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str,
     return "live", "everything received is applied"
 
 
-def _open_rows(lake: LakeSide, name: TableName, held: Any, at: int | None) -> int:
+def _open_rows(lake: LakeSide, name: TableName, held: Any, marker: Marker, at: int | None) -> int:
     if lake.state is None or at is None:
         return 0
-    return int(open_holds(held, str(name), lake.state.epoch, at).rows.num_rows)
+    return int(open_holds(held, str(name), lake.state.epoch, marker.generation, at).rows.num_rows)
 
 
-def _held(project: Project, lake: LakeSide, name: TableName, held: Any) -> list[HeldRows]:
+def _held(lake: LakeSide, target: Target, marker: Marker, held: Any) -> list[HeldRows]:
     if lake.state is None:
         return []
-    rows = open_holds(held, str(name), lake.state.epoch, lake.silver or 0).rows
+    rows = open_holds(held, str(target.source), lake.state.epoch, marker.generation, lake.silver or 0).rows
     rules: Counter[str] = Counter()
     for broken in rows["rules"].to_pylist():
         rules.update(broken or ["waiting"])
-    return [HeldRows(project.target(name).label, rule, count) for rule, count in sorted(rules.items())]
+    return [HeldRows(target.label, rule, count) for rule, count in sorted(rules.items())]
 
 
 def _shown(position: int | None, domain: OrderDomain) -> str | None:

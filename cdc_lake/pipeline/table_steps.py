@@ -6,6 +6,7 @@ A table that cannot go on is noted in the cut as it is, with its error in `done.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -66,6 +67,9 @@ class TableSteps:
             marker = read_marker(self._project, target, state.stream)
             known = after if listed is None else listed.position
             watermark = max(known, marker.position if marker.position is not None else known)
+            if listed is not None and marker.position is not None and marker.generation > listed.generation:
+                watermark = known = marker.position  # what the cut says is of a content that was replaced
+                tables[relation] = found(target, state, marker, watermark, held)
             if watermark > known:
                 tables[relation] = found(target, state, marker, watermark, held)
             if watermark >= upto:
@@ -75,7 +79,7 @@ class TableSteps:
                 lost = SilverLost(f"the last cut lists {target.label}, and the table is gone")
                 self._break(target, watermark, lost, tables)
                 continue
-            keys = open_holds(held, relation, state.epoch, watermark).keys
+            keys = open_holds(held, relation, state.epoch, marker.generation, watermark).keys
             layouts = self._bronze.layouts([target.source], span)
             near = self._nearby.of
             jobs.append(TableJob(self._project, target, state.stream, span, files, layouts, keys, near=near))
@@ -108,7 +112,8 @@ class TableSteps:
         failpoint(PREPARED)
         for one in prepared:
             folded = one.folded
-            record(self._control, one.job.target, one.job.stream, one.job.span, folded.held, folded.closings)
+            job, generation = one.job, one.base.generation
+            record(self._control, job.target, job.stream, job.span, generation, folded.held, folded.closings)
         failpoint(HELD_RECORDED)
 
         def write(one: Prepared) -> int | CdcLakeError:
@@ -122,8 +127,9 @@ class TableSteps:
             if isinstance(version, CdcLakeError):
                 self._break(target, one.job.span.after, version, tables)
                 continue
-            keys = open_holds(held, str(target.source), one.job.span.epoch, upto).keys
-            tables[str(target.source)] = TableState(target.label, target.format, version, upto, IN, len(keys))
+            relation, generation = str(target.source), one.base.generation
+            keys = open_holds(held, relation, one.job.span.epoch, generation, upto).keys
+            tables[relation] = TableState(target.label, target.format, version, upto, IN, len(keys), generation)
             self.done.count(one)
             self.done.merges += 1
             self.done.held += 0 if one.folded.held is None else one.folded.held.num_rows
@@ -133,9 +139,8 @@ class TableSteps:
     def _break(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:
         relation = str(target.source)
         before = tables.get(relation)
-        version = before.version if before else None
-        held = before.held if before else 0
-        tables[relation] = TableState(target.label, target.format, version, position, BROKEN, held)
+        empty = TableState(target.label, target.format, None, position, BROKEN, 0)
+        tables[relation] = empty if before is None else replace(before, position=position, state=BROKEN)
         if target.label not in self.done.broken:
             self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts={"code": error.code}))
         self.done.broken[target.label] = error

@@ -19,13 +19,12 @@ from typing import Any, Self
 
 import psutil
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.marker import APP_PROPERTY, POSITION_PROPERTY, app_id, iceberg_table
+from cdc_lake.lake.marker import FIRST, read_marker
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 
@@ -164,7 +163,10 @@ def assert_cuts_are_true(project: Project) -> None:
         for relation, table in json.loads(cut["tables"]).items():
             if table["state"] != "in" or table["version"] is None:
                 continue
-            at = _marker_at(project, relation, cut["stream"], table["version"])
+            target = project.target(TableName.parse(relation))
+            marker = read_marker(project, target, cut["stream"], table["version"])
+            at = marker.position
+            assert marker.generation == table.get("generation", FIRST), f"{relation} in the cut {cut['position']}"
             last = max((c.position for c in commits if relation in c.counts), default=-1)
             if at is None:  # its copy was empty: the table was made, and nothing is in it
                 assert last == -1, f"{relation} has no marker in the cut {cut['position']}, and bronze has {last}"
@@ -178,23 +180,6 @@ def assert_nothing_is_held_twice(project: Project) -> None:
     held = held.filter(pc.field("reason") != "closed")
     places = list(zip(*(held[c].to_pylist() for c in ("relation", "epoch", "position", "ordinal")), strict=True))
     assert len(places) == len(set(places)), "a change is held twice"
-
-
-def _marker_at(project: Project, relation: str, stream: str, version: int) -> int | None:
-    target = project.target(TableName.parse(relation))
-    app = app_id(stream, target)
-    if target.format == "delta":
-        position: int | None = DeltaTable(str(project.silver_path(target)), version=version).transaction_version(app)
-        return position
-    table = iceberg_table(project, target)
-    assert table is not None
-    snapshot = table.snapshot_by_id(version)
-    while snapshot is not None:
-        summary = snapshot.summary.additional_properties if snapshot.summary else {}
-        if summary.get(APP_PROPERTY) == app:
-            return int(summary[POSITION_PROPERTY])
-        snapshot = table.snapshot_by_id(snapshot.parent_snapshot_id) if snapshot.parent_snapshot_id else None
-    return None
 
 
 def _event(line: str) -> dict[str, Any]:

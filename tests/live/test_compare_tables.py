@@ -21,7 +21,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables, schema_of
-from cdc_lake.lake.marker import APP_PROPERTY, POSITION_PROPERTY, app_id, iceberg_catalog
+from cdc_lake.lake.marker import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.compare import compare
@@ -106,7 +106,7 @@ class Lake:
     def silver(self, name: str, rows: pa.Table | None = None) -> None:
         rows = self.rows(name) if rows is None else rows
         target, state = self.project.target(TableName("public", name)), self.state
-        app = app_id(state.stream, target)
+        app = app_id(state.stream, target, FIRST)
         if target.format == "delta":
             properties = CommitProperties(app_transactions=[Transaction(app, state.upto)])
             write_deltalake(str(self.project.silver_path(target)), rows, mode="overwrite", commit_properties=properties)
