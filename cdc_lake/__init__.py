@@ -14,6 +14,13 @@ and of bronze, also without Spark::
 
     bronze = open_bronze("pipelines/shop.yaml")
     print(bronze.changes("public.orders", bronze.span("0/16B3748", "0/16C0000")).to_pandas())
+
+and of silver, all tables as of one moment::
+
+    from cdc_lake import session
+
+    now = session("pipelines/shop.yaml", as_of="latest")
+    print(now.position, now.read("orders").to_pandas(), now.read("items").to_pandas())
 """
 
 from __future__ import annotations
@@ -28,9 +35,11 @@ if TYPE_CHECKING:
         maintain,
         open_bronze,
         plan,
+        read,
         report,
         run,
         run_once,
+        session,
         status,
         validate,
     )
@@ -42,9 +51,11 @@ __all__ = [
     "maintain",
     "open_bronze",
     "plan",
+    "read",
     "report",
     "run",
     "run_once",
+    "session",
     "status",
     "validate",
 ]

@@ -13,15 +13,20 @@ from typing import TYPE_CHECKING
 
 from cdc_lake.config.load import load_project, validate
 from cdc_lake.config.project import Project
+from cdc_lake.model.as_of import Given
+from cdc_lake.model.as_of import as_of as parsed
 from cdc_lake.observe.progress import Tell, silent
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from cdc_lake.bronze.ledger import Ledger
     from cdc_lake.config.references import Secrets
     from cdc_lake.pipeline.check_line import CheckLine
     from cdc_lake.pipeline.comparison import Comparison
     from cdc_lake.pipeline.maintain import Maintenance
     from cdc_lake.pipeline.plan import Plan
+    from cdc_lake.pipeline.reading import CutSession
     from cdc_lake.pipeline.report import ReportFiles
     from cdc_lake.pipeline.run import RunSummary
     from cdc_lake.pipeline.status import Status
@@ -33,9 +38,11 @@ __all__ = [
     "maintain",
     "open_bronze",
     "plan",
+    "read",
     "report",
     "run",
     "run_once",
+    "session",
     "status",
     "validate",
 ]
@@ -58,7 +65,36 @@ def open_bronze(project: Project | str | Path) -> Ledger:
     from cdc_lake.bronze.ledger import Ledger
     from cdc_lake.bronze.open import bronze_reader
 
-    return Ledger(bronze_reader(project if isinstance(project, Project) else load_pipeline(project)))
+    return Ledger(bronze_reader(_loaded(project)))
+
+
+def read(
+    project: Project | str | Path,
+    table: str,
+    *,
+    as_of: Given = "latest",
+    epoch: int | None = None,
+    allow_behind: bool = False,
+    versions: bool = False,
+) -> pa.Table:
+    """A silver table as of a cut, without Spark. See `session`; the other tables may be behind."""
+    from cdc_lake.pipeline.reading import read_table
+
+    return read_table(_loaded(project), table, parsed(as_of), epoch, allow_behind=allow_behind, versions=versions)
+
+
+def session(
+    project: Project | str | Path, *, as_of: Given = "latest", epoch: int | None = None, allow_behind: bool = False
+) -> CutSession:
+    """All silver tables as of one cut. See `cdc_lake.pipeline.reading`.
+
+    `as_of`: `latest`, a position as it is printed (`0/16B3748`, `951909`) or as tables store it (an integer), a time
+    with its zone, or the name of a promise; positions are of the newest stream or of `epoch`. Raises BeforeFirstCut,
+    CutNotReached, CutUnknown, MalformedPosition, TableBehind, ConfigInvalid.
+    """
+    from cdc_lake.pipeline.reading import open_session
+
+    return open_session(_loaded(project), parsed(as_of), epoch, allow_behind=allow_behind)
 
 
 def plan(project: Project) -> Plan:
@@ -113,3 +149,7 @@ def maintain(project: Project, *, dry_run: bool = False, force: bool = False, te
     from cdc_lake.pipeline.maintain import maintain as keep_up
 
     return keep_up(project, dry_run=dry_run, force=force, tell=tell)
+
+
+def _loaded(project: Project | str | Path) -> Project:
+    return project if isinstance(project, Project) else load_pipeline(project)

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cdc_lake.cli.cuts_verbs import cuts_app
 from cdc_lake.cli.held_verbs import held_app
 from cdc_lake.cli.inspect_verbs import inspect_app
 from cdc_lake.cli.payload_verbs import register as register_payload_verbs
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(held_app, name="held")
+app.add_typer(cuts_app, name="cuts")
 register_payload_verbs(app)
 
 

@@ -84,8 +84,10 @@ def set_look(new: Look) -> None:
     _look = new
 
 
-def verb(app: typer.Typer, name: str, *, pipeline: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a command with the shared options behind its own."""
+def verb(
+    app: typer.Typer, name: str, *, pipeline: bool = True, document: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a command with the shared options behind its own; `document`: its name in JSON output."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
@@ -106,7 +108,7 @@ def verb(app: typer.Typer, name: str, *, pipeline: bool = True) -> Callable[[Cal
             chosen = {key: given.pop(key) for key in shared}
             set_look(look().plus(**{key: chosen[key] for key in _SHARED}))
             try:
-                with View(look(), name) as view:
+                with View(look(), document or name) as view:
                     function(Call(name, view, chosen.get("pipeline"), chosen.get("env")), **given)
             except KeyboardInterrupt as stop:
                 raise Interrupted from stop

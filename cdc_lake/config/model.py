@@ -218,6 +218,15 @@ class SilverTable(Section):
     """What every change must satisfy, judged in order before changes are folded."""
 
 
+class Cuts(Section):
+    """Which cuts stay readable, whatever upkeep removes; `cdc-lake cuts promise` adds cuts by name."""
+
+    promise_every: Annotated[Milliseconds, Field(ge=60_000)] | None = None
+    """Time between two cuts that are promised by themselves, for example `1 h`; without it none is."""
+    keep: Annotated[Milliseconds, Field(ge=60_000)] = 604_800_000
+    """How long such a cut stays readable."""
+
+
 class Silver(Section):
     """The current tables. Every captured table gets one; `tables` says what differs."""
 
@@ -225,6 +234,8 @@ class Silver(Section):
     """For all tables."""
     tables: list[SilverTable] = []  # noqa: RUF012  # pydantic copies defaults
     """Tables that differ."""
+    cuts: Cuts = Cuts()
+    """Which cuts stay readable."""
 
 
 class Apply(Section):

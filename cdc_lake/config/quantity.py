@@ -29,6 +29,11 @@ def _milliseconds(value: object) -> int:
     return _parse(value, _TIMES, "200 ms")
 
 
+def parse_milliseconds(text: str) -> int:
+    """A length of time as people write it, `90 d`. Raises ValueError."""
+    return _milliseconds(text)
+
+
 BYTES = BeforeValidator(_bytes, json_schema_input_type=int | str)
 MILLISECONDS = BeforeValidator(_milliseconds, json_schema_input_type=int | str)
 

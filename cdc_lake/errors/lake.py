@@ -208,3 +208,22 @@ class BronzeBusy(LakeError):
     code = "LAK445"
     retry = Retry.LATER
     hint = "nothing was changed; run `cdc-lake maintain` again when less is received"
+
+
+class VersionGone(LakeError):
+    """The version of a silver table that a cut names was removed."""
+
+    code = "LAK462"
+    hint = "`cdc-lake cuts list` marks the cuts that stay readable; promise the next one before it goes"
+
+    def __init__(self, table: str, version: int, cut: str) -> None:
+        super().__init__(
+            f"version {version} of {table}, which the cut at {cut} names, is not there any more", where=table
+        )
+
+
+class NotPromised(LakeError):
+    """A cut could not be promised, or there is no promise of that name."""
+
+    code = "LAK463"
+    hint = "`cdc-lake cuts list` shows the cuts and the promises that stand"

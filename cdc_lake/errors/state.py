@@ -149,3 +149,39 @@ class SpanTrimmed(StateError):
 
     code = "STA665"
     hint = "start over with a new copy (docs/guides/operations.md): what left bronze is nowhere else in the lake"
+
+
+class BeforeFirstCut(StateError):
+    """A position or a time before the first cut, or no cut at all."""
+
+    code = "STA675"
+    hint = "`cdc-lake cuts list` shows the first cut; `cdc-lake run --once` makes one where there is none"
+
+
+class CutNotReached(StateError):
+    """A position or a time that silver has not come to yet."""
+
+    code = "STA676"
+    retry = Retry.LATER
+    hint = "let `cdc-lake run` apply what is there, or read `latest`"
+
+
+class TableBehind(StateError):
+    """A table of a cut is not at the cut's position."""
+
+    code = "STA677"
+    hint = "`cdc-lake status` says why it waits; `allow_behind=True` reads it as it was when it stopped"
+
+
+class NotInCut(StateError):
+    """A cut does not list the table that was asked for."""
+
+    code = "STA678"
+    hint = "`cdc-lake cuts show` lists the tables of a cut; name one as in the source, or as `namespace.table`"
+
+
+class CutUnknown(StateError):
+    """What names a cut is neither a position of a stream, nor a time with its zone, nor the name of a promise."""
+
+    code = "STA679"
+    hint = "give `latest`, a position as `cdc-lake cuts list` prints it, 2026-01-31T12:00:00Z, or the name of a promise"

@@ -39,6 +39,16 @@ def silver_exists(project: Project, target: Target) -> bool:
     return iceberg_table(project, target) is not None
 
 
+def empty_silver(project: Project, target: Target) -> pa.Table:
+    """No rows, in the columns of the newest version. Raises SilverMissing where there is no table."""
+    if target.format == "delta":
+        return _read_delta(project, target, None, None).slice(0, 0)
+    table = iceberg_table(project, target)
+    if table is None:
+        raise SilverMissing(target.label)
+    return table.schema().as_arrow().empty_table()
+
+
 def read_silver(
     project: Project, target: Target, version: int | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
@@ -68,6 +78,17 @@ def _read_delta(project: Project, target: Target, version: int | None, columns: 
 
 def _plain(table: pa.Table) -> pa.Table:
     """The engine hands out views, which few kernels take: the same columns as large strings and binaries."""
+    return table.cast(pa.schema([f.with_type(_without_views(f.type)) for f in table.schema]))
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
     plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    fields = [f.with_type(plain.get(f.type, f.type)) for f in table.schema]
-    return table.cast(pa.schema(fields))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_views(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_views(kind.key_type), kind.item_field.with_type(_without_views(kind.item_type)))
+    return plain.get(kind, kind)

@@ -32,6 +32,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, check_kept, last_cut, write_cut
 from cdc_lake.pipeline.first_content import first_content
+from cdc_lake.pipeline.keeping import Keeper
 from cdc_lake.pipeline.table_steps import TableSteps
 from cdc_lake.pipeline.waiting import undecoded
 from cdc_lake.source.stream import shown
@@ -54,6 +55,7 @@ class Advance:
         self._bronze = bronze_reader(project)
         self._control = ControlTables(project.control)
         self._steps = TableSteps(project, spark, tell)
+        self._keeper = Keeper(project, self._control, self._steps.sql, tell)
         self._run = uuid.uuid4().hex[:12]
         self._began = datetime.now(UTC)
 
@@ -76,6 +78,7 @@ class Advance:
         if state is None:
             return
         self.done.stream = state.stream
+        self._keeper.keep()
         cut = last_cut(self._control, state.stream)
         check_kept(self._bronze.trimmed(), state, cut, self._bronze.place)
         cut = cut or self._begin(state)
@@ -164,7 +167,7 @@ class Advance:
         for relation, table in reached.items():
             if table.state == IN and table.position < upto:
                 reached[relation] = replace(table, position=upto)
-        self._cut(state, upto, commits[-1].commit_ts, reached)
+        self._cut(state, upto, max((c.commit_ts for c in commits if c.commit_ts is not None), default=None), reached)
         self.done.spans += 1
         self.done.transactions += len(commits)
         self.done.changes += sum(c.changes for c in commits)
@@ -191,5 +194,6 @@ class Advance:
         if any(table.position > position for table in tables.values()):
             return  # cuts were lost: the next one is where all tables are again
         failpoint(ALL_MERGED)
-        write_cut(self._control, state, Cut(position, tables), commit_ts, self._tell)
+        cut = write_cut(self._control, state, Cut(position, tables), commit_ts, self._tell)
         failpoint(CUT_WRITTEN)
+        self._keeper.cut(cut)

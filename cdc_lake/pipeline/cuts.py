@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -85,6 +85,12 @@ def last_cut(control: ControlTables, stream: str) -> Cut | None:
 def written(row: CutRow) -> WrittenCut:
     """A row of `cuts` as a value."""
     return WrittenCut(row.epoch, row.stream, row.position, row.commit_ts, row.recorded_at, table_states(row.tables))
+
+
+def placed(target: Target, label: str, format_: str) -> Target:
+    """A target where a cut says that it was: the pipeline may have moved it since."""
+    namespace, _, name = label.partition(".")
+    return replace(target, namespace=namespace, name=name, format=format_)
 
 
 def table_states(tables: str) -> dict[str, TableState]:

@@ -52,6 +52,12 @@ class TableSteps:
         self._sessions.__exit__(kind, value, trace)
         self._nearby.close()
 
+    def sql(self, target: Target, statement: str) -> None:
+        """Run a statement that changes no rows, in the session of a table. Raises LakeError."""
+        failed = guarded(lambda: self._sessions.of(target).sql(statement), target)
+        if isinstance(failed, CdcLakeError):
+            raise failed
+
     def jobs(
         self, state: BronzeState, tables: dict[str, TableState], touched: Iterable[str], after: int, upto: int
     ) -> list[TableJob]:

@@ -1,0 +1,30 @@
+"""Reading a version of a silver table from Spark."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.store import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_FIRST = threading.Lock()
+"""A session's first use of a catalog makes the catalog's tables, which it cannot do twice at once."""
+
+
+def silver_frame(spark: SparkSession, project: Project, target: Target, version: int | None) -> DataFrame:
+    """The rows of a silver table at a version, in the columns it had then; None: no rows, in those it has now.
+
+    `spark` is a session of its own: an Iceberg catalog remembers a table for half a minute.
+    """
+    if target.format == "delta":
+        name = f"delta.{quoted(str(project.silver_path(target)))}"
+    else:
+        name = f"{project.pipeline.lake.iceberg.catalog}.{quoted(target.namespace)}.{quoted(target.name)}"
+    with _FIRST:
+        if version is None:
+            return spark.table(name).where("false")
+        return spark.sql(f"SELECT * FROM {name} VERSION AS OF {version}")
