@@ -15,8 +15,9 @@ from cdc_lake.bronze.contract import COLUMNS
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.typed import PLACES, Misfits, TableColumns
 from cdc_lake.errors import ViewNotMade
+from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.store import quoted
-from cdc_lake.lake.types import cast_sql, column_type, fits_sql
+from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 
@@ -168,10 +169,11 @@ class _Changes:
 
     def _value(self, array: str, at: int) -> str:
         text, column = f"{array}_{at}", self._of.columns[at]
-        value, fits = cast_sql(text, column), fits_sql(text, column)
+        kind = column_type(column)
+        value, fits = cast_sql(text, kind), fits_sql(text, kind)
         if fits == "true":
             return value
-        what = f"`{self._of.names[at]}` is no {column_type(column).sql}"
+        what = f"`{self._of.names[at]}` is no {kind.sql}"
         stop = f"raise_error(concat({_literal(f'a value of {what} at position ')}, position, ' of epoch ', epoch))"
         return f"CASE WHEN {fits} THEN {value}{f' ELSE {stop}' if self._misfits == 'stop' else ''} END"
 
@@ -180,7 +182,7 @@ class _Changes:
         entries = []
         for array, prefix in (("new", ""), ("old", "_old.")):
             for at, (name, column) in enumerate(zip(self._of.names, self._of.columns, strict=True)):
-                fits = fits_sql(f"{array}_{at}", column)
+                fits = fits_sql(f"{array}_{at}", column_type(column))
                 if fits != "true":
                     entry = f"struct({_literal(prefix + name)} AS key, {array}_{at} AS value)"
                     entries.append(f"CASE WHEN NOT {fits} THEN {entry} END")

@@ -105,17 +105,18 @@ def check(
 ) -> None:
     """Look at everything a run needs: Java, Spark, jars, server, role, slot, tables, lake; each with its fix."""
     from cdc_lake.cli.render import check_text
+    from cdc_lake.cli.render_types import ledger_text
     from cdc_lake.pipeline import check as doctor
 
     project = call.project()
     if sql:
         call.view.raw(doctor.dba_sql(project))
         return
-    lines = doctor.check(project)
-    failed = [line for line in lines if line.ok is False]
-    text = check_text(lines, colour=call.view.look.colour(sys.stdout))
-    call.view.result({"ok": not failed, "lines": lines}, text)
-    if failed:
+    found = doctor.examine(project)
+    colour = call.view.look.colour(sys.stdout)
+    text = ledger_text(found.types, colour=colour) + check_text(found.lines, colour=colour)
+    call.view.result({"ok": found.ok, "lines": found.lines, "types": found.types}, text)
+    if not found.ok:
         raise typer.Exit(1)
 
 
@@ -129,6 +130,7 @@ def plan(
 ) -> None:
     """What `run` would do, without doing it."""
     from cdc_lake.cli.render import plan_text, settings_text
+    from cdc_lake.cli.render_types import ledger_text
 
     project = call.project()
     if show_config:
@@ -140,7 +142,8 @@ def plan(
     from cdc_lake.pipeline.plan import plan as work_out
 
     planned = work_out(project)
-    call.view.result(planned, plan_text(planned))
+    types = ledger_text(planned.types, colour=call.view.look.colour(sys.stdout))
+    call.view.result(planned, types + plan_text(planned))
     if exit_code and planned.changes:
         raise typer.Exit(EXIT_PENDING)
 

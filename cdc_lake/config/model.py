@@ -14,6 +14,7 @@ from cdc_lake.config.redact import Redact, RedactKey
 from cdc_lake.config.section import Count, Name, Section, Text
 from cdc_lake.config.source import Source
 from cdc_lake.config.storage import Storage
+from cdc_lake.config.type_policy import DeclaredType, NumericType
 
 Bound = Annotated[int, Strict()] | Annotated[float, Strict()] | Annotated[str, Strict()]
 """Strict, so that `true` is no number and a quoted number stays text."""
@@ -182,6 +183,23 @@ Rule = Annotated[NotNull | Between | InSet | Matches | LengthBetween, Field(disc
 TableKind = Literal["current", "history", "append"]
 
 
+class DefaultTypes(Section):
+    """Silver types where the source's type leaves a choice."""
+
+    numeric: NumericType = "string"
+    """Numerics that no decimal holds whole: `string`, `decimal(p,s)` (others are held), `both(p,s)` (two columns)."""
+
+
+class TableTypes(Section):
+    """Silver types of one table, where the source's type leaves a choice."""
+
+    numeric: NumericType | None = None
+    """Numerics that no decimal holds whole: `string`, `decimal(p,s)` (others are held), `both(p,s)` (two columns)."""
+    columns: dict[str, DeclaredType] = {}  # noqa: RUF012  # pydantic copies defaults
+    """Silver types by column: `string`, `int`, `decimal(p,s)`, `both(p,s)`, `array<int>` …; what does not fit is
+    held."""
+
+
 class TableDefaults(Section):
     """What a silver table is unless it says otherwise."""
 
@@ -195,6 +213,8 @@ class TableDefaults(Section):
     """What a delete does to a current row: it goes, or it stays and `_is_deleted` says so."""
     lineage: bool = False
     """Whether rows say which change made them, in `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
+    types: DefaultTypes = DefaultTypes()
+    """Silver types where the source's type leaves a choice."""
 
 
 class SilverTable(Section):
@@ -212,6 +232,8 @@ class SilverTable(Section):
     """What a delete does to a current row: it goes, or it stays and `_is_deleted` says so."""
     lineage: bool | None = None
     """Whether rows say which change made them, in `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
+    types: TableTypes = TableTypes()
+    """Silver types where the source's type leaves a choice."""
     keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns that identify a row; the source's primary key by default."""
     rules: list[Rule] = []  # noqa: RUF012  # pydantic copies defaults

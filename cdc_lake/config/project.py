@@ -14,6 +14,7 @@ from typing import Literal
 from cdc_lake.config.model import Pipeline, Rule, SilverTable, TableKind
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.storage import ObjectAddress
+from cdc_lake.config.type_policy import UNDECLARED, Declared, TypePolicy
 from cdc_lake.errors import NotForThisSource
 from cdc_lake.model.relation import TableName
 
@@ -31,6 +32,7 @@ class Target:
     kind: TableKind = "current"
     deletes: Literal["hard", "soft"] = "hard"
     lineage: bool = False
+    types: TypePolicy = UNDECLARED
 
     @property
     def label(self) -> str:
@@ -168,6 +170,10 @@ class Project:
             kind=given.kind or defaults.kind,
             deletes=given.deletes or defaults.deletes,
             lineage=defaults.lineage if given.lineage is None else given.lineage,
+            types=TypePolicy(
+                Declared.parse(given.types.numeric or defaults.types.numeric),
+                tuple((name, Declared.parse(text)) for name, text in given.types.columns.items()),
+            ),
         )
 
 

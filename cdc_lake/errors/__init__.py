@@ -75,6 +75,7 @@ from cdc_lake.errors.lake import (
     StoreUnavailable,
     StoreUnfenced,
     TableChangedMeanwhile,
+    TypeRefused,
     VersionGone,
 )
 from cdc_lake.errors.quality import (
@@ -280,6 +281,7 @@ __all__ = [
     "TlsRefused",
     "TransactionUndecoded",
     "TruncatedMessage",
+    "TypeRefused",
     "UnexpectedMessage",
     "UnexpectedRecord",
     "UnknownEncoding",

@@ -77,6 +77,13 @@ class NameTaken(LakeError):
     hint = "rename the column at the source, or leave out what adds it: `lineage`, `deletes: soft`, or the table's kind"
 
 
+class TypeRefused(LakeError):
+    """The pipeline declares a silver type for a column that its source type cannot become, or names no column."""
+
+    code = "LAK479"
+    hint = "correct `types` of the table; `cdc-lake check` lists every column with its type"
+
+
 class KindChanged(LakeError):
     """A silver table keeps something else than the pipeline says."""
 

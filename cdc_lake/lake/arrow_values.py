@@ -42,6 +42,7 @@ _GRAMMAR: Final = {
     Family.FLOAT: r"^(-?([0-9]+([.][0-9]+)?|[.][0-9]+)(e[+-][0-9]+)?|NaN|-?Infinity)$",
     Family.BOOLEAN: r"^[tf]$",
     Family.BINARY: r"^\\x([0-9a-f]{2})*$",
+    Family.HEX: "^([0-9A-F]{2})*$",
     Family.DATE: f"^{_DATE}$",
     Family.TIMESTAMP: f"^{_DATE} {_TIME}$",
     Family.TIMESTAMPTZ: f"^{_DATE} {_TIME}{_ZONE}$",
@@ -106,6 +107,8 @@ def _cast(texts: Any, kind: ColumnType) -> Any:
             return pa.array(
                 [None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary()
             )
+        case Family.HEX:
+            return pa.array([None if text is None else bytes.fromhex(text) for text in texts.to_pylist()], pa.binary())
         case Family.TIMESTAMPTZ if len(texts) == 1 and texts[0].is_valid:
             # Arrow reads zones of hours and minutes; before standard time they had seconds
             return pa.array([_instant(texts[0].as_py())], _arrow(kind))

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cdc_lake.lake.names import silver_names
-from cdc_lake.lake.types import column_type
+from cdc_lake.config.type_policy import UNDECLARED, TypePolicy
+from cdc_lake.lake.typed_columns import typed_columns
 from cdc_lake.model.relation import Relation
 
 
@@ -77,10 +77,10 @@ def widens(old_sql: str, new_sql: str) -> bool:
     return old_sql == new_sql or (old_sql, new_sql) in _WIDER
 
 
-def compare_layouts(old: Relation, new: Relation) -> list[SchemaChange]:
+def compare_layouts(old: Relation, new: Relation, types: TypePolicy = UNDECLARED) -> list[SchemaChange]:
     """What turns the silver table of one layout into that of the other: drops and type changes, then adds, in order."""
-    before = _silver_columns(old)
-    after = _silver_columns(new)
+    before = _silver_columns(old, types)
+    after = _silver_columns(new, types)
     changes: list[SchemaChange] = []
     for source, (name, sql) in before.items():
         if source not in after:
@@ -91,6 +91,6 @@ def compare_layouts(old: Relation, new: Relation) -> list[SchemaChange]:
     return changes
 
 
-def _silver_columns(relation: Relation) -> dict[str, tuple[str, str]]:
-    names = silver_names(relation)
-    return {c.name: (n, column_type(c).sql) for c, n in zip(relation.columns, names, strict=True)}
+def _silver_columns(relation: Relation, types: TypePolicy) -> dict[tuple[str, bool], tuple[str, str]]:
+    """Name and type in silver by the source's column, and whether it is its companion."""
+    return {(one.source.name, one.companion): (one.name, one.type.sql) for one in typed_columns(relation, types)}

@@ -1,15 +1,9 @@
-"""Types: which Spark SQL type a PostgreSQL column gets in silver, how its text becomes it, and when it does not fit.
+"""Types: which Spark SQL type a column of the source gets in silver, by its own type and by what the pipeline declares.
 
 `LEDGER` is the one place of the mapping: `plan`, `check`, `docs/reference/types.md`, the projection and DDL read it. It
-goes by type OID, which is fixed for PostgreSQL's own types (`pg_type.dat`); only where a source gives no OID (0) it
-goes by name. What has no row there (enums, domains, arrays, ranges, geometry …) stays the text the server prints.
-
-`cast_sql` never raises and is right only where `fits_sql` is true. `fits_sql` is mostly a round trip: Spark's casts are
-lenient ('0044-03-15 BC' casts to a date of our era), so a value fits where its typed form prints as the very text the
-server sent. A text that does not fit is held under the rule `type_<column>`: never clipped, never NULL.
-
-Text is what PostgreSQL prints with DateStyle ISO, TimeZone UTC, extra_float_digits >= 1 and bytea_output hex; the Spark
-session is in ANSI mode and UTC (`lake.session`). Other settings on either side make values not fit: loud, not wrong.
+goes by type OID, which is fixed for PostgreSQL's own types (`pg_type.dat`) and the GaussDB family's (`pg_type.h`); only
+where a source gives no OID (0) it goes by name. What has no row there (enums, domains, arrays, ranges, geometry …)
+stays the text the server prints. How a text becomes a value, and when it does not fit, is `lake.casts`.
 """
 
 from __future__ import annotations
@@ -19,19 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from cdc_lake.config.type_policy import MAX_PRECISION, UNDECLARED, Declared, TypePolicy
+from cdc_lake.errors import TypeRefused
 from cdc_lake.model.relation import Column
-
-SPARK_MAX_PRECISION = 38
-"""Digits of Spark's, Delta's and Iceberg's widest decimal."""
 
 _VARHDRSZ = 4  # numeric's modifier is offset by the length word of a varlena (numeric.c, make_numeric_typmod)
 
 
 class Loss(enum.Enum):
-    """What becomes of a value: the same kind of value, or the server's text of it."""
+    """What becomes of a value: the same value, another form of it, or nothing, because silver cannot have it."""
 
     LOSSLESS = "lossless"
     CONVERTED = "converted"
+    REFUSED = "refused"
 
 
 class Family(enum.Enum):
@@ -40,23 +34,31 @@ class Family(enum.Enum):
     TEXT = "text"
     INTEGER = "integer"
     DECIMAL = "decimal"
+    NUMBER = "number"
+    NUMBER_OR_NULL = "number or null"
     FLOAT = "float"
     BOOLEAN = "boolean"
     BINARY = "binary"
+    HEX = "hex"
     DATE = "date"
     TIMESTAMP = "timestamp"
     TIMESTAMPTZ = "timestamptz"
+    ARRAY = "array"
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """The silver type of a column: Spark SQL's name of it, how it is read, what is lost, and which values are held."""
+    """The silver type of a column: Spark SQL's name of it, how it is read, what is lost, and which values are held.
+
+    `element`: of an array.
+    """
 
     sql: str
     family: Family
     loss: Loss
     note: str = ""
     held: str = ""
+    element: ColumnType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,11 @@ def _text(note: str = "", loss: Loss = Loss.CONVERTED) -> ColumnType:
 
 
 _AS_TEXT = _text("the text the server prints")
+_ARRAY = _text("the array as the server prints it")
 _SAME_TEXT = _text("", Loss.LOSSLESS)
 _INFINITE = "infinity, -infinity, BC, years above 9999"
+_OWN = "of the GaussDB family"
+_BYTES = ColumnType("binary", Family.HEX, Loss.LOSSLESS, f"{_OWN}; digits in upper case on the wire")
 
 LEDGER: tuple[LedgerRow, ...] = (
     LedgerRow(21, "int2", ("smallint",), ColumnType("smallint", Family.INTEGER, Loss.LOSSLESS)),
@@ -135,6 +140,20 @@ LEDGER: tuple[LedgerRow, ...] = (
     LedgerRow(790, "money", (), _text("the text the server prints, by its lc_monetary")),
     LedgerRow(3614, "tsvector", (), _AS_TEXT),
     LedgerRow(3615, "tsquery", (), _AS_TEXT),
+    LedgerRow(5545, "int1", ("tinyint",), ColumnType("smallint", Family.INTEGER, Loss.LOSSLESS, f"{_OWN}; 0 to 255")),
+    LedgerRow(3969, "nvarchar2", (), _text(_OWN, Loss.LOSSLESS)),
+    LedgerRow(90, "clob", (), _text(_OWN, Loss.LOSSLESS)),
+    LedgerRow(88, "blob", (), _BYTES),
+    LedgerRow(86, "raw", (), _BYTES),
+    LedgerRow(
+        9003,
+        "smalldatetime",
+        (),
+        ColumnType("timestamp_ntz", Family.TIMESTAMP, Loss.LOSSLESS, f"{_OWN}; whole minutes", _INFINITE),
+    ),
+    LedgerRow(5801, "hash16", (), _text(f"{_OWN}; the text the server prints")),
+    LedgerRow(5802, "hash32", (), _text(f"{_OWN}; the text the server prints")),
+    LedgerRow(8305, "vector", (), _text(f"{_OWN}; the text the server prints")),
 )
 """The mapping. Bounded numerics are worked out from their modifier by `column_type`."""
 
@@ -143,6 +162,7 @@ _BY_NAME: Mapping[str, ColumnType] = MappingProxyType(
     {name: row.type for row in LEDGER for name in (row.name, *row.aliases)}
 )
 _NUMERIC = 1700
+_OF_LENGTH = frozenset({1042, 1043, 3969})
 _NUMERIC_NAMES = frozenset({"numeric", "decimal"})
 
 
@@ -154,12 +174,62 @@ def numeric_modifier(modifier: int) -> tuple[int, int] | None:
     return (packed >> 16) & 0xFFFF, ((packed & 0x7FF) ^ 0x400) - 0x400
 
 
-def column_type(column: Column) -> ColumnType:
-    """The silver type of a source column. Total: what is not known stays text, and says so."""
-    if column.type_oid == _NUMERIC or (column.type_oid == 0 and column.type_name in _NUMERIC_NAMES):
+def source_type(column: Column) -> str:
+    """The source's type as people write it: with precision and scale, or length, where the column has them."""
+    if is_numeric(column) and (given := numeric_modifier(column.modifier)) is not None:
+        return f"{column.type_name}({given[0]},{given[1]})"
+    if column.type_oid in _OF_LENGTH and column.modifier >= _VARHDRSZ:
+        return f"{column.type_name}({column.modifier - _VARHDRSZ})"
+    return _array_name(column) or column.type_name
+
+
+def column_type(column: Column, policy: TypePolicy = UNDECLARED) -> ColumnType:
+    """The silver type of a source column. What is not known stays text, and says so.
+
+    Raises TypeRefused where a type is declared that the column cannot have.
+    """
+    own = _own_type(column)
+    declared = policy.of(column.name)
+    if declared is None:
+        if not is_numeric(column) or own.family is not Family.TEXT:
+            return own
+        declared = policy.numeric
+    return _declared(column, own, declared)
+
+
+def companion_type(column: Column, policy: TypePolicy) -> ColumnType | None:
+    """The type of the column that stands beside a column of text, None where there is none; see `column_type`."""
+    own = _own_type(column)
+    declared = policy.of(column.name)
+    if declared is None and is_numeric(column) and own.family is Family.TEXT:
+        declared = policy.numeric
+    if declared is None or not declared.both:
+        return None
+    note = f"NULL where `{column.name}` is no {declared.sql}"
+    return ColumnType(declared.sql, Family.NUMBER_OR_NULL, Loss.CONVERTED, note)
+
+
+def is_numeric(column: Column) -> bool:
+    """Whether a column is of type numeric."""
+    return column.type_oid == _NUMERIC or (column.type_oid == 0 and column.type_name in _NUMERIC_NAMES)
+
+
+def _own_type(column: Column) -> ColumnType:
+    """What the source's type alone gives."""
+    if is_numeric(column):
         return _numeric(column.modifier)
     known = _BY_OID.get(column.type_oid) if column.type_oid else _BY_NAME.get(column.type_name)
-    return known or _AS_TEXT
+    if known is None:
+        return _ARRAY if _array_name(column) else _AS_TEXT
+    return known
+
+
+def _array_name(column: Column) -> str | None:
+    """`text[]` for `_text`, as the catalog calls an array; None where it is none, as far as its name tells."""
+    schema, dot, name = column.type_name.rpartition(".")
+    if column.type_name.endswith("[]"):
+        return column.type_name
+    return f"{schema}{dot}{name[1:]}[]" if name.startswith("_") else None
 
 
 def _numeric(modifier: int) -> ColumnType:
@@ -167,61 +237,57 @@ def _numeric(modifier: int) -> ColumnType:
     if given is None:
         return _text("numeric without precision: any number of digits, NaN and infinities")
     precision, scale = given
-    if precision > SPARK_MAX_PRECISION:
-        return _text(f"more digits than the {SPARK_MAX_PRECISION} a decimal holds")
+    if precision > MAX_PRECISION:
+        return _text(f"more digits than the {MAX_PRECISION} a decimal holds")
     if not 0 <= scale <= precision:
         return _text("a scale that a decimal cannot have")
     return ColumnType(f"decimal({precision},{scale})", Family.DECIMAL, Loss.LOSSLESS, held="NaN")
 
 
-def cast_sql(text: str, column: Column) -> str:
-    """A Spark SQL expression of the column's silver type over `text`, an expression of type string.
-
-    It never raises; NULL stays NULL. Where `fits_sql` is false its value means nothing.
-    """
-    kind = column_type(column)
-    match kind.family:
-        case Family.TEXT:
-            return text
-        case Family.BOOLEAN:
-            return f"CASE {text} WHEN 't' THEN true WHEN 'f' THEN false END"
-        case Family.BINARY:
-            return f"unhex(substr({text}, 3))"
-        case Family.INTEGER | Family.DECIMAL | Family.FLOAT | Family.DATE | Family.TIMESTAMP | Family.TIMESTAMPTZ:
-            return f"try_cast({text} AS {kind.sql})"
-
-
-# the GaussDB family prints numbers without a leading zero: .5 and -.5
-_FLOAT = "^-?([0-9]+([.][0-9]+)?|[.][0-9]+)(e[+-][0-9]+)?$"
-# behind the seconds, not the end of a date: Spark raises for a zone that cannot be; servers have up to 15:59:59
-_ZONE = ":[0-9][0-9]([.][0-9]+)?([+-](0[0-9]|1[0-5])(:[0-5][0-9])*)$"
-_BARE_POINT = "^(?=[.])|(?<=^-)(?=[.])"
+_READ_AS: Mapping[str, tuple[Family, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("smallint", "int", "bigint"), (Family.INTEGER, "what is no integer of that size")),
+        **dict.fromkeys(("float", "double"), (Family.FLOAT, "what is no number of that size")),
+        "boolean": (Family.BOOLEAN, "what is neither t nor f"),
+        "binary": (Family.BINARY, "what is not in hexadecimal digits"),
+        "string": (Family.TEXT, ""),
+        "date": (Family.DATE, _INFINITE),
+        "timestamp": (Family.TIMESTAMPTZ, _INFINITE),
+        "timestamp_ntz": (Family.TIMESTAMP, _INFINITE),
+    }
+)
+"""How a text is read that is declared to be of a type, and what of it is held."""
+_INTEGERS = ("smallint", "int", "bigint")
 
 
-def fits_sql(text: str, column: Column) -> str:
-    """A Spark SQL boolean over `text`, never NULL: true for NULL and where `cast_sql` gives exactly the value."""
-    typed = cast_sql(text, column)
-    match column_type(column).family:  # a year before 1 is printed with a minus by Spark, with BC by PostgreSQL
-        case Family.TEXT:
-            return "true"
-        case Family.BOOLEAN:
-            fits = f"{text} IN ('t', 'f')"
-        case Family.BINARY:
-            # lower case, even length, nothing but digits: the only text whose bytes print as it
-            fits = f"concat(char(92), 'x', lower(hex({typed}))) = {text}"
-        case Family.FLOAT:
-            # Spark prints floats in its own way, so the grammar is checked; Java reads what is too large as infinity.
-            number = f"({text} RLIKE '{_FLOAT}' AND abs({typed}) < double('Infinity'))"
-            fits = f"{number} OR {text} IN ('NaN', 'Infinity', '-Infinity')"
-        case Family.TIMESTAMPTZ:
-            # parallel decoders of the GaussDB family print in the zone of the database
-            zone = f"nullif(regexp_extract({text}, '{_ZONE}', 2), '')"
-            local = f"concat(cast(from_utc_timestamp({typed}, {zone}) AS string), {zone})"
-            fits = f"{local} = {text} AND left({text}, 1) <> '-'"
-        case Family.INTEGER:
-            fits = f"cast({typed} AS string) = {text}"
-        case Family.DECIMAL:
-            fits = f"cast({typed} AS string) = regexp_replace({text}, '{_BARE_POINT}', '0')"
-        case Family.DATE | Family.TIMESTAMP:
-            fits = f"cast({typed} AS string) = {text} AND left({text}, 1) <> '-'"
-    return f"({text} IS NULL OR coalesce({fits}, false))"
+def _declared(column: Column, own: ColumnType, declared: Declared) -> ColumnType:
+    if declared.both:
+        if is_numeric(column):
+            return _text(f"every digit; the column beside it has the value where it is a {declared.sql}")
+    elif declared.sql == own.sql:
+        return own
+    elif declared.sql == "string":
+        return _text("the text the server prints, as declared")
+    elif declared.sql.startswith("decimal") if is_numeric(column) else own.family is Family.TEXT:
+        return _read_as(declared.sql)
+    elif own.family is Family.INTEGER and own.sql in _INTEGERS[: _at(declared.sql)]:
+        return ColumnType(declared.sql, Family.INTEGER, Loss.LOSSLESS, "as declared")
+    what = "both a text and a decimal" if declared.both else declared.sql
+    raise TypeRefused(f"column `{column.name}` of type {column.type_name} cannot be {what}")
+
+
+def _at(sql: str) -> int:
+    """How many integer types are narrower."""
+    return _INTEGERS.index(sql) if sql in _INTEGERS else 0
+
+
+def _read_as(sql: str) -> ColumnType:
+    if sql.startswith("array<"):
+        element = _read_as(sql[6:-1])
+        held = "other than one dimension from 1 on" + (f"; elements: {element.held}" if element.held else "")
+        return ColumnType(sql, Family.ARRAY, Loss.CONVERTED, "as declared", held, element)
+    if sql.startswith("decimal"):
+        held = "NaN, infinities, more digits than it has before or behind the point"
+        return ColumnType(sql, Family.NUMBER, Loss.CONVERTED, "as declared; filled up with zeros", held)
+    family, held = _READ_AS[sql]
+    return ColumnType(sql, family, Loss.CONVERTED, "as declared", held)

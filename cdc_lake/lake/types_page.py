@@ -10,25 +10,63 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cdc_lake.lake.types import LEDGER, SPARK_MAX_PRECISION, ColumnType, Loss, column_type
+from cdc_lake.config.type_policy import MAX_PRECISION, Declared, TypePolicy
+from cdc_lake.lake.types import LEDGER, ColumnType, Loss, column_type
 from cdc_lake.model.relation import Column
 
 _HEAD = """<!-- made by `python -m cdc_lake.lake.types_page docs/reference/types.md` -->
 # Types
 
-Which type a PostgreSQL column has in silver. `lossless`: every value is the same value there, but for the ones named in
-the last column, which are **held**: the change goes to quarantine with its text under the rule `type_<column>`, and
-later changes of its key wait behind it. A value is never clipped, rounded or replaced by NULL. `converted`: silver has
-the text that the server prints, so nothing is lost, but it is text.
+Which type a column of the source has in silver. `cdc-lake check` and `cdc-lake plan` print this for every captured
+column of your own tables before the first row is read, also with `--json`. `lossless`: every value is the same value
+there, but for the ones named in the last column, which are **held**: the change goes to quarantine with its text under
+the rule `type_<column>`, and later changes of its key wait behind it. A value is never clipped, rounded or replaced by
+NULL. `converted`: silver has another form of the value, mostly the text that the server prints, so nothing is lost.
+`refused`: the pipeline declares a type that the column cannot have; its table waits
+([LAK479](../errors/LAK479.md)).
 
-| PostgreSQL | also called | silver | | note | held |
+| at the source | also called | silver | | note | held |
 |---|---|---|---|---|---|
 """
 
 _TAIL = """
-Everything that is not listed (enums, domains, composites, arrays, ranges, geometric types, extensions' types) is
-`string`, converted: the text the server prints. A domain is text even over a type that is listed, because the stream
-names the domain only.
+Everything that is not listed (enums, domains, composites, arrays of any dimension, ranges, geometric types, hstore,
+extensions' types) is `string`, converted: the text the server prints. A domain is text even over a type that is listed,
+because the stream names the domain only; declare its type.
+
+## Declared types
+
+Where the source's type leaves a choice, the pipeline makes it, for numerics of all tables or of one, and by column:
+
+```yaml
+silver:
+  defaults:
+    types: {{numeric: decimal(38,9)}}     # of numerics that no decimal holds whole; string by default
+  tables:
+    - from: public.orders
+      types:
+        numeric: string
+        columns:
+          amount: both(38,4)            # two columns: amount, and amount_decimal beside it
+          quantity: int                 # a domain over integer
+          tags: array<string>
+          valid_until: string           # infinity and years before Christ are text here, and not held
+```
+
+| declared | for columns | silver | held |
+|---|---|---|---|
+{declared}
+
+A `numeric` that no decimal holds whole has no precision, more than {digits} digits, or a scale outside of 0 to its
+precision. With `decimal(p,s)` its values are filled up with zeros behind the point, which are no digits of the value;
+what needs more digits is held, as are NaN and the infinities. With `both(p,s)` nothing is held: the column is text with
+every digit, and the one beside it, with `_decimal` behind its name, is NULL exactly where the number is none of the
+decimal's; `compare` recomputes it. A text is read as a declared type by the same rules as a column that has it at the
+source (below): `007` is no `int`. An array becomes one where it has one dimension that begins at 1 and each element
+fits; its elements may be NULL.
+
+Rules, `compare`, the initial copy and all kinds of tables go by the declared type. To declare another one for a table
+that is there is a change of its type.
 
 ## How values are read
 
@@ -39,7 +77,24 @@ exactly that text again; floats, which have many texts, must be a number or `NaN
 
 A `character(n)` keeps its padding. An instant (`timestamptz`) is the same instant in silver; the zone it was written
 with is not kept, because PostgreSQL does not keep it either. A numeric with a precision of at most {digits} and a scale
-between 0 and the precision is a `decimal`; others stay text with all their digits.
+between 0 and the precision is a `decimal`; others stay text with all their digits unless the pipeline declares more.
+JSON stays text, because a `variant` would not be the same document ([why](../decisions/{variant}.md)).
+
+## The GaussDB family
+
+Seen on openGauss 6.0.2, in databases of compatibility A and PG:
+
+* In a database of compatibility A, the default, an **empty text is NULL**: in `char`, `varchar2`, `nvarchar2`, `text`,
+  `clob` and `bytea`, not in `blob`. The server stores it so, silver has what the server has. `check` says which
+  compatibility the database has.
+* There a column declared **`date` is a `timestamp(0)`**, in the catalog and in the stream, so silver has
+  `timestamp_ntz`; arrays of dates likewise.
+* `number` is `numeric`, `binary_double` is `float8`, `binary_integer` is `int4`: the catalog knows no other names.
+  Numbers come without a leading zero (`.05`), floats with 9 or 17 digits.
+* `clob` is printed as `text` in the formats t and j, and as `clob` in b.
+* `blob` and `raw` come as hexadecimal digits in capitals, without `\\x`. `money` comes with the sign and the commas of
+  its `lc_monetary`.
+* `abstime`, `reltime` and `tinterval` are text.
 
 ## Names
 
@@ -48,6 +103,38 @@ backtick, one that differs from an earlier column only by case, and the names th
 metadata columns (`_file`, `_pos`, `_deleted`, …). Such a name has these characters replaced by `_` and six hexadecimal
 digits appended that depend only on the name. Adding a column at the source renames none that were there.
 """
+
+_VARIANT = "0020-types-that-are-declared"
+
+_EXAMPLES = (
+    ("`string`", "all", Column("c", "timestamp", 1114), "string"),
+    ("`decimal(p,s)`", "`numeric`, and what is text", Column("c", "numeric", 1700), "decimal(38,9)"),
+    ("`both(p,s)`", "`numeric`", Column("c", "numeric", 1700), "both(38,9)"),
+    ("`int`, `bigint`", "narrower integers", Column("c", "int2", 21), "bigint"),
+    ("`smallint`, `int`, `bigint`", "what is text", Column("c", "text", 25), "int"),
+    ("`float`, `double`", "what is text", Column("c", "text", 25), "double"),
+    ("`boolean`", "what is text", Column("c", "text", 25), "boolean"),
+    ("`binary`", "what is text", Column("c", "text", 25), "binary"),
+    ("`date`, `timestamp_ntz`, `timestamp`", "what is text", Column("c", "text", 25), "date"),
+    (
+        "`array<…>` of one of them, but for `smallint`",
+        "what is text",
+        Column("c", "_text", 1009),
+        "array<string>",
+    ),
+)
+
+
+def _declared_rows() -> str:
+    """The table of declared types, from the code that reads them."""
+    rows = []
+    for written, columns, column, example in _EXAMPLES:
+        declared = Declared.parse(example)
+        kind = column_type(column, TypePolicy(columns=(("c", declared),)))
+        silver = f"`{kind.sql}` and `decimal(p,s)`" if declared.both else written
+        rows.append(f"| {written} | {columns} | {silver} | {kind.held} |")
+    return "\n".join(rows)
+
 
 _BOUNDED = Column("n", "numeric", 1700, ((10 << 16) | 2) + 4)  # numeric(10,2)
 
@@ -59,9 +146,11 @@ def page() -> str:
         if row.name == "numeric":
             bounded = column_type(_BOUNDED)
             sql = ColumnType("decimal(p,s)", bounded.family, bounded.loss, bounded.note, bounded.held)
-            rows.append(_row("numeric(p,s)", "decimal(p,s)", sql, f"p ≤ {SPARK_MAX_PRECISION} and 0 ≤ s ≤ p"))
+            rows.append(_row("numeric(p,s)", "decimal(p,s)", sql, f"p ≤ {MAX_PRECISION} and 0 ≤ s ≤ p"))
         rows.append(_row(row.name, ", ".join(f"`{name}`" for name in row.aliases), row.type))
-    return _HEAD + "\n".join(rows) + "\n" + _TAIL.format(digits=SPARK_MAX_PRECISION)
+    return (
+        _HEAD + "\n".join(rows) + "\n" + _TAIL.format(digits=MAX_PRECISION, declared=_declared_rows(), variant=_VARIANT)
+    )
 
 
 def _row(name: str, also: str, kind: ColumnType, note: str = "") -> str:

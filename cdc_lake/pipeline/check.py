@@ -7,6 +7,7 @@ out, so the first ✗ is the one to fix first.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
@@ -15,13 +16,37 @@ from cdc_lake.errors import CdcLakeError, ConfigError, SourceError
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.check_machine import machine
 from cdc_lake.pipeline.configuration import redacted_columns
+from cdc_lake.pipeline.type_ledger import TableLedger, lines, type_ledger
 
-__all__ = ["CheckLine", "check", "dba_sql"]
+__all__ = ["CheckLine", "Examination", "check", "dba_sql", "examine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found, and what becomes of every captured column, as far as the server could be asked."""
+
+    lines: tuple[CheckLine, ...]
+    types: tuple[TableLedger, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing to fix."""
+        return all(line.ok is not False for line in self.lines)
+
+
+def examine(project: Project) -> Examination:
+    """Look at machine, lake, server, role, slot, tables and types. Raises nothing that it can say."""
+    found = [*machine(project), *_store(project), *_source(project), *_redaction(project)]
+    try:
+        types = type_ledger(project)
+    except SourceError:
+        types = ()  # said above
+    return Examination((*found, *lines(types)), types)
 
 
 def check(project: Project) -> list[CheckLine]:
-    """Look at machine, lake, server, role, slot and tables; one line a finding. Raises nothing that it can say."""
-    return [*machine(project), *_store(project), *_source(project), *_redaction(project)]
+    """The findings alone, one line each."""
+    return list(examine(project).lines)
 
 
 def _store(project: Project) -> Iterator[CheckLine]:

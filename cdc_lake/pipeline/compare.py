@@ -22,11 +22,11 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import NoKey, NoStream, NoTableMatches
-from cdc_lake.lake.canonical import from_silver, from_source
+from cdc_lake.lake.canonical import beside, from_silver, from_source
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker, read_marker
-from cdc_lake.lake.names import silver_names
 from cdc_lake.lake.read import read_silver, silver_exists
+from cdc_lake.lake.typed_columns import typed_columns
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.accounting import folded, held_changes
@@ -66,12 +66,16 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Sides:
-    """Both sides in canonical text, columns named as in the source, and the keys in it."""
+    """Both sides in canonical text, columns named as in the source, and the keys in it.
+
+    `astray`: decimals beside a column of text that are not what that text says.
+    """
 
     source: pa.Table
     silver: pa.Table
     keys: tuple[str, ...]
     types: dict[str, pa.DataType]
+    astray: tuple[str, ...] = ()
 
 
 def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
@@ -168,8 +172,9 @@ def _sides(job: _Job) -> _Sides | Gap:
             return Gap("the silver table has not been made yet", "run `cdc-lake run --once`")
         return _Sides(source, source, keys, {})
     silver = source_rows(read_silver(job.project, pinned.target, pinned.marker.version), pinned.target)
-    names = dict(zip(relation.names, silver_names(relation), strict=True))
-    if (gap := _uneven(set(names.values()), set(silver.column_names))) is not None:
+    made = typed_columns(relation, pinned.target.types)
+    names = {one.source.name: one.name for one in made if not one.companion}
+    if (gap := _uneven({one.name for one in made}, set(silver.column_names))) is not None:
         return gap
     types = {column: silver.schema.field(name).type for column, name in names.items()}
     try:
@@ -178,10 +183,17 @@ def _sides(job: _Job) -> _Sides | Gap:
             pa.table({column: from_silver(silver[name]) for column, name in names.items()}),
             keys,
             types,
+            tuple(one.name for one in made if one.companion and _astray(silver, names[one.source.name], one.name)),
         )
     except (TypeError, pa.ArrowInvalid):
         odd = ", ".join(f"{c} {k}" for c, k in types.items() if not _comparable(source[c], k))
         return Gap(f"silver's types are not those of the source's columns: {odd}", "`cdc-lake explain LAK410`")
+
+
+def _astray(silver: pa.Table, text: str, decimal: str) -> bool:
+    """Whether a companion is not what the text beside it says; that one is compared with the source."""
+    values = silver[decimal]
+    return not from_silver(values).equals(beside(silver[text], values.type))
 
 
 def _uneven(expected: set[str], given: set[str]) -> Gap | None:
@@ -220,7 +232,7 @@ def _judged(job: _Job, sides: _Sides, began: float) -> TableComparison:
     return TableComparison(
         table=str(pinned.target.source),
         silver=pinned.target.label,
-        verdict=_verdict(any(kinds.values()) or uneven, accounted),
+        verdict=_verdict(any(kinds.values()) or uneven or bool(sides.astray), accounted),
         source_rows=sides.source.num_rows,
         silver_rows=sides.silver.num_rows,
         held_keys=len(accounted),
@@ -232,7 +244,7 @@ def _judged(job: _Job, sides: _Sides, began: float) -> TableComparison:
         columns=_columns(differences, held),
         samples=tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys),
         watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
-        reason="rows of one key differ in number" if uneven else "",
+        reason=_reason(sides, uneven=uneven),
         seconds=_since(began),
     )
 
@@ -241,6 +253,12 @@ def _verdict(different: bool, accounted: frozenset[Key]) -> Verdict:
     if different:
         return Verdict.DIFFERENT
     return Verdict.EQUAL_BUT_HELD if accounted else Verdict.EQUAL
+
+
+def _reason(sides: _Sides, *, uneven: bool) -> str:
+    if sides.astray:
+        return f"not the numbers of the text beside them: {', '.join(sides.astray)}"
+    return "rows of one key differ in number" if uneven else ""
 
 
 def _columns(differences: Differences, held: frozenset[Key]) -> tuple[tuple[str, int], ...]:

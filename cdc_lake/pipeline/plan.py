@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
+from cdc_lake.config.type_policy import TypePolicy
 from cdc_lake.lake.evolution import AddColumn, ChangeType, DropColumn, SchemaChange, compare_layouts
 from cdc_lake.lake.extent import silver_columns
-from cdc_lake.lake.names import silver_names
 from cdc_lake.lake.read import silver_exists
+from cdc_lake.lake.typed_columns import typed_columns
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
+from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
 from cdc_lake.silver.kinds import own_names
 
 __all__ = ["Action", "ActionKind", "Plan", "plan"]
@@ -23,10 +25,11 @@ __all__ = ["Action", "ActionKind", "Plan", "plan"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every step of a run in its order; none where everything is in place and up to date."""
+    """Every step of a run in its order; none where everything is in place and up to date. `types`: of each column."""
 
     pipeline: str
     actions: tuple[Action, ...]
+    types: tuple[TableLedger, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -44,7 +47,8 @@ def plan(project: Project) -> Plan:
     reader = bronze_reader(project)
     with source_view(project) as source:
         at_source = list(source.steps(reader.state()))
-        return Plan(project.name, (*at_source, *_silver(project, source, reader, source.tables())))
+        actions = (*at_source, *_silver(project, source, reader, source.tables()))
+        return Plan(project.name, actions, ledger_of(project, source))
 
 
 def _silver(project: Project, source: SourceView, reader: BronzeReader, names: Sequence[TableName]) -> Iterator[Action]:
@@ -63,16 +67,17 @@ def _evolution(project: Project, source: SourceView, reader: BronzeReader, targe
     if now is None or have is None:
         return
     given = [name for name in have if name not in own_names(target)]
-    for change in _changes(reader, redaction_of(project).relation(now), given):
+    for change in _changes(reader, redaction_of(project).relation(now), given, target.types):
         yield _change(target, change)
 
 
-def _changes(reader: BronzeReader, now: Relation, have: Sequence[str]) -> list[SchemaChange]:
+def _changes(reader: BronzeReader, now: Relation, have: Sequence[str], types: TypePolicy) -> list[SchemaChange]:
     """From the layout that silver follows to the source's: silver's own columns say which one that is."""
-    followed = [r for r in reader.layouts([now.table]).values() if set(silver_names(r)) == set(have)]
+    known = reader.layouts([now.table]).values()
+    followed = [r for r in known if {one.name for one in typed_columns(r, types)} == set(have)]
     if any(r.layout == now.layout for r in followed):
         return []
-    return compare_layouts(followed[-1], now) if followed else []
+    return compare_layouts(followed[-1], now, types) if followed else []
 
 
 def _change(target: Target, change: SchemaChange) -> Action:

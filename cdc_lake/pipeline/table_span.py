@@ -180,11 +180,11 @@ def merge(spark: SparkSession, prepared: Prepared) -> int:
 
 def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Target, kind: Kind) -> Shape:
     """The shape of a table's span, with the columns that its kind and its lineage take from changes."""
-    shape = make_shape(numbers, layouts, target.keys, keyed=kind.keyed)
+    shape = make_shape(numbers, layouts, target.keys, keyed=kind.keyed, types=target.types)
     return replace(shape, carried={**kind.carried(shape), **(LINEAGE if target.lineage else {})})
 
 
 def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:
     """The positions, in the newest layout, of columns that some change did not send."""
     names = {shape.layouts[layout].names[at] for layout, places in seen.unchanged.items() for at in places}
-    return frozenset(at for at, name in enumerate(shape.relation.names) if name in names)
+    return frozenset(at for at, one in enumerate(shape.made) if one.source.name in names)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from cdc_lake.config.type_policy import UNDECLARED, TypePolicy
 from cdc_lake.errors import DestructiveChange, NoKey
-from cdc_lake.lake.names import silver_names
+from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.store import SilverColumn, literal
-from cdc_lake.lake.types import cast_sql, column_type, fits_sql
+from cdc_lake.lake.typed_columns import TypedColumn, check_declared, typed_columns
+from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 
 
@@ -22,22 +24,25 @@ class Shape:
     """One table's columns in a span: the newest layout, all that occur by number, and the positions of its key.
 
     `carried`: columns of silver that come with the change and not in a tuple, by SQL over bronze's row. A table
-    whose rows nothing identifies has no key.
+    whose rows nothing identifies has no key. `types`: what the pipeline declares; a position may be that of a companion
+    (`lake.typed_columns`), which stands behind the layout's own.
     """
 
     relation: Relation
     layouts: Mapping[int, Relation]
     keys: tuple[int, ...]
     carried: Mapping[SilverColumn, str] = field(default_factory=dict)
+    types: TypePolicy = UNDECLARED
+
+    @cached_property
+    def made(self) -> tuple[TypedColumn, ...]:
+        """What each silver column is made of, by position in the newest layout, companions behind."""
+        return typed_columns(self.relation, self.types)
 
     @cached_property
     def columns(self) -> tuple[SilverColumn, ...]:
-        """The silver columns, by position in the newest layout."""
-        names = silver_names(self.relation)
-        return tuple(
-            SilverColumn(name, column_type(column).sql)
-            for name, column in zip(names, self.relation.columns, strict=True)
-        )
+        """The silver columns, by position."""
+        return tuple(SilverColumn(one.name, one.type.sql) for one in self.made)
 
     @property
     def key_columns(self) -> tuple[SilverColumn, ...]:
@@ -59,20 +64,23 @@ class Shape:
 
     def unsent_names(self) -> str:
         """The names of the silver columns that a row did not send, as an array; NULL where it sent all."""
-        names = {c.name: silver.name for c, silver in zip(self.relation.columns, self.columns, strict=True)}
+        names: dict[str, list[str]] = {}
+        for one in self.made:
+            names.setdefault(one.source.name, []).append(literal(one.name))
         cases = []
         for number, layout in self.layouts.items():
-            listed = ", ".join(literal(names[name]) for name in layout.names)
-            cases.append(f"WHEN {number}L THEN transform(unchanged, place -> element_at(array({listed}), place + 1))")
+            listed = ", ".join(f"array({', '.join(names[name])})" for name in layout.names)
+            found = f"flatten(transform(unchanged, place -> element_at(array({listed}), place + 1)))"
+            cases.append(f"WHEN {number}L THEN {found}")
         return f"CASE layout {' '.join(cases)} END"
 
     def typed(self, at: int, text: str) -> str:
         """The silver value of a text of column `at`."""
-        return cast_sql(text, self.relation.columns[at])
+        return cast_sql(text, self.made[at].type)
 
     def fits(self, at: int, text: str) -> str:
         """A boolean, never NULL: the text of column `at` has a silver value."""
-        return fits_sql(text, self.relation.columns[at])
+        return fits_sql(text, self.made[at].type)
 
     def may_misfit(self, at: int) -> bool:
         """Whether some text of column `at` may have no silver value."""
@@ -90,7 +98,7 @@ class Shape:
         return f"array({', '.join(parts)})"
 
     def _by_layout(self, at: int, expression: Callable[[int], str], missing: str) -> str:
-        name = self.relation.columns[at].name
+        name = self.made[at].source.name
         places = {number: _index(layout, name) for number, layout in self.layouts.items()}
         if len(set(places.values())) == 1:
             return _or(next(iter(places.values())), expression, missing)
@@ -99,27 +107,33 @@ class Shape:
 
 
 def make_shape(
-    numbers: Sequence[int], known: Mapping[int, Relation], keys: Sequence[str] | None, *, keyed: bool = True
+    numbers: Sequence[int],
+    known: Mapping[int, Relation],
+    keys: Sequence[str] | None,
+    *,
+    keyed: bool = True,
+    types: TypePolicy = UNDECLARED,
 ) -> Shape:
     """The shape of a table whose span uses the layouts `numbers`, oldest first. `keys`: None for the source's own.
 
     `keyed`: a key is needed. Raises NoKey where then nothing identifies a row, DestructiveChange where two layouts do
-    not fit one silver table.
+    not fit one silver table, TypeRefused where a declared type is not one of its column.
     """
     layouts = {number: known[number] for number in numbers}
     relation = layouts[numbers[-1]]
+    check_declared(relation, types)
     if not keyed:
         for other in layouts.values():
-            _same_types(relation, other)
-        return Shape(relation, layouts, ())
+            _same_types(relation, other, types)
+        return Shape(relation, layouts, (), types=types)
     wanted = tuple(keys) if keys else default_keys(relation)
     missing = [name for name in wanted if name not in relation.names]
     if missing:
         raise NoKey(f"{relation.table} has no column `{missing[0]}` to use as key")
     _logged(relation, wanted)
     for other in layouts.values():
-        _same_types(relation, other)
-    return Shape(relation, layouts, tuple(relation.names.index(name) for name in wanted))
+        _same_types(relation, other, types)
+    return Shape(relation, layouts, tuple(relation.names.index(name) for name in wanted), types=types)
 
 
 def default_keys(relation: Relation) -> tuple[str, ...]:
@@ -151,10 +165,10 @@ def check_evolution(
     return tuple(column for column in columns if column.name not in existing)
 
 
-def _same_types(newest: Relation, other: Relation) -> None:
-    mine = {c.name: column_type(c).sql for c in newest.columns}
+def _same_types(newest: Relation, other: Relation, types: TypePolicy) -> None:
+    mine = {c.name: column_type(c, types).sql for c in newest.columns}
     for column in other.columns:
-        kind = column_type(column).sql
+        kind = column_type(column, types).sql
         if column.name not in mine:
             raise DestructiveChange(f"column `{column.name}` of {newest.table} was dropped at the source")
         if mine[column.name] != kind:

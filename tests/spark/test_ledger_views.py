@@ -17,7 +17,8 @@ from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.lake.arrow_values import read_texts
-from cdc_lake.lake.types import cast_sql, fits_sql
+from cdc_lake.lake.casts import cast_sql, fits_sql
+from cdc_lake.lake.types import column_type
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import Column
 from cdc_lake.model.transaction import Transaction
@@ -69,8 +70,8 @@ def test_arrow_and_spark_read_every_text_alike(spark: Any) -> None:
 
 
 def _parts(columns: dict[str, Column]) -> list[str]:
-    fits = [f"{fits_sql('t', column)} AS fits_{kind}" for kind, column in columns.items()]
-    return [*fits, *(f"{cast_sql('t', column)} AS v_{kind}" for kind, column in columns.items())]
+    fits = [f"{fits_sql('t', column_type(column))} AS fits_{kind}" for kind, column in columns.items()]
+    return [*fits, *(f"{cast_sql('t', column_type(column))} AS v_{kind}" for kind, column in columns.items())]
 
 
 @pytest.fixture(scope="module", params=FORMATS)

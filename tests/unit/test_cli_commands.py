@@ -103,7 +103,7 @@ hint: did you mean `user`?
 error[CFG104]: unknown key `catalgo` in `silver.tables[0]`
   in pipelines/shop.yaml:6:24  (silver.tables[0].catalgo)
 
-hint: known here: from, to, format, kind, deletes, lineage, keys, rules
+hint: known here: from, to, format, kind, deletes, lineage, types, keys, rules
 """
     )
 

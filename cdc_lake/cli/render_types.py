@@ -1,0 +1,35 @@
+"""The ledger of types as text: a table a source table, a line a column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cdc_lake.cli.render import RED, YELLOW, table, tint
+
+if TYPE_CHECKING:
+    from cdc_lake.pipeline.type_ledger import ColumnLedger, TableLedger
+
+_COLOURS = {"converted": YELLOW, "refused": RED}
+
+
+def ledger_text(ledger: Sequence[TableLedger], *, colour: bool) -> str:
+    """What becomes of every captured column, a blank line behind each table; empty where nothing is captured."""
+    out = []
+    for one in ledger:
+        out.append(f"types of {one.table} → {one.silver}")
+        rows = table([_row(column) for column in one.columns])
+        for line, column in zip(rows, one.columns, strict=True):
+            tone = _COLOURS.get(column.loss.value)
+            out.append(tint(line, tone, on=colour) if tone else line)
+        if one.problem:
+            out.append(tint(f"  {one.problem}", RED, on=colour))
+        out.append("")
+    return "\n".join([*out, ""]) if out else ""
+
+
+def _row(column: ColumnLedger) -> tuple[str, ...]:
+    renamed = "" if column.silver_column in {column.column, ""} else f"{column.silver_column} "
+    becomes = f"→ {renamed}{column.silver_type}" if column.silver_type else "→"
+    said = [column.how, f"held: {column.held}" if column.held else ""]
+    return column.column, column.source_type, becomes, column.loss.value, "; ".join(filter(None, said))

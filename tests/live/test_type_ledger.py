@@ -1,0 +1,105 @@
+"""The ledger of types of live tables, as `check` and `plan` have it before the first row, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.errors import TypeRefused
+from cdc_lake.lake.types import LEDGER, Loss
+from cdc_lake.pipeline.check import examine
+from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.type_ledger import TableLedger
+from tests.conftest import Database
+from tests.live.test_gaussdb_receive import project_of as family_project
+from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
+from tests.spark.conftest import make_project
+from tests.type_cases import CASES, EVERY, create, create_types
+
+pytestmark = pytest.mark.live
+
+__all__ = ["stand_in"]
+
+FAMILYS_OWN = {"int1", "nvarchar2", "clob", "blob", "raw", "smalldatetime", "hash16", "hash32", "vector"}
+
+
+@pytest.fixture(autouse=True)
+def source_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what `check` says of the source: it starts Java otherwise."""
+    monkeypatch.setattr("cdc_lake.pipeline.check.machine", lambda _: ())
+
+
+def make_table(sql: psycopg.Connection) -> None:
+    create_types(sql)
+    create(sql, "every", EVERY)
+
+
+def by_type(ledger: TableLedger) -> dict[str, tuple[str, Loss]]:
+    return {column.source_type: (column.silver_type, column.loss) for column in ledger.columns}
+
+
+def test_every_type_of_a_postgres_is_in_the_ledger_of_check_and_of_plan(database: Database, tmp_path: Path) -> None:
+    project = make_project(tmp_path, "types", source=database.source)
+    with database.connect() as sql:
+        make_table(sql)
+    (every,) = plan(project).types
+    found = examine(project)
+    assert found.types == (every,)
+    assert len(every.columns) == 2 + len(CASES)
+    types = by_type(every)
+    assert types["numeric(10,2)"] == ("decimal(10,2)", Loss.LOSSLESS)
+    assert types["numeric"] == ("string", Loss.CONVERTED)
+    assert types["int4[]"] == types["public.mood"] == types["public.positive"] == ("string", Loss.CONVERTED)
+    assert types["bpchar(5)"] == ("string", Loss.LOSSLESS)
+    plain = {name.partition("(")[0] for name in types}
+    assert {row.name for row in LEDGER} - FAMILYS_OWN - plain == {
+        *("name", "xml", "cidr", "macaddr", "macaddr8", "tsquery")
+    }, "types that no case has"
+    said = [line.text for line in found.lines if line.subject == "types"]
+    assert said == [f"{len(every.columns)} columns: {count(every, Loss.LOSSLESS)}, {count(every, Loss.CONVERTED)}"]
+
+
+def count(ledger: TableLedger, loss: Loss) -> str:
+    return f"{sum(column.loss is loss for column in ledger.columns)} {loss.value}"
+
+
+def test_a_refused_type_fails_check_and_hides_no_other_column(database: Database, tmp_path: Path) -> None:
+    types = {"columns": {"photo": "int", "note": "array<string>", "nothing": "string"}}
+    silver = {"tables": [{"from": "public.t", "types": types}]}
+    project = make_project(tmp_path, "types", source=database.source, silver=silver)
+    with database.connect() as sql:
+        sql.execute("CREATE TABLE t (id int PRIMARY KEY, photo bytea, note text)")
+    found = examine(project)
+    assert not found.ok
+    wrong = [line.text for line in found.lines if line.ok is False and line.code == TypeRefused.code]
+    assert len(wrong) == 2
+    assert "photo" in wrong[0]
+    assert "`nothing`" in wrong[1]
+    assert [(c.column, c.loss) for c in found.types[0].columns] == [
+        ("id", Loss.LOSSLESS),
+        ("photo", Loss.REFUSED),
+        ("note", Loss.CONVERTED),
+    ]
+
+
+def test_a_redacted_column_says_so(database: Database, tmp_path: Path) -> None:
+    bronze = {"redact": [{"columns": ["public.t.iban"], "strategy": "null"}]}
+    project = make_project(tmp_path, "types", source=database.source, bronze=bronze)
+    with database.connect() as sql:
+        sql.execute("CREATE TABLE t (id int PRIMARY KEY, iban text, day date)")
+    ledger = {column.column: column.how for column in plan(project).types[0].columns}
+    assert ledger == {"id": "", "iban": "redacted: null", "day": ""}
+
+
+def test_a_server_of_the_family_has_a_ledger_too(stand_in: StandIn, tmp_path: Path) -> None:
+    with stand_in.database.connect() as sql:
+        make_table(sql)
+    project = family_project(stand_in, Kind(Style.SERIAL), tmp_path, source={"tables": ["public.every"]})
+    (every,) = examine(project).types
+    types = by_type(every)
+    assert len(every.columns) == 2 + len(CASES)
+    assert types["numeric(10,2)"] == ("decimal(10,2)", Loss.LOSSLESS)
+    assert types["timestamptz"] == ("timestamp", Loss.LOSSLESS)

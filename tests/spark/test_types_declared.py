@@ -1,0 +1,152 @@
+"""Every type of two live PostgreSQL versions, and every declared type, through copy and stream into both formats.
+
+`compare` proves it, by code that shares no cast with the projection; CDC_LAKE_TEST_POSTGRES names another version.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.project import Project
+from cdc_lake.lake.read import read_silver
+from cdc_lake.lake.types import Loss
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.type_ledger import type_ledger
+from tests.conftest import Database, drop_database, make_database, make_role, start_server
+from tests.spark.conftest import make_project
+from tests.type_cases import CASES, EVERY, Values, create, create_types, insert
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.live,
+    # py4j leaves its sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:The 'without_files' parameter:DeprecationWarning"),
+]
+
+SESSION, OTHER = "types_session", "types_other"
+"""The PostgreSQL that all tests have, and another version; each type is of Delta on one and of Iceberg on the other."""
+
+# column: (type at the source, declared, values that fit, values that do not)
+DECLARED: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
+    "exact": (
+        "numeric",
+        "decimal(38,9)",
+        ("1.5", "-0.000000001", "12345.100", "0", "9" * 29),
+        ("1e-10", "NaN", "1e29"),
+    ),
+    "both ways": ("numeric", "both(12,2)", ("1.50", "NaN", "0.001", "-Infinity", "1" * 400, "-7"), ()),
+    "wide": ("numeric(60,4)", "both(38,4)", ("1.5", "1" * 50, "NaN"), ()),
+    "tight": ("numeric(10,2)", "decimal(6,1)", ("1.5", "-99999.90"), ("1.55", "100000")),
+    "count": ("positive", "int", ("1", "2147483647"), ()),
+    "tags": (
+        "text[]",
+        "array<string>",
+        ('{a,NULL,"NULL","",": \\"\\\\ {},"}', "{}", "{Ä漢😀}"),
+        ("{{a},{b}}", "[0:1]={a,b}"),
+    ),
+    "ids": ("int8[]", "array<bigint>", ("{1,NULL,-9223372036854775808}",), ("{{1}}",)),
+    "weights": ("float8[]", "array<double>", ("{NaN,-0,1e300,0.1,-Infinity}",), ()),
+    "days": ("date[]", "array<date>", ("{2024-02-29,0001-01-01}",), ("{infinity}",)),
+    "amounts": ("numeric[]", "array<decimal(10,2)>", ("{1.5,-0.10,NULL}",), ("{1.555}",)),
+    "moments": ("timestamp", "string", ("infinity", "0044-03-15 12:00:00 BC", "10000-01-01 00:00:00"), ()),
+    "code": ("varchar(9)", "int", ("7", "-12"), ("007", " 7", "")),
+}
+
+
+COLUMNS: list[Values] = [(f'"{column}"', kind, fit, misfit) for column, (kind, _, fit, misfit) in DECLARED.items()]
+
+
+@pytest.fixture(scope="module")
+def other_database() -> Iterator[Database]:
+    server = start_server(version=16)
+    make_role(server)
+    made = make_database(server)
+    yield made
+    drop_database(made)
+    server.remove()
+
+
+def project_of(database: Database, root: Path, name: str) -> Project:
+    types = {"columns": {column: declared for column, (_, declared, _, _) in DECLARED.items()}}
+    tables = [
+        {"from": "public.every", "format": "delta" if name == SESSION else "iceberg"},
+        {"from": "public.declared", "format": "iceberg" if name == SESSION else "delta", "types": types},
+    ]
+    silver = {"tables": tables, "defaults": {"namespace": name}}
+    source = {**database.source, "slot": {"name": database.name}}
+    return make_project(root, name, source=source, silver=silver, bronze={"durability": "os"})
+
+
+def step(project: Project, spark: Any) -> dict[str, str]:
+    bronze = DeltaBronze(project.bronze, "os")
+    receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=2)
+    apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+    return {t.table: t.text + (f": {t.reason}" if t.reason else "") for t in compare(project, (), silent).tables}
+
+
+def make_tables(sql: psycopg.Connection) -> None:
+    create_types(sql)
+    create(sql, "every", EVERY)
+    create(sql, "declared", COLUMNS)
+    # a number that an update of another column does not send
+    sql.execute('ALTER TABLE declared ALTER "both ways" SET STORAGE EXTERNAL')
+
+
+def insert_half(sql: psycopg.Connection, half: int) -> None:
+    insert(sql, "every", EVERY, half)
+    insert(sql, "declared", COLUMNS, half)
+
+
+def held(sql: psycopg.Connection, table: str) -> int:
+    return sql.execute(f"SELECT count(*) FROM {table} WHERE note = 'held'").fetchone()[0]
+
+
+def said(count: int) -> str:
+    return "equal" if not count else f"equal but for {count} held key{'s' * (count > 1)}"
+
+
+def expected(sql: psycopg.Connection) -> dict[str, str]:
+    return {f"public.{name}": said(held(sql, name)) for name in ("every", "declared")}
+
+
+@pytest.mark.parametrize("version", [SESSION, OTHER])
+def test_copy_and_stream_of_every_type_end_equal_but_for_what_does_not_fit(
+    request: pytest.FixtureRequest, spark: Any, lake_root: Path, version: str
+) -> None:
+    database = request.getfixturevalue("database" if version == SESSION else "other_database")
+    project = project_of(database, lake_root, version)
+    with database.connect() as sql:
+        make_tables(sql)
+        insert_half(sql, 0)
+        assert step(project, spark) == expected(sql)
+        insert_half(sql, 1)
+        sql.execute("UPDATE declared SET \"count\" = 3 WHERE note = 'fits'")
+        sql.execute("UPDATE every SET id = id + 1000 WHERE id % 3 = 0 AND note = 'fits'")
+        assert step(project, spark) == expected(sql)
+    found = read_silver(project, project.target(TableName("public", "declared"))).to_pylist()
+    text = next(name for name in found[0] if name.startswith("both_ways_"))
+    assert {str(row[text])[:9]: str(row[f"{text}_decimal"]) for row in found} == {
+        "1.50": "1.50",
+        "NaN": "None",
+        "0.001": "None",
+        "-Infinity": "None",
+        "111111111": "None",
+        "-7": "-7.00",
+        "None": "None",
+    }
+    ledger = {table.table: table.columns for table in type_ledger(project)}
+    assert all(column.loss is not Loss.REFUSED for columns in ledger.values() for column in columns)
+    assert len(ledger["public.every"]) == 2 + len(CASES)
+    assert len(ledger["public.declared"]) == 2 + len(DECLARED) + 2
