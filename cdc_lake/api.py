@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from cdc_lake.config.references import Secrets
     from cdc_lake.pipeline.check_line import CheckLine
     from cdc_lake.pipeline.comparison import Comparison
+    from cdc_lake.pipeline.cut_list import CutList
     from cdc_lake.pipeline.maintain import Maintenance
     from cdc_lake.pipeline.plan import Plan
+    from cdc_lake.pipeline.promising import Promised
     from cdc_lake.pipeline.reading import CutSession
     from cdc_lake.pipeline.report import ReportFiles
     from cdc_lake.pipeline.run import RunSummary
@@ -34,10 +37,13 @@ if TYPE_CHECKING:
 __all__ = [
     "check",
     "compare",
+    "cuts",
+    "end_promise",
     "load_pipeline",
     "maintain",
     "open_bronze",
     "plan",
+    "promise",
     "read",
     "report",
     "run",
@@ -95,6 +101,35 @@ def session(
     from cdc_lake.pipeline.reading import open_session
 
     return open_session(_loaded(project), parsed(as_of), epoch, allow_behind=allow_behind)
+
+
+def cuts(project: Project, *, limit: int = 20, promised: bool = False) -> CutList:
+    """The newest cuts, or those that stay readable. See `cdc_lake.pipeline.cut_list`."""
+    from cdc_lake.pipeline.cut_list import list_cuts
+
+    return list_cuts(project, limit, promised=promised)
+
+
+def promise(
+    project: Project,
+    name: str,
+    *,
+    as_of: Given = "latest",
+    epoch: int | None = None,
+    keep: timedelta | None = None,
+    tell: Tell = silent,
+) -> Promised:
+    """Keep a cut readable under a name, for a time or until it is ended. See `cdc_lake.pipeline.promising`."""
+    from cdc_lake.pipeline.promising import promise_cut
+
+    return promise_cut(project, name, parsed(as_of), epoch, keep, tell)
+
+
+def end_promise(project: Project, name: str, *, tell: Tell = silent) -> Promised:
+    """End a promise now. Raises NotPromised where none of that name stands."""
+    from cdc_lake.pipeline.promising import end_promise as end
+
+    return end(project, name, tell)
 
 
 def plan(project: Project) -> Plan:

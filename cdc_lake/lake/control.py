@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from cdc_lake.errors import ControlNotWritten, LakeError
-from cdc_lake.lake.cut_index import PLACE, places_of
+from cdc_lake.lake.cut_index import PLACE, newest_files, places_of
 from cdc_lake.lake.delta_log import NotLanded, commit, create_table, open_table, refresh, sync_version, write_file
 
 _TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
@@ -30,6 +30,8 @@ _RECORDED = ("recorded_at", _TIME, "when the row was written")
 _STREAM = ("stream", _TEXT, "the stream, as in bronze")
 _EPOCH = ("epoch", _INT, "its number within the pipeline")
 _POSITION = ("position", _LONG, "position in the stream's order domain")
+
+_COMPACTED = 8 << 20  # bytes of a file that small ones were put together into
 
 Columns: TypeAlias = tuple[tuple[str, pa.DataType, str], ...]
 
@@ -341,13 +343,19 @@ class ControlTables:
         return True
 
     def read(
-        self, name: ControlName, wanted: pc.Expression | None = None, files: Sequence[str] | None = None
+        self,
+        name: ControlName,
+        wanted: pc.Expression | None = None,
+        files: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
     ) -> pa.Table:
         """Rows in no promised order; an empty table with the schema where the table does not exist yet.
 
-        `files`: only those of these data files, as `files` names them.
+        `files`: only those of these data files, as `files` names them; `columns`: only these.
         """
         schema = schema_of(name)
+        if columns is not None:
+            schema = pa.schema([schema.field(column) for column in columns])
         if files is None:
             files = self.files(name)["path"].to_pylist()
         if not files:
@@ -356,7 +364,8 @@ class ControlTables:
         # while the interpreter ends aborts the process (deltalake 1.6.6, one run in six).
         paths = [str(self.path(name) / unquote(path)) for path in files]
         try:
-            return ds.dataset(paths, schema=schema, format="parquet").to_table(filter=wanted).cast(schema)
+            found = ds.dataset(paths, schema=schema_of(name), format="parquet").to_table(schema.names, filter=wanted)
+            return found.cast(schema)
         except (OSError, pa.ArrowException) as cause:
             raise self._unread(name) from cause
 
@@ -403,14 +412,36 @@ class ControlTables:
 
     def last_cut(self, stream: str | None = None) -> CutRow | None:
         """The cut at the highest epoch and position, of one stream or of all."""
-        places = self.cut_places()
+        places = self._places(newest_files(self.files("cuts"), stream))
         if stream is not None:
             places = places.filter(pc.field("stream") == stream)
         return None if places.num_rows == 0 else self.cuts(places.slice(places.num_rows - 1))[0]
 
     def cut_places(self) -> pa.Table:
         """Where and when every cut is, in order, and in which file (`lake.cut_index`)."""
-        return places_of(self.files("cuts"), lambda files: self.read("cuts", files=files))
+        return self._places(self.files("cuts"))
+
+    def _places(self, files: pa.Table) -> pa.Table:
+        return places_of(files, lambda path: self.read("cuts", files=[path], columns=PLACE))
+
+    def compact(self, name: ControlName, more_than: int) -> bool:
+        """Put the files of a table together where there are more; only who alone writes to it may. False: no need.
+
+        Every file is an entry of each checkpoint of the log, so that commits get slower with their number.
+        """
+        table = self._table(name)
+        if table is None or len(table.file_uris()) <= more_than:
+            return False
+        self._open.pop(name, None)
+        try:
+            table.optimize.compact(target_size=_COMPACTED)
+        except DeltaError as cause:
+            raise ControlNotWritten(
+                f"the files of `{name}` were not put together", where=str(self.path(name))
+            ) from cause
+        if self._durable:
+            sync_version(self.path(name), table.version())
+        return True
 
     def cuts(self, places: pa.Table) -> list[CutRow]:
         """The cuts at some of these places, in their order."""

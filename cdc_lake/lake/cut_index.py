@@ -7,7 +7,7 @@ are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,14 +18,30 @@ PLACE = ("epoch", "stream", "position", "commit_ts", "recorded_at")
 _ORDER = [("epoch", "ascending"), ("position", "ascending"), ("recorded_at", "ascending")]
 
 
-def places_of(files: pa.Table, read: Callable[[Sequence[str]], pa.Table]) -> pa.Table:
-    """`PLACE` of every cut, and the `path` of its file, in order. `files`: data files with their bounds."""
+def places_of(files: pa.Table, read: Callable[[str], pa.Table]) -> pa.Table:
+    """`PLACE` of every cut, and the `path` of its file, in order. `files`: data files with their bounds; `read` gives
+    these columns of one.
+    """
     told = _told(files)
     parts = [_bounds(files.filter(told))]
     for path in files.filter(pc.invert(told))["path"].to_pylist():
-        rows = read([path]).select(list(PLACE))
+        rows = read(path)
         parts.append(rows.append_column("path", pa.array([path] * rows.num_rows, pa.string())))
     return pa.concat_tables(part.cast(_SCHEMA) for part in parts).sort_by(_ORDER)
+
+
+def newest_files(files: pa.Table, stream: str | None) -> pa.Table:
+    """The files that may hold the newest cut, of one stream or of all."""
+    told = _told(files)
+    known = files.filter(told)
+    if stream is not None and known.num_rows:
+        known = known.filter(pc.field("min.stream") == stream)
+    if known.num_rows == 0:
+        return files
+    best = known.sort_by([("min.epoch", "descending"), ("min.position", "descending")]).slice(0, 1).to_pylist()[0]
+    epoch, position = best["min.epoch"], best["min.position"]
+    below = (pc.field("max.epoch") < epoch) | ((pc.field("max.epoch") == epoch) & (pc.field("max.position") < position))
+    return files.filter(~pc.coalesce(below, pc.scalar(False)))
 
 
 _TIME = pa.timestamp("us", tz="UTC")

@@ -24,6 +24,9 @@ from cdc_lake.source.stream import shown
 
 IN, BROKEN = "in", "broken"
 
+FILES = 500
+"""Files of the table `cuts` that are put together when there are more: each cut is one."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableState:
@@ -127,6 +130,7 @@ def write_cut(
     control.record(CutRow(state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables), now))
     age = None if commit_ts is None else now - commit_ts
     tell(Progress("cut", _text(cut.tables, age), facts={"position": cut.position}))
+    control.compact("cuts", FILES)
     return WrittenCut(state.epoch, state.stream, cut.position, commit_ts, now, dict(cut.tables))
 
 

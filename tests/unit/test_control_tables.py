@@ -186,3 +186,33 @@ def test_the_last_of_many_cuts_is_found_without_opening_the_others(control: Cont
     for path in control.cut_places()["path"].to_pylist()[:-1]:
         (tmp_path / "control" / "cuts" / path).unlink()
     assert control.last_cut() == cut(29)
+
+
+def test_files_are_put_together_and_rows_stay_and_new_cuts_are_found_beside_them(control: ControlTables):
+    rows = [cut(position, epoch) for epoch, position in ((1, 9), (1, 3), (2, 1), (2, 2))]
+    for row in rows:
+        control.record(row)
+    assert not control.compact("cuts", 4)
+    assert control.compact("cuts", 3)
+    assert control.files("cuts").num_rows == 1
+    assert control.last_cut() == rows[3]
+    ordered = sorted(rows, key=lambda row: (row.epoch, row.position))
+    assert control.cuts(control.cut_places()) == ordered
+    for row in (cut(3, 2), cut(5, 1)):
+        control.record(row)
+    assert control.last_cut() == cut(3, 2)
+    assert control.last_cut("s") == cut(3, 2)
+    assert [row.position for row in control.cuts(control.cut_places())] == [3, 5, 9, 1, 2, 3]
+    control.record(cut(1, 2, "other"))
+    assert control.last_cut("other") == cut(1, 2, "other")
+    assert not control.compact("promises", 0)
+
+
+def test_a_cut_in_a_compacted_file_is_still_the_last_of_its_stream(control: ControlTables):
+    for row in (cut(70, 1, "a"), cut(80, 1, "a")):
+        control.record(row)
+    control.compact("cuts", 1)
+    control.record(cut(75, 1, "b"))
+    assert control.last_cut("a") == cut(80, 1, "a")
+    assert control.last_cut("b") == cut(75, 1, "b")
+    assert control.last_cut() == cut(80, 1, "a")
