@@ -7,7 +7,7 @@ Expectations) is imported when it is called.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,16 +146,23 @@ def run(
     only: str | None = None,
     stop: threading.Event | None = None,
     tell: Tell = silent,
+    allowed: Iterable[str] = (),
 ) -> RunSummary:
-    """Run both loops, or `only` one, until `stop` is set or, with `once`, until the goal fixed at the start."""
+    """Run both loops, or `only` one, until `stop` is set or, with `once`, until the goal fixed at the start.
+
+    `allowed`: destructive operations on silver tables that may be done, in the words of `plan`.
+    """
     from cdc_lake.pipeline.run import run as execute
 
-    return execute(project, once=once, only=only, stop=stop or threading.Event(), tell=tell)
+    event = stop or threading.Event()
+    return execute(project, once=once, only=only, stop=event, tell=tell, allowed=frozenset(allowed))
 
 
-def run_once(project: Project, *, only: str | None = None, tell: Tell = silent) -> RunSummary:
+def run_once(
+    project: Project, *, only: str | None = None, tell: Tell = silent, allowed: Iterable[str] = ()
+) -> RunSummary:
     """Bring bronze and silver to where the source is now, and return."""
-    return run(project, once=True, only=only, tell=tell)
+    return run(project, once=True, only=only, tell=tell, allowed=allowed)
 
 
 def status(project: Project) -> Status:

@@ -20,20 +20,34 @@ from cdc_lake.model.truncated import Truncated
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Changes that follow each other with one layout: its number, and the place of the first of them."""
+
+    layout: int
+    position: int
+    ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outline:
     """One table's changes in a span.
 
-    `layouts`: layout numbers in order of first use. `truncated`: its truncates in order. `unchanged`: layout →
-    positions in the new tuple that some change did not send. `olds`: updates that carry an old tuple. `nameless`: the
-    position of the first delete without an old tuple, None where there is none.
+    `runs`: its layouts in the order of its changes; one that comes back is there again. `truncated`: its truncates in
+    order. `unchanged`: layout → positions in the new tuple that some change did not send. `olds`: updates that carry an
+    old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none.
     """
 
     rows: int
-    layouts: tuple[int, ...]
+    runs: tuple[Run, ...]
     truncated: tuple[Truncated, ...]
     unchanged: dict[int, frozenset[int]]
     olds: int
     nameless: int | None = None
+
+    @property
+    def layouts(self) -> tuple[int, ...]:
+        """Layout numbers, each once, in order of last use: the newest one is the last."""
+        return tuple(reversed(dict.fromkeys(run.layout for run in reversed(self.runs))))
 
     @property
     def truncates(self) -> tuple[tuple[int, int], ...]:
@@ -68,12 +82,32 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Ou
     nameless = rows.filter(pc.and_(pc.equal(rows["op"], DELETE), pc.is_null(rows["old_kind"])))
     return Outline(
         rows=rows.num_rows,
-        layouts=tuple(dict.fromkeys(rows["layout"].drop_null().to_pylist())),
+        runs=_runs(rows),
         truncated=truncated,
         unchanged=_unchanged(rows),
         olds=updates.num_rows,
         nameless=nameless["position"][0].as_py() if nameless.num_rows else None,
     )
+
+
+def cleared_before(files: Files, table: TableName, span: Span, run: Run) -> Truncated:
+    """What stands for the end of all rows right before the first change of a run."""
+    place = (pc.field("position") == run.position) & (pc.field("ordinal") == run.ordinal)
+    wanted = (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table)) & place
+    paths = span_files(files, table, Span(span.epoch, run.position - 1, run.position), snapshot=False)
+    rows = files.read(paths, [f.name for f in fields(Truncated)], wanted)
+    return Truncated(**(rows.to_pylist()[0] | {"ordinal": run.ordinal - 1}))
+
+
+def _runs(rows: pa.Table) -> tuple[Run, ...]:
+    told = rows.filter(pc.is_valid(rows["layout"]))
+    if told.num_rows == 0:
+        return ()
+    layouts = told["layout"].combine_chunks()
+    differs = pc.not_equal(layouts.slice(1), layouts.slice(0, len(layouts) - 1))
+    first = told.filter(pa.concat_arrays([pa.array([True]), differs]))
+    columns = (first[name].to_pylist() for name in ("layout", "position", "ordinal"))
+    return tuple(Run(*place) for place in zip(*columns, strict=True))
 
 
 def _unchanged(rows: pa.Table) -> dict[int, frozenset[int]]:

@@ -153,6 +153,10 @@ def run(
     call: Call,
     once: Annotated[bool, typer.Option("--once", help="Up to where the source is now, then end.")] = False,
     only: Annotated[str | None, typer.Option("--only", metavar="receive|apply", help="One of the two loops.")] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="OPERATION", help="Do this destructive operation, in the words of `plan`."),
+    ] = None,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
     """Do the plan: receive changes into bronze, apply them to silver."""
@@ -167,7 +171,9 @@ def run(
     with StopOnSignal(call.view.note) as stop:
         if until_input_ends:
             stop_when_input_ends(stop.event)
-        summary = execute(project, once=once, only=only, stop=stop.event, tell=call.view.tell)
+        summary = execute(
+            project, once=once, only=only, stop=stop.event, tell=call.view.tell, allowed=frozenset(allow or ())
+        )
     if call.view.look.json:
         call.view.event({"schema": "cdc-lake/run/1", "stage": "summary", **_fields(summary)})
     else:

@@ -215,6 +215,9 @@ class TableDefaults(Section):
     """Whether rows say which change made them, in `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
     types: DefaultTypes = DefaultTypes()
     """Silver types where the source's type leaves a choice."""
+    on_drop: Literal["keep", "drop"] = "keep"
+    """What becomes of a column that the source drops: it stays, NULL in rows written from then on, or it goes, once
+    a run is allowed to drop it."""
 
 
 class SilverTable(Section):
@@ -234,6 +237,9 @@ class SilverTable(Section):
     """Whether rows say which change made them, in `_csn`, `_lsn`, `_xid`, `_ordinal`, `_commit_ts`."""
     types: TableTypes = TableTypes()
     """Silver types where the source's type leaves a choice."""
+    on_drop: Literal["keep", "drop"] | None = None
+    """What becomes of a column that the source drops: it stays, NULL in rows written from then on, or it goes, once
+    a run is allowed to drop it."""
     keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns that identify a row; the source's primary key by default."""
     rules: list[Rule] = []  # noqa: RUF012  # pydantic copies defaults

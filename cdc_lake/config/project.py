@@ -33,6 +33,7 @@ class Target:
     deletes: Literal["hard", "soft"] = "hard"
     lineage: bool = False
     types: TypePolicy = UNDECLARED
+    on_drop: Literal["keep", "drop"] = "keep"
 
     @property
     def label(self) -> str:
@@ -174,6 +175,7 @@ class Project:
                 Declared.parse(given.types.numeric or defaults.types.numeric),
                 tuple((name, Declared.parse(text)) for name, text in given.types.columns.items()),
             ),
+            on_drop=given.on_drop or defaults.on_drop,
         )
 
 

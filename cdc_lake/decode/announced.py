@@ -7,20 +7,33 @@ which nobody knows, and none of an older one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 from cdc_lake.decode.records import RelationMessage, TypeMessage
 from cdc_lake.errors import UnknownRelation, UnknownType
-from cdc_lake.model.relation import Column, Relation, TableName
+from cdc_lake.model.relation import Column, Missing, Relation, TableName
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """What relation messages leave out of a column (`model.relation.Column`)."""
+
+    number: int | None = None
+    missing: Missing | None = None
+
+
+UNTOLD: Final = ColumnFacts()
+"""Of a column that the catalog of now does not have any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What relation messages leave out: primary key names in key order, and type names by type OID."""
+    """What relation messages leave out: primary key names in key order, type names by type OID, columns by name."""
 
     primary_key: tuple[str, ...]
     type_names: Mapping[int, str]
+    columns: Mapping[str, ColumnFacts] = field(default_factory=dict)
 
 
 Catalog: TypeAlias = Callable[[int, TableName], TableFacts] | Mapping[TableName, TableFacts]
@@ -54,11 +67,20 @@ class Announced:
         relation = Relation(
             table=message.table,
             columns=tuple(
-                Column(c.name, self._type_name(facts, c.type_oid, c.name), c.type_oid, c.modifier, c.key)
+                Column(
+                    c.name,
+                    self._type_name(facts, c.type_oid, c.name),
+                    c.type_oid,
+                    c.modifier,
+                    c.key,
+                    number=facts.columns.get(c.name, UNTOLD).number,
+                    missing=facts.columns.get(c.name, UNTOLD).missing,
+                )
                 for c in message.columns
             ),
             identity=message.identity,
             primary_key=facts.primary_key,
+            oid=message.oid if facts.columns else None,
         )
         # the same layout announced again keeps its object, and with it the cached hash
         if self._known.get(message.table) == relation:

@@ -24,7 +24,7 @@ from cdc_lake.decode.column_digests import digests_of_rows
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
 from cdc_lake.decode.walk import lists
 from cdc_lake.errors import RedactionUnfit
-from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 
 TEXT_OID: Final = 25
 """PostgreSQL's type text: what a hashed column is, whatever it was at the source."""
@@ -174,7 +174,7 @@ class Redaction:
         plan = self._plans.get(relation)
         if plan is None:
             rules = self._rules or (lambda *_: None)
-            plan = self._plans[relation] = _planned(relation, rules, self._keys)
+            plan = self._plans[relation] = _planned(relation, rules, self._keys, self._hasher)
         return plan
 
     def _tuples(self, given: Any, relation: Any, rows: Any, plans: Sequence[_Plan]) -> Any:
@@ -218,7 +218,7 @@ class Redaction:
 _NOTHING: Final = np.zeros(0, np.int64)
 
 
-def _planned(relation: Relation, rules: Rules, keys: Keys) -> _Plan:
+def _planned(relation: Relation, rules: Rules, keys: Keys, hasher: Hasher | None) -> _Plan:
     strategies = [rules(relation.table, name) for name in relation.names]
     lost = (Strategy.DROP, Strategy.NULL)
     needed = {*relation.primary_key, *(keys(relation.table) or ())}
@@ -235,17 +235,24 @@ def _planned(relation: Relation, rules: Rules, keys: Keys) -> _Plan:
     places = np.full(len(strategies), -1, np.int32)
     places[kept] = np.arange(len(kept))
     places[list(at[Strategy.NULL])] = -1
-    columns = tuple(_column(relation.columns[i], strategies[i]) for i in kept)
+    columns = tuple(_column(relation.columns[i], strategies[i], hasher) for i in kept)
     redacted = replace(relation, columns=columns) if columns != relation.columns else relation
     return _Plan(redacted, at[Strategy.DROP], at[Strategy.NULL], at[Strategy.SHA256], places)
 
 
-def _column(column: Column, strategy: Strategy | None) -> Column:
+def _column(column: Column, strategy: Strategy | None, hasher: Hasher | None) -> Column:
+    """The column as bronze has it; the default that old rows have of it is a value too."""
+    missing = column.missing
     match strategy:
         case Strategy.SHA256:
-            return Column(column.name, "text", TEXT_OID, -1, column.key, strategy.value)
+            if missing is not None and missing.text is not None:
+                assert hasher is not None, "a rule hashes, and no key was given"
+                missing = Missing(hasher.text(missing.text.encode()))
+            return replace(
+                column, type_name="text", type_oid=TEXT_OID, modifier=-1, redacted=strategy.value, missing=missing
+            )
         case Strategy.NULL:
-            return replace(column, redacted=strategy.value)
+            return replace(column, redacted=strategy.value, missing=None)
         case _:
             return column
 

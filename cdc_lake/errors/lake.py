@@ -70,6 +70,27 @@ class DestructiveChange(LakeError):
     hint = "the table waits, the others go on; undo the change at the source, or start over with a new copy"
 
 
+class Unconvertible(LakeError):
+    """A column changed its type, and what its old values are in the new one, only the source knows."""
+
+    code = "LAK456"
+    hint = "the table waits, the others go on; undo the change at the source, or start over with a new copy"
+
+
+class ShapeForeign(LakeError):
+    """A silver table has a column that neither its source table ever had nor we added."""
+
+    code = "LAK457"
+    hint = "remove the column from the silver table; what is added to it belongs in a table or view of its own"
+
+
+class TableRenamed(LakeError):
+    """A source table has another name: its rows were copied under the old one, to another silver table."""
+
+    code = "LAK458"
+    hint = "the table waits, the others go on; rename it as you want it, then start over with a new copy"
+
+
 class NameTaken(LakeError):
     """A column of the source has the name of one that silver adds itself."""
 

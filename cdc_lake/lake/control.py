@@ -67,7 +67,7 @@ TABLES: dict[str, Columns] = {
         _STREAM,
         _POSITION,
         ("commit_ts", _TIME, "latest commit time of the transactions up to the cut, by the source's clock"),
-        ("tables", _TEXT, "JSON: relation → {table, format, version, position, state, held, generation}"),
+        ("tables", _TEXT, "JSON: relation → {table, format, version, position, state, held, generation, layout}"),
         _RECORDED,
     ),
     "promises": (

@@ -8,16 +8,20 @@ made before another writer's commit is refused here, because Delta would run it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TableChangedMeanwhile
-from cdc_lake.lake.marker import Marker, app_id, read_marker
+from cdc_lake.lake.evolution import AddColumn, SchemaChange, only_adds, restated
+from cdc_lake.lake.marker import Marker, app_id, layout_app_id, read_marker
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrameWriter, SparkSession
 
 _APP = "spark.databricks.delta.write.txnAppId"
 _VERSION = "spark.databricks.delta.write.txnVersion"
@@ -57,25 +61,52 @@ class DeltaSilver:
             "TBLPROPERTIES ('delta.checkpointInterval' = '100')"
         )
 
-    def add(self, columns: Sequence[SilverColumn]) -> None:
-        """By DDL, without a marker: the rows do not change."""
-        self._spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({', '.join(c.ddl for c in columns)})")
+    def laid_out(self, stream: str, base: Marker) -> int | None:
+        """The version of the layout's own application transaction."""
+        app = layout_app_id(stream, self._target, base.generation)
+        reached: int | None = DeltaTable(str(self._path)).transaction_version(app)
+        return reached
+
+    def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
+        """One commit of schema, rows and an application transaction of the layout's own: all of it, or nothing.
+
+        Columns that are only added come with an append of no rows. Everything else states the table anew: type widening
+        and column mapping would do some of it without touching rows, and shut out readers that do not know them.
+        """
+        have = self.columns()
+        assert have is not None, "a table that is not there is created"
+        self._unmoved(stream, base)
+        if only_adds(changes):
+            adds = [change.column for change in changes if isinstance(change, AddColumn)]
+            rows = self._spark.range(0).selectExpr(*(f"CAST(NULL AS {c.type}) AS {quoted(c.name)}" for c in adds))
+            writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
+        else:
+            columns = [f"{sql} AS {quoted(column.name)}" for column, sql in restated(have, changes, live)]
+            rows = self._spark.table(self.name).selectExpr(*columns)
+            writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+            writer = self._laid_out(writer)
+        app = layout_app_id(stream, self._target, base.generation)
+        with self._rivals_refused():
+            writer.option("txnAppId", app).option("txnVersion", str(position)).save(str(self._path))
+
+    def _laid_out(self, writer: DataFrameWriter) -> DataFrameWriter:
+        """The writer of a table stated anew, which stays partitioned or clustered as it was."""
+        detail = self._spark.sql(f"DESCRIBE DETAIL {self.name}").first()
+        assert detail is not None  # a table has details
+        if detail["partitionColumns"]:
+            writer = writer.partitionBy(*detail["partitionColumns"])
+        return writer.clusterBy(*detail["clusteringColumns"]) if detail["clusteringColumns"] else writer
 
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
         """Run one statement that carries the marker."""
         conf = self._spark.conf
         # From here on Delta itself fences: the transaction action is a read dependency of the statement.
-        now = self.marker(stream)
-        if (now.position, now.generation) != (base.position, base.generation):
-            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+        self._unmoved(stream, base)
         conf.set(_APP, app_id(stream, self._target, base.generation))
         conf.set(_VERSION, str(position))
         try:
-            work(self.name)
-        except Exception as cause:
-            if "Concurrent" in type(cause).__name__ or "DELTA_CONCURRENT" in str(cause):
-                raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
-            raise
+            with self._rivals_refused():
+                work(self.name)
         finally:
             conf.unset(_APP)
             conf.unset(_VERSION)
@@ -84,3 +115,17 @@ class DeltaSilver:
         if marker.version is None or not done:  # Delta skipped the statement: its position is older
             raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
         return marker.version
+
+    def _unmoved(self, stream: str, base: Marker) -> None:
+        now = self.marker(stream)
+        if (now.position, now.generation) != (base.position, base.generation):
+            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+
+    @contextmanager
+    def _rivals_refused(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as cause:
+            if "Concurrent" in type(cause).__name__ or "DELTA_CONCURRENT" in str(cause):
+                raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
+            raise

@@ -5,12 +5,15 @@ Rows are counted by reading one column: statistics of files know nothing of rows
 
 from __future__ import annotations
 
+import json
+
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import LakeError
 from cdc_lake.lake.marker import iceberg_table
+from cdc_lake.lake.store import SilverColumn
 
 
 def silver_columns(project: Project, target: Target) -> tuple[str, ...] | None:
@@ -20,6 +23,39 @@ def silver_columns(project: Project, target: Target) -> tuple[str, ...] | None:
         return tuple(field.name for field in table.schema().fields) if table is not None else None
     iceberg = iceberg_table(project, target)
     return tuple(field.name for field in iceberg.schema().fields) if iceberg is not None else None
+
+
+def silver_shape(project: Project, target: Target) -> tuple[SilverColumn, ...] | None:
+    """The columns with their types as Spark names them; None where the table does not exist."""
+    if target.format == "delta":
+        table = _delta(project, target)
+        if table is None:
+            return None
+        fields = json.loads(table.schema().to_json())["fields"]
+        return tuple(SilverColumn(f["name"], _spark_name(f["type"])) for f in fields)
+    iceberg = iceberg_table(project, target)
+    if iceberg is None:
+        return None
+    plain = {"timestamp": "timestamp_ntz"}
+    names = ((f.name, str(f.field_type)) for f in iceberg.schema().fields)
+    return tuple(SilverColumn(name, plain.get(kind) or _spark_name(kind)) for name, kind in names)
+
+
+_SPARK = {
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "timestamptz": "timestamp",
+    "list<string>": "array<string>",
+}
+
+
+def _spark_name(kind: object) -> str:
+    """Of the type names of Delta's schema and of Iceberg's."""
+    if isinstance(kind, dict):
+        return f"array<{_spark_name(kind['elementType'])}>" if kind["type"] == "array" else str(kind["type"])
+    text = str(kind).replace(", ", ",")
+    return _SPARK.get(text, text)
 
 
 def silver_rows(project: Project, target: Target) -> int | None:

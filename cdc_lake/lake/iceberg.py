@@ -14,11 +14,22 @@ from uuid import uuid4
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TableChangedMeanwhile
-from cdc_lake.lake.marker import APP_PROPERTY, POSITION_PROPERTY, Marker, app_id, iceberg_table, read_marker
+from cdc_lake.lake.evolution import ChangeType, SchemaChange
+from cdc_lake.lake.iceberg_layout import Progress, assignments, begin, finish, progress, promoted
+from cdc_lake.lake.marker import (
+    APP_PROPERTY,
+    POSITION_PROPERTY,
+    Marker,
+    app_id,
+    iceberg_table,
+    layout_app_id,
+    read_marker,
+)
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
-from cdc_lake.observe.failpoint import BRANCH_WRITTEN, failpoint
+from cdc_lake.observe.failpoint import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
@@ -53,6 +64,7 @@ class IcebergSilver:
             exists = self._spark.catalog.tableExists(self.name)
         if not exists:
             return None
+        self._refresh()  # another session or process may have changed it
         schema = self._spark.table(self.name).schema
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
 
@@ -68,9 +80,50 @@ class IcebergSilver:
             "'write.metadata.delete-after-commit.enabled' = 'true', 'write.metadata.previous-versions-max' = '50')"
         )
 
-    def add(self, columns: Sequence[SilverColumn]) -> None:
-        """By DDL, without a marker: the rows do not change."""
-        self._spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({', '.join(c.ddl for c in columns)})")
+    def laid_out(self, stream: str, base: Marker) -> int | None:
+        """By the table's property."""
+        reached = self._reached(stream, base)
+        return reached.position if reached is not None and reached.done else None
+
+    def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
+        """By commits of metadata, with an UPDATE between them where rows change; each goes on from the one before."""
+        rows = assignments(changes, live) if base.version is not None else {}
+        swaps = any(isinstance(change, ChangeType) and not promoted(change) for change in changes)
+        app = layout_app_id(stream, self._target, base.generation)
+        begun, done = Progress(app, position, done=False), Progress(app, position, done=True)
+        if self._reached(stream, base) != begun:
+            begin(self._table(), base.version, changes, begun if rows or swaps else done)
+            self._refresh()
+            failpoint(LAYOUT_BEGUN)
+        if not rows and not swaps:
+            return
+        version = base.version
+        if rows:
+            assert base.position is not None, "rows of ours carry a marker"
+            sets = ", ".join(f"{quoted(name)} = {sql}" for name, sql in rows.items())
+            version = self.commit(stream, base, base.position, self._setting(sets))
+            failpoint(LAYOUT_FILLED)
+        finish(self._table(), version, changes, done)
+        self._refresh()
+
+    def _setting(self, sets: str) -> Work:
+        def work(table: str) -> None:
+            self._spark.sql(f"UPDATE {table} SET {sets}")
+
+        return work
+
+    def _reached(self, stream: str, base: Marker) -> Progress | None:
+        reached = progress(self._table())
+        app = layout_app_id(stream, self._target, base.generation)
+        return reached if reached is not None and reached.app == app else None
+
+    def _table(self) -> Table:
+        table = iceberg_table(self._project, self._target)
+        assert table is not None, "a table that is not there is created"
+        return table
+
+    def _refresh(self) -> None:
+        self._spark.catalog.refreshTable(self.name)  # else the session goes on with the schema it has seen
 
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
         """Run one statement on a branch at `base`, then publish the branch."""

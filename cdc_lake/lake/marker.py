@@ -48,6 +48,11 @@ def app_id(stream: str, target: Target, generation: int) -> str:
     return f"{_writer(stream, target)}{generation}"
 
 
+def layout_app_id(stream: str, target: Target, generation: int) -> str:
+    """The application id under which what a stream's layouts ask of a table is done, each once, at its position."""
+    return f"cdc_lake_layout:{stream}:{target.label}:{generation}"
+
+
 def _writer(stream: str, target: Target) -> str:
     return f"cdc_lake:{stream}:{target.label}:"
 

@@ -46,23 +46,24 @@ def names_for(columns: Sequence[str]) -> tuple[str, ...]:
     names: list[str] = []
     for column in columns:
         name = _free(column, taken)
-        taken.add(_folded(name))
+        taken.add(folded(name))
         names.append(name)
     return tuple(names)
 
 
 def _free(column: str, taken: set[str]) -> str:
-    ordinary = _REFUSED.search(column) is None and _folded(column) not in _RESERVED
-    if ordinary and _folded(column) not in taken:
+    ordinary = _REFUSED.search(column) is None and folded(column) not in _RESERVED
+    if ordinary and folded(column) not in taken:
         return column
     stem, turn = _REFUSED.sub("_", column), 0
     while True:
         mark = hashlib.sha256(f"{turn}:{column}".encode()).hexdigest()[:6]
-        if _folded(name := f"{stem}_{mark}") not in taken:
+        if folded(name := f"{stem}_{mark}") not in taken:
             return name
         turn += 1
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
+    """A name as catalogs that see no difference of case know it."""
     # Wider than Java's equalsIgnoreCase, which compares upper case forms too (a dotless i equals an i there).
     return name.upper().casefold()

@@ -16,6 +16,8 @@ from cdc_lake.lake.marker import Marker
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cdc_lake.lake.evolution import SchemaChange
+
 Work: TypeAlias = Callable[[str], None]
 
 
@@ -52,8 +54,16 @@ class SilverStore(Protocol):
         """Make the table."""
         ...
 
-    def add(self, columns: Sequence[SilverColumn]) -> None:
-        """Add columns at the end."""
+    def laid_out(self, stream: str, base: Marker) -> int | None:
+        """The position of the last layout whose operations were all done; None where there were none."""
+        ...
+
+    def reshape(self, stream: str, base: Marker, position: int, changes: Sequence[SchemaChange], live: str) -> None:
+        """Do what a new layout that begins at `position` asks of the table, once, however often it is called.
+
+        `base`: the marker the changes were worked out from; `live`: SQL of the condition under which a row is one that
+        the source's table has. Raises TableChangedMeanwhile, Unconvertible.
+        """
         ...
 
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:

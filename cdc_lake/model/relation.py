@@ -11,6 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 
 class ReplicaIdentity(enum.Enum):
@@ -72,10 +73,19 @@ class TableName:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """What rows from before a column was added hold in it: a text as the server prints it; None: nobody can say."""
+
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """One column: name, type as the server names it, type OID and modifier (-1: none), and if it is of the identity.
 
     `redacted`: what became of its values before they were landed, `null` or `sha256`; None where nothing did.
+    `number`: its number in the source's catalog, which a rename does not change; None where nobody told. `missing`:
+    what rows from before it hold, None: NULL.
     """
 
     name: str
@@ -84,12 +94,30 @@ class Column:
     modifier: int = -1
     key: bool = False
     redacted: str | None = None
+    number: int | None = None
+    missing: Missing | None = None
 
     def describe(self) -> dict[str, object]:
         """Its part of a layout's canonical description."""
         told: dict[str, object] = {"name": self.name, "type": self.type_name, "oid": self.type_oid}
         told |= {"modifier": self.modifier, "key": self.key}
-        return told if self.redacted is None else told | {"redacted": self.redacted}
+        told |= {} if self.redacted is None else {"redacted": self.redacted}
+        told |= {} if self.number is None else {"number": self.number}
+        return told if self.missing is None else told | {"missing": self.missing.text}
+
+    @classmethod
+    def from_description(cls, told: dict[str, Any]) -> Column:
+        """The inverse of `describe`."""
+        return cls(
+            told["name"],
+            told["type"],
+            int(told["oid"]),
+            int(told["modifier"]),
+            bool(told["key"]),
+            told.get("redacted"),
+            told.get("number"),
+            Missing(told["missing"]) if "missing" in told else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -104,15 +132,17 @@ class Relation:
     columns: tuple[Column, ...]
     identity: ReplicaIdentity
     primary_key: tuple[str, ...] = ()
+    oid: int | None = None
 
     def describe(self) -> dict[str, object]:
         """The canonical description, as stored in the `info` of an `R` row."""
-        return {
+        told: dict[str, object] = {
             "relation": str(self.table),
             "identity": self.identity.value,
             "primary_key": list(self.primary_key),
             "columns": [c.describe() for c in self.columns],
         }
+        return told if self.oid is None else told | {"oid": self.oid}
 
     @classmethod
     def from_description(cls, info: dict[str, object]) -> Relation:
@@ -124,12 +154,10 @@ class Relation:
             raise TypeError(msg)
         return cls(
             table=TableName.parse(str(info["relation"])),
-            columns=tuple(
-                Column(c["name"], c["type"], int(c["oid"]), int(c["modifier"]), bool(c["key"]), c.get("redacted"))
-                for c in columns
-            ),
+            columns=tuple(map(Column.from_description, columns)),
             identity=ReplicaIdentity(info["identity"]),
             primary_key=tuple(str(k) for k in key),
+            oid=int(str(info["oid"])) if "oid" in info else None,
         )
 
     @cached_property

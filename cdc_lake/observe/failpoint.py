@@ -25,6 +25,9 @@ SNAPSHOT_CHUNK = "snapshot.chunk"
 SNAPSHOT_DONE = "snapshot.done"
 PREPARED = "apply.prepared"
 HELD_RECORDED = "apply.held-recorded"
+LAYOUT_BEGUN = "apply.layout-begun"
+LAYOUT_FILLED = "apply.layout-filled"
+LAYOUT_DONE = "apply.layout-done"
 BRANCH_WRITTEN = "apply.branch-written"
 TABLE_MERGED = "apply.table-merged"
 ALL_MERGED = "apply.all-merged"
@@ -46,6 +49,9 @@ FAILPOINTS = {
     SNAPSHOT_DONE: "the copy is whole and the slot is kept, no row says so",
     PREPARED: "all tables of a span are read and judged",
     HELD_RECORDED: "held changes of a span are recorded, nothing is merged",
+    LAYOUT_BEGUN: "an Iceberg table has the columns of a new layout, the values of old rows are not written",
+    LAYOUT_FILLED: "an Iceberg table has those values too, columns of another type are not in their place",
+    LAYOUT_DONE: "a table has the columns of a new layout, nothing of it is merged",
     BRANCH_WRITTEN: "an Iceberg table's branch is written, not published",
     TABLE_MERGED: "one table of a span is merged",
     ALL_MERGED: "all tables of a span are merged, no cut says so",

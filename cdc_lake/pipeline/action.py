@@ -22,6 +22,10 @@ class ActionKind(enum.Enum):
     ADD_COLUMN = "add column"
     CHANGE_TYPE = "change type"
     DROP_COLUMN = "drop column"
+    KEEP_COLUMN = "keep column"
+    RENAME_COLUMN = "rename column"
+    BEGIN_AGAIN = "begin again"
+    TABLE_GONE = "table gone"
 
 
 @dataclass(frozen=True, slots=True)

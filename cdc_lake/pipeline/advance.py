@@ -44,17 +44,26 @@ if TYPE_CHECKING:
 class Advance:
     """Walks silver to the top of bronze. One at a time in a process; another process is fenced by the tables.
 
-    `waits`: stop quietly before a transaction that could not be decoded, and look again in the next call.
+    `waits`: stop quietly before a transaction that could not be decoded, and look again in the next call. `allowed`:
+    destructive operations on silver tables that may be done, in words.
     """
 
-    def __init__(self, project: Project, spark: SparkSession, tell: Tell, *, waits: bool = False) -> None:
+    def __init__(
+        self,
+        project: Project,
+        spark: SparkSession,
+        tell: Tell,
+        *,
+        waits: bool = False,
+        allowed: frozenset[str] = frozenset(),
+    ) -> None:
         self._waits = waits
         self._waiting: str | None = None
         self._project = project
         self._tell = tell
         self._bronze = bronze_reader(project)
         self._control = ControlTables(project.control)
-        self._steps = TableSteps(project, spark, tell)
+        self._steps = TableSteps(project, spark, tell, allowed)
         self._keeper = Keeper(project, self._control, self._steps.sql, tell)
         self._run = uuid.uuid4().hex[:12]
         self._began = datetime.now(UTC)
@@ -85,15 +94,15 @@ class Advance:
         position, tables = cut.position, cut.tables
         self.done.upto = position
         top = state.upto if goal is None else min(goal, state.upto)
-        waiting = [relation for relation, table in tables.items() if table.state == BROKEN]
-        if waiting:
-            tables = self._catch_up(state, tables, position, waiting)
+        tables = self._catch_up(state, tables, position)
         while position < top and not stop.is_set():
             commits = self._next(state, Span(state.epoch, position, top))
             if not commits:
                 break
             position, tables = self._span(state, tables, position, commits)
             self.done.upto = position
+            if position < top:
+                tables = self._catch_up(state, tables, position)
 
     def record(self, seconds: float, outcome: str) -> None:
         """Write the row of this run into `runs`."""
@@ -145,11 +154,17 @@ class Advance:
     def _span(
         self, state: BronzeState, tables: dict[str, TableState], after: int, commits: Sequence[CommitRow]
     ) -> tuple[int, dict[str, TableState]]:
-        """Apply one span; the position reached and the tables there."""
+        """Apply one span, up to where a table needs another layout; the position reached and the tables there.
+
+        A table that waits is not of it: it catches up alone.
+        """
         upto = commits[-1].position
         touched = {relation for commit in commits for relation in commit.counts}
-        touched |= {relation for relation, table in tables.items() if table.state == BROKEN}
+        touched -= {relation for relation, table in tables.items() if table.state == BROKEN}
         jobs = self._steps.jobs(state, tables, touched, after, upto)
+        layouts = [job.next_layout for job in jobs if job.next_layout is not None]
+        if layouts:
+            return self._span(state, tables, after, [c for c in commits if c.position < min(layouts)])
         prepared = self._steps.prepare(jobs, tables)
         stops = sorted(p.stop for p in prepared if p.stop is not None)
         if stops:
@@ -163,7 +178,7 @@ class Advance:
             at = shown(state.stream, position)
             raise RuleStopped(f"rule `{rule}` stops the run: a change of the transaction at {at} breaks it")
         reached = dict(tables)
-        self._steps.merge(prepared, reached, upto)
+        self._steps.merge(prepared, reached)
         for relation, table in reached.items():
             if table.state == IN and table.position < upto:
                 reached[relation] = replace(table, position=upto)
@@ -173,18 +188,30 @@ class Advance:
         self.done.changes += sum(c.changes for c in commits)
         return upto, reached
 
-    def _catch_up(
-        self, state: BronzeState, tables: dict[str, TableState], position: int, waiting: Sequence[str]
-    ) -> dict[str, TableState]:
-        """Try again the tables that could not go on: what kept them may be mended, and the others need not move."""
-        prepared = self._steps.prepare(self._steps.jobs(state, tables, waiting, position, position), tables)
-        for one in prepared:
-            if one.stop is not None:
-                at = shown(state.stream, one.stop[0])
-                raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {at} breaks it")
-        if prepared:
-            tables = dict(tables)
-            self._steps.merge(prepared, tables, position)
+    def _catch_up(self, state: BronzeState, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
+        """Try again the tables that could not go on: what kept them may be mended, and the others need not move.
+
+        Each goes layout by layout to where the others are.
+        """
+        waiting = {relation for relation, table in tables.items() if table.state == BROKEN}
+        tables, merged = dict(tables), False
+        while waiting:
+            jobs = self._steps.jobs(state, tables, waiting, position, position)
+            parts = [job if job.next_layout is None else job.until(job.next_layout) for job in jobs]
+            prepared = self._steps.prepare(parts, tables)
+            for one in prepared:
+                if one.stop is not None:
+                    at = shown(state.stream, one.stop[0])
+                    raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {at} breaks it")
+            if not prepared:
+                break
+            self._steps.merge(prepared, tables)
+            merged = True
+            done = {str(one.job.target.source) for one in prepared}
+            waiting = {r for r in done if tables[r].state == IN and tables[r].position < position}
+        if merged:
+            for relation in waiting:
+                tables[relation] = replace(tables[relation], state=BROKEN)
             self._cut(state, position, None, tables)
         return tables
 

@@ -59,8 +59,9 @@ def apply(
     stop: threading.Event,
     tell: Tell,
     spark: SparkSession | None = None,
+    allowed: frozenset[str] = frozenset(),
 ) -> ApplySummary:
-    """Apply until `goal` (None: what bronze holds) with `once`, otherwise until `stop`.
+    """Apply until `goal` (None: what bronze holds) with `once`, otherwise until `stop`. `allowed`: `pipeline.run`.
 
     Raises the error of the first table that could not go on, RuleStopped, AnotherApply, JavaMissing,
     SparkNotStarted, SparkDied; with `once` TransactionUndecoded, for which a run without end waits.
@@ -70,15 +71,22 @@ def apply(
         if spark is None:
             tell(Progress("apply", "starting Spark"))
             spark = start(project)
-        done = _apply(project, spark, once=once, goal=goal, stop=stop, tell=tell)
+        done = _apply(project, spark, once=once, goal=goal, stop=stop, tell=tell, allowed=allowed)
     return _summary(done, time.monotonic() - began)
 
 
 def _apply(
-    project: Project, spark: SparkSession, *, once: bool, goal: int | None, stop: threading.Event, tell: Tell
+    project: Project,
+    spark: SparkSession,
+    *,
+    once: bool,
+    goal: int | None,
+    stop: threading.Event,
+    tell: Tell,
+    allowed: frozenset[str],
 ) -> Applied:
     began = time.monotonic()
-    with Advance(project, spark, tell, waits=not once) as advance:
+    with Advance(project, spark, tell, waits=not once, allowed=allowed) as advance:
         outcome = "failed"
         try:
             advance.run(goal, stop)

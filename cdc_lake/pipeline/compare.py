@@ -174,7 +174,9 @@ def _sides(job: _Job) -> _Sides | Gap:
     silver = source_rows(read_silver(job.project, pinned.target, pinned.marker.version), pinned.target)
     made = typed_columns(relation, pinned.target.types)
     names = {one.source.name: one.name for one in made if not one.companion}
-    if (gap := _uneven({one.name for one in made}, set(silver.column_names))) is not None:
+    every = {one.name for one in made}
+    given = {name for name in silver.column_names if pinned.target.on_drop == "drop" or name in every}
+    if (gap := _uneven(every, given)) is not None:
         return gap
     types = {column: silver.schema.field(name).type for column, name in names.items()}
     try:

@@ -32,7 +32,7 @@ FILES = 500
 class TableState:
     """A table in a cut. `version`: of the silver table, None where it holds nothing yet; `held`: keys that wait;
     `generation`: of its content, as the version has it. Cuts that do not say it were written when there was only the
-    first.
+    first. `layout`: the layout that its rows follow, None where nobody noted it.
     """
 
     table: str
@@ -42,6 +42,7 @@ class TableState:
     state: str
     held: int
     generation: int = FIRST
+    layout: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

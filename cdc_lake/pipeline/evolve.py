@@ -1,21 +1,126 @@
-"""Evolving: the silver table of a target brought to the columns that its next changes need."""
+"""Evolving: the silver table of a target brought to the columns that its next changes need.
+
+What is needed is worked out from layouts, not from the table: the one its rows follow and the one its next changes
+have. It is done right before the first change of the new layout, once, whoever is killed when; and what is destructive
+only where the run was allowed to by the operation's own words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
+from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
-from cdc_lake.lake.store import SilverColumn, SilverStore
-from cdc_lake.silver.kinds import check_kind
-from cdc_lake.silver.shape import check_evolution
+from cdc_lake.errors import DestructiveChange, ShapeForeign
+from cdc_lake.lake.evolution import (
+    AddColumn,
+    SchemaChange,
+    for_the_table,
+    layout_columns,
+    operations,
+    unlike,
+)
+from cdc_lake.lake.store import SilverColumn, SilverStore, quoted
+from cdc_lake.model.relation import Relation
+from cdc_lake.observe.failpoint import LAYOUT_DONE, failpoint
+from cdc_lake.silver.kind import Kind
+from cdc_lake.silver.kinds import check_kind, own_names
+from cdc_lake.silver.shape import Shape
 
 
-def evolve(silver: SilverStore, columns: Sequence[SilverColumn], target: Target) -> None:
-    """Make the silver table, or add the columns it lacks. Raises DestructiveChange for anything else."""
-    have = silver.columns()
+def evolve(
+    silver: SilverStore,
+    target: Target,
+    kind: Kind,
+    shape: Shape,
+    *,
+    stream: str,
+    position: int,
+    follows: Relation | None,
+    allowed: Collection[str],
+    known: Callable[[], Iterable[Relation]],
+) -> Shape:
+    """Make the silver table, or do what the layout of `shape` asks of it; the shape, with the columns that are kept.
+
+    `position`: of its first change; `follows`: the layout that the table's rows have, None: nobody knows; `allowed`:
+    destructive operations in words; `known`: all layouts of the source's table. Raises DestructiveChange, KindChanged,
+    ShapeForeign, Unconvertible, TableChangedMeanwhile.
+    """
+    have, wanted = silver.columns(), kind.columns(shape)
     if have is None:
-        silver.create(columns)
-        return
+        silver.create(wanted)
+        return shape
     check_kind([column.name for column in have], target)
-    if missing := check_evolution(have, columns, target.label):
-        silver.add(missing)
+    base = silver.marker(stream)
+    reached = silver.laid_out(stream, base)
+    if reached is None or reached < position:
+        changes = _pending(target, shape, have, wanted, follows)
+        refuse(changes, target, allowed)
+        if to_do := for_the_table(changes):
+            silver.reshape(stream, base, position, to_do, _live(kind))
+            failpoint(LAYOUT_DONE)
+            have = silver.columns() or ()
+    kept = {column.name: column for column in have if column.name not in {c.name for c in wanted}}
+    if kept:
+        _check_known(kept, target, known())
+    return replace(shape, carried={**shape.carried, **{c: f"CAST(NULL AS {c.type})" for c in kept.values()}})
+
+
+def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Collection[str]) -> None:
+    """Raise DestructiveChange for the first of the operations that would lose something and is not allowed."""
+    for change in changes:
+        words = change.text(target.label)
+        if change.destructive and words not in allowed:
+            hint = f"to have it done run `cdc-lake run --allow {shlex.quote(words)}`; until then the table waits"
+            raise DestructiveChange(f"{target.source} has another layout now: {words}", hint=hint)
+
+
+def next_layout(seen: Outline, layouts: Mapping[int, Relation], target: Target) -> int | None:
+    """The position of the first transaction whose layout asks something of the silver table that those before it do
+    not; None where one state of the table takes all of the span.
+    """
+    if not seen.runs:
+        return None
+    first = seen.runs[0].position
+    for one, following in pairwise(seen.runs):
+        if following.position > first and operations(
+            layouts[one.layout], layouts[following.layout], on_drop=target.on_drop, types=target.types
+        ):
+            return following.position
+    return None
+
+
+def _pending(
+    target: Target,
+    shape: Shape,
+    have: Sequence[SilverColumn],
+    wanted: Sequence[SilverColumn],
+    follows: Relation | None,
+) -> tuple[SchemaChange, ...]:
+    """What is to be done, with columns of our own that the pipeline began to ask for."""
+    own = own_names(target)
+    there = {column.name for column in have}
+    given = [column for column in have if column.name not in own]
+    more = [AddColumn(column) for column in wanted if column.name in own and column.name not in there]
+    if follows is None:
+        return (*unlike(given, shape.relation, target.on_drop, target.types), *more)
+    return (*operations(follows, shape.relation, given, target.on_drop, target.types), *more)
+
+
+def _live(kind: Kind) -> str:
+    """SQL of the condition under which a row of the silver table is one that the source's table has."""
+    if not kind.keyed:
+        return "false"  # changes are as they were
+    flag = kind.flag
+    return "true" if flag is None else f"{'' if flag.value else 'NOT '}{quoted(flag.column.name)}"
+
+
+def _check_known(kept: Mapping[str, SilverColumn], target: Target, known: Iterable[Relation]) -> None:
+    names = {column.name for layout in known for column in layout_columns(layout, target.types)}
+    names |= own_names(replace(target, lineage=True))
+    for name in kept:
+        if name not in names:
+            raise ShapeForeign(f"column `{name}` of {target.label} was never one of {target.source}")

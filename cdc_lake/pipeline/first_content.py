@@ -30,7 +30,9 @@ def first_content(project: Project, control: ControlTables, steps: TableSteps, s
         relation = str(entry["relation"])
         target = project.target(TableName.parse(relation))
         marker = read_marker(project, target, state.stream)
-        tables[relation] = found(target, state, marker, marker.position or position, held)
+        at = marker.position or position
+        layout = steps.layout_at(state, target, position, at, int(entry["layout"]))
+        tables[relation] = replace(found(target, state, marker, at, held), layout=layout)
         if marker.position is None:
             jobs.append(steps.first(state, target, position, int(entry["layout"])))
     prepared = steps.prepare(jobs, tables)
@@ -38,7 +40,7 @@ def first_content(project: Project, control: ControlTables, steps: TableSteps, s
         if one.stop is not None:
             steps.done.count(one)
             raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a row of the snapshot breaks it")
-    steps.merge(prepared, tables, position)
+    steps.merge(prepared, tables)
     for relation, table in tables.items():
         if table.version is None:
             version = read_marker(project, project.target(TableName.parse(relation)), state.stream).version

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.outline import outline
+from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
-from cdc_lake.config.type_policy import TypePolicy
-from cdc_lake.lake.evolution import AddColumn, ChangeType, DropColumn, SchemaChange, compare_layouts
-from cdc_lake.lake.extent import silver_columns
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.evolution import (
+    AddColumn,
+    BeginAgain,
+    ChangeType,
+    DropColumn,
+    KeepColumn,
+    RenameColumn,
+    SchemaChange,
+    columns_after,
+    operations,
+    unlike,
+)
+from cdc_lake.lake.extent import silver_shape
 from cdc_lake.lake.read import silver_exists
-from cdc_lake.lake.typed_columns import typed_columns
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.span import Span
 from cdc_lake.pipeline.action import Action, ActionKind
+from cdc_lake.pipeline.cuts import TableState, last_cut
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
 from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
@@ -52,42 +67,65 @@ def plan(project: Project) -> Plan:
 
 
 def _silver(project: Project, source: SourceView, reader: BronzeReader, names: Sequence[TableName]) -> Iterator[Action]:
+    state = reader.state()
+    cut = None if state is None else last_cut(ControlTables(project.control), state.stream)
     for name in names:
         target = project.target(name)
         if not silver_exists(project, target):
             text = f"create {target.format} table {target.label} from {name}"
             yield Action(ActionKind.CREATE_TABLE, target.label, text)
-        else:
-            yield from _evolution(project, source, reader, target)
+            continue
+        now = source.layout(name)
+        listed = None if cut is None else cut.tables.get(str(name))
+        if now is not None:
+            for change in _pending(project, reader, state, target, listed, redaction_of(project).relation(now)):
+                yield _action(target, change)
+    for relation in sorted(set(cut.tables if cut is not None else ()) - set(map(str, names))):
+        label = project.target(TableName.parse(relation)).label
+        text = f"{relation} is not captured any more: {label} stays as it is"
+        yield Action(ActionKind.TABLE_GONE, label, text, changes=False)
 
 
-def _evolution(project: Project, source: SourceView, reader: BronzeReader, target: Target) -> Iterator[Action]:
-    now = source.layout(target.source)
-    have = silver_columns(project, target)
-    if now is None or have is None:
+def _pending(
+    project: Project,
+    reader: BronzeReader,
+    state: BronzeState | None,
+    target: Target,
+    listed: TableState | None,
+    now: Relation,
+) -> Iterator[SchemaChange]:
+    """What silver needs to take the layouts that bronze has for it, and then the source's."""
+    own = own_names(target)
+    have = tuple(column for column in silver_shape(project, target) or () if column.name not in own)
+    follows, ahead = None, []
+    if state is not None and listed is not None and listed.layout is not None:
+        layouts = reader.layouts([target.source])
+        follows = layouts.get(listed.layout)
+        seen = outline(reader.applied(), target.source, Span(state.epoch, listed.position, state.upto), snapshot=False)
+        ahead = [layouts[run.layout] for run in seen.runs]
+    if follows is None:
+        yield from unlike(have, now, target.on_drop, target.types)
         return
-    given = [name for name in have if name not in own_names(target)]
-    for change in _changes(reader, redaction_of(project).relation(now), given, target.types):
-        yield _change(target, change)
+    for layout in (*ahead, now):
+        changes = operations(follows, layout, have, target.on_drop, target.types)
+        yield from changes
+        have, follows = columns_after(have, changes), layout
 
 
-def _changes(reader: BronzeReader, now: Relation, have: Sequence[str], types: TypePolicy) -> list[SchemaChange]:
-    """From the layout that silver follows to the source's: silver's own columns say which one that is."""
-    known = reader.layouts([now.table]).values()
-    followed = [r for r in known if {one.name for one in typed_columns(r, types)} == set(have)]
-    if any(r.layout == now.layout for r in followed):
-        return []
-    return compare_layouts(followed[-1], now, types) if followed else []
-
-
-def _change(target: Target, change: SchemaChange) -> Action:
+def _action(target: Target, change: SchemaChange) -> Action:
+    text, destructive = change.text(target.label), change.destructive
     match change:
-        case AddColumn(name, sql):
-            text = f"add column {name} {sql} to {target.label}"
-            return Action(ActionKind.ADD_COLUMN, target.label, text)
-        case DropColumn(name, _):
-            text = f"column {name} of {target.label} is gone at the source"
-            return Action(ActionKind.DROP_COLUMN, target.label, text, destructive=True)
-        case ChangeType(name, old, new):
-            text = f"column {name} of {target.label} becomes {new}, was {old}"
-            return Action(ActionKind.CHANGE_TYPE, target.label, text, destructive=change.destructive)
+        case AddColumn():
+            return Action(ActionKind.ADD_COLUMN, target.label, text, destructive=destructive)
+        case KeepColumn():
+            return Action(ActionKind.KEEP_COLUMN, target.label, text, destructive=destructive)
+        case DropColumn():
+            return Action(ActionKind.DROP_COLUMN, target.label, text, destructive=destructive)
+        case RenameColumn():
+            return Action(ActionKind.RENAME_COLUMN, target.label, text, destructive=destructive)
+        case ChangeType():
+            return Action(ActionKind.CHANGE_TYPE, target.label, text, destructive=destructive)
+        case BeginAgain():
+            return Action(ActionKind.BEGIN_AGAIN, target.label, text, destructive=destructive)
+        case other:
+            assert_never(other)

@@ -46,10 +46,19 @@ class RunSummary:
     apply: ApplySummary | None = None
 
 
-def run(project: Project, *, once: bool, only: str | None, stop: threading.Event, tell: Tell) -> RunSummary:
+def run(
+    project: Project,
+    *,
+    once: bool,
+    only: str | None,
+    stop: threading.Event,
+    tell: Tell,
+    allowed: frozenset[str] = frozenset(),
+) -> RunSummary:
     """Run until `stop` or, with `once`, until silver is where the source was at the start.
 
-    `only`: `receive` or `apply` for one of the two loops. A row goes to the control table `runs` at the end. Raises
+    `only`: `receive` or `apply` for one of the two loops; `allowed`: destructive operations on silver tables that may
+    be done, in the words of `plan`. A row goes to the control table `runs` at the end. Raises
     CdcLakeError; bronze and silver are then whole up to their last commits.
     """
     if only != "receive":
@@ -58,7 +67,7 @@ def run(project: Project, *, once: bool, only: str | None, stop: threading.Event
         require_java()  # before anything is made: a missing Java is told at once
     began, at = time.monotonic(), datetime.now(UTC)
     try:
-        received, applied = _loops(project, once=once, only=only, stop=stop, tell=tell)
+        received, applied = _loops(project, once=once, only=only, stop=stop, tell=tell, allowed=allowed)
     except CdcLakeError as error:
         if project.control.exists():
             _record(project, at, only, "failed", {"error": error.code})
@@ -75,17 +84,23 @@ def run(project: Project, *, once: bool, only: str | None, stop: threading.Event
 
 
 def _loops(
-    project: Project, *, once: bool, only: str | None, stop: threading.Event, tell: Tell
+    project: Project,
+    *,
+    once: bool,
+    only: str | None,
+    stop: threading.Event,
+    tell: Tell,
+    allowed: frozenset[str],
 ) -> tuple[ReceiveSummary | None, ApplySummary | None]:
     match only:
         case "receive":
             return _receive(project, once=once, stop=stop, tell=tell), None
         case "apply":
-            return None, apply(project, once=once, goal=None, stop=stop, tell=tell)
+            return None, apply(project, once=once, goal=None, stop=stop, tell=tell, allowed=allowed)
         case _ if once:
-            return _once(project, stop, tell)
+            return _once(project, stop, tell, allowed)
         case _:
-            return None, _continuous(project, stop, tell)
+            return None, _continuous(project, stop, tell, allowed)
 
 
 def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell) -> ReceiveSummary:
@@ -96,7 +111,9 @@ def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell)
         return receive(project, bronze, once=once, stop=stop, tell=upkeep.heard)
 
 
-def _once(project: Project, stop: threading.Event, tell: Tell) -> tuple[ReceiveSummary | None, ApplySummary | None]:
+def _once(
+    project: Project, stop: threading.Event, tell: Tell, allowed: frozenset[str]
+) -> tuple[ReceiveSummary | None, ApplySummary | None]:
     spark = _Starting(project)
     received = _receive(project, once=True, stop=stop, tell=tell)
     if stop.is_set():
@@ -104,17 +121,17 @@ def _once(project: Project, stop: threading.Event, tell: Tell) -> tuple[ReceiveS
     if not spark.ready:
         tell(Progress("apply", "starting Spark"))
     session = spark.wait()
-    return received, apply(project, once=True, goal=received.upto, stop=stop, tell=tell, spark=session)
+    return received, apply(project, once=True, goal=received.upto, stop=stop, tell=tell, spark=session, allowed=allowed)
 
 
-def _continuous(project: Project, stop: threading.Event, tell: Tell) -> ApplySummary | None:
+def _continuous(project: Project, stop: threading.Event, tell: Tell, allowed: frozenset[str]) -> ApplySummary | None:
     spark = _Starting(project)
     with ReceiverProcess(project, stop, tell) as receiver:
         if not _wait_for_stream(project, receiver.over):
             return None
         session = spark.wait()
         try:
-            return apply(project, once=False, goal=None, stop=receiver.over, tell=tell, spark=session)
+            return apply(project, once=False, goal=None, stop=receiver.over, tell=tell, spark=session, allowed=allowed)
         except SparkDied:
             if not stop.is_set():
                 raise

@@ -9,7 +9,7 @@ changes that touch such keys are followed one by one (`silver.lineage`) and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,15 +17,16 @@ import pyarrow as pa
 
 from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.nearby import as_they_are
-from cdc_lake.bronze.outline import Outline, outline, span_files
+from cdc_lake.bronze.outline import Outline, cleared_before, outline, span_files
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import KeylessDelete
+from cdc_lake.errors import CdcLakeError, KeylessDelete
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.store import SilverStore, store
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.evolve import evolve
+from cdc_lake.model.succession import made_again
+from cdc_lake.pipeline.evolve import evolve, next_layout
 from cdc_lake.pipeline.follow import follow, without_failing
 from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.pipeline.redaction_change import check_unchanged
@@ -50,7 +51,9 @@ BROADCAST_CHANGES = 500_000
 @dataclass(frozen=True)
 class TableJob:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
-    they follow. `held`: keys with open holds. `near`: where Spark reads data files.
+    they follow. `held`: keys with open holds. `near`: where Spark reads data files. `follows`: the layout that silver's
+    rows have, None: nobody knows; `allowed`: destructive operations in words; `known`: all layouts of the table.
+    `seen`: the outline, where it was read.
     """
 
     project: Project
@@ -62,11 +65,28 @@ class TableJob:
     held: frozenset[Key]
     layout: int | None = None
     near: Callable[[Files, Sequence[str]], list[str]] = as_they_are
+    follows: Relation | None = None
+    allowed: frozenset[str] = frozenset()
+    known: Callable[[], Iterable[Relation]] = tuple
+    seen: Outline | None = None
 
     @property
     def snapshot(self) -> bool:
         """Whether this is the table's first content."""
         return self.layout is not None
+
+    @property
+    def next_layout(self) -> int | None:
+        """The position of the first transaction of the span that needs another silver table than those before it."""
+        try:
+            return None if self.seen is None else next_layout(self.seen, self.layouts, self.target)
+        except CdcLakeError:  # a layout that cannot be had: `prepare` says why, and only this table waits
+            return None
+
+    def until(self, position: int) -> TableJob:
+        """The same up to before a position."""
+        span = Span(self.span.epoch, self.span.after, position - 1)
+        return replace(self, span=span, seen=outline(self.files, self.target.source, span, snapshot=False))
 
 
 @dataclass(frozen=True)
@@ -110,12 +130,12 @@ class Prepared:
 def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     """Read and judge a table's span; None where nothing of it is there. `spark` is used for nothing else meanwhile."""
     table, span, snapshot = job.target.source, job.span, job.snapshot
-    seen, kind = outline(job.files, table, span, snapshot=snapshot), kind_of(job.target)
+    seen, kind = job.seen or outline(job.files, table, span, snapshot=snapshot), kind_of(job.target)
     if seen.rows == 0:
         if job.layout is not None:
             # The source's table was empty: so is silver, but it is there.
             shape = shape_of((job.layout,), job.layouts, job.target, kind)
-            evolve(store(spark, job.project, job.target), kind.columns(shape), job.target)
+            _evolved(store(spark, job.project, job.target), job, kind, shape, span.upto)
         return None
     shape = shape_of(seen.layouts, job.layouts, job.target, kind)
     check_unchanged(ControlTables(job.project.control).configurations(), table, span)
@@ -123,13 +143,39 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
         at = shown(job.stream, seen.nameless)
         raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")
     silver = store(spark, job.project, job.target)
-    evolve(silver, kind.columns(shape), job.target)
+    shape = _evolved(silver, job, kind, shape, seen.runs[0].position)
+    if job.follows is not None and made_again(job.follows, shape.relation):
+        seen = _begun_again(seen, job, shape.relation)
     base = silver.marker(job.stream)
     paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
     rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=not kind.keyed)
     target = None if base.version is None else live_rows(kind, spark.table(silver.name))
     folded = fold(rows, target, job.target, kind, shape, seen, span, job.held)
     return Prepared(job, kind, shape, silver, base, seen, folded)
+
+
+def _evolved(silver: SilverStore, job: TableJob, kind: Kind, shape: Shape, position: int) -> Shape:
+    return evolve(
+        silver,
+        job.target,
+        kind,
+        shape,
+        stream=job.stream,
+        position=position,
+        follows=job.follows,
+        allowed=job.allowed,
+        known=job.known,
+    )
+
+
+def _begun_again(seen: Outline, job: TableJob, newest: Relation) -> Outline:
+    """The outline of a span in which another table takes the place of the one that silver has rows of: no row of that
+    one is left when the first change of the other comes.
+    """
+    first = next(run for run in seen.runs if not made_again(job.layouts[run.layout], newest))
+    cleared = cleared_before(job.files, job.target.source, job.span, first)
+    truncated = sorted((cleared, *seen.truncated), key=lambda one: (one.position, one.ordinal))
+    return replace(seen, truncated=tuple(truncated))
 
 
 def fold(
@@ -186,5 +232,7 @@ def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Ta
 
 def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:
     """The positions, in the newest layout, of columns that some change did not send."""
-    names = {shape.layouts[layout].names[at] for layout, places in seen.unchanged.items() for at in places}
-    return frozenset(at for at, one in enumerate(shape.made) if one.source.name in names)
+    unsent = {(layout, place) for layout, places in seen.unchanged.items() for place in places}
+    return frozenset(
+        at for layout, places in shape.places.items() for at, place in enumerate(places) if (layout, place) in unsent
+    )

@@ -5,19 +5,21 @@ A table that cannot go on is noted in the cut as it is, with its error in `done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from cdc_lake.bronze.nearby import Nearby
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, SilverLost
+from cdc_lake.errors import CdcLakeError, SilverLost, TableRenamed
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.marker import read_marker
-from cdc_lake.model.relation import TableName
+from cdc_lake.lake.marker import Marker, read_marker
+from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
@@ -34,8 +36,12 @@ if TYPE_CHECKING:
 class TableSteps:
     """The steps of one run, which counts in `done` what they did."""
 
-    def __init__(self, project: Project, spark: SparkSession, tell: Tell) -> None:
+    def __init__(
+        self, project: Project, spark: SparkSession, tell: Tell, allowed: frozenset[str] = frozenset()
+    ) -> None:
+        """`allowed`: destructive operations on silver tables, in words."""
         self._project = project
+        self._allowed = allowed
         self._tell = tell
         self._bronze = bronze_reader(project)
         self._nearby = Nearby(project.scratch)
@@ -73,11 +79,13 @@ class TableSteps:
             marker = read_marker(self._project, target, state.stream)
             known = after if listed is None else listed.position
             watermark = max(known, marker.position if marker.position is not None else known)
+            layout = None if listed is None else listed.layout
             if listed is not None and marker.position is not None and marker.generation > listed.generation:
                 watermark = known = marker.position  # what the cut says is of a content that was replaced
-                tables[relation] = found(target, state, marker, watermark, held)
+                tables[relation], layout = found(target, state, marker, watermark, held), None
             if watermark > known:
-                tables[relation] = found(target, state, marker, watermark, held)
+                layout = self.layout_at(state, target, known, watermark, layout)
+                tables[relation] = replace(found(target, state, marker, watermark, held), layout=layout)
             if watermark >= upto:
                 continue
             span = Span(state.epoch, watermark, upto)
@@ -87,9 +95,51 @@ class TableSteps:
                 continue
             keys = open_holds(held, relation, state.epoch, marker.generation, watermark).keys
             layouts = self._bronze.layouts([target.source], span)
-            near = self._nearby.of
-            jobs.append(TableJob(self._project, target, state.stream, span, files, layouts, keys, near=near))
+            job = TableJob(
+                self._project,
+                target,
+                state.stream,
+                span,
+                files,
+                layouts,
+                keys,
+                near=self._nearby.of,
+                follows=self._follows(target, layout, layouts),
+                allowed=self._allowed,
+                known=partial(self._all_layouts, target),
+                seen=outline(files, target.source, span, snapshot=False),
+            )
+            if (renamed := self._renamed(job, marker)) is not None:
+                self._break(target, watermark, renamed, tables)
+                continue
+            jobs.append(job)
         return jobs
+
+    def layout_at(
+        self, state: BronzeState, target: Target, after: int, position: int, layout: int | None
+    ) -> int | None:
+        """The layout that a table's rows follow at `position`, where it was `layout` after `after`."""
+        span = Span(state.epoch, after, position)
+        runs = outline(self._bronze.applied(), target.source, span, snapshot=False).runs if position > after else ()
+        return runs[-1].layout if runs else layout
+
+    def _renamed(self, job: TableJob, marker: Marker) -> TableRenamed | None:
+        """Whether a table that silver does not have yet is one that bronze knows by another name."""
+        if marker.position is not None or job.seen is None or not job.seen.runs:
+            return None
+        new = job.layouts[job.seen.runs[-1].layout]
+        for old in self._bronze.layouts().values() if new.oid is not None else ():
+            if old.oid == new.oid and old.table != new.table:
+                return TableRenamed(f"{old.table} was renamed to {new.table}")
+        return None
+
+    def _follows(self, target: Target, layout: int | None, near: Mapping[int, Relation]) -> Relation | None:
+        if layout is None:
+            return None
+        return near.get(layout) or self._bronze.layouts([target.source]).get(layout)
+
+    def _all_layouts(self, target: Target) -> Iterable[Relation]:
+        return self._bronze.layouts([target.source]).values()
 
     def first(self, state: BronzeState, target: Target, position: int, layout: int) -> TableJob:
         """The job that gives a table its first content: its rows of the snapshot, with the layout they follow."""
@@ -113,7 +163,7 @@ class TableSteps:
                 out.append(result)
         return out
 
-    def merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState], upto: int) -> None:
+    def merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState]) -> None:
         """Record what is held, then merge tables side by side; `tables` says afterwards where they stand."""
         failpoint(PREPARED)
         for one in prepared:
@@ -134,8 +184,9 @@ class TableSteps:
                 self._break(target, one.job.span.after, version, tables)
                 continue
             relation, generation = str(target.source), one.base.generation
+            upto, layout = one.job.span.upto, one.shape.relation.layout
             keys = open_holds(held, relation, one.job.span.epoch, generation, upto).keys
-            tables[relation] = TableState(target.label, target.format, version, upto, IN, len(keys), generation)
+            tables[relation] = TableState(target.label, target.format, version, upto, IN, len(keys), generation, layout)
             self.done.count(one)
             self.done.merges += 1
             self.done.held += 0 if one.folded.held is None else one.folded.held.num_rows

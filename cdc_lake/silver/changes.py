@@ -102,7 +102,7 @@ def typed(rows: DataFrame, shape: Shape, unsent: Iterable[int] = ()) -> DataFram
     ]
     columns += [F.expr(text).alias(column.name) for column, text in shape.carried.items()]
     for at, column in enumerate(shape.columns):
-        columns.append(F.expr(shape.typed(at, value_text(shape, at, unsent))).alias(column.name))
+        columns.append(F.expr(shape.value(at, f"({value_text(shape, at, unsent)})")).alias(column.name))
         if at in unsent:
             columns.append(F.expr(_known_sql(shape, at)).alias(known(at)))
         if shape.may_misfit(at):

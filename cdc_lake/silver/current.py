@@ -127,6 +127,7 @@ class Current:
         if not self.soft:
             return " WHEN NOT MATCHED BY SOURCE THEN DELETE"
         last = part.truncated[-1]
-        sets = [f"{quoted(c.name)} = {typed_literal(getattr(last, LINEAGE[c]), c)}" for c in part.shape.carried]
+        lineage = [c for c in part.shape.carried if c in LINEAGE]  # the others are kept columns
+        sets = [f"{quoted(c.name)} = {typed_literal(getattr(last, LINEAGE[c]), c)}" for c in lineage]
         sets.append(f"{_GONE} = true")
         return f" WHEN NOT MATCHED BY SOURCE AND NOT t.{_GONE} THEN UPDATE SET {', '.join(sets)}"

@@ -1,7 +1,7 @@
 """Shape: how the text arrays of bronze become the typed columns of one silver table.
 
-A span may hold several layouts of a table (a column was added in between); the newest one gives the columns, and each
-column knows where it stands in every layout. All expressions here are Spark SQL text over bronze's columns.
+A transaction may hold several layouts of a table (a column was added in between); the newest one gives the columns, and
+each column knows where it stands in every layout. All expressions here are Spark SQL text over bronze's columns.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from cdc_lake.config.type_policy import UNDECLARED, TypePolicy
-from cdc_lake.errors import DestructiveChange, NoKey
+from cdc_lake.errors import NoKey
 from cdc_lake.lake.casts import cast_sql, fits_sql
+from cdc_lake.lake.conversion import converted
 from cdc_lake.lake.store import SilverColumn, literal
 from cdc_lake.lake.typed_columns import TypedColumn, check_declared, typed_columns
-from cdc_lake.lake.types import column_type
+from cdc_lake.lake.types import ColumnType, column_type
 from cdc_lake.model.relation import Relation, ReplicaIdentity
+from cdc_lake.model.succession import predecessors
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,13 @@ class Shape:
         """The silver columns, by position."""
         return tuple(SilverColumn(one.name, one.type.sql) for one in self.made)
 
+    @cached_property
+    def places(self) -> Mapping[int, tuple[int | None, ...]]:
+        """Layout → for each silver column the position of its source there, None where the layout does not have it."""
+        sources = [self.relation.names.index(one.source.name) for one in self.made]
+        found = {number: predecessors(layout, self.relation) for number, layout in self.layouts.items()}
+        return {number: tuple(places[at] for at in sources) for number, places in found.items()}
+
     @property
     def key_columns(self) -> tuple[SilverColumn, ...]:
         """The silver columns that identify a row."""
@@ -55,8 +64,10 @@ class Shape:
         return names.index(name) if name in names else None
 
     def text(self, at: int, array: str) -> str:
-        """The text of column `at` in the array column `array`; NULL in layouts without the column."""
-        return self._by_layout(at, lambda index: f"{array}[{index}]", "CAST(NULL AS STRING)")
+        """The text of column `at` in the array column `array`; in layouts without the column, what old rows hold."""
+        missing = self.made[at].source.missing
+        without = "CAST(NULL AS STRING)" if missing is None or missing.text is None else literal(missing.text)
+        return self._by_layout(at, lambda index: f"{array}[{index}]", without)
 
     def sent(self, at: int) -> str:
         """A boolean, never NULL: column `at` was sent in `new`."""
@@ -64,23 +75,33 @@ class Shape:
 
     def unsent_names(self) -> str:
         """The names of the silver columns that a row did not send, as an array; NULL where it sent all."""
-        names: dict[str, list[str]] = {}
-        for one in self.made:
-            names.setdefault(one.source.name, []).append(literal(one.name))
         cases = []
-        for number, layout in self.layouts.items():
-            listed = ", ".join(f"array({', '.join(names[name])})" for name in layout.names)
+        for number, places in self.places.items():
+            names: list[list[str]] = [[] for _ in self.layouts[number].columns]
+            for place, one in zip(places, self.made, strict=True):
+                if place is not None:
+                    names[place].append(literal(one.name))
+            listed = ", ".join(f"CAST(array({', '.join(some)}) AS ARRAY<STRING>)" for some in names)
             found = f"flatten(transform(unchanged, place -> element_at(array({listed}), place + 1)))"
             cases.append(f"WHEN {number}L THEN {found}")
         return f"CASE layout {' '.join(cases)} END"
 
     def typed(self, at: int, text: str) -> str:
-        """The silver value of a text of column `at`."""
+        """The silver value of a text of column `at` as the newest layout has it."""
         return cast_sql(text, self.made[at].type)
 
+    def value(self, at: int, text: str) -> str:
+        """The silver value of a text of column `at` in a row of bronze, by the type that the row's layout has."""
+        column = self.columns[at]
+        return self._by_type(
+            at,
+            lambda of: converted(cast_sql(text, of), column.name, of.sql, column.type),
+            self.typed(at, text),
+        )
+
     def fits(self, at: int, text: str) -> str:
-        """A boolean, never NULL: the text of column `at` has a silver value."""
-        return fits_sql(text, self.made[at].type)
+        """A boolean, never NULL: the text of column `at` in a row of bronze has a silver value."""
+        return self._by_type(at, lambda of: fits_sql(text, of), fits_sql(text, self.made[at].type))
 
     def may_misfit(self, at: int) -> bool:
         """Whether some text of column `at` may have no silver value."""
@@ -98,12 +119,29 @@ class Shape:
         return f"array({', '.join(parts)})"
 
     def _by_layout(self, at: int, expression: Callable[[int], str], missing: str) -> str:
-        name = self.made[at].source.name
-        places = {number: _index(layout, name) for number, layout in self.layouts.items()}
+        places = {number: of_layout[at] for number, of_layout in self.places.items()}
         if len(set(places.values())) == 1:
             return _or(next(iter(places.values())), expression, missing)
         cases = " ".join(f"WHEN {number}L THEN {_or(index, expression, missing)}" for number, index in places.items())
         return f"CASE layout {cases} END"
+
+    def _by_type(self, at: int, expression: Callable[[ColumnType], str], newest: str) -> str:
+        """`newest`, where all layouts have the column with one silver type; otherwise by the row's layout.
+
+        A companion is read from its text by the newest type alone.
+        """
+        others = {}
+        for number, layout in self.layouts.items():
+            place = None if self.made[at].companion else self.places[number][at]
+            if (
+                place is not None
+                and (kind := column_type(layout.columns[place], self.types)).sql != self.columns[at].type
+            ):
+                others[number] = expression(kind)
+        if not others:
+            return newest
+        cases = " ".join(f"WHEN {number}L THEN {sql}" for number, sql in others.items())
+        return f"CASE layout {cases} ELSE {newest} END"
 
 
 def make_shape(
@@ -116,23 +154,19 @@ def make_shape(
 ) -> Shape:
     """The shape of a table whose span uses the layouts `numbers`, oldest first. `keys`: None for the source's own.
 
-    `keyed`: a key is needed. Raises NoKey where then nothing identifies a row, DestructiveChange where two layouts do
-    not fit one silver table, TypeRefused where a declared type is not one of its column.
+    `keyed`: a key is needed. Raises NoKey where then nothing identifies a row, TypeRefused where a declared type is not
+    one of its column.
     """
     layouts = {number: known[number] for number in numbers}
     relation = layouts[numbers[-1]]
     check_declared(relation, types)
     if not keyed:
-        for other in layouts.values():
-            _same_types(relation, other, types)
         return Shape(relation, layouts, (), types=types)
     wanted = tuple(keys) if keys else default_keys(relation)
     missing = [name for name in wanted if name not in relation.names]
     if missing:
         raise NoKey(f"{relation.table} has no column `{missing[0]}` to use as key")
     _logged(relation, wanted)
-    for other in layouts.values():
-        _same_types(relation, other, types)
     return Shape(relation, layouts, tuple(relation.names.index(name) for name in wanted), types=types)
 
 
@@ -148,35 +182,6 @@ def default_keys(relation: Relation) -> tuple[str, ...]:
     raise NoKey(f"{relation.table} has no primary key that the server logs")
 
 
-_HELD = {("smallint", "int")}  # Iceberg has no smaller integers: what was made as smallint is int there
-
-
-def check_evolution(
-    have: Sequence[SilverColumn], columns: Sequence[SilverColumn], table: str
-) -> tuple[SilverColumn, ...]:
-    """The columns silver lacks. Raises DestructiveChange where it has more, or one of another type."""
-    wanted = {column.name: column.type for column in columns}
-    for column in have:
-        if column.name not in wanted:
-            raise DestructiveChange(f"column `{column.name}` of {table} is no longer in the source")
-        if wanted[column.name] != column.type and (wanted[column.name], column.type) not in _HELD:
-            raise DestructiveChange(f"column `{column.name}` of {table} changed to {wanted[column.name]}")
-    existing = {column.name for column in have}
-    return tuple(column for column in columns if column.name not in existing)
-
-
-def _same_types(newest: Relation, other: Relation, types: TypePolicy) -> None:
-    mine = {c.name: column_type(c, types).sql for c in newest.columns}
-    for column in other.columns:
-        kind = column_type(column, types).sql
-        if column.name not in mine:
-            raise DestructiveChange(f"column `{column.name}` of {newest.table} was dropped at the source")
-        if mine[column.name] != kind:
-            raise DestructiveChange(
-                f"column `{column.name}` of {newest.table} changed from {kind} to {mine[column.name]}"
-            )
-
-
 def _logged(relation: Relation, keys: Sequence[str]) -> None:
     if relation.identity is ReplicaIdentity.FULL:
         return
@@ -184,10 +189,6 @@ def _logged(relation: Relation, keys: Sequence[str]) -> None:
     for name in keys:
         if name not in logged:
             raise NoKey(f"the server does not log column `{name}` of {relation.table} for deletes: it is no key")
-
-
-def _index(layout: Relation, name: str) -> int | None:
-    return layout.names.index(name) if name in layout.names else None
 
 
 def _or(index: int | None, expression: Callable[[int], str], missing: str) -> str:

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cdc_lake.decode.assembler import TableFacts
+from cdc_lake.decode.announced import ColumnFacts, TableFacts
 from cdc_lake.errors import NoReplicaIdentity, NoTableMatches
-from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.source.connection import Session, named
 from cdc_lake.source.quoting import identifier
 
 _TYPE_NAME = "CASE WHEN tn.nspname = 'pg_catalog' THEN t.typname::text ELSE tn.nspname || '.' || t.typname END"
+
+# A default that was there when its column was added is the value of the rows before it, which are not rewritten for it
+# (pg_attribute.attmissingval, an array of one). Where a column has a default and no such value, its rows may have been
+# written anew with it (a volatile one, an identity), or it came later: nobody can say.
+_BEFORE = (
+    "a.attnum::int, (a.attmissingval::text::text[])[1], "
+    "NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '') AND a.attgenerated = ''"
+)
 
 # The index whose columns the server logs: RelationGetReplicaIndex of relcache.c. A deferrable key is none,
 # and columns an index only INCLUDEs are not of it.
@@ -26,7 +34,8 @@ _IDENTITY_INDEX = (
 
 _COLUMNS = (
     f"SELECT c.relreplident::text, a.attname::text, {_TYPE_NAME}, a.atttypid::bigint, a.atttypmod, "
-    f"c.relreplident = 'f' OR a.attnum = ANY (({_IDENTITY_INDEX})::int2[]), a.attgenerated <> '' "
+    f"c.relreplident = 'f' OR a.attnum = ANY (({_IDENTITY_INDEX})::int2[]), a.attgenerated <> '', c.oid::bigint, "
+    f"{_BEFORE} "
     "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
     "JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
     "JOIN pg_type AS t ON t.oid = a.atttypid JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
@@ -58,14 +67,17 @@ class SourceCatalog:
             key = self._session.execute(_PRIMARY_KEY.encode(), [oid]).fetchall()
             rows = self._session.execute(
                 (
-                    f"SELECT t.oid::bigint, {_TYPE_NAME} FROM pg_attribute AS a "
+                    f"SELECT t.oid::bigint, {_TYPE_NAME}, a.attname::text, {_BEFORE} FROM pg_attribute AS a "
                     "JOIN pg_type AS t ON t.oid = a.atttypid JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
                     "WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped"
                 ).encode(),
                 [oid],
             ).fetchall()
-        self._types.update((int(str(at)), str(name)) for at, name in rows)
-        return TableFacts(tuple(str(name) for (name,) in key), _Types(self._session, self._types))
+        self._types.update((int(str(at)), str(name)) for at, name, *_ in rows)
+        columns = {
+            str(name): ColumnFacts(int(str(n)), _missing(text, unknown)) for _, _, name, n, text, unknown in rows
+        }
+        return TableFacts(tuple(str(name) for (name,) in key), _Types(self._session, self._types), columns)
 
     def close(self) -> None:
         """Close the session."""
@@ -111,13 +123,27 @@ def relation_of(session: Session, table: TableName, columns: Sequence[str] | Non
     return Relation(
         table=table,
         columns=tuple(
-            Column(str(name), str(kind), int(str(oid)), int(str(modifier)), bool(flagged))
-            for _, name, kind, oid, modifier, flagged, _ in rows
+            Column(
+                str(name),
+                str(kind),
+                int(str(oid)),
+                int(str(modifier)),
+                bool(flagged),
+                number=int(str(number)),
+                missing=_missing(text, unknown),
+            )
+            for _, name, kind, oid, modifier, flagged, _, _, number, text, unknown in rows
             if name in wanted
         ),
         identity=ReplicaIdentity(str(rows[0][0])),
         primary_key=tuple(str(name) for (name,) in key),
+        oid=int(str(rows[0][7])),
     )
+
+
+def _missing(text: object, unknown: object) -> Missing | None:
+    """What rows from before a column hold in it."""
+    return Missing(None) if unknown else None if text is None else Missing(str(text))
 
 
 def check_identities(session: Session, tables: Sequence[TableName]) -> None:

@@ -67,10 +67,12 @@ is, `raw` in hexadecimal digits.
 {examples}
 
 `info` of a layout row describes the layout: names, types as the server names them with OID and modifier, which columns
-are of the replica identity (`key`), the primary key, what the server logs of old rows (`identity`: d, n, f, i). `info`
-of a COMMIT row says how many changes of which kind each table has, the bytes received, the digest of the changes, the
-hash that chains this transaction to the one before it, how many transactions without rows stand between the two (where
-the stream shows them), and under which configuration of the pipeline it was landed; of an undecodable one also why.
+are of the replica identity (`key`), the primary key, what the server logs of old rows (`identity`: d, n, f, i). Where
+the catalog told, it also has the table's number there (`oid`), each column's (`number`), and what rows from before a
+column was added hold in it (`missing`: text, null where nobody can say; left out: NULL). `info` of a COMMIT row says
+how many changes of which kind each table has, the bytes received, the digest of the changes, the hash that chains this
+transaction to the one before it, how many transactions without rows stand between the two (where the stream shows
+them), and under which configuration of the pipeline it was landed; of an undecodable one also why.
 
 ## The chain
 

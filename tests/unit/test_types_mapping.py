@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.evolution import AddColumn, ChangeType, DropColumn, compare_layouts, widens
+from cdc_lake.lake.conversion import widens
 from cdc_lake.lake.types import LEDGER, Loss, column_type, numeric_modifier
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 
@@ -70,23 +70,6 @@ def test_text_is_neither_cast_nor_checked():
     kind = column_type(Column("t", "text", 25))
     assert cast_sql("new[0]", kind) == "new[0]"
     assert fits_sql("new[0]", kind) == "true"
-
-
-def test_layouts_that_silver_sees_alike_differ_in_nothing():
-    old = relation(ID, Column("t", "varchar", 1043, 14))
-    assert compare_layouts(old, relation(ID, Column("t", "text", 25))) == []
-
-
-def test_added_dropped_and_retyped_columns_are_named():
-    old = relation(ID, Column("a", "int4", 23), Column("b", "text", 25))
-    new = relation(ID, Column("a", "int8", 20), Column("c d", "date", 1082))
-    (change,) = [c for c in compare_layouts(old, new) if isinstance(c, ChangeType)]
-    assert (change.name, change.old_sql, change.new_sql, change.destructive) == ("a", "int", "bigint", False)
-    (drop,) = [c for c in compare_layouts(old, new) if isinstance(c, DropColumn)]
-    assert (drop.name, drop.destructive) == ("b", True)
-    (add,) = [c for c in compare_layouts(old, new) if isinstance(c, AddColumn)]
-    assert add.name.startswith("c_d_")
-    assert (add.sql, add.destructive) == ("date", False)
 
 
 @pytest.mark.parametrize(

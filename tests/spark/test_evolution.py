@@ -1,0 +1,238 @@
+"""Silver follows the layouts of its source: random changes of them, kills between the steps, what has to be allowed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.project import Project
+from cdc_lake.errors import DestructiveChange, ShapeForeign, TableChangedMeanwhile
+from cdc_lake.lake import iceberg
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.evolution import AddColumn, ChangeType, layout_columns
+from cdc_lake.lake.read import read_silver
+from cdc_lake.lake.session import derive
+from cdc_lake.lake.store import SilverColumn, store
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe import failpoint as at
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline import evolve
+from cdc_lake.pipeline.advance import Advance
+from cdc_lake.silver.kinds import source_rows
+from cdc_lake.testing.messages import boundaries, raw_transaction
+from tests.evolving import Evolving
+
+from .conftest import make_project
+
+pytestmark = pytest.mark.spark
+FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
+BUDGET = float(os.environ.get("CDC_LAKE_BUDGET", "1"))
+
+
+class Anything(frozenset[str]):
+    """Allows every operation."""
+
+    def __contains__(self, words: object) -> bool:
+        return True
+
+
+class Killed(BaseException):
+    """The process that was applying is no more."""
+
+
+class Lake:
+    """A pipeline whose tables change their layouts."""
+
+    def __init__(self, root: Path, spark: Any, name: str, fmt: str, tables: dict[str, dict[str, Any]], seed: int = 0):
+        self.spark = spark
+        self.project: Project = make_project(
+            root,
+            f"{name}_{fmt}",
+            silver={
+                "defaults": {"format": fmt, "namespace": f"{name}_{fmt}"},
+                "tables": [{"from": f"public.{table}", **settings} for table, settings in tables.items()],
+            },
+            snapshot={"mode": "none"},
+        )
+        self.tables = {table: Evolving(table, seed + n) for n, table in enumerate(tables)}
+        self.bronze = DeltaBronze(self.project.bronze, durability="os")
+        self.bronze.begin_stream("test", 10)
+        self.position = 100
+
+    def __getitem__(self, name: str) -> Evolving:
+        return self.tables[name]
+
+    def land(self) -> int:
+        """What was done to the tables, as one transaction."""
+        self.position += 10
+        changes = tuple(change for table in self.tables.values() for change in table.taken())
+        self.bronze.append([raw_transaction(Transaction(boundaries(self.position), changes))])
+        return self.position
+
+    def advance(self, *allowed: str, everything: bool = False) -> dict[str, Any]:
+        """Apply; the errors of the tables that wait."""
+        words = Anything() if everything else frozenset(allowed)
+        with Advance(self.project, self.spark, silent, allowed=words) as advance:
+            advance.run(None, threading.Event())
+            return {label.split(".")[1]: error for label, error in advance.done.broken.items()}
+
+    def target(self, name: str) -> Any:
+        return self.project.target(self.tables[name].table)
+
+    def rows(self, name: str, *, whole: bool = False) -> list[dict[str, Any]]:
+        """The rows that silver says the source has; `whole`: with columns that are kept."""
+        target = self.target(name)
+        found = source_rows(read_silver(self.project, target), target)
+        names = found.column_names if whole else [c.name for c in layout_columns(self.tables[name].relation)]
+        return sorted(found.select(names).to_pylist(), key=lambda row: row["id"])
+
+    def columns(self, name: str) -> dict[str, str]:
+        return {c.name: c.type for c in store(self.spark, self.project, self.target(name)).columns() or ()}
+
+
+@FORMATS
+def test_silver_equals_the_source_whatever_becomes_of_its_layouts(
+    spark: Any, lake_root: Path, fmt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = int(os.environ.get("CDC_LAKE_SEED", random.randrange(2**32)))
+    print(f"CDC_LAKE_SEED={seed}")
+    chance = random.Random(seed)
+    tables = {"plain": {"on_drop": "drop"}, "soft": {"deletes": "soft"}, "past": {"kind": "history", "on_drop": "drop"}}
+    lake = Lake(lake_root, spark, "evolves", fmt, tables, seed)
+    for turn in range(int(4 * BUDGET)):
+        for _ in range(chance.randint(2, 4)):
+            for table in lake.tables.values():
+                table.transaction(0.15 if turn else 0.0)
+            lake.land()
+        if chance.random() < 0.5:
+            die_once(monkeypatch, chance.randint(1, 4))
+            with contextlib.suppress(Killed):
+                lake.advance(everything=True)
+            monkeypatch.undo()
+        assert lake.advance(everything=True) == {}
+        for name, table in lake.tables.items():
+            assert lake.rows(name) == table.expected(), (name, turn)
+
+
+def die_once(monkeypatch: pytest.MonkeyPatch, passage: int) -> None:
+    """At the n-th passage between two steps of a layout."""
+    left = [passage]
+
+    def passed(name: str) -> None:
+        left[0] -= name in {at.LAYOUT_BEGUN, at.LAYOUT_FILLED, at.LAYOUT_DONE}
+        if left[0] == 0:
+            left[0] = -1
+            raise Killed
+
+    monkeypatch.setattr(evolve, "failpoint", passed)
+    monkeypatch.setattr(iceberg, "failpoint", passed)
+
+
+@FORMATS
+def test_what_is_destructive_waits_until_it_is_allowed_and_other_tables_flow(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "allowed", fmt, {"one": {"on_drop": "drop"}, "other": {}})
+    one, other = lake["one"], lake["other"]
+    one.insert()
+    other.insert()
+    lake.land()
+    one.add("note", "text", "old")
+    one.insert()
+    lake.land()
+    assert lake.advance() == {}
+    assert lake.rows("one") == one.expected()
+    before = lake.rows("one")
+    one.rename("note", "remark")
+    one.insert()
+    other.insert()
+    lake.land()
+    one.drop("body")
+    one.retype("id", "int8")
+    one.insert()
+    lake.land()
+    waits = lake.advance()["one"]
+    assert isinstance(waits, DestructiveChange)
+    rename = f"rename column note of allowed_{fmt}.one to remark"
+    assert rename in waits.message
+    assert rename in (waits.remedy or "")
+    assert lake.rows("one", whole=True) == before
+    assert lake.rows("other") == other.expected()
+    waits = lake.advance(rename)["one"]
+    drop = f"drop column body of allowed_{fmt}.one"
+    assert drop in waits.message
+    assert lake.columns("one") == {"id": "int", "body": "string", "remark": "string"}
+    assert lake.advance(drop) == {}
+    assert lake.rows("one", whole=True) == one.expected()
+    assert lake.columns("one") == {"id": "bigint", "remark": "string"}
+    cut = ControlTables(lake.project.control).last_cut("test")
+    assert cut is not None
+    assert cut.position == lake.position
+
+
+@FORMATS
+def test_a_kept_column_is_null_from_then_on_and_its_name_may_come_back(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "kept", fmt, {"t": {}, "every": {"kind": "append"}})
+    for table in lake.tables.values():
+        table.add("note", "text")
+        table.insert(note="y")
+        table.insert(note="y")
+    lake.land()
+    for table in lake.tables.values():
+        table.drop("note")
+        table.insert()
+    lake["t"].update()
+    lake.land()
+    assert lake.advance() == {}
+    notes = [row["note"] for row in lake.rows("t", whole=True)]
+    assert sorted(map(str, notes)) in (["None", "None", "y"], ["None", "y", "y"])  # the update may be of the new row
+    every = read_silver(lake.project, lake.target("every"))["note"].to_pylist()
+    assert sorted(map(str, every)) == ["None", "y", "y"]
+    for table in lake.tables.values():
+        table.add("note", "int4", "7")
+        table.insert()
+    lake.land()
+    waits = lake.advance()
+    words = {name: f"drop column note of kept_{fmt}.{name}" for name in lake.tables}
+    assert all(words[name] in error.message for name, error in waits.items())
+    assert set(waits) == set(words)
+    assert lake.advance(*words.values()) == {}
+    assert lake.rows("t", whole=True) == lake["t"].expected()
+    lake["t"].make_again()
+    lake["t"].insert()
+    lake.land()
+    assert set(lake.advance()) == {"t"}
+    assert lake.advance(f"begin kept_{fmt}.t again") == {}
+    assert lake.rows("t") == lake["t"].expected()
+    assert len(lake.rows("t")) == 1
+
+
+@FORMATS
+def test_an_applier_that_comes_late_changes_no_layout_again(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "late", fmt, {"t": {}})
+    lake["t"].insert()
+    first = lake.land()
+    assert lake.advance() == {}
+    late = store(derive(spark), lake.project, lake.target("t"))
+    base = late.marker("test")
+    assert base.position == first
+    lake["t"].add("note", "text", "old")
+    lake["t"].insert()
+    lake["t"].update()
+    second = lake.land()
+    assert lake.advance() == {}
+    changes = [AddColumn(SilverColumn("note", "string"), "'old'"), ChangeType("id", "int", "bigint")]
+    with pytest.raises(TableChangedMeanwhile):
+        late.reshape("test", base, second, changes, "true")
+    assert lake.rows("t", whole=True) == lake["t"].expected()
+    spark.sql(f"ALTER TABLE {late.name} ADD COLUMNS (mine int)")
+    lake["t"].insert()
+    lake.land()
+    assert isinstance(lake.advance()["t"], ShapeForeign)
