@@ -127,8 +127,8 @@ def _commit(table: Table, version: int | None, reached: Progress, update: Callab
     transaction.set_properties({PROPERTY: reached.text()})
     # Only where rows are still those the operations were worked out from: pyiceberg asks for nothing but the schema.
     fence = AssertRefSnapshotId(ref="main", snapshot_id=version)
-    transaction._apply((), (fence,))  # noqa: SLF001 - it has no other word for a requirement
     try:
+        transaction._apply((), (fence,))  # noqa: SLF001 - it has no other word for a requirement
         transaction.commit_transaction()
     except CommitFailedException as cause:
         raise TableChangedMeanwhile(f"another writer committed to {'.'.join(table.name())}") from cause

@@ -18,7 +18,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, SilverLost, TableRenamed
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.marker import Marker, read_marker
+from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
@@ -109,7 +109,7 @@ class TableSteps:
                 known=partial(self._all_layouts, target),
                 seen=outline(files, target.source, span, snapshot=False),
             )
-            if (renamed := self._renamed(job, marker)) is not None:
+            if marker.position is None and (renamed := self._renamed(job, tables)) is not None:
                 self._break(target, watermark, renamed, tables)
                 continue
             jobs.append(job)
@@ -123,14 +123,16 @@ class TableSteps:
         runs = outline(self._bronze.applied(), target.source, span, snapshot=False).runs if position > after else ()
         return runs[-1].layout if runs else layout
 
-    def _renamed(self, job: TableJob, marker: Marker) -> TableRenamed | None:
-        """Whether a table that silver does not have yet is one that bronze knows by another name."""
-        if marker.position is not None or job.seen is None or not job.seen.runs:
+    def _renamed(self, job: TableJob, tables: Mapping[str, TableState]) -> TableRenamed | None:
+        """Whether a table that silver does not have yet is one that it has under another name."""
+        numbers = {relation: table.layout for relation, table in tables.items() if table.layout is not None}
+        new = job.layouts[job.seen.runs[-1].layout] if job.seen is not None and job.seen.runs else None
+        if new is None or new.oid is None or not numbers:
             return None
-        new = job.layouts[job.seen.runs[-1].layout]
-        for old in self._bronze.layouts().values() if new.oid is not None else ():
-            if old.oid == new.oid and old.table != new.table:
-                return TableRenamed(f"{old.table} was renamed to {new.table}")
+        known = self._bronze.layouts()
+        for relation, number in numbers.items():
+            if number in known and known[number].oid == new.oid and relation != str(new.table):
+                return TableRenamed(f"{relation} was renamed to {new.table}")
         return None
 
     def _follows(self, target: Target, layout: int | None, near: Mapping[int, Relation]) -> Relation | None:
