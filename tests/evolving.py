@@ -10,7 +10,7 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
+from datetime import date, datetime
 from typing import Any
 
 from cdc_lake.lake.names import silver_names
@@ -18,11 +18,12 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tr
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.testing.messages import TYPE_OIDS
 
-WIDER = {"int2": "int4", "int4": "int8", "float4": "float8"}
+WIDER = {"int2": "int4", "int4": "int8", "float4": "float8", "date": "timestamp"}
 NAMES = ["n", "N", "a b", 'quo"ted', "say `hi`", "größe", "_file", "x.y"]
-TYPES = ["int2", "int4", "int8", "text", "float4", "float8", "date"]
+TYPES = ["int2", "int4", "int8", "text", "float4", "float8", "date", "timestamp"]
 TYPED: dict[str, Callable[[str], Any]] = {
-    "int2": int, "int4": int, "int8": int, "text": str, "float4": lambda t: _single(float(t)), "float8": float, "date": date.fromisoformat
+    "int2": int, "int4": int, "int8": int, "text": str, "float4": lambda t: _single(float(t)), "float8": float, "date": date.fromisoformat,
+    "timestamp": datetime.fromisoformat
 }  # fmt: skip
 
 
@@ -162,7 +163,7 @@ class Evolving:
                     column = self.random.choice(wide)
                     self.retype(column.name, WIDER[column.type_name])
             case "text":
-                if known := [c for c in others if c.type_name in {"int2", "int4", "int8", "date"}]:
+                if known := [c for c in others if c.type_name in {"int2", "int4", "int8", "date", "timestamp"}]:
                     self.retype(self.random.choice(known).name, "text")
             case _:
                 pass
@@ -178,6 +179,8 @@ class Evolving:
                 return repr(number / 10)
             case "date":
                 return f"2026-01-{abs(number) % 28 + 1:02}"
+            case "timestamp":
+                return f"2026-01-{abs(number) % 28 + 1:02} 10:00:{abs(number) % 60:02}"
             case _:
                 return self.random.choice([None, str(number)])
 
@@ -189,6 +192,8 @@ def _column(name: str, kind: str, number: int, *, key: bool = False) -> Column:
 
 def _cast(text: str | None, old: str, new: str) -> str | None:
     """As the server does: the nearest float of 32 bits has other digits as one of 64."""
+    if text is not None and (old, new) == ("date", "timestamp"):
+        return f"{text} 00:00:00"
     if text is None or (old, new) != ("float4", "float8"):
         return text
     return repr(_single(float(text)))

@@ -1,0 +1,118 @@
+"""A real server whose tables change: plan, run, allow, compare, on both formats at once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.config.load import load_project
+from cdc_lake.config.project import Project
+from cdc_lake.errors import DestructiveChange
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.run import run
+from tests.conftest import Database
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.live,
+    # py4j leaves its sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def project_of(database: Database, folder: Path) -> Project:
+    (folder / "password.txt").write_text(database.password)
+    file = folder / "shop.yaml"
+    file.write_text(f"""\
+version: 1
+pipeline: shop
+source:
+  type: postgres
+  host: {database.host}
+  port: {database.port}
+  database: {database.name}
+  user: {database.user}
+  password: ${{file:password.txt}}
+  slot: {{name: {database.name[:63].lower()}}}
+  tables: ["public.*"]
+silver:
+  defaults: {{on_drop: drop}}
+  tables: [{{from: public.ice, format: iceberg}}]
+""")
+    return load_project(file)
+
+
+class Shop:
+    def __init__(self, spark: Any, database: Database, folder: Path) -> None:
+        self.spark, self.database = spark, database
+        self.project = project_of(database, folder)
+
+    def both(self, statement: str) -> None:
+        """Run it for both tables."""
+        with self.database.connect() as conn:
+            for table in ("delta", "ice"):
+                conn.execute(statement.replace("@", table))
+
+    def run(self, *allowed: str) -> None:
+        run(self.project, once=True, only="receive", stop=threading.Event(), tell=silent)
+        apply(
+            self.project,
+            once=True,
+            goal=None,
+            stop=threading.Event(),
+            tell=silent,
+            spark=self.spark,
+            allowed=frozenset(allowed),
+        )
+
+    def pending(self) -> list[tuple[str, bool]]:
+        actions = [a for a in plan(self.project).actions if "column" in a.kind.value or "type" in a.kind.value]
+        return [(a.text, a.destructive) for a in actions]
+
+    def equal(self) -> bool:
+        found = compare(self.project, [], tell=silent)
+        return {t.silver: t.verdict for t in found.tables} == {
+            "silver.delta": Verdict.EQUAL,
+            "silver.ice": Verdict.EQUAL,
+        }
+
+
+def test_plan_says_what_run_does_and_silver_equals_the_source_after_it(
+    spark: Any, database: Database, tmp_path: Path
+) -> None:
+    shop = Shop(spark, database, tmp_path)
+    shop.both('CREATE TABLE @ (id int PRIMARY KEY, n int, r real, "Or der" text, note text)')
+    shop.both("INSERT INTO @ SELECT g, g, g / 10.0, 'o' || g, 'n' FROM generate_series(1, 9) AS g")
+    shop.run()
+    assert shop.equal()
+    shop.both("ALTER TABLE @ ALTER COLUMN n TYPE bigint")
+    shop.both("ALTER TABLE @ ADD COLUMN since timestamp DEFAULT now(), ADD COLUMN kind text DEFAULT 'it''s'")
+    shop.both("UPDATE @ SET note = 'later' WHERE id = 3")
+    assert shop.pending() == [
+        (words, False)
+        for table in ("silver.delta", "silver.ice")
+        for words in (
+            f"change column n of {table} from int to bigint",
+            f"add column since timestamp_ntz to {table}",
+            f"add column kind string to {table}",
+        )
+    ]
+    shop.run()
+    assert shop.pending() == []
+    shop.both('ALTER TABLE @ RENAME COLUMN "Or der" TO "Order"')
+    shop.both("ALTER TABLE @ DROP COLUMN note, ALTER COLUMN r TYPE double precision")
+    shop.both("INSERT INTO @ (id, n, r) VALUES (10, 10, 0.1)")
+    with pytest.raises(DestructiveChange):
+        shop.run()
+    wanted = [words for words, destructive in shop.pending() if destructive]
+    assert len(wanted) == 4
+    shop.run(*wanted)
+    assert shop.pending() == []
+    assert shop.equal()
