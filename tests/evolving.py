@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime
@@ -33,7 +34,7 @@ class Evolving:
     def __init__(self, name: str, seed: int) -> None:
         self.random = random.Random(seed)
         self.table = TableName("public", name)
-        self.oid, self.last = 1000, 2
+        self.oid, self.last = zlib.crc32(name.encode()), 2
         self.columns = [_column("id", "int4", 1, key=True), _column("body", "text", 2)]
         self.rows: dict[int, dict[int, str | None]] = {}
         self.changes: list[Change] = []
