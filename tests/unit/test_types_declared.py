@@ -10,7 +10,8 @@ from cdc_lake.config.model import DefaultTypes, TableTypes
 from cdc_lake.config.type_policy import UNDECLARED, Declared, TypePolicy
 from cdc_lake.errors import NameTaken, TypeRefused
 from cdc_lake.lake.array_text import elements_of
-from cdc_lake.lake.evolution import AddColumn, ChangeType, compare_layouts
+from cdc_lake.lake.evolution import AddColumn, ChangeType, layout_columns, operations
+from cdc_lake.lake.store import SilverColumn
 from cdc_lake.lake.typed_columns import check_declared, typed_columns
 from cdc_lake.lake.types import Family, Loss, column_type, companion_type, source_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
@@ -123,10 +124,16 @@ def test_a_name_that_fits_no_column_is_refused():
 
 def test_a_policy_that_changed_is_a_change_of_the_table():
     had, has = relation(Column("m", "int4", 23)), relation(Column("m", "int4", 23), NUMERIC)
-    changes = compare_layouts(had, has, policy("both(9,3)"))
-    assert changes == [AddColumn("n", "string"), AddColumn("n_decimal", "decimal(9,3)")]
-    (change,) = compare_layouts(relation(NUMERIC), relation(Column("n", "numeric", 1700, BOUNDED.modifier)))
+    changes = operations(had, has, types=policy("both(9,3)"))
+    assert changes == (
+        AddColumn(SilverColumn("n", "string")),
+        AddColumn(SilverColumn("n_decimal", "decimal(9,3)")),
+    )
+    (change,) = operations(relation(NUMERIC), relation(Column("n", "numeric", 1700, BOUNDED.modifier)))
     assert isinstance(change, ChangeType)
+    assert operations(has, has, layout_columns(has), types=policy("both(9,3)")) == (
+        AddColumn(SilverColumn("n_decimal", "decimal(9,3)"), unknown=True),
+    )
 
 
 @pytest.mark.parametrize(
