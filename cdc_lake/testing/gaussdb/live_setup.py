@@ -42,8 +42,8 @@ CREATE EVENT TRIGGER {SCHEMA} ON ddl_command_end EXECUTE FUNCTION {SCHEMA}.mark(
 
 
 def connect(dsn: str, *, replication: bool = False) -> Session:
-    """A session that prints values as every reader of ours asks for."""
-    options = " ".join(f"-c {name}={value}" for name, value in PRINTING.items())
+    """A session that prints values as servers of the family do for a reader of ours: intervals in their own style."""
+    options = " ".join(f"-c {name}={value}" for name, value in {**PRINTING, "IntervalStyle": "postgres"}.items())
     given = {"replication": "database"} if replication else {}
     made = conninfo.make_conninfo(dsn, options=options, client_encoding="UTF8", **given)
     return psycopg.connect(made, autocommit=True)
