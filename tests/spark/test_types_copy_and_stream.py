@@ -25,7 +25,7 @@ from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.type_ledger import type_ledger
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.spark.conftest import make_project
-from tests.type_cases import CASES, EVERY, Values, create, create_types, insert
+from tests.type_cases import EVERY, Values, create, create_types, insert
 
 pytestmark = [
     pytest.mark.spark,
@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 SESSION, OTHER = "types_session", "types_other"
-"""The PostgreSQL that all tests have, and another version; each type is of Delta on one and of Iceberg on the other."""
+"""The PostgreSQL that all tests have, and another version; all types in Delta on one, in Iceberg on the other."""
 
 # column: (type at the source, declared, values that fit, values that do not)
 DECLARED: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
@@ -65,7 +65,10 @@ DECLARED: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-COLUMNS: list[Values] = [(f'"{column}"', kind, fit, misfit) for column, (kind, _, fit, misfit) in DECLARED.items()]
+COLUMNS: list[Values] = [
+    *EVERY,
+    *((f'"{column}"', kind, fit, misfit) for column, (kind, _, fit, misfit) in DECLARED.items()),
+]
 
 
 @pytest.fixture(scope="module")
@@ -80,45 +83,23 @@ def other_database() -> Iterator[Database]:
 
 def project_of(database: Database, root: Path, name: str) -> Project:
     types = {"columns": {column: declared for column, (_, declared, _, _) in DECLARED.items()}}
-    tables = [
-        {"from": "public.every", "format": "delta" if name == SESSION else "iceberg"},
-        {"from": "public.declared", "format": "iceberg" if name == SESSION else "delta", "types": types},
-    ]
-    silver = {"tables": tables, "defaults": {"namespace": name}}
+    table = {"from": "public.every", "format": "delta" if name == SESSION else "iceberg", "types": types}
+    silver = {"tables": [table], "defaults": {"namespace": name}}
     source = {**database.source, "slot": {"name": database.name}}
     return make_project(root, name, source=source, silver=silver, bronze={"durability": "os"})
 
 
-def step(project: Project, spark: Any) -> dict[str, str]:
+def step(project: Project, spark: Any) -> str:
     bronze = DeltaBronze(project.bronze, "os")
     receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=2)
     apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
-    return {t.table: t.text + (f": {t.reason}" if t.reason else "") for t in compare(project, (), silent).tables}
+    (table,) = compare(project, (), silent).tables
+    return table.text + (f": {table.reason}" if table.reason else "")
 
 
-def make_tables(sql: psycopg.Connection) -> None:
-    create_types(sql)
-    create(sql, "every", EVERY)
-    create(sql, "declared", COLUMNS)
-    # a number that an update of another column does not send
-    sql.execute('ALTER TABLE declared ALTER "both ways" SET STORAGE EXTERNAL')
-
-
-def insert_half(sql: psycopg.Connection, half: int) -> None:
-    insert(sql, "every", EVERY, half)
-    insert(sql, "declared", COLUMNS, half)
-
-
-def held(sql: psycopg.Connection, table: str) -> int:
-    return sql.execute(f"SELECT count(*) FROM {table} WHERE note = 'held'").fetchone()[0]
-
-
-def said(count: int) -> str:
-    return "equal" if not count else f"equal but for {count} held key{'s' * (count > 1)}"
-
-
-def expected(sql: psycopg.Connection) -> dict[str, str]:
-    return {f"public.{name}": said(held(sql, name)) for name in ("every", "declared")}
+def expected(sql: psycopg.Connection) -> str:
+    held = sql.execute("SELECT count(*) FROM every WHERE note = 'held'").fetchone()[0]
+    return f"equal but for {held} held keys"
 
 
 @pytest.mark.parametrize("version", [SESSION, OTHER])
@@ -128,14 +109,17 @@ def test_copy_and_stream_of_every_type_end_equal_but_for_what_does_not_fit(
     database = request.getfixturevalue("database" if version == SESSION else "other_database")
     project = project_of(database, lake_root, version)
     with database.connect() as sql:
-        make_tables(sql)
-        insert_half(sql, 0)
+        create_types(sql)
+        create(sql, "every", COLUMNS)
+        # a number that an update of another column does not send
+        sql.execute('ALTER TABLE every ALTER "both ways" SET STORAGE EXTERNAL')
+        insert(sql, "every", COLUMNS, 0)
         assert step(project, spark) == expected(sql)
-        insert_half(sql, 1)
-        sql.execute("UPDATE declared SET \"count\" = 3 WHERE note = 'fits'")
+        insert(sql, "every", COLUMNS, 1)
+        sql.execute("UPDATE every SET \"count\" = 3 WHERE note = 'fits'")
         sql.execute("UPDATE every SET id = id + 1000 WHERE id % 3 = 0 AND note = 'fits'")
         assert step(project, spark) == expected(sql)
-    found = read_silver(project, project.target(TableName("public", "declared"))).to_pylist()
+    found = read_silver(project, project.target(TableName("public", "every"))).to_pylist()
     text = next(name for name in found[0] if name.startswith("both_ways_"))
     assert {str(row[text])[:9]: str(row[f"{text}_decimal"]) for row in found} == {
         "1.50": "1.50",
@@ -146,7 +130,6 @@ def test_copy_and_stream_of_every_type_end_equal_but_for_what_does_not_fit(
         "-7": "-7.00",
         "None": "None",
     }
-    ledger = {table.table: table.columns for table in type_ledger(project)}
-    assert all(column.loss is not Loss.REFUSED for columns in ledger.values() for column in columns)
-    assert len(ledger["public.every"]) == 2 + len(CASES)
-    assert len(ledger["public.declared"]) == 2 + len(DECLARED) + 2
+    (ledger,) = type_ledger(project)
+    assert all(column.loss is not Loss.REFUSED for column in ledger.columns)
+    assert len(ledger.columns) == 2 + len(COLUMNS) + 2
