@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,8 @@ def test_layouts_say_what_was_done_to_which_column(database: Database, tmp_path:
         begin(conn)
         once(project)
     layouts = {str(r.table): r for r in bronze_reader(project).layouts().values()}
-    assert layouts["public.users"].describe()["columns"] == [
+    columns = [replace(column, number=None) for column in layouts["public.users"].columns]
+    assert [column.describe() for column in columns] == [
         {"name": "id", "type": "int4", "oid": 23, "modifier": -1, "key": True},
         {"name": "email", "type": "text", "oid": 25, "modifier": -1, "key": False, "redacted": "sha256"},
         {"name": "body", "type": "text", "oid": 25, "modifier": -1, "key": False, "redacted": "null"},
