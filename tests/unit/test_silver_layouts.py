@@ -1,0 +1,102 @@
+"""Layouts of a table in a span: where each begins, which one the table needs another shape for, how its rows are read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.outline import Outline, cleared_before, outline
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.project import Target
+from cdc_lake.decode.announced import Announced, ColumnFacts, TableFacts
+from cdc_lake.decode.records import AnnouncedColumn, RelationMessage
+from cdc_lake.errors import Unconvertible
+from cdc_lake.model.change import Change, Insert
+from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.span import Span
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.pipeline.evolve import next_layout
+from cdc_lake.silver.shape import Shape
+from cdc_lake.testing.messages import boundaries, raw_transaction
+
+T = TableName("public", "t")
+ID = Column("id", "int4", 23, key=True, number=1)
+A = Column("a", "float4", 700, number=2)
+NARROW = Relation(T, (ID, A), ReplicaIdentity.DEFAULT, ("id",), 7)
+WIDE = replace(NARROW, columns=(ID, A, Column("b", "int4", 23, number=3, missing=Missing("5"))))
+TARGET = Target(T, "s", "t", "delta", None, ())
+
+
+def seen(root: Path, *transactions: tuple[Change, ...]) -> tuple[Outline, BronzeReader]:
+    bronze = DeltaBronze(root / "bronze", durability="os")
+    bronze.begin_stream("test", 10)
+    for n, changes in enumerate(transactions, start=1):
+        bronze.append([raw_transaction(Transaction(boundaries(100 * n), changes))])
+    reader = BronzeReader(root / "bronze")
+    return outline(reader.applied(), T, Span(1, 10, 10_000), snapshot=False), reader
+
+
+def row(relation: Relation, key: int) -> Insert:
+    return Insert(relation, (str(key), *("1" for _ in relation.columns[1:])))
+
+
+def test_a_layout_that_comes_back_begins_again_and_the_newest_is_the_last(tmp_path: Path) -> None:
+    found, reader = seen(
+        tmp_path, (row(NARROW, 1), row(NARROW, 2)), (row(WIDE, 3),), (row(WIDE, 4), row(NARROW, 5)), (row(NARROW, 6),)
+    )
+    narrow, wide = NARROW.layout, WIDE.layout
+    assert [(run.layout, run.position) for run in found.runs] == [(narrow, 100), (wide, 200), (narrow, 300)]
+    assert found.layouts == (wide, narrow)
+    assert next_layout(found, reader.layouts([T]), TARGET) == 200
+
+
+def test_a_layout_inside_the_first_transaction_needs_no_other_span(tmp_path: Path) -> None:
+    found, reader = seen(tmp_path, (row(NARROW, 1), row(WIDE, 2)), (row(WIDE, 3),))
+    assert next_layout(found, reader.layouts([T]), TARGET) is None
+
+
+def test_a_layout_that_silver_does_not_see_needs_no_other_span(tmp_path: Path) -> None:
+    other = replace(NARROW, columns=(replace(ID, modifier=7), A))
+    found, reader = seen(tmp_path, (row(NARROW, 1),), (row(other, 2),))
+    assert len(found.runs) == 2
+    assert next_layout(found, reader.layouts([T]), TARGET) is None
+
+
+def test_rows_of_a_table_that_was_made_again_end_right_before_its_first_change(tmp_path: Path) -> None:
+    again = replace(NARROW, oid=8)
+    found, reader = seen(tmp_path, (row(NARROW, 1),), (row(NARROW, 2), row(again, 3)))
+    cleared = cleared_before(reader.applied(), T, Span(1, 10, 10_000), found.runs[1])
+    assert (cleared.position, cleared.ordinal) == (200, found.runs[1].ordinal - 1)
+    assert cleared.commit_ts is not None
+
+
+def test_a_column_is_read_where_its_layout_has_it_and_is_its_default_where_it_was_not_there() -> None:
+    renamed = replace(WIDE, columns=(WIDE.columns[2], ID, replace(A, name="aa")))
+    shape = Shape(renamed, {1: NARROW, 2: renamed}, (1,))
+    assert shape.places == {1: (None, 0, 1), 2: (0, 1, 2)}
+    assert shape.text(0, "new") == "CASE layout WHEN 1L THEN '5' WHEN 2L THEN new[0] END"
+    assert shape.text(2, "new") == "CASE layout WHEN 1L THEN new[1] WHEN 2L THEN new[2] END"
+    assert shape.sent(0).startswith("CASE layout WHEN 1L THEN true WHEN 2L THEN NOT ")
+
+
+def test_a_value_is_read_by_its_own_layouts_type_and_then_converted() -> None:
+    wider = replace(NARROW, columns=(ID, replace(A, type_name="float8", type_oid=701)))
+    shape = Shape(wider, {1: NARROW, 2: wider}, (0,))
+    assert shape.value(0, "x") == "try_cast(x AS int)"
+    assert shape.value(1, "x") == (
+        "CASE layout WHEN 1L THEN CAST(try_cast(x AS float) AS double) ELSE try_cast(x AS double) END"
+    )
+    text = replace(NARROW, columns=(ID, replace(A, type_name="text", type_oid=25)))
+    with pytest.raises(Unconvertible):
+        Shape(text, {1: NARROW, 2: text}, (0,)).value(1, "x")
+
+
+def test_a_layout_has_what_the_catalog_of_now_knows_of_its_columns() -> None:
+    facts = TableFacts(("id",), {23: "int4"}, {"id": ColumnFacts(1), "b": ColumnFacts(3, Missing("5"))})
+    columns = tuple(AnnouncedColumn(name, 23, -1, name == "id") for name in ("id", "gone", "b"))
+    relation = Announced({T: facts}).relation(RelationMessage(7, T, ReplicaIdentity.DEFAULT, columns))
+    assert [(c.number, c.missing) for c in relation.columns] == [(1, None), (None, None), (3, Missing("5"))]
+    assert relation.oid == 7
