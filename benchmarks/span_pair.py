@@ -1,6 +1,7 @@
 """One silver table twice: moved on by apply, and by a hand-written MERGE of the same net rows. The pair stays equal.
 
-Both tables are made and filled the same way, by the store that apply uses, so they have the same properties and files.
+Both tables are made and filled the same way, by the store that apply uses, so they have the same properties and files;
+with `peer` a third one, of format Delta without marks, is moved on by delta-rs's own merge, which knows no Spark.
 A round lands changes in bronze, times `Advance.run` (bronze read, rules judged, net change, MERGE with its marker,
 holds, cut) on one table, and the plain statement, with the same net rows from a typed Parquet file and a broadcast
 hint, on the other. Who comes first alternates. Bronze is landed, and the Parquet file written, outside the timing.
@@ -23,6 +24,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
@@ -31,13 +33,14 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.delta import DeltaSilver
 from cdc_lake.lake.iceberg import IcebergSilver
+from cdc_lake.lake.row_marks import mark_when_large
 from cdc_lake.lake.session import derive
 from cdc_lake.lake.store import SilverColumn, store
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import table_span, table_steps
+from cdc_lake.pipeline import merging, table_span, table_steps
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.silver.shape import make_shape
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -141,6 +144,10 @@ class Workload:
             "paid": rng.random() < 0.3,
         }
 
+    def insert(self, key: int) -> Insert:
+        """A new row."""
+        return Insert(self.layout, tuple(_printed(v) for v in self._row("I", key, random.Random(key)).values())[1:])
+
     def _change(self, row: dict[str, Any]) -> Change:
         if row["op"] == "D":
             return Delete(self.layout, (str(row["id"]), *([None] * 9)), OldKind.KEY)
@@ -164,12 +171,26 @@ class Pair:
     """A pipeline whose tables stand twice: as apply's, and as `plain`'s."""
 
     def __init__(
-        self, spark: Any, root: Path, fmt: str, name: str, *, tables: int, rows: int, changes: int, files: int
+        self,
+        spark: Any,
+        root: Path,
+        fmt: str,
+        name: str,
+        *,
+        tables: int,
+        rows: int,
+        changes: int,
+        files: int,
+        marks: bool = True,
+        peer: bool = False,
     ) -> None:
+        """`marks`: as apply makes them by size; otherwise none."""
         names = ["orders"] if tables == 1 else [f"orders_{n}" for n in range(tables)]
         self.fmt, self.folder, self._spark = fmt, root / "net", derive(spark)
         self._own = derive(spark)
-        self.project = project_of(root, f"{name}_{fmt}", fmt, names)
+        marked = {"row_marks": "auto" if marks else "never"}
+        self.project = project_of(root, f"{name}_{fmt}", fmt, names, apply=marked)
+        self._peer = peer
         self.workloads = [Workload(orders(one), rows, changes) for one in names]
         self._advance = Advance(self.project, spark, silent)
         self._bronze = DeltaBronze(self.project.bronze)
@@ -179,10 +200,17 @@ class Pair:
         for workload in self.workloads:
             for target in self._both(workload):
                 self._fill(target, workload.layout, rows, files)
+                mark_when_large(self._own, store(self._own, self.project, target), self.project, target)
+            if peer:
+                self._fill(self._third(workload), workload.layout, rows, files)
 
     def _both(self, workload: Workload) -> tuple[Target, Target]:
         ours = self.project.target(workload.layout.table)
         return ours, replace(ours, name=f"{ours.name}_plain")
+
+    def _third(self, workload: Workload) -> Target:
+        ours = self.project.target(workload.layout.table)
+        return replace(ours, name=f"{ours.name}_peer", format="delta")
 
     def _fill(self, target: Target, layout: Relation, rows: int, files: int) -> None:
         shape = make_shape([layout.layout], {layout.layout: layout}, None)
@@ -208,6 +236,8 @@ class Pair:
         self._bronze.append(batch)
         took = {}
         sides: list[tuple[str, Callable[[], None]]] = [("ours", lambda: self._ours(phases)), ("plain", self._plain)]
+        if self._peer:
+            sides.append(("peer", self._delta_rs))
         for name, side in sides if number % 2 else reversed(sides):
             begun = time.perf_counter()
             side()
@@ -238,16 +268,28 @@ class Pair:
                 f"VALUES ({', '.join(f's.{c}' for c in columns)})"
             )
 
+    def _delta_rs(self) -> None:
+        for n, workload in enumerate(self.workloads):
+            columns = [c.name for c in workload.layout.columns]
+            given = {name: f"s.{name}" for name in columns}
+            place = str(self.project.silver_path(self._third(workload)))
+            merge = DeltaTable(place).merge(
+                pq.read_table(self._net(n)), "t.id = s.id", source_alias="s", target_alias="t"
+            )
+            merge = merge.when_matched_delete("s.op = 'D'").when_matched_update(given)
+            merge.when_not_matched_insert(given, "s.op <> 'D'").execute()
+
     def check(self) -> int:
-        """Raise unless both sides hold the same rows; how many."""
+        """Raise unless all sides hold the same rows; how many."""
         total = 0
         for workload in self.workloads:
             hashes = []
-            for target in self._both(workload):
+            third = (self._third(workload),) if self._peer else ()
+            for target in (*self._both(workload), *third):
                 name = store(self._own, self.project, target).name
                 sums = self._own.sql(f"SELECT count(*), sum(cast(xxhash64(*) AS decimal(38,0))) FROM {name}").first()
                 hashes.append(tuple(sums))
-            if hashes[0] != hashes[1]:
+            if len(set(hashes)) != 1:
                 raise SystemExit(f"the pair differs: {hashes}")
             total += hashes[0][0]
         return total
@@ -304,6 +346,9 @@ class Phases:
             (table_span, "outline", "outline"),
             (table_span, "survey", "survey"),
             (table_span, "evolve", "look up columns"),
+            (table_span, "mark_when_large", "weigh the table"),
+            (merging, "strategy_of", "weigh the table"),
+            (merging, "written", "read what was written"),
             (table_span, "read_changes", "open bronze files"),
             (table_span, "fold", "build the plan"),
             (DeltaSilver, "marker", "read markers"),
@@ -312,7 +357,7 @@ class Phases:
             (ControlTables, "read", "holds"),
             (ControlTables, "last_cut", "cut"),
             (ControlTables, "record", "cut"),
-            (BronzeReader, "commits", "bronze log"),
+            (BronzeReader, "_commits", "bronze log"),
             (BronzeReader, "state", "bronze log"),
             (BronzeReader, "files", "bronze log"),
             (BronzeReader, "layouts", "bronze log"),

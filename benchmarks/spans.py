@@ -44,10 +44,10 @@ def rounds_of(make: Callable[[], Pair], label: str, count: int) -> list[dict[str
                 "phases": dict(phases.seconds),
             }
         )
-        print(f"  {label} round {number}: ours {took['ours']:.2f} s, plain {took['plain']:.2f} s", flush=True)
+        print(f"  {label} round {number}: " + ", ".join(f"{name} {s:.2f} s" for name, s in took.items()), flush=True)
     rows = pair.check()
     pair.close()
-    print(f"  {label}: both tables equal, {rows:,} rows", flush=True)
+    print(f"  {label}: all tables equal, {rows:,} rows", flush=True)
     return runs
 
 
@@ -70,11 +70,12 @@ def ratios(title: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
                 label,
                 f"{median(run['ours'] for run in mine):.2f}",
                 f"{median(run['plain'] for run in mine):.2f}",
+                f"{median(run['peer'] for run in mine):.2f}" if "peer" in mine[0] else "",
                 f"{median(values):.2f}",
                 f"{min(values):.2f} to {max(values):.2f}",
             )
         )
-    return table(title, ("", "span, s", "plain MERGE, s", "ratio", "of the rounds"), rows)
+    return table(title, ("", "span, s", "plain MERGE, s", "delta-rs, s", "span / plain", "of the rounds"), rows)
 
 
 def phases(title: str, runs: list[dict[str, Any]]) -> dict[str, Any]:

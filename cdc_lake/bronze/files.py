@@ -104,6 +104,14 @@ class Files:
         epoch, position = self.actions["min.epoch"][at].as_py(), self.actions["min.position"][at].as_py()
         return None if epoch is None or position is None else (epoch, position)
 
+    def lowest(self, paths: Sequence[str]) -> int | None:
+        """The smallest position that rows of some of the files have; None where that is not known, or of none."""
+        if not paths or "min.position" not in self.actions.column_names:
+            return None
+        named = pc.is_in(self.actions["path"], value_set=pa.array(paths, pa.string()))
+        starts = self.actions["min.position"].filter(named)
+        return None if starts.null_count else pc.min(starts).as_py()
+
     def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
         """Rows of the given files, in their order, of the columns asked for."""
         schema = pa.schema([SCHEMA.field(name) for name in columns])

@@ -34,7 +34,8 @@ class Outline:
 
     `runs`: its layouts in the order of its changes; one that comes back is there again. `truncated`: its truncates in
     order. `unchanged`: layout → positions in the new tuple that some change did not send. `olds`: updates that carry an
-    old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none.
+    old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none. `inserts`:
+    how many of the rows are.
     """
 
     rows: int
@@ -43,6 +44,7 @@ class Outline:
     unchanged: dict[int, frozenset[int]]
     olds: int
     nameless: int | None = None
+    inserts: int = 0
 
     @property
     def layouts(self) -> tuple[int, ...]:
@@ -87,6 +89,7 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Ou
         unchanged=_unchanged(rows),
         olds=updates.num_rows,
         nameless=nameless["position"][0].as_py() if nameless.num_rows else None,
+        inserts=pc.sum(pc.equal(rows["op"], INSERT)).as_py() or 0,
     )
 
 

@@ -271,6 +271,12 @@ class Apply(Section):
 
     span_rows: Count = 500_000
     """Changes after which a span is closed, at a transaction."""
+    span_bytes: Bytes = 128 << 20
+    """Bytes of changes, as they were received, after which a span is closed, at a transaction."""
+    row_marks: Literal["auto", "never"] = "auto"
+    """Whether changed rows of a large silver table are marked in its files instead of these being rewritten: Delta's
+    deletion vectors, Iceberg's position deletes. `never`: for readers that know no marks. A table keeps those it has.
+    """
     idle: Milliseconds = 1_000
     """How often bronze is looked at when nothing wakes the loop."""
     parallelism: Annotated[int, Field(ge=1, le=64, strict=True)] = 4

@@ -134,6 +134,16 @@ class TableChangedMeanwhile(LakeError):
     hint = "nothing was published; run again. Only one `run` may apply a pipeline, and nothing else may write to silver"
 
 
+class TooManyFollowed(LakeError):
+    """More changes of one table must be followed one by one in a span than the driver's memory is for."""
+
+    code = "LAK472"
+    hint = (
+        "one transaction moves so many keys, or breaks a rule so often, that it cannot be taken apart: give the rule "
+        "`on_fail: warn` or `stop`, or make a new copy of the table"
+    )
+
+
 class SilverMissing(LakeError):
     """A silver table, or a version of it, is not there to be read."""
 

@@ -33,7 +33,7 @@ from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, check_kept, last_cut, write_cut
 from cdc_lake.pipeline.first_content import first_content
 from cdc_lake.pipeline.keeping import Keeper
-from cdc_lake.pipeline.table_steps import TableSteps
+from cdc_lake.pipeline.table_steps import Load, TableSteps
 from cdc_lake.pipeline.waiting import undecoded
 from cdc_lake.source.stream import shown
 
@@ -112,6 +112,8 @@ class Advance:
             "transactions": done.transactions,
             "changes": done.changes,
             "merges": done.merges,
+            "ways": done.ways,
+            **done.written,
             "spans": done.spans,
             "held": done.held,
             "upto": done.upto,
@@ -131,17 +133,19 @@ class Advance:
 
     def _next(self, state: BronzeState, ahead: Span) -> list[CommitRow]:
         """The transactions of the next span; none where there are no more. Raises TransactionUndecoded."""
-        bound = self._project.pipeline.apply.span_rows
+        bounds = self._project.pipeline.apply
         taken: list[CommitRow] = []
-        rows = 0
-        for commit in self._bronze.commits(ahead):
-            if taken and (commit.undecoded is not None or rows + commit.changes > bound):
+        rows = size = 0
+        for commit in self._bronze.commits_in_turn(ahead):
+            full = rows + commit.changes > bounds.span_rows or size + commit.size > bounds.span_bytes
+            if taken and (commit.undecoded is not None or full):
                 break
             if commit.undecoded is not None:
                 self._stop_before(undecoded(state.stream, commit))
                 break
             taken.append(commit)
             rows += commit.changes
+            size += commit.size
         return taken
 
     def _stop_before(self, error: TransactionUndecoded) -> None:
@@ -161,7 +165,8 @@ class Advance:
         upto = commits[-1].position
         touched = {relation for commit in commits for relation in commit.counts}
         touched -= {relation for relation, table in tables.items() if table.state == BROKEN}
-        jobs = self._steps.jobs(state, tables, touched, after, upto)
+        load = Load(sum(commit.changes for commit in commits), sum(commit.size for commit in commits))
+        jobs = self._steps.jobs(state, tables, touched, Span(state.epoch, after, upto), load)
         layouts = [job.next_layout for job in jobs if job.next_layout is not None]
         if layouts:
             return self._span(state, tables, after, [c for c in commits if c.position < min(layouts)])
@@ -196,7 +201,7 @@ class Advance:
         waiting = {relation for relation, table in tables.items() if table.state == BROKEN}
         tables, merged = dict(tables), False
         while waiting:
-            jobs = self._steps.jobs(state, tables, waiting, position, position)
+            jobs = self._steps.jobs(state, tables, waiting, Span(state.epoch, position, position), Load(0, 0))
             parts = [job if job.next_layout is None else job.until(job.next_layout) for job in jobs]
             prepared = self._steps.prepare(parts, tables)
             for one in prepared:

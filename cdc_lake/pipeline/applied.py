@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.pipeline.merging import Merged
 from cdc_lake.pipeline.table_span import Prepared
 
 
 @dataclass
 class Applied:
-    """What was done so far; `broken`: silver table → why it waits."""
+    """What was done so far; `ways`: how often a table was written in which way (`pipeline.strategy`); `written`: files
+    and bytes (`lake.written`); `broken`: silver table → why it waits.
+    """
 
     stream: str | None = None
     upto: int | None = None
@@ -19,6 +22,8 @@ class Applied:
     changes: int = 0
     merges: int = 0
     held: int = 0
+    ways: dict[str, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
     rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
     broken: dict[str, CdcLakeError] = field(default_factory=dict)
 
@@ -28,6 +33,13 @@ class Applied:
             total = self.rules.setdefault((one.table, one.rule, one.on_fail), [0, 0])
             total[0] += one.evaluated
             total[1] += one.failed
+
+    def count_merge(self, merged: Merged) -> None:
+        """Add a table that was written."""
+        self.merges += 1
+        self.ways[merged.strategy.way] = self.ways.get(merged.strategy.way, 0) + 1
+        for name, value in merged.written.facts.items():
+            self.written[name] = self.written.get(name, 0) + value
 
     def rule_facts(self) -> list[dict[str, object]]:
         """The rules as the control table `runs` has them."""

@@ -1,6 +1,6 @@
-"""One table's part of a span: read, judged, folded, merged.
+"""One table's part of a span: read, judged, folded.
 
-`prepare` does everything that can be done without writing rows and says what it found; `merge` writes. Between the two
+`prepare` does all that can be done without writing rows and says what it found; `pipeline.merging` writes. Between them
 the caller knows of every table whether a `stop` rule failed, so a span ends before that transaction for all of them.
 
 The common span has no failing change, no hold and no moving key, and is folded by key in one pass. Otherwise the few
@@ -19,9 +19,10 @@ from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.nearby import as_they_are
 from cdc_lake.bronze.outline import Outline, cleared_before, outline, span_files
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, KeylessDelete
+from cdc_lake.errors import CdcLakeError, KeylessDelete, TooManyFollowed
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker
+from cdc_lake.lake.row_marks import mark_when_large
 from cdc_lake.lake.store import SilverStore, store
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
@@ -42,18 +43,19 @@ from cdc_lake.source.stream import shown
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_VIEW = "cdc_lake_net"
 
-BROADCAST_CHANGES = 500_000
-"""Up to this many changes the net change is sent to every task: no shuffle of the target (measured: 1.7 times)."""
+FOLLOWED_AT_MOST = 500_000
+"""Changes that are followed one by one, by their keys and in the driver's Python: 1.2 GiB (measured). Spans are closed
+before; only one transaction may hold more."""
 
 
 @dataclass(frozen=True)
 class TableJob:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
-    they follow. `held`: keys with open holds. `near`: where Spark reads data files. `follows`: the layout that silver's
-    rows have, None: nobody knows; `allowed`: destructive operations in words; `known`: all layouts of the table.
-    `seen`: the outline, where it was read.
+    they follow. `held`: keys with open holds. `size`: bytes that the changes took as they were received, at most; None
+    where nobody knows. `near`: where Spark reads data files. `follows`: the layout that silver's rows have, None:
+    nobody knows; `allowed`: destructive operations in words; `known`: all layouts of the table. `seen`: the outline,
+    where it was read.
     """
 
     project: Project
@@ -64,6 +66,7 @@ class TableJob:
     layouts: Mapping[int, Relation]
     held: frozenset[Key]
     layout: int | None = None
+    size: int | None = None
     near: Callable[[Files, Sequence[str]], list[str]] = as_they_are
     follows: Relation | None = None
     allowed: frozenset[str] = frozenset()
@@ -146,6 +149,8 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     shape = _evolved(silver, job, kind, shape, seen.runs[0].position)
     if job.follows is not None and made_again(job.follows, shape.relation):
         seen = _begun_again(seen, job, shape.relation)
+    if not snapshot:
+        mark_when_large(spark, silver, job.project, job.target)
     base = silver.marker(job.stream)
     paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
     rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=not kind.keyed)
@@ -198,30 +203,14 @@ def fold(
         return Folded(kind.net(free, None, part, traced=False), part, found, kept, ())
     if found.plain and not held:
         return Folded(kind.net(changes, target, part, traced=False), part, found, None, ())
+    if (many := found.moved + found.failing) > FOLLOWED_AT_MOST:
+        text = (
+            f"{many:,} changes of {table.source} move a key or are held; {FOLLOWED_AT_MOST:,} can be followed at a time"
+        )
+        raise TooManyFollowed(text, where=table.label)
     followed = follow(rows, changes, target, table, shape, unsent, seen, held, found)
     net = kind.net(followed.free, target, part, traced=True)
     return Folded(net, part, followed.survey, followed.held, followed.closings)
-
-
-def merge(spark: SparkSession, prepared: Prepared) -> int:
-    """Merge a prepared span in one commit that carries its position; the table's new version."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver shares this package and has no Spark
-
-    job, kind, shape, folded = prepared.job, prepared.kind, prepared.shape, prepared.folded
-    small = prepared.seen.rows <= BROADCAST_CHANGES and not job.snapshot
-
-    def work(table: str) -> None:
-        if job.snapshot:
-            statement = kind.first(table, _VIEW, shape)
-        else:
-            statement = kind.statement(table, _VIEW, folded.part, folded.survey.bounds)
-        (F.broadcast(folded.net) if small else folded.net).createOrReplaceTempView(_VIEW)
-        try:
-            spark.sql(statement)
-        finally:
-            spark.catalog.dropTempView(_VIEW)
-
-    return prepared.store.commit(job.stream, prepared.base, job.span.upto, work)
 
 
 def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Target, kind: Kind) -> Shape:

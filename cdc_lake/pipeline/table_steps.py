@@ -6,15 +6,17 @@ A table that cannot go on is noted in the cut as it is, with its error in `done.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from cdc_lake.bronze.nearby import Nearby
+from cdc_lake.bronze.files import Files
+from cdc_lake.bronze.nearby import Nearby, as_they_are
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.split import SPLIT_FROM, Splitter
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, SilverLost, TableRenamed
 from cdc_lake.lake.control import ControlTables
@@ -26,11 +28,20 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, IN, TableState, found
 from cdc_lake.pipeline.holds import open_holds, record
+from cdc_lake.pipeline.merging import Merged, merge
 from cdc_lake.pipeline.sessions import Sessions, guarded
-from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
+from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a span holds: changes, and their bytes as they were received."""
+
+    rows: int
+    size: int
 
 
 class TableSteps:
@@ -45,6 +56,7 @@ class TableSteps:
         self._tell = tell
         self._bronze = bronze_reader(project)
         self._nearby = Nearby(project.scratch)
+        self._splitter = Splitter(project.scratch.with_name(f"{project.name}.spans"))
         self._control = ControlTables(project.control)
         self._sessions = Sessions(spark, project.pipeline.apply.parallelism)
         self.done = Applied()
@@ -57,6 +69,7 @@ class TableSteps:
     ) -> None:
         self._sessions.__exit__(kind, value, trace)
         self._nearby.close()
+        self._splitter.close()
 
     def sql(self, target: Target, statement: str) -> None:
         """Run a statement that changes no rows, in the session of a table. Raises LakeError."""
@@ -65,15 +78,19 @@ class TableSteps:
             raise failed
 
     def jobs(
-        self, state: BronzeState, tables: dict[str, TableState], touched: Iterable[str], after: int, upto: int
+        self, state: BronzeState, tables: dict[str, TableState], touched: Iterable[str], span: Span, load: Load
     ) -> list[TableJob]:
-        """The jobs that bring the touched tables to `upto`; `tables`, as the last cut has them, is brought up to date.
+        """The jobs that bring the touched tables to the end of `span`; `tables`, as the last cut has them, is made
+        current.
 
-        `after`: where a table stands that no cut lists yet.
+        A table that no cut lists yet stands at the span's beginning.
         """
+        after, upto, names = span.after, span.upto, sorted(touched)
         files, held = self._bronze.applied(), self._control.read("held")
+        large = load.rows * (len(names) - 1) >= SPLIT_FROM
+        parts = self._splitter.split(files, span) if large else None
         jobs = []
-        for relation in sorted(touched):
+        for relation in names:
             target = self._project.target(TableName.parse(relation))
             listed = tables.get(relation)
             marker = read_marker(self._project, target, state.stream)
@@ -88,26 +105,28 @@ class TableSteps:
                 tables[relation] = replace(found(target, state, marker, watermark, held), layout=layout)
             if watermark >= upto:
                 continue
-            span = Span(state.epoch, watermark, upto)
+            mine = Span(state.epoch, watermark, upto)
             if listed is not None and listed.version is not None and marker.version is None:
                 lost = SilverLost(f"the last cut lists {target.label}, and the table is gone")
                 self._break(target, watermark, lost, tables)
                 continue
             keys = open_holds(held, relation, state.epoch, marker.generation, watermark).keys
-            layouts = self._bronze.layouts([target.source], span)
+            part = parts.get(relation, Files.none()) if parts is not None and watermark >= after else None
+            layouts = self._bronze.layouts([target.source], mine)
             job = TableJob(
                 self._project,
                 target,
                 state.stream,
-                span,
-                files,
+                mine,
+                files if part is None else part,
                 layouts,
                 keys,
-                near=self._nearby.of,
+                size=load.size if watermark >= after else None,
+                near=self._nearby.of if part is None else as_they_are,
                 follows=self._follows(target, layout, layouts),
                 allowed=self._allowed,
                 known=partial(self._all_layouts, target),
-                seen=outline(files, target.source, span, snapshot=False),
+                seen=outline(files if part is None else part, target.source, mine, snapshot=False),
             )
             if marker.position is None and (renamed := self._renamed(job, tables)) is not None:
                 self._break(target, watermark, renamed, tables)
@@ -148,7 +167,7 @@ class TableSteps:
         span = Span(state.epoch, position - 1, position)
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
         near = self._nearby.of
-        return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), layout, near)
+        return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), layout, near=near)
 
     def prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
         """Prepare tables side by side; those that cannot go on are noted as broken."""
@@ -174,25 +193,28 @@ class TableSteps:
             record(self._control, job.target, job.stream, job.span, generation, folded.held, folded.closings)
         failpoint(HELD_RECORDED)
 
-        def write(one: Prepared) -> int | CdcLakeError:
-            version = guarded(lambda: merge(self._sessions.of(one.job.target), one), one.job.target)
+        def write(one: Prepared) -> Merged | CdcLakeError:
+            merged = guarded(lambda: merge(self._sessions.of(one.job.target), one), one.job.target)
             failpoint(TABLE_MERGED)
-            return version
+            return merged
 
         held = self._control.read("held")
-        for one, version in zip(prepared, self._sessions.each(write, prepared), strict=True):
+        for one, merged in zip(prepared, self._sessions.each(write, prepared), strict=True):
             target = one.job.target
-            if isinstance(version, CdcLakeError):
-                self._break(target, one.job.span.after, version, tables)
+            if isinstance(merged, CdcLakeError):
+                self._break(target, one.job.span.after, merged, tables)
                 continue
             relation, generation = str(target.source), one.base.generation
             upto, layout = one.job.span.upto, one.shape.relation.layout
             keys = open_holds(held, relation, one.job.span.epoch, generation, upto).keys
-            tables[relation] = TableState(target.label, target.format, version, upto, IN, len(keys), generation, layout)
+            tables[relation] = TableState(
+                target.label, target.format, merged.version, upto, IN, len(keys), generation, layout
+            )
             self.done.count(one)
-            self.done.merges += 1
+            self.done.count_merge(merged)
             self.done.held += 0 if one.folded.held is None else one.folded.held.num_rows
-            self._tell(Progress("merge", target.label, one.seen.rows, unit="changes"))
+            facts = {**merged.strategy.facts, **merged.written.facts}
+            self._tell(Progress("merge", target.label, one.seen.rows, unit="changes", facts=facts))
         self._nearby.release()
 
     def _break(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:

@@ -58,7 +58,12 @@ class Append:
 
     def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
         """An append."""
-        del part, bounds
+        del bounds
+        return self.appended(table, view, part)
+
+    def appended(self, table: str, view: str, part: TablePart) -> str:
+        """Each change has a place of its own."""
+        del part
         return f"INSERT INTO {table} BY NAME SELECT * FROM {view}"
 
     def first(self, table: str, view: str, shape: Shape) -> str:

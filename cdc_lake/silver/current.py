@@ -84,6 +84,12 @@ class Current:
             f"{self._truncate(part)}"
         )
 
+    def appended(self, table: str, view: str, part: TablePart) -> str:
+        """The rows that are there at the end; a key that is gone again was never in silver."""
+        _, names, values = self._assignments(part.shape, part.unsent)
+        given = ", ".join(f"{value} AS {name}" for name, value in zip(names, values, strict=True))
+        return f"INSERT INTO {table} BY NAME SELECT {given} FROM {view} s WHERE s.{OP} = 'U'"
+
     def first(self, table: str, view: str, shape: Shape) -> str:
         """An overwrite: a new content begins."""
         names = [quoted(c.name) for c in (*shape.columns, *shape.carried)]

@@ -85,6 +85,11 @@ class History:
             f"VALUES ({', '.join(f's.{name}' for name in names)}){_truncate(part)}"
         )
 
+    def appended(self, table: str, view: str, part: TablePart) -> str:
+        """Versions alone: there is none to be closed."""
+        names = ", ".join(quoted(c.name) for c in self.columns(part.shape))
+        return f"INSERT INTO {table} BY NAME SELECT {names} FROM {view} WHERE {OP} = '{_VERSION}'"
+
     def first(self, table: str, view: str, shape: Shape) -> str:
         """An overwrite: a new content begins, all of it from the snapshot's position on."""
         names = ", ".join(quoted(c.name) for c in self.columns(shape))

@@ -84,6 +84,10 @@ class Kind(Protocol):
         """
         ...
 
+    def appended(self, table: str, view: str, part: TablePart) -> str:
+        """The same where no key of view `view` is in `table`: its rows are put behind those that are there."""
+        ...
+
     def first(self, table: str, view: str, shape: Shape) -> str:
         """The SQL that makes the rows of a snapshot the whole content of `table`."""
         ...

@@ -42,6 +42,7 @@ class Lake:
         fmt: str,
         rules: list[dict[str, Any]] | None = None,
         defaults: dict[str, Any] | None = None,
+        **sections: Any,
     ) -> None:
         self.spark = spark
         self.project: Project = make_project(
@@ -52,6 +53,7 @@ class Lake:
                 "tables": [{"from": "public.t", "rules": rules or []}],
             },
             snapshot={"mode": "none"},
+            **sections,
         )
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
         self.bronze.begin_stream("test", 10)

@@ -23,7 +23,8 @@ from cdc_lake.model.change import UNCHANGED, OldKind, Update
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.apply import apply
-from cdc_lake.pipeline.table_span import Prepared, TableJob, merge, prepare
+from cdc_lake.pipeline.merging import merge
+from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
 from cdc_lake.testing.faults import assert_cuts_are_true
 
 from .test_apply_cases import FORMATS, Lake, T, insert, row

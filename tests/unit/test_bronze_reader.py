@@ -70,6 +70,20 @@ def test_the_reader_sees_commits_made_after_it_was_opened(bronze: TableBronze, r
     assert reader.state() == bronze.state()
 
 
+def test_commits_taken_in_turn_are_the_same_and_no_more_is_read_than_taken(bronze: TableBronze, place: Place):
+    for position in range(200, 2300, 50):
+        land(bronze, position, Insert(ORDERS, (str(position), "a")))
+    reader = place.reader()
+    assert list(reader.commits_in_turn(Span(1, 200, 2200))) == reader.commits(Span(1, 200, 2200))
+    asked: list[str] = []
+    files = reader.files()
+    read = files.read
+    object.__setattr__(files, "read", lambda paths, *rest: asked.extend(paths) or read(paths, *rest))
+    taken = reader.commits_in_turn(ALL)
+    assert [next(taken).position for _ in range(3)] == [200, 250, 300]
+    assert len(asked) < len(files.paths) / 2
+
+
 def test_epochs_do_not_mix(bronze: TableBronze, reader: BronzeReader):
     land(bronze, 200, Insert(ORDERS, ("1", "a")))
     bronze.begin_stream("s2", 10)

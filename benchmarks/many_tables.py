@@ -1,0 +1,149 @@
+"""The same changes in pipelines of 1 to 500 tables; then more and more tables touched.
+
+    python benchmarks/many_tables.py [--rounds 3] [--formats delta iceberg]
+
+First 2,000 changes each of five tables, in pipelines of 5, 50 and 500 tables: a table that is not touched must cost
+nothing. The target: at most 1.5 times the time with five. Then 1,000 changes a table for 1, 10 and 100 tables in one
+span: the time for a change must not grow with the tables. Half of the changes are new rows, half are updates of rows
+that are there.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from measured import median, save, show, table
+from span_pair import PER_TRANSACTION, Workload, orders, project_of
+from spans import options, session
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.model.change import Change, Update
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.advance import Advance
+from cdc_lake.testing.messages import boundaries, raw_transaction
+
+Runs: TypeAlias = list[dict[str, Any]]
+
+TARGET = 1.5
+PIPELINES, TOUCHED = (5, 50, 500), (1, 10, 100)
+FEW, OF_FEW, OF_MANY = 5, 2_000, 1_000  # tables touched in each pipeline; changes of a table
+ROWS = 1_000  # of a table at first
+
+
+class Fleet:
+    """A pipeline of many tables."""
+
+    def __init__(self, spark: Any, root: Path, fmt: str, tables: int) -> None:
+        names = [f"orders_{n}" for n in range(tables)]
+        self._project = project_of(root, f"fleet_{fmt}_{tables}", fmt, names)
+        self._workloads = [Workload(orders(name), ROWS, 0) for name in names]
+        self._advance = Advance(self._project, spark, silent)
+        self._bronze = DeltaBronze(self._project.bronze, durability="os")
+        self._bronze.begin_stream("bench", 1)
+        self._position = 1
+        self._rows = [0] * tables
+        for at in range(0, tables, 50):
+            self._apply(
+                [self._inserts(n, ROWS if n < max(FEW, *TOUCHED) else 1) for n in range(at, min(at + 50, tables))]
+            )
+
+    def span(self, touched: int, changes: int) -> float:
+        """Apply one span with so many changes of so many tables; seconds."""
+        return self._apply([self._updates(n, changes // 2) + self._inserts(n, changes // 2) for n in range(touched)])
+
+    def close(self) -> None:
+        """Forget the tables."""
+        self._advance.__exit__(None, None, None)
+        shutil.rmtree(self._project.lake / "silver", ignore_errors=True)
+
+    def _apply(self, changes: list[list[Change]]) -> float:
+        every = [change for of_table in changes for change in of_table]
+        random.Random(len(every)).shuffle(every)
+        batch = []
+        for at in range(0, len(every), PER_TRANSACTION):
+            self._position += 1_000
+            some = every[at : at + PER_TRANSACTION]
+            batch.append(raw_transaction(Transaction(boundaries(self._position), tuple(some))))
+        self._bronze.append(batch)
+        begun = time.perf_counter()
+        self._advance.run(None, threading.Event())
+        took = time.perf_counter() - begun
+        for error in self._advance.done.broken.values():
+            raise error
+        return took
+
+    def _inserts(self, table: int, count: int) -> list[Change]:
+        first = self._rows[table]
+        self._rows[table] += count
+        return [self._workloads[table].insert(key) for key in range(first, first + count)]
+
+    def _updates(self, table: int, count: int) -> list[Change]:
+        layout = self._workloads[table].layout
+        return [Update(layout, self._workloads[table].insert(key).new) for key in range(count)]
+
+
+def measured_fleet(spark: Any, root: Path, fmt: str, tables: int, spans: list[tuple[int, int]], rounds: int) -> Runs:
+    """Each kind of span `rounds` times and once more to warm up."""
+    fleet, runs = Fleet(spark, root, fmt, tables), []
+    for number in range(rounds + 1):
+        for touched, changes in spans:
+            took = fleet.span(touched, changes)
+            runs.append({"format": fmt, "tables": tables, "touched": touched, "round": number, "seconds": took})
+            print(f"  {fmt}, {tables} tables, {touched} touched, round {number}: {took:.2f} s", flush=True)
+    fleet.close()
+    return runs
+
+
+def seconds(runs: Runs, fmt: str, tables: int, touched: int) -> float:
+    some = [r for r in runs if (r["format"], r["tables"], r["touched"]) == (fmt, tables, touched) and r["round"]]
+    return median(run["seconds"] for run in some)
+
+
+def tables_of(few: Runs, many: Runs, formats: list[str]) -> list[dict[str, Any]]:
+    rows, verdicts = [], []
+    for fmt in formats:
+        times = [seconds(few, fmt, tables, FEW) for tables in PIPELINES]
+        rows.append((fmt, *(f"{one:.2f}" for one in times)))
+        ratio = times[-1] / times[0]
+        verdicts.append((fmt, f"{ratio:.2f}", f"{TARGET:.1f}", "reached" if ratio <= TARGET else "missed"))
+    touched = []
+    for fmt in formats:
+        for count in TOUCHED:
+            took = seconds(many, fmt, TOUCHED[-1], count)
+            touched.append((f"{fmt}, {count} tables", f"{took:.2f}", f"{1e6 * took / (count * OF_MANY):,.0f}"))
+    return [
+        table(
+            "Seconds of a span of 10,000 changes of five tables",
+            ("pipeline of", *(f"{n} tables" for n in PIPELINES)),
+            rows,
+        ),
+        table("Targets", ("500 tables / 5 tables", "measured", "target", ""), verdicts),
+        table("Spans of 1,000 changes a table touched", ("", "s", "µs a change"), touched),
+    ]
+
+
+def main() -> None:
+    given = options(__doc__, rounds=3).parse_args()
+    few: Runs = []
+    many: Runs = []
+    with session(given.folder, given.heap) as (spark, root):
+        for fmt in given.formats:
+            for tables in PIPELINES:
+                few += measured_fleet(spark, root, fmt, tables, [(FEW, OF_FEW)], given.rounds)
+            spans = [(touched, OF_MANY) for touched in TOUCHED]
+            many += measured_fleet(spark, root, fmt, TOUCHED[-1], spans, max(1, given.rounds // 2))
+    tables = tables_of(few, many, list(given.formats))
+    if given.no_save:
+        show(tables)
+    else:
+        save("many_tables", parameters={"rounds": given.rounds, "heap_mib": given.heap}, runs=few + many, tables=tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""From the source's commit to silver that can be read: a backlog's rate, and how late small transactions are.
+
+    python benchmarks/source_to_silver.py [--changes 1000000] [--rows 5000000] [--rounds 20] [--formats delta iceberg]
+
+Receiver and apply run as `run` runs them: two processes, beside the server on the same two cores. First a slot has
+retained `--changes` changes (80 % inserts, 15 % updates, 5 % deletes, 1,000 a transaction) of a table whose silver
+table has `--rows` rows already; seconds are from the start of both loops, with a Spark session, until the cut with
+the last transaction is written. Then transactions of 1,000 changes, one at a time: of one table, and of ten tables with
+100 changes each; seconds from the source's commit until a cut has it. Targets: 50,000 changes/s; p50 of 2 s with one
+table and 6 s with ten.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from measured import median, save, show, table
+from pgoutput_backlog import BLOCK, TABLE, WORKLOAD
+from span_pair import BASE, orders
+from spans import options, session
+
+from cdc_lake.config.load import load_project
+from cdc_lake.config.project import Project
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.row_marks import mark_when_large
+from cdc_lake.lake.session import derive
+from cdc_lake.lake.store import store
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.run import run
+from cdc_lake.silver.shape import make_shape
+from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+
+RATE, ONE_P50, TEN_P50 = 50_000, 2.0, 6.0
+SMALL = [f"small_{n}" for n in range(10)]
+WARM = 20  # blocks of the backlog before the clock starts
+_PATIENCE = 900.0
+
+
+def project_of(server: EmbeddedServer, root: Path, fmt: str, heap: int) -> Project:
+    """A pipeline over all tables, as a file: the receiver's process reads it too."""
+    folder = root / fmt
+    folder.mkdir()
+    (folder / "password").write_text(server.password)
+    (folder / "pipeline.yaml").write_text(
+        f"""version: 1
+pipeline: live_{fmt}
+source: {{type: postgres, host: {HOST}, port: {server.port}, database: postgres, user: {SUPERUSER},
+         password: "${{file:{folder / "password"}}}", tables: ["public.*"]}}
+snapshot: {{mode: none}}
+silver: {{defaults: {{format: {fmt}, namespace: live_{fmt}}}}}
+apply: {{driver_memory: {heap} MiB}}
+"""
+    )
+    return load_project(folder / "pipeline.yaml")
+
+
+def fill(spark: Any, project: Project, rows: int) -> None:
+    """Rows that silver has already, below those of the backlog, by the store that apply uses."""
+    layout, own = orders("orders"), derive(spark)
+    target = project.target(layout.table)
+    silver = store(own, project, target)
+    silver.create(make_shape([layout.layout], {layout.layout: layout}, None).columns)
+    columns = [f"{sql.replace('id %', 'abs(id) %')} AS `{name}`" for name, sql in BASE.items()]
+    own.range(-rows, 0, 1, 10).selectExpr(*columns).createOrReplaceTempView("base")
+    own.sql(f"INSERT INTO {silver.name} SELECT * FROM base")
+    mark_when_large(own, silver, project, target)
+
+
+class Live:
+    """A pipeline that runs, and a connection to its source."""
+
+    def __init__(self, project: Project, admin: psycopg.Connection[Any]) -> None:
+        self._admin = admin
+        self._control = ControlTables(project.control)
+
+    def late(self, work: Callable[[], None]) -> float:
+        """Seconds from the end of `work`, which commits last, until silver has it."""
+        (before,) = self._admin.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone() or (0,)
+        work()
+        return self.wait(int(before), time.perf_counter())
+
+    def wait(self, before: int, begun: float) -> float:
+        """Seconds since `begun` until a cut lies behind the LSN `before`."""
+        while (cut := self._control.last_cut()) is None or cut.position <= before:
+            if time.perf_counter() - begun > _PATIENCE:
+                raise SystemExit("silver did not get there")
+            time.sleep(0.02)
+        return time.perf_counter() - begun
+
+
+@contextmanager
+def running(project: Project) -> Iterator[None]:
+    """Both loops, as `run` runs them."""
+    stop, failed = threading.Event(), []
+
+    def both() -> None:
+        try:
+            run(project, once=False, only=None, stop=stop, tell=silent)
+        except Exception as failure:  # noqa: BLE001 - raised again by who waits
+            failed.append(failure)
+
+    thread = threading.Thread(target=both)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        if failed:
+            raise failed[0]
+
+
+def measure(admin: psycopg.Connection[Any], project: Project, spark: Any, given: Any) -> dict[str, Any]:
+    """All of it for one format."""
+    (at,) = admin.execute("SELECT coalesce(max(id) / 800, 0) FROM orders").fetchone() or (0,)
+    fill(spark, project, given.rows)
+    run(project, once=True, only="receive", stop=threading.Event(), tell=silent)  # the slot and the stream's beginning
+    admin.execute("CALL backlog(%s, %s)", [at + 1, at + WARM])
+    run(project, once=True, only=None, stop=threading.Event(), tell=silent)
+    blocks, live = given.changes // BLOCK, Live(project, admin)
+    print(f"  {project.name}: writing {blocks * BLOCK:,} changes", flush=True)
+    admin.execute("CALL backlog(%s, %s)", [at + WARM + 1, at + WARM + blocks - 1])
+    (before,) = admin.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone() or (0,)
+    admin.execute("CALL backlog(%s, %s)", [at + WARM + blocks, at + WARM + blocks])
+    begun, out = time.perf_counter(), {"format": project.name.removeprefix("live_")}
+    with running(project):
+        out["seconds"] = live.wait(int(before), begun)
+        out["rate"] = blocks * BLOCK / out["seconds"]
+        print(f"  {project.name}: {out['rate']:,.0f} changes/s", flush=True)
+        for name, work in (("one", one_table), ("ten", ten_tables)):
+            out[name] = []
+            for number in range(given.rounds + 2):
+                seconds = live.late(lambda work=work: work(admin))  # type: ignore[misc]
+                print(f"  {project.name}, {name}: {seconds:.2f} s", flush=True)
+                out[name] += [seconds] if number > 1 else []
+                time.sleep(0.5)
+    return out
+
+
+def one_table(admin: psycopg.Connection[Any]) -> None:
+    """1,000 changes in one transaction: new rows, and others of some time ago."""
+    with admin.transaction():
+        admin.execute(
+            "INSERT INTO orders SELECT n, 1, 'new', 1, 1, 'n', 'e', now(), now(), true "
+            "FROM generate_series((SELECT max(id) + 1 FROM orders), (SELECT max(id) + 500 FROM orders)) AS n"
+        )
+        some = "SELECT id FROM orders ORDER BY random() LIMIT 500"
+        admin.execute(f"UPDATE orders SET state = 'live' WHERE id IN ({some})")
+
+
+def ten_tables(admin: psycopg.Connection[Any]) -> None:
+    """100 changes of each of ten tables in one transaction."""
+    with admin.transaction():
+        for name in SMALL:
+            admin.execute(
+                f"INSERT INTO {name} SELECT n, 'new' FROM generate_series("
+                f"(SELECT coalesce(max(id), 0) + 1 FROM {name}), (SELECT coalesce(max(id), 0) + 50 FROM {name})) AS n"
+            )
+            admin.execute(f"UPDATE {name} SET note = 'live' WHERE id IN (SELECT id FROM {name} ORDER BY id LIMIT 50)")
+
+
+def results(runs: list[dict[str, Any]], changes: int) -> list[dict[str, Any]]:
+    rows, verdicts = [], []
+    for run_ in runs:
+        name = run_["format"]
+        one, ten = sorted(run_["one"]), sorted(run_["ten"])
+        p95 = [some[min(len(some) - 1, int(len(some) * 0.95))] for some in (one, ten)]
+        rows.append(
+            (name, f"{run_['rate']:,.0f}", f"{median(one):.2f}", f"{p95[0]:.2f}", f"{median(ten):.2f}", f"{p95[1]:.2f}")
+        )
+        for what, have, want, good in (
+            ("changes/s", f"{run_['rate']:,.0f}", f"{RATE:,}", run_["rate"] >= RATE),
+            ("one table, p50, s", f"{median(one):.2f}", f"{ONE_P50:.0f}", median(one) <= ONE_P50),
+            ("ten tables, p50, s", f"{median(ten):.2f}", f"{TEN_P50:.0f}", median(ten) <= TEN_P50),
+        ):
+            verdicts.append((f"{name}: {what}", have, want, "reached" if good else "missed"))
+    head = ("", "changes/s", "one table, p50 s", "p95", "ten tables, p50 s", "p95")
+    title = f"{changes:,} changes, then transactions of 1,000"
+    return [table(title, head, rows), table("Targets", ("", "measured", "target", ""), verdicts)]
+
+
+def main() -> None:
+    given = options(__doc__, changes=1_000_000, rows=5_000_000, rounds=20).parse_args()
+    runs = []
+    with session(given.folder, given.heap) as (spark, root):
+        root.chmod(0o755)
+        server = EmbeddedServer(root / "server", settings={"max_wal_size": "8GB"}).start()
+        try:
+            with psycopg.connect(server.dsn(), autocommit=True) as admin:
+                admin.execute(TABLE)
+                admin.execute(WORKLOAD)
+                for name in SMALL:
+                    admin.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, note text)")
+                for fmt in given.formats:
+                    project = project_of(server, root, fmt, given.heap)
+                    runs.append(measure(admin, project, spark, given))
+                    admin.execute("SELECT pg_drop_replication_slot(%s)", [project.slot])
+        finally:
+            server.remove()
+    tables = results(runs, given.changes)
+    if given.no_save:
+        show(tables)
+    else:
+        parameters = {"changes": given.changes, "rows": given.rows, "rounds": given.rounds, "heap_mib": given.heap}
+        save("source_to_silver", parameters=parameters, runs=runs, tables=tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""How a span is written: appended, merged by key with marks or without; what is read afterwards is the same."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.errors import MergeRefused
+from cdc_lake.lake import row_marks
+from cdc_lake.lake.extent import silver_rows
+from cdc_lake.lake.read import read_silver, silver_version
+from cdc_lake.lake.store import store
+from cdc_lake.model.change import UNCHANGED, Delete, OldKind, Update
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.advance import Advance
+
+from .test_apply_cases import FORMATS, Lake, T, insert, row
+
+pytestmark = pytest.mark.spark
+
+
+def facts(lake: Lake) -> dict[str, Any]:
+    """Apply what was landed; how its one merge was done."""
+    heard: list[Progress] = []
+    with Advance(lake.project, lake.spark, heard.append) as advance:
+        advance.run(None, threading.Event())
+        for error in advance.done.broken.values():
+            raise error
+    (merged,) = [one for one in heard if one.stage == "merge"]
+    return dict(merged.facts)
+
+
+def update(key: str, amount: str, body: Any) -> Update:
+    return Update(T, (key, amount, body))
+
+
+def delete(key: str) -> Delete:
+    return Delete(T, (key, None, None), OldKind.KEY)
+
+
+@FORMATS
+def test_a_large_table_gets_marks_and_all_readers_see_the_same_rows(
+    spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "marks", fmt)
+    lake.land(*(insert(str(n), "1", "x") for n in range(20)))
+    lake.advance()
+    lake.land(update("3", "2", "y"), delete("4"))
+    small = facts(lake)
+    assert (small["files_marked"], small["files_replaced"] > 0) == (0, True), "a small table is rewritten"
+    monkeypatch.setitem(row_marks.MARKED_FROM, fmt, 1)
+    before, target = silver_version(lake.project, lake.target()), lake.target()
+    lake.land(update("5", "2", UNCHANGED), delete("6"), insert("30", "1"))
+    large = facts(lake)
+    assert large["way"] == "merge"
+    assert large["broadcast"]
+    assert (large["files_marked"] > 0, large["files_replaced"]) == (True, 0)
+    lake.land(update("7", "9", "z"))
+    assert facts(lake)["files_replaced"] == 0, "marks are there to stay"
+    want = {n: row(n, 1, "x") for n in range(20) if n not in {4, 6}}
+    want |= {3: row(3, 2, "y"), 5: row(5, 2, "x"), 7: row(7, 9, "z"), 30: row(30, 1)}
+    assert lake.rows() == [want[n] for n in sorted(want)]
+    assert silver_rows(lake.project, target) == len(want)
+    name = store(spark, lake.project, target).name
+    assert {r["id"]: r.asDict() for r in spark.table(name).collect()} == want
+    then = read_silver(lake.project, target, before)
+    assert sorted(then["id"].to_pylist()) == [n for n in range(20) if n != 4]
+
+
+@FORMATS
+def test_marks_are_not_made_where_readers_do_not_know_them(
+    spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "unmarked", fmt, apply={"row_marks": "never"})
+    monkeypatch.setitem(row_marks.MARKED_FROM, fmt, 1)
+    lake.land(insert("1", "1"), insert("2", "2"))
+    lake.advance()
+    lake.land(delete("1"))
+    assert facts(lake)["files_marked"] == 0
+
+
+@FORMATS
+def test_new_keys_are_appended_and_others_are_not(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "ways", fmt)
+    lake.land(insert("1", "1"), insert("2", "2"))
+    assert facts(lake)["way"] == "append", "the table is empty"
+    lake.land(insert("5", "5"), insert("4", "4"), update("5", "6", "new"), insert("7", "7"), delete("7"))
+    later = facts(lake)
+    assert (later["way"], later["files_replaced"]) == ("append", 0)
+    lake.land(insert("3", "3"))
+    assert facts(lake)["way"] == "merge", "the table may have had the key"
+    lake.land(insert("9", "9"), update("1", "8", "old"))
+    assert facts(lake)["way"] == "merge"
+    lake.land(insert("20", "1"), Update(T, ("21", "5", None), ("5", None, None), OldKind.KEY))
+    assert facts(lake)["way"] == "merge", "a key moved"
+    assert lake.rows() == [row(1, 8, "old"), row(2, 2), row(3, 3), row(4, 4), row(9, 9), row(20, 1), row(21, 5, None)]
+    lake.land(insert("31", "1"), update("32", "1", UNCHANGED))
+    with pytest.raises(MergeRefused):
+        facts(lake)

@@ -1,0 +1,156 @@
+"""How a span is written is decided from facts: bounds of files, sizes that were counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from cdc_lake.bronze.outline import Outline, Run
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.marker import Marker, iceberg_catalog
+from cdc_lake.lake.weight import Weight, all_below, weight
+from cdc_lake.lake.written import Written, written
+from cdc_lake.model.span import Span
+from cdc_lake.model.truncated import Truncated
+from cdc_lake.pipeline.judge import Survey
+from cdc_lake.pipeline.strategy import choose, fits
+from cdc_lake.silver.kind import TablePart
+from cdc_lake.silver.shape import make_shape
+from cdc_lake.testing.messages import table
+
+FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
+T = table("public.t", id="int8", body="text")
+SHAPE = make_shape([T.layout], {T.layout: T}, None)
+PART = TablePart(SHAPE, frozenset(), (), Span(1, 10, 20))
+Put = Callable[[pa.Table], None]
+
+
+def project(root: Path, fmt: str, **apply: Any) -> Project:
+    return Project(
+        Pipeline.model_validate(
+            {
+                "version": 1,
+                "pipeline": "shop",
+                "source": {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]},
+                "silver": {"defaults": {"format": fmt}},
+                "apply": apply,
+            }
+        ),
+        root / "shop.yaml",
+        root,
+    )
+
+
+def silver(root: Path, fmt: str) -> tuple[Project, Target, Put]:
+    """A silver table written without Spark."""
+    of = project(root, fmt)
+    target = of.target(T.table)
+    if fmt == "delta":
+        path = str(of.silver_path(target))
+        return of, target, lambda rows: write_deltalake(path, rows, mode="append")
+    catalog = iceberg_catalog(of)
+    catalog.create_namespace_if_not_exists(target.namespace)
+    name = (target.namespace, target.name)
+    return of, target, lambda rows: catalog.create_table_if_not_exists(name, rows.schema).append(rows)
+
+
+def rows(*ids: int | None) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64()), "body": pa.array(["x"] * len(ids))})
+
+
+def version(of: Project, target: Target) -> int:
+    if target.format == "delta":
+        return int(DeltaTable(str(of.silver_path(target))).version())
+    head = iceberg_catalog(of).load_table((target.namespace, target.name)).current_snapshot()
+    assert head is not None
+    return head.snapshot_id
+
+
+def seen(inserts: int = 1, count: int = 1) -> Outline:
+    return Outline(count, (Run(T.layout, 0, 0),), (), {}, 0, None, inserts)
+
+
+def survey(low: int | None, high: int = 100) -> Survey:
+    return Survey((), 0, 0, 0, None, None if low is None else (low, high))
+
+
+@FORMATS
+def test_keys_above_all_of_a_tables_files_are_proven_new(tmp_path: Path, fmt: str) -> None:
+    of, target, put = silver(tmp_path, fmt)
+    put(rows(1, 5))
+    put(rows(3, 9))
+    at = version(of, target)
+    assert all_below(of, target, at, "id", 10)
+    assert not all_below(of, target, at, "id", 9)
+    put(rows(50))
+    assert not all_below(of, target, version(of, target), "id", 10)
+    assert all_below(of, target, at, "id", 10), "the version that a plan was made for counts, not the newest"
+
+
+@FORMATS
+def test_a_file_without_bounds_proves_nothing(tmp_path: Path, fmt: str) -> None:
+    of, target, put = silver(tmp_path, fmt)
+    put(rows(1))
+    put(rows(None))
+    assert not all_below(of, target, version(of, target), "id", 10)
+
+
+@FORMATS
+def test_new_keys_are_appended_and_others_merged(tmp_path: Path, fmt: str) -> None:
+    of, target, put = silver(tmp_path, fmt)
+    put(rows(1, 9))
+    base = Marker(10, version(of, target))
+
+    def way(found: Survey, outline: Outline, part: TablePart = PART) -> str:
+        return choose(of, target, base, part, outline, found, 100).way
+
+    assert way(survey(10), seen()) == "append"
+    assert way(survey(9), seen()) == "merge", "the key may be there"
+    assert way(survey(None), seen()) == "merge", "keys moved, or have no bounds"
+    assert way(survey(10), seen(inserts=0)) == "merge", "an update of a row that silver lacks is not an append"
+    truncated = TablePart(SHAPE, frozenset(), (Truncated(15, 1, None, None, None, None),), PART.span)
+    assert way(survey(10), seen(), truncated) == "merge", "a truncate ends rows of every key"
+
+
+def test_a_table_that_holds_nothing_takes_an_append(tmp_path: Path) -> None:
+    of = project(tmp_path, "delta")
+    assert choose(of, of.target(T.table), Marker(None, None), PART, seen(), survey(-5), 100).way == "append"
+
+
+def test_what_is_sent_to_every_task_fits_the_heap_many_times() -> None:
+    gib = 1 << 30
+    assert fits(PART, seen(count=500_000), 128 << 20, 2 * gib)
+    assert not fits(PART, seen(count=500_000), 300 << 20, 2 * gib)
+    assert not fits(PART, seen(count=10), 300 << 20, 2 * gib), "few rows may be long"
+    assert not fits(PART, seen(count=50_000_000), 1 << 20, 2 * gib), "short rows may be many"
+    assert not fits(PART, seen(), None, 2 * gib), "a size that nobody knows"
+
+
+@FORMATS
+def test_weight_and_what_a_commit_wrote_are_read_from_the_table(tmp_path: Path, fmt: str) -> None:
+    of, target, put = silver(tmp_path, fmt)
+    assert weight(of, target) == Weight(0, 0, marked=False)
+    put(rows(1, 2))
+    put(rows(3))
+    now = weight(of, target)
+    assert now.files == 2
+    last = written(of, target, version(of, target))
+    assert last == Written(1, last.size, 0, 0, 0)
+    assert 0 < last.size < now.size
+
+
+def test_a_file_that_got_marks_was_not_rewritten(tmp_path: Path) -> None:
+    of = project(tmp_path, "delta")
+    log = of.silver_path(of.target(T.table)) / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{7:020}.json").write_text(
+        '{"commitInfo":{}}\n{"add":{"path":"a","size":1000,"deletionVector":{"sizeInBytes":40}}}\n'
+        '{"remove":{"path":"a","size":1000}}\n{"remove":{"path":"b","size":500}}\n{"add":{"path":"c","size":300}}\n'
+    )
+    assert written(of, of.target(T.table), 7) == Written(1, 340, 1, 500, 1)
