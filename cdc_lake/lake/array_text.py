@@ -1,6 +1,6 @@
 """Array text: the elements of an array as PostgreSQL prints it, read without Spark.
 
-The second opinion on `lake.casts.elements_sql`: a walk over characters, as array_in of arrayfuncs.c reads them.
+The second opinion on the SQL of `lake.casts`: a walk over characters, as array_in of arrayfuncs.c reads them.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ def cast_sql(text: str, kind: ColumnType) -> str:  # noqa: PLR0911 - one line a 
         case Family.HEX:
             return f"unhex({text})"
         case Family.ARRAY:
-            assert kind.element is not None
-            return f"transform({elements_sql(text)}, element -> {cast_sql('element', kind.element)})"
+            return _values(text, kind)
         case Family.NUMBER_OR_NULL:
             return f"CASE WHEN {_same_number(text, kind.sql)} THEN try_cast({text} AS {kind.sql}) END"
         case (
@@ -108,19 +107,19 @@ _MARKS = ("char(1)", "char(2)")
 """Stand for an escaped backslash and an escaped quote while an array is taken apart; a text with them is held."""
 
 
-def _neutral(text: str) -> str:
-    """An array's text in which a quote always opens or closes an element."""
+def _plain(text: str, body: str) -> str:
+    """`body` over `plain`: an array's text in which a quote always opens or closes an element; made once."""
     slash, quote = _MARKS
-    return f"replace(replace({text}, concat(char(92), char(92)), {slash}), concat(char(92), '\"'), {quote})"
+    plain = f"replace(replace({text}, concat(char(92), char(92)), {slash}), concat(char(92), '\"'), {quote})"
+    return f"transform(array({plain}), plain -> {body})[0]"
 
 
-def _tokens(text: str) -> str:
-    """The elements of an array as they are written, quotes included."""
-    return f"""regexp_extract_all({_neutral(text)}, '"[^"]*"|[^{{}}",\\\\s]+', 0)"""
+_TOKENS = """regexp_extract_all(plain, '"[^"]*"|[^{}",\\\\s]+', 0)"""
+"""The elements as they are written, quotes included."""
 
 
-def elements_sql(text: str) -> str:
-    """The texts of the elements of an array's text, as a Spark SQL array; means nothing where it is no array.
+def _elements() -> str:
+    """The texts of the elements in `plain`; means nothing where it is no array.
 
     An element is quoted where it is empty, reads NULL or holds a blank, comma, brace, quote or backslash (array_out of
     arrayfuncs.c).
@@ -128,16 +127,21 @@ def elements_sql(text: str) -> str:
     slash, quote = _MARKS
     inner = f"replace(replace(substr(token, 2, length(token) - 2), {quote}, '\"'), {slash}, char(92))"
     return (
-        f"transform({_tokens(text)}, token -> CASE WHEN token = 'NULL' THEN CAST(NULL AS STRING) "
+        f"transform({_TOKENS}, token -> CASE WHEN token = 'NULL' THEN CAST(NULL AS STRING) "
         f"WHEN left(token, 1) = '\"' THEN {inner} ELSE token END)"
     )
+
+
+def _values(text: str, kind: ColumnType) -> str:
+    assert kind.element is not None
+    return _plain(text, f"transform({_elements()}, element -> {cast_sql('element', kind.element)})")
 
 
 def _is_array(text: str, kind: ColumnType) -> str:
     """One dimension from 1 on: what is found, put together again, is the whole text; each element fits."""
     assert kind.element is not None
     slash, quote = _MARKS
-    whole = f"concat('{{', array_join({_tokens(text)}, ','), '}}') = {_neutral(text)}"
-    elements = f"forall({elements_sql(text)}, element -> {fits_sql('element', kind.element)})"
-    plain = f"instr({text}, {slash}) = 0 AND instr({text}, {quote}) = 0 AND instr({_neutral(text)}, char(92)) = 0"
-    return f"{plain} AND {whole} AND {elements}"
+    unmarked = f"instr({text}, {slash}) = 0 AND instr({text}, {quote}) = 0"
+    whole = f"instr(plain, char(92)) = 0 AND concat('{{', array_join({_TOKENS}, ','), '}}') = plain"
+    elements = f"forall({_elements()}, element -> {fits_sql('element', kind.element)})"
+    return f"{unmarked} AND {_plain(text, f'{whole} AND {elements}')}"

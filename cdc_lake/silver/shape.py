@@ -59,8 +59,8 @@ class Shape:
         return tuple(self.columns[at] for at in self.keys)
 
     def position(self, name: str) -> int | None:
-        """The position of a source column, None where there is none."""
-        names = self.relation.names
+        """The position of a source column, or of a companion by its own name; None where there is none."""
+        names = [one.name if one.companion else one.source.name for one in self.made]
         return names.index(name) if name in names else None
 
     def text(self, at: int, array: str) -> str:

@@ -16,6 +16,7 @@ from cdc_lake.lake.typed_columns import check_declared, typed_columns
 from cdc_lake.lake.types import Family, Loss, column_type, companion_type, source_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.pipeline.type_ledger import ColumnLedger, TableLedger, lines
+from cdc_lake.silver.shape import make_shape
 
 NUMERIC = Column("n", "numeric", 1700)
 BOUNDED = Column("b", "numeric", 1700, ((10 << 16) | 2) + 4)
@@ -189,3 +190,13 @@ def test_the_ledger_says_what_becomes_of_each_column_and_counts_it():
     found = list(lines(ledger))
     assert [(line.ok, line.code) for line in found] == [(False, "LAK479"), (False, "LAK479"), (False, "")]
     assert found[-1].text == "4 columns: 2 lossless, 1 converted, 1 refused"
+
+
+def test_a_rule_finds_a_companion_by_its_name():
+    layout = Relation(
+        TableName("public", "t"), (Column("id", "int4", 23, key=True), NUMERIC), ReplicaIdentity.DEFAULT, ("id",)
+    )
+    shape = make_shape([1], {1: layout}, None, types=policy("both(20,4)"))
+    assert [shape.position(name) for name in ("id", "n", "n_decimal", "m")] == [0, 1, 2, None]
+    assert shape.text(2, "new") == "new[1]"
+    assert [shape.may_misfit(at) for at in (0, 1, 2)] == [True, False, False]
