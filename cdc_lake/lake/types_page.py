@@ -65,8 +65,9 @@ decimal's; `compare` recomputes it. A text is read as a declared type by the sam
 source (below): `007` is no `int`. An array becomes one where it has one dimension that begins at 1 and each element
 fits; its elements may be NULL.
 
-A rule may name the decimal of `both`. Rules, `compare`, the initial copy and all kinds of tables go by the declared type. To declare another one for a table
-that is there is a change of its type.
+Rules, `compare`, the initial copy and all kinds of tables go by the declared type; a rule may name the decimal of
+`both`. To declare another type for a table that is there is a change of its type, and
+[asked for](../concepts/evolution.md).
 
 ## How values are read
 
