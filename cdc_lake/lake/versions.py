@@ -35,7 +35,8 @@ def is_readable(project: Project, target: Target, version: int) -> bool:
     if table is None or table.snapshot_by_id(version) is None:
         return False
     try:
-        return all(_there(task.file.file_path) for task in table.scan(snapshot_id=version).plan_files())
+        tasks = table.scan(snapshot_id=version).plan_files()
+        return all(_there(file.file_path) for task in tasks for file in (task.file, *task.delete_files))
     except FileNotFoundError:  # a manifest is gone
         return False
 
