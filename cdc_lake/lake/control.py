@@ -425,7 +425,7 @@ class ControlTables:
         return places_of(files, lambda path: self.read("cuts", files=[path], columns=PLACE))
 
     def compact(self, name: ControlName, more_than: int) -> bool:
-        """Put the files of a table together where there are more; only who alone writes to it may. False: no need.
+        """Put the files of a table together where there are more; others may append meanwhile. False: no need.
 
         Every file is an entry of each checkpoint of the log, so that commits get slower with their number.
         """

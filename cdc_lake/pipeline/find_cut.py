@@ -76,7 +76,7 @@ class _Cuts:
     def find(self, asked: AsOf) -> WrittenCut:
         match asked:
             case Latest():
-                return self._at(self.places.num_rows - 1)
+                return self._latest()
             case Named(name):
                 return self._promised(name)
             case Moment(time):
@@ -89,6 +89,11 @@ class _Cuts:
                 return _Stream(self).read(asked)
             case other:
                 assert_never(other)
+
+    def _latest(self) -> WrittenCut:
+        if self.epoch is not None or (row := self.control.last_cut()) is None:
+            return self._at(self.places.num_rows - 1)
+        return written(row)
 
     def _at(self, row: int) -> WrittenCut:
         return written(self.control.cuts(self.places.slice(row, 1))[0])

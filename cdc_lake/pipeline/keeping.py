@@ -21,6 +21,8 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.cuts import TableState, WrittenCut, placed
 from cdc_lake.pipeline.promises import Promise, due, promises, record, standing
 
+_FILES = 100  # of the table `promises`, put together when there are more
+
 Sql = Callable[[Target, str], None]
 """Runs a statement in the session of a table. Raises LakeError."""
 
@@ -47,6 +49,7 @@ class Keeper:
             every, keep = timedelta(milliseconds=settings.promise_every), timedelta(milliseconds=settings.keep)
             if (promise := due(self._look(), cut, every, keep)) is not None:
                 record(self._control, promise, cut.written_at)
+                self._control.compact("promises", _FILES)
                 self._tell(Progress("promise", f"the cut stays readable as `{promise.name}`"))
         self.keep()
 
