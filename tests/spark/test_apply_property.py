@@ -7,10 +7,11 @@ import random
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
+import cdc_lake
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
@@ -55,8 +56,14 @@ def lake(root: Path, spark_root: Path, fmt: str, seed: int) -> Project:
     )
 
 
-def texts(project: Project, name: TableName) -> dict[tuple[str | None, ...], dict[str, str | None]]:
-    rows = read_silver(project, project.target(name)).to_pylist()
+Rows: TypeAlias = dict[tuple[str | None, ...], dict[str, str | None]]
+
+
+def texts(project: Project, name: TableName) -> Rows:
+    return by_key(read_silver(project, project.target(name)).to_pylist(), name)
+
+
+def by_key(rows: list[dict[str, Any]], name: TableName) -> Rows:
     keys = ("id",) if name == PLAIN.table else ("a", "b")
     said = [{c: None if v is None else str(v) for c, v in row.items()} for row in rows]
     found = {tuple(row[k] for k in keys): row for row in said}
@@ -86,6 +93,7 @@ def test_any_spans_and_restarts_give_the_oracles_state(spark: Any, lake_root: Pa
         bronze.begin_stream("test", 10)
         cut = random.Random(seed)
         at = 0
+        states: dict[int, dict[TableName, Rows]] = {}
         while at < len(transactions):
             size = cut.randint(1, 20)
             bronze.append([raw_transaction(t) for t in transactions[at : at + size]])
@@ -102,6 +110,12 @@ def test_any_spans_and_restarts_give_the_oracles_state(spark: Any, lake_root: Pa
                     found = texts(project, name) if read_marker(project, project.target(name), "test").version else {}
                     with_note = {k: {**dict.fromkeys(next(iter(found.values()), {})), **r} for k, r in expected.items()}
                     assert found == with_note
+                    if found:
+                        states.setdefault(transactions[at - 1].bounds.position, {})[name] = found
+        cuts = ControlTables(project.control).cut_places()["position"].to_pylist()
+        for position in states.keys() & set(cuts):  # the others were deleted above
+            session, tables = cdc_lake.session(project, as_of=position), states[position]
+            assert {name: by_key(session.read(str(name)).to_pylist(), name) for name in tables} == tables
         held = ControlTables(project.control).read("held").to_pylist()
         recorded = sorted((r["position"], r["ordinal"]) for r in held if r["reason"] != "closed")
         assert recorded == sorted(oracle.held)
