@@ -16,15 +16,14 @@ _FIRST = threading.Lock()
 
 
 def silver_frame(spark: SparkSession, project: Project, target: Target, version: int | None) -> DataFrame:
-    """The rows of a silver table at a version, in the columns it had then; None: no rows, in those it has now.
-
-    `spark` is a session of its own: an Iceberg catalog remembers a table for half a minute.
-    """
+    """The rows of a silver table at a version, in the columns it had then; None: no rows, in those it has now."""
     if target.format == "delta":
         name = f"delta.{quoted(str(project.silver_path(target)))}"
     else:
         name = f"{project.pipeline.lake.iceberg.catalog}.{quoted(target.namespace)}.{quoted(target.name)}"
     with _FIRST:
+        if target.format == "iceberg":
+            spark.sql(f"REFRESH TABLE {name}")  # the catalog remembers a table for half a minute
         if version is None:
             return spark.table(name).where("false")
         return spark.sql(f"SELECT * FROM {name} VERSION AS OF {version}")
