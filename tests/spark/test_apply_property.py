@@ -111,7 +111,7 @@ def test_any_spans_and_restarts_give_the_oracles_state(spark: Any, lake_root: Pa
                     with_note = {k: {**dict.fromkeys(next(iter(found.values()), {})), **r} for k, r in expected.items()}
                     assert found == with_note
                     if found:
-                        states.setdefault(transactions[at - 1].bounds.position, {})[name] = found
+                        states.setdefault(transactions[:at][-1].bounds.position, {})[name] = found
         cuts = ControlTables(project.control).cut_places()["position"].to_pylist()
         for position in states.keys() & set(cuts):  # the others were deleted above
             session, tables = cdc_lake.session(project, as_of=position), states[position]

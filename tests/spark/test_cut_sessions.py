@@ -103,11 +103,11 @@ def test_every_kind_answers_as_of_every_cut_with_spark_and_without(spark: Any, l
     logs: dict[str, list[tuple[Any, ...]]] = {}
 
     def proven(position: int, asked: Any, names: tuple[str, ...]) -> None:
-        session = cdc_lake.session(shop.project, as_of=asked)
+        session, own = cdc_lake.session(shop.project, as_of=asked), derive(spark)
         assert session.cut.position == position
         for name in names:
             given = session.read(name).to_pylist()
-            frames = [row.asDict() for row in session.frame(derive(spark), name).collect()]
+            frames = [row.asDict() for row in session.frame(own, name).collect()]
             if NAMES[name] == "append":
                 assert changes(given) == changes(frames)
                 assert max(row["_position"] for row in given) == position
@@ -116,7 +116,7 @@ def test_every_kind_answers_as_of_every_cut_with_spark_and_without(spark: Any, l
             assert by_id(given) == by_id(frames) == shop.states[position]
             if NAMES[name] == "history":
                 whole = session.read(name, versions=True).to_pylist()
-                spark_rows = [r.asDict() for r in session.frame(derive(spark), name, versions=True).collect()]
+                spark_rows = [r.asDict() for r in session.frame(own, name, versions=True).collect()]
                 assert versions(whole) == versions(spark_rows)
                 assert versions(whole) == logs.setdefault(f"{name} {position}", versions(whole))
 
