@@ -142,6 +142,7 @@ class Evolving:
         for _ in range(self.random.randint(1, 5)):
             if self.random.random() < ddl:
                 self.alter()
+                self.insert()  # the stream has a layout with the first change of it
             acts = [self.insert, self.insert, self.update, self.update, self.delete]
             self.random.choice([*acts, self.truncate] if self.random.random() < 0.1 else acts)()
 

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TableChangedMeanwhile
-from cdc_lake.lake.evolution import AddColumn, SchemaChange, only_adds, restated
+from cdc_lake.lake.evolution import AddColumn, SchemaChange, columns_after, only_adds, restated
 from cdc_lake.lake.marker import Marker, app_id, layout_app_id, read_marker
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrameWriter, SparkSession
 
 _APP = "spark.databricks.delta.write.txnAppId"
+_NTZ = "timestamp_ntz"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 
 
@@ -76,6 +77,7 @@ class DeltaSilver:
         have = self.columns()
         assert have is not None, "a table that is not there is created"
         self._unmoved(stream, base)
+        self._take_types(have, columns_after(have, changes))
         if only_adds(changes):
             adds = [change.column for change in changes if isinstance(change, AddColumn)]
             rows = self._spark.range(0).selectExpr(*(f"CAST(NULL AS {c.type}) AS {quoted(c.name)}" for c in adds))
@@ -88,6 +90,11 @@ class DeltaSilver:
         app = layout_app_id(stream, self._target, base.generation)
         with self._rivals_refused():
             writer.option("txnAppId", app).option("txnVersion", str(position)).save(str(self._path))
+
+    def _take_types(self, have: Sequence[SilverColumn], after: Sequence[SilverColumn]) -> None:
+        """Delta takes this type into a table that was made without it only once its feature was asked for."""
+        if any(_NTZ in c.type for c in after) and not any(_NTZ in c.type for c in have):
+            self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')")
 
     def _laid_out(self, writer: DataFrameWriter) -> DataFrameWriter:
         """The writer of a table stated anew, which stays partitioned or clustered as it was."""

@@ -121,6 +121,10 @@ def _commit(table: Table, version: int | None, reached: Progress, update: Callab
     from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
     from pyiceberg.table.update import AssertRefSnapshotId  # noqa: PLC0415
 
+    meanwhile = TableChangedMeanwhile(f"another writer committed to {'.'.join(table.name())}")
+    head = table.current_snapshot()
+    if (None if head is None else head.snapshot_id) != version:
+        raise meanwhile
     transaction = table.transaction()
     with transaction.update_schema(allow_incompatible_changes=True) as schema:
         update(schema)
@@ -131,7 +135,7 @@ def _commit(table: Table, version: int | None, reached: Progress, update: Callab
         transaction._apply((), (fence,))  # noqa: SLF001 - it has no other word for a requirement
         transaction.commit_transaction()
     except CommitFailedException as cause:
-        raise TableChangedMeanwhile(f"another writer committed to {'.'.join(table.name())}") from cause
+        raise meanwhile from cause
 
 
 def _iceberg_type(sql: str) -> IcebergType:
