@@ -18,7 +18,7 @@ def ledger_text(ledger: Sequence[TableLedger], *, colour: bool) -> str:
     out = []
     for one in ledger:
         out.append(f"types of {one.table} → {one.silver}")
-        rows = table([_row(column) for column in one.columns])
+        rows = table([_row(column, "held" if one.misfit == "quarantine" else "stops") for column in one.columns])
         for line, column in zip(rows, one.columns, strict=True):
             tone = _COLOURS.get(column.loss.value)
             out.append(tint(line, tone, on=colour) if tone else line)
@@ -28,8 +28,8 @@ def ledger_text(ledger: Sequence[TableLedger], *, colour: bool) -> str:
     return "\n".join([*out, ""]) if out else ""
 
 
-def _row(column: ColumnLedger) -> tuple[str, ...]:
+def _row(column: ColumnLedger, misfit: str) -> tuple[str, ...]:
     renamed = "" if column.silver_column in {column.column, ""} else f"{column.silver_column} "
     becomes = f"→ {renamed}{column.silver_type}" if column.silver_type else "→"
-    said = [column.how, f"held: {column.held}" if column.held else ""]
+    said = [column.how, f"{misfit}: {column.held}" if column.held else ""]
     return column.column, column.source_type, becomes, column.loss.value, "; ".join(filter(None, said))

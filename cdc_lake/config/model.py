@@ -183,21 +183,27 @@ Rule = Annotated[NotNull | Between | InSet | Matches | LengthBetween, Field(disc
 TableKind = Literal["current", "history", "append"]
 
 
+Misfit = Literal["quarantine", "stop"]
+
+
 class DefaultTypes(Section):
-    """Silver types where the source's type leaves a choice."""
+    """Silver types where the source's type leaves a choice, and what becomes of a value that its type cannot hold."""
 
     numeric: NumericType = "string"
-    """Numerics that no decimal holds whole: `string`, `decimal(p,s)` (others are held), `both(p,s)` (two columns)."""
+    """Numerics that no decimal holds whole: `string`, `decimal(p,s)` (others do not fit), `both(p,s)` (two columns)."""
+    misfit: Misfit = "quarantine"
+    """A value that does not fit: `quarantine` holds its change and later ones of its key, `stop` ends the run."""
 
 
 class TableTypes(Section):
     """Silver types of one table, where the source's type leaves a choice."""
 
     numeric: NumericType | None = None
-    """Numerics that no decimal holds whole: `string`, `decimal(p,s)` (others are held), `both(p,s)` (two columns)."""
+    """Numerics that no decimal holds whole: `string`, `decimal(p,s)` (others do not fit), `both(p,s)` (two columns)."""
+    misfit: Misfit | None = None
+    """A value that does not fit: `quarantine` holds its change and later ones of its key, `stop` ends the run."""
     columns: dict[str, DeclaredType] = {}  # noqa: RUF012  # pydantic copies defaults
-    """Silver types by column: `string`, `int`, `decimal(p,s)`, `both(p,s)`, `array<int>` …; what does not fit is
-    held."""
+    """Silver types by column: `string`, `int`, `decimal(p,s)`, `both(p,s)`, `array<int>` …"""
 
 
 class TableDefaults(Section):

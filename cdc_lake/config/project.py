@@ -174,6 +174,7 @@ class Project:
             types=TypePolicy(
                 Declared.parse(given.types.numeric or defaults.types.numeric),
                 tuple((name, Declared.parse(text)) for name, text in given.types.columns.items()),
+                given.types.misfit or defaults.types.misfit,
             ),
             on_drop=given.on_drop or defaults.on_drop,
         )

@@ -1,13 +1,14 @@
 """Type policy: the silver types that a pipeline declares, where the source's type leaves a choice.
 
-A declared type is a promise about every value: what it cannot hold is held, never clipped, rounded or made NULL.
+A declared type is a promise about every value: what it cannot hold is held or stops the run, and is never clipped,
+rounded or made NULL.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator
 
@@ -49,10 +50,14 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class TypePolicy:
-    """What a pipeline declares for one table. `numeric`: of numerics that no decimal holds whole by themselves."""
+    """What a pipeline declares for one table. `numeric`: of numerics that no decimal holds whole by themselves.
+
+    `misfit`: what a value does that its type cannot hold: its change is held, or the run ends before it.
+    """
 
     numeric: Declared = field(default_factory=lambda: Declared("string"))
     columns: tuple[tuple[str, Declared], ...] = ()
+    misfit: Literal["quarantine", "stop"] = "quarantine"
 
     def of(self, column: str) -> Declared | None:
         """What is declared for a source column by its name."""

@@ -46,6 +46,7 @@ silver:
     - from: public.orders
       types:
         numeric: string
+        misfit: stop                    # quarantine by default
         columns:
           amount: both(38,4)            # two columns: amount, and amount_decimal beside it
           quantity: int                 # a domain over integer
@@ -64,6 +65,9 @@ every digit, and the one beside it, with `_decimal` behind its name, is NULL exa
 decimal's; `compare` recomputes it. A text is read as a declared type by the same rules as a column that has it at the
 source (below): `007` is no `int`. An array becomes one where it has one dimension that begins at 1 and each element
 fits; its elements may be NULL.
+
+**`misfit: stop`** beside `numeric` or `columns` ends the run before a value that does not fit
+([QUA501](../errors/QUA501.md)), instead of holding its change.
 
 Rules, `compare`, the initial copy and all kinds of tables go by the declared type; a rule may name the decimal of
 `both`. To declare another type for a table that is there is a change of its type, and

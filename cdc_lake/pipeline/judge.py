@@ -69,14 +69,14 @@ def _rules(target: Target, shape: Shape, unsent: frozenset[int], *, completed: b
 
 
 def _misfits(shape: Shape) -> list[Condition]:
-    """Texts without a silver value: always held, never clipped, never NULL."""
+    """Texts without a silver value: held, or the run ends before them; never clipped, never NULL."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     out = []
     for at, column in enumerate(shape.columns):
         if shape.may_misfit(at):
             misfit = _of_rows(~F.col(fits(at)))
-            out.append(Condition(f"type_{column.name}", "quarantine", misfit, frozenset()))
+            out.append(Condition(f"type_{column.name}", shape.types.misfit, misfit, frozenset()))
     return out
 
 

@@ -23,7 +23,7 @@ class ColumnLedger:
     """One silver column, or one that is refused.
 
     `column`, `source_type`: at the source; `loss`: lossless, converted or refused; `how`: in which way, or why not;
-    `held`: the values that silver cannot have, which are held with their text.
+    `held`: the values that silver cannot have, which are held with their text, or stop the run.
     """
 
     column: str
@@ -37,12 +37,16 @@ class ColumnLedger:
 
 @dataclass(frozen=True, slots=True)
 class TableLedger:
-    """The columns of one table in their order; `problem`: why it has no ledger, or what is wrong besides columns."""
+    """The columns of one table in their order; `problem`: why it has no ledger, or what is wrong besides columns.
+
+    `misfit`: what the values do that silver cannot have, `quarantine` or `stop`.
+    """
 
     table: str
     silver: str
     columns: tuple[ColumnLedger, ...]
     problem: str = ""
+    misfit: str = "quarantine"
 
 
 def type_ledger(project: Project) -> tuple[TableLedger, ...]:
@@ -76,12 +80,13 @@ def _table(project: Project, target: Target, layout: Relation) -> TableLedger:
     try:
         relation = redaction_of(project).relation(layout)
     except CdcLakeError as unfit:
-        return TableLedger(str(target.source), target.label, (), unfit.message)
+        return TableLedger(str(target.source), target.label, (), unfit.message, target.types.misfit)
     try:
         check_declared(relation, target.types)
     except TypeRefused as refused:
         problem = refused.message
-    return TableLedger(str(target.source), target.label, tuple(_columns(relation, target)), problem)
+    columns = tuple(_columns(relation, target))
+    return TableLedger(str(target.source), target.label, columns, problem, target.types.misfit)
 
 
 def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:

@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,10 @@ from cdc_lake.config.type_policy import Declared, TypePolicy
 from cdc_lake.lake.array_text import elements_of
 from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.types import ColumnType, Family, column_type, companion_type
-from cdc_lake.model.relation import Column
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.pipeline.judge import conditions
+from cdc_lake.silver.shape import make_shape
+from tests.spark.conftest import make_project
 
 pytestmark = [
     pytest.mark.spark,
@@ -252,6 +256,19 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return (math.isnan(one) and math.isnan(other)) or struct.pack("d", one) == struct.pack("d", other)
     return one == other and type(one) is type(other)
+
+
+def test_a_misfit_is_held_or_stops_as_the_pipeline_says(spark: Any, lake_root: Path) -> None:
+    assert spark is not None  # conditions are Spark's columns
+    layout = Relation(
+        TableName("public", "t"), (Column("id", "int4", 23, key=True), NUMERIC), ReplicaIdentity.DEFAULT, ("id",)
+    )
+    for misfit in ("quarantine", "stop"):
+        table = {"from": "public.t", "types": {"numeric": "decimal(9,2)", "misfit": misfit}}
+        target = make_project(lake_root, "p", silver={"tables": [table]}).target(layout.table)
+        shape = make_shape([1], {1: layout}, None, types=target.types)
+        found = {one.name: one.on_fail for one in conditions(target, shape, frozenset())}
+        assert found == {"type_id": misfit, "type_n": misfit}
 
 
 def test_what_fits_and_its_value_are_what_python_reads(spark: Any) -> None:
