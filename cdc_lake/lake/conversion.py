@@ -7,6 +7,9 @@ import re
 from cdc_lake.errors import Unconvertible
 from cdc_lake.lake.store import literal
 
+UNREADABLE = "cdc_lake: a text of an old row is no"
+"""How Spark's error begins where a conversion meets a value that has none in the new type."""
+
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 _DIGITS = {"smallint": 5, "int": 10, "bigint": 19}
 _WIDER = {
@@ -47,7 +50,7 @@ def conversion(value: str, old_sql: str, new_sql: str) -> str | None:
     if widens(old_sql, new_sql) or narrower or (new_sql == "string" and printed):
         return f"CAST({value} AS {new_sql})"
     if old_sql == "string" and (new_sql in _READ or new_decimal is not None):
-        failed = f"raise_error({literal(f'cdc_lake: a text is no {new_sql}')})"
+        failed = f"raise_error({literal(f'{UNREADABLE} {new_sql}')})"
         return f"CASE WHEN {value} IS NOT NULL THEN coalesce(try_cast({value} AS {new_sql}), {failed}) END"
     return None
 

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from cdc_lake.config.project import Target
-from cdc_lake.errors import ApplyFailed, CdcLakeError, MergeRefused, SparkDied
+from cdc_lake.errors import ApplyFailed, CdcLakeError, MergeRefused, SparkDied, Unconvertible
+from cdc_lake.lake.conversion import UNREADABLE
 from cdc_lake.lake.session import death, derive
 from cdc_lake.silver.complete import MISSING_BASE
 from cdc_lake.silver.current import MISSING_ROW
@@ -72,6 +73,8 @@ def _explained(cause: Exception, target: Target) -> CdcLakeError:
     error: CdcLakeError
     if MISSING_ROW in text or MISSING_BASE in text:
         error = MergeRefused(f"a change refers to a row that {target.label} does not have")
+    elif UNREADABLE in text:
+        error = Unconvertible(f"old rows of {target.label} have texts that are no values of their column's new type")
     else:
         error = ApplyFailed(f"{target.label} could not be merged: {type(cause).__name__}")
     error.__cause__ = cause

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.errors import DestructiveChange
 from cdc_lake.observe.progress import silent
@@ -19,6 +18,8 @@ from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.run import run
 from tests.conftest import Database
 
+from .conftest import make_project
+
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.live,
@@ -27,26 +28,23 @@ pytestmark = [
 ]
 
 
-def project_of(database: Database, folder: Path) -> Project:
-    (folder / "password.txt").write_text(database.password)
-    file = folder / "shop.yaml"
-    file.write_text(f"""\
-version: 1
-pipeline: shop
-source:
-  type: postgres
-  host: {database.host}
-  port: {database.port}
-  database: {database.name}
-  user: {database.user}
-  password: ${{file:password.txt}}
-  slot: {{name: {database.name[:63].lower()}}}
-  tables: ["public.*"]
-silver:
-  defaults: {{on_drop: drop}}
-  tables: [{{from: public.ice, format: iceberg}}]
-""")
-    return load_project(file)
+def project_of(database: Database, root: Path) -> Project:
+    name = database.name[:63].lower()
+    source = {
+        "type": "postgres",
+        "host": database.host,
+        "port": database.port,
+        "database": database.name,
+        "user": database.user,
+        "password": database.password,
+        "slot": {"name": name},
+        "tables": ["public.*"],
+    }
+    silver = {
+        "defaults": {"on_drop": "drop", "namespace": "live"},
+        "tables": [{"from": "public.ice", "format": "iceberg"}],
+    }
+    return make_project(root, name, source=source, silver=silver)
 
 
 class Shop:
@@ -79,15 +77,15 @@ class Shop:
     def equal(self) -> bool:
         found = compare(self.project, [], tell=silent)
         return {t.silver: t.verdict for t in found.tables} == {
-            "silver.delta": Verdict.EQUAL,
-            "silver.ice": Verdict.EQUAL,
+            "live.delta": Verdict.EQUAL,
+            "live.ice": Verdict.EQUAL,
         }
 
 
 def test_plan_says_what_run_does_and_silver_equals_the_source_after_it(
-    spark: Any, database: Database, tmp_path: Path
+    spark: Any, database: Database, lake_root: Path
 ) -> None:
-    shop = Shop(spark, database, tmp_path)
+    shop = Shop(spark, database, lake_root)
     shop.both('CREATE TABLE @ (id int PRIMARY KEY, n int, r real, "Or der" text, note text)')
     shop.both("INSERT INTO @ SELECT g, g, g / 10.0, 'o' || g, 'n' FROM generate_series(1, 9) AS g")
     shop.run()
@@ -97,7 +95,7 @@ def test_plan_says_what_run_does_and_silver_equals_the_source_after_it(
     shop.both("UPDATE @ SET note = 'later' WHERE id = 3")
     assert shop.pending() == [
         (words, False)
-        for table in ("silver.delta", "silver.ice")
+        for table in ("live.delta", "live.ice")
         for words in (
             f"change column n of {table} from int to bigint",
             f"add column since timestamp_ntz to {table}",
