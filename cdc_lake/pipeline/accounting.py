@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT
 from cdc_lake.model.relation import Relation
+from cdc_lake.model.succession import predecessors
 
 Key: TypeAlias = tuple[str | None, ...]
 Row: TypeAlias = Mapping[str, str | None]
@@ -40,15 +41,34 @@ class HeldChange:
         return leaves, gives
 
 
-def held_changes(rows: Iterable[Mapping[str, Any]], layouts: Mapping[int, Relation], form: Form) -> list[HeldChange]:
-    """The open held changes of one table in order, from their rows in the control table `held`."""
+def held_changes(
+    rows: Iterable[Mapping[str, Any]], layouts: Mapping[int, Relation], now: Relation, form: Form
+) -> list[HeldChange]:
+    """The open held changes of one table in order, from their rows in the control table `held`, by the names of now."""
     out: list[HeldChange] = []
     for row in sorted(rows, key=_place):
-        names = layouts[row["layout"]].names
+        names, later = _names_of_now(layouts[row["layout"]], now)
         unchanged = frozenset(names[at] for at in row["unchanged"] or ())
         new, old = (_named(row[tuple_], names, form) for tuple_ in ("new", "old"))
+        if new is not None:
+            new = {**{name: form(name, text) for name, text in later.items()}, **new}
         out.append(HeldChange(_place(row), row["op"], new, old, unchanged))
     return out
+
+
+def _names_of_now(layout: Relation, now: Relation) -> tuple[list[str], dict[str, str | None]]:
+    """What the columns of a layout are called now, and what its rows hold in columns that came later.
+
+    A column that is gone keeps its name, unless another one has it.
+    """
+    names = [name if name not in now.names else f"{name} (gone)" for name in layout.names]
+    later: dict[str, str | None] = {}
+    for place, column in zip(predecessors(layout, now), now.columns, strict=True):
+        if place is not None:
+            names[place] = column.name
+        elif column.missing is not None and column.missing.text is not None:
+            later[column.name] = column.missing.text
+    return names, later
 
 
 def folded(

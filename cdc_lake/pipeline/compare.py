@@ -283,7 +283,8 @@ def _held(job: _Job, sides: _Sides) -> tuple[frozenset[Key], frozenset[Key]]:
         value: str | None = from_source(pa.array([text], pa.large_string()), kind)[0].as_py()
         return value
 
-    changes = held_changes(rows.to_pylist(), job.bronze.layouts([pinned.target.source]), form)
+    now = job.source.relation_of(pinned.published)
+    changes = held_changes(rows.to_pylist(), job.bronze.layouts([pinned.target.source]), now, form)
     keys = frozenset(key for change in changes for key in change.keys(sides.keys) if key is not None)
     after, odd = folded(changes, sides.keys, sides.source.column_names, rows_of(sides.silver, sides.keys, keys))
     wanted = rows_of(sides.source, sides.keys, keys)

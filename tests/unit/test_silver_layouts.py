@@ -18,6 +18,7 @@ from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.pipeline.accounting import held_changes
 from cdc_lake.pipeline.evolve import next_layout
 from cdc_lake.silver.shape import Shape
 from cdc_lake.testing.messages import boundaries, raw_transaction
@@ -100,3 +101,11 @@ def test_a_layout_has_what_the_catalog_of_now_knows_of_its_columns() -> None:
     relation = Announced({T: facts}).relation(RelationMessage(7, T, ReplicaIdentity.DEFAULT, columns))
     assert [(c.number, c.missing) for c in relation.columns] == [(1, None), (None, None), (3, Missing("5"))]
     assert relation.oid == 7
+
+
+def test_held_changes_of_an_older_layout_are_told_by_the_names_of_now() -> None:
+    now = replace(WIDE, columns=(ID, replace(A, name="aa"), WIDE.columns[2]))
+    held = {"epoch": 1, "position": 5, "ordinal": 1, "op": "U", "layout": 1, "unchanged": [1], "old": None}
+    (change,) = held_changes([held | {"new": ["1", None]}], {1: NARROW}, now, lambda _, text: text)
+    assert change.new == {"id": "1", "aa": None, "b": "5"}
+    assert change.unchanged == {"aa"}
