@@ -61,17 +61,15 @@ _TIME = re.compile(r"[0-9]{4}-?[0-9]{2}.*")
 
 def as_of(given: Given) -> AsOf:
     """Read what was given. Raises CutUnknown, MalformedPosition."""
-    match given:
-        case str():
-            return _text(given.strip())
-        case bool():
-            raise CutUnknown(f"`{given}` names no cut")
-        case int():
-            return Stored(given)
-        case datetime():
-            return _moment(given)
-        case _:
-            return given
+    if isinstance(given, str):
+        return _text(given.strip())
+    if isinstance(given, datetime):
+        return _moment(given)
+    if isinstance(given, int) and not isinstance(given, bool):
+        return Stored(given)
+    if isinstance(given, Latest | Stored | Number | Position | Lsn | Csn | Moment | Named):
+        return given
+    raise CutUnknown(f"`{given}` names no cut: it is of type {type(given).__name__}")
 
 
 def _text(text: str) -> AsOf:

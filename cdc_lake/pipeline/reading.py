@@ -49,6 +49,10 @@ class CutSession:
     cut: WrittenCut
     allow_behind: bool = False
 
+    def __repr__(self) -> str:
+        """Which cut of which pipeline it is."""
+        return f"CutSession({self.project.name} at {self.position} of epoch {self.epoch}, {len(self.tables)} tables)"
+
     @property
     def position(self) -> str:
         """The cut's position, ready to be pasted back."""

@@ -73,6 +73,13 @@ def test_list_shows_the_newest_first_and_what_stays_readable(lake: CutLake, caps
     assert document["cuts"][0]["promises"] == [{"name": "audit", "scheduled": False, "until": None}]
 
 
+def test_a_pipeline_file_is_enough_to_read(lake: CutLake) -> None:
+    session = cdc_lake.session("shop.yaml")
+    assert repr(session) == "CutSession(shop at 0/12C of epoch 1, 2 tables)"
+    assert listed(session.read("a")) == listed(cdc_lake.read("shop.yaml", "a")) == [300]
+    assert [cut.position for cut in cdc_lake.cuts(lake.project).cuts] == ["0/12C", "0/C8"]
+
+
 def test_show_says_of_each_table_which_version_it_is_and_whether_it_is_there(lake: CutLake, capsys: Any) -> None:
     version = cdc_lake.session(lake.project, as_of=200).tables["public.a"].version
     assert version is not None

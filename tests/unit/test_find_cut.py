@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,12 @@ def test_what_names_no_cut_is_an_error(lake: CutLake, text: str) -> None:
         found(lake, text)
     with pytest.raises(CutUnknown, match="has no zone"):
         found(lake, datetime(2026, 1, 1))  # noqa: DTZ001 - the point of the test
+
+
+@pytest.mark.parametrize("given", [True, 1.5, None, date(2026, 1, 1), ["latest"]])
+def test_what_is_of_another_type_names_no_cut(lake: CutLake, given: Any) -> None:
+    with pytest.raises(CutUnknown, match="it is of type"):
+        found(lake, given)
 
 
 def test_a_malformed_position_stays_one(lake: CutLake) -> None:
