@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pyarrow as pa
 import pytest
 
 import cdc_lake
-from cdc_lake.errors import NotInCut, SilverMissing, TableBehind, VersionGone
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CutNotReached, NotInCut, SilverMissing, TableBehind, VersionGone
 from cdc_lake.model.position import Position
 from cdc_lake.silver.as_of import rows_as_of
 from tests.cut_lake import CutLake, at, forget, ids, listed
@@ -176,3 +179,18 @@ def test_a_history_is_asked_by_epoch_before_position() -> None:
     reopened = rows_as_of(later, Position(2, 899), versions=True)
     assert reopened["is_current"].to_pylist() == [True, True]
     assert reopened["valid_to"].to_pylist() == [None, None]
+
+
+def test_a_lake_of_0_2_0_is_read_at_its_cuts(tmp_path: Path) -> None:
+    with tarfile.open(Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    silver = {"defaults": {"namespace": "old_delta"}}
+    values = {"version": 1, "pipeline": "old_delta", "source": source, "silver": silver}
+    project = Project(Pipeline.model_validate(values), tmp_path / "shop.yaml", tmp_path)
+    early = cdc_lake.session(project, as_of=139)
+    assert (early.position, early.held) == ("0/78", {"public.t": 1})
+    assert listed(early.read("t")) == [2, 3, 500]
+    assert listed(cdc_lake.read(project, "t")) == [6, 7]
+    with pytest.raises(CutNotReached, match="bronze has more up to 0/96"):
+        cdc_lake.session(project, as_of="0/96")
