@@ -199,7 +199,7 @@ class Advance:
         Each goes layout by layout to where the others are.
         """
         waiting = {relation for relation, table in tables.items() if table.state == BROKEN}
-        tables, merged = dict(tables), False
+        before, tables = tables, dict(tables)
         while waiting:
             jobs = self._steps.jobs(state, tables, waiting, Span(state.epoch, position, position), Load(0, 0))
             parts = [job if job.next_layout is None else job.until(job.next_layout) for job in jobs]
@@ -208,15 +208,9 @@ class Advance:
                 if one.stop is not None:
                     at = shown(state.stream, one.stop[0])
                     raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {at} breaks it")
-            if not prepared:
-                break
             self._steps.merge(prepared, tables)
-            merged = True
-            done = {str(one.job.target.source) for one in prepared}
-            waiting = {r for r in done if tables[r].state == IN and tables[r].position < position}
-        if merged:
-            for relation in waiting:
-                tables[relation] = replace(tables[relation], state=BROKEN)
+            waiting = {r for r in waiting if tables[r].state == IN and tables[r].position < position}
+        if tables != before:
             self._cut(state, position, None, tables)
         return tables
 

@@ -5,6 +5,7 @@ A table that cannot go on is noted in the cut as it is, with its error in `done.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -110,6 +111,10 @@ class TableSteps:
                 lost = SilverLost(f"the last cut lists {target.label}, and the table is gone")
                 self._break(target, watermark, lost, tables)
                 continue
+            broken = listed is not None and listed.state == BROKEN
+            if broken and marker.position is None and (copy := self._copy(state, relation)) is not None:
+                jobs.append(self.first(state, target, *copy))  # what kept it from its first content may be mended
+                continue
             keys = open_holds(held, relation, state.epoch, marker.generation, watermark).keys
             part = parts.get(relation, Files.none()) if parts is not None and watermark >= after else None
             layouts = self._bronze.layouts([target.source], mine)
@@ -162,6 +167,12 @@ class TableSteps:
     def _all_layouts(self, target: Target) -> Iterable[Relation]:
         return self._bronze.layouts([target.source]).values()
 
+    def _copy(self, state: BronzeState, relation: str) -> tuple[int, int] | None:
+        """The position of the initial copy and the layout that a table has in it; None where it has no part in it."""
+        done = [r for r in self._control.snapshots() if r.stream == state.stream and r.state == "complete"]
+        entries = json.loads(done[-1].tables) if done else ()
+        return next((((done[-1].position, int(e["layout"]))) for e in entries if e["relation"] == relation), None)
+
     def first(self, state: BronzeState, target: Target, position: int, layout: int) -> TableJob:
         """The job that gives a table its first content: its rows of the snapshot, with the layout they follow."""
         span = Span(state.epoch, position - 1, position)
@@ -182,6 +193,10 @@ class TableSteps:
             elif result is not None:
                 self.done.broken.pop(job.target.label, None)
                 out.append(result)
+            elif (waits := tables.get(relation := str(job.target.source))) is not None and waits.state == BROKEN:
+                self.done.broken.pop(job.target.label, None)
+                layout = job.layout if job.snapshot else waits.layout
+                tables[relation] = replace(waits, position=job.span.upto, state=IN, layout=layout)
         return out
 
     def merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
-from cdc_lake.errors import DestructiveChange, RuleStopped, SilverLost, SnapshotIncomplete
+from cdc_lake.errors import DestructiveChange, NoKey, RuleStopped, SilverLost, SnapshotIncomplete
 from cdc_lake.lake.control import ControlTables, SnapshotRow, now
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver
@@ -241,3 +241,26 @@ def test_tables_of_the_snapshot_get_their_rows_and_empty_ones_are_there(spark: A
     assert found == [row(1, 10, None), row(2, None, "x")]
     assert read_silver(project, project.target(empty.table)).num_rows == 0
     assert read_marker(project, project.target(T.table), "test").position == 100
+
+
+def test_a_table_that_could_not_take_its_copy_takes_it_once_it_can(spark: Any, lake_root: Path) -> None:
+    """It was begun without, by the first changes behind the copy."""
+    name = "copied_late"
+    tables: list[dict[str, Any]] = [{"from": "public.t", "keys": ["nothing"]}]
+    project = make_project(lake_root, name, silver={"defaults": {"namespace": name}, "tables": tables})
+    bronze, control = DeltaBronze(project.bronze, durability="os"), ControlTables(project.control)
+    state = bronze.begin_stream("test", 100)
+    rows = pa.array([["1", "10", None], ["2", None, "x"]], pa.list_(pa.string()))
+    bronze.append_snapshot("initial-1", 0, T, rows, 0, 100)
+    copied = [{"relation": str(T.table), "layout": T.layout, "rows": 2, "chunks": 1}]
+    control.record(SnapshotRow("initial-1", state.stream, 1, 100, json.dumps(copied), "complete", now()))
+    bronze.append([raw_transaction(Transaction(boundaries(110), (insert("3", "3"),)))])
+    with pytest.raises(NoKey):
+        apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
+    mended = make_project(lake_root, name, silver={"defaults": {"namespace": name}})
+    apply(mended, once=True, stop=threading.Event(), tell=silent, spark=spark)
+    found = sorted(read_silver(mended, mended.target(T.table)).to_pylist(), key=lambda r: r["id"])
+    assert found == [row(1, 10, None), row(2, None, "x"), row(3, 3)]
+    last = control.last_cut("test")
+    assert last is not None
+    assert json.loads(last.tables)["public.t"]["state"] == "in"
