@@ -17,6 +17,7 @@ from cdc_lake.lake.types import Family, Loss, column_type, companion_type, sourc
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.pipeline.type_ledger import ColumnLedger, TableLedger, lines
 from cdc_lake.silver.shape import make_shape
+from tests.spark.conftest import make_project
 
 NUMERIC = Column("n", "numeric", 1700)
 BOUNDED = Column("b", "numeric", 1700, ((10 << 16) | 2) + 4)
@@ -190,6 +191,27 @@ def test_the_ledger_says_what_becomes_of_each_column_and_counts_it():
     found = list(lines(ledger))
     assert [(line.ok, line.code) for line in found] == [(False, "LAK479"), (False, "LAK479"), (False, "")]
     assert found[-1].text == "4 columns: 2 lossless, 1 converted, 1 refused"
+
+
+def test_a_table_says_what_differs_from_the_defaults(tmp_path):
+    silver = {
+        "defaults": {"types": {"numeric": "decimal(20,4)", "misfit": "stop"}},
+        "tables": [
+            {"from": "public.a", "types": {"misfit": "quarantine", "columns": {"c": "array<int>"}}},
+            {"from": "public.b", "types": {"numeric": "string"}},
+        ],
+    }
+    project = make_project(tmp_path, "p", silver=silver)
+    a, b, c = (project.target(TableName("public", name)).types for name in "abc")
+    assert (a.numeric.sql, a.misfit, a.of("c")) == ("decimal(20,4)", "quarantine", Declared("array<int>"))
+    assert (b.numeric.sql, b.misfit, b.of("c")) == ("string", "stop", None)
+    assert (c.numeric.sql, c.misfit) == ("decimal(20,4)", "stop")
+
+
+def test_the_ledger_says_where_a_value_stops_the_run():
+    column = ColumnLedger("at", "date", "at", "date", Loss.LOSSLESS, "", "infinity")
+    text = ledger_text([TableLedger("public.t", "silver.t", (column,), misfit="stop")], colour=False)
+    assert "stops: infinity" in text
 
 
 def test_a_rule_finds_a_companion_by_its_name():
