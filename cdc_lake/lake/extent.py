@@ -6,6 +6,7 @@ Rows are counted by reading one column: statistics of files know nothing of rows
 from __future__ import annotations
 
 import json
+from typing import Any, Final
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -32,30 +33,29 @@ def silver_shape(project: Project, target: Target) -> tuple[SilverColumn, ...] |
         if table is None:
             return None
         fields = json.loads(table.schema().to_json())["fields"]
-        return tuple(SilverColumn(f["name"], _spark_name(f["type"])) for f in fields)
+        return tuple(SilverColumn(f["name"], _of_delta(f["type"])) for f in fields)
     iceberg = iceberg_table(project, target)
     if iceberg is None:
         return None
-    plain = {"timestamp": "timestamp_ntz"}
-    names = ((f.name, str(f.field_type)) for f in iceberg.schema().fields)
-    return tuple(SilverColumn(name, plain.get(kind) or _spark_name(kind)) for name, kind in names)
+    return tuple(SilverColumn(field.name, _of_iceberg(str(field.field_type))) for field in iceberg.schema().fields)
 
 
-_SPARK = {
-    "short": "smallint",
-    "integer": "int",
-    "long": "bigint",
-    "timestamptz": "timestamp",
-    "list<string>": "array<string>",
-}
+_DELTA: Final = {"short": "smallint", "integer": "int", "long": "bigint"}
+_ICEBERG: Final = {"long": "bigint", "timestamp": "timestamp_ntz", "timestamptz": "timestamp"}
 
 
-def _spark_name(kind: object) -> str:
-    """Of the type names of Delta's schema and of Iceberg's."""
+def _of_delta(kind: Any) -> str:
+    """Spark's name of a type that Delta's schema names."""
     if isinstance(kind, dict):
-        return f"array<{_spark_name(kind['elementType'])}>" if kind["type"] == "array" else str(kind["type"])
-    text = str(kind).replace(", ", ",")
-    return _SPARK.get(text, text)
+        return f"array<{_of_delta(kind['elementType'])}>" if kind["type"] == "array" else str(kind["type"])
+    return _DELTA.get(kind, str(kind))
+
+
+def _of_iceberg(text: str) -> str:
+    """Spark's name of a type that Iceberg's schema names."""
+    if text.startswith("list<"):
+        return f"array<{_of_iceberg(text[len('list<') : -1])}>"
+    return _ICEBERG.get(text, text.replace(", ", ","))
 
 
 def silver_rows(project: Project, target: Target) -> int | None:

@@ -6,14 +6,20 @@ import threading
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
+from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.evolution import operations
 from cdc_lake.model.relation import Missing, Relation, TableName
 from cdc_lake.model.span import Span
+from cdc_lake.pipeline.action import ActionKind
+from cdc_lake.pipeline.cuts import IN, Cut, TableState, write_cut
+from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.source_view import source_view
 from tests.conftest import Database
@@ -136,3 +142,48 @@ bronze:
     landed = reader.changes(T, Span(state.epoch, 0, state.upto))["new"].to_pylist()[0]
     assert [c.missing for c in found.columns] == [None, Missing(landed[1]), None]
     assert "canary" not in str(found.describe())
+
+
+def test_plan_lists_what_bronze_has_and_then_what_the_source_has_with_their_marks(
+    database: Database, tmp_path: Path
+) -> None:
+    project = project_of(database, tmp_path, "silver: {defaults: {on_drop: drop}}\n")
+    target = project.target(T)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, a text, b int)")
+        receive(project)
+        write_deltalake(
+            str(project.silver_path(target)),
+            pa.table({"id": pa.array([], pa.int32()), "a": pa.array([], pa.string()), "b": pa.array([], pa.int32())}),
+        )
+        conn.execute("INSERT INTO t VALUES (1, 'x', 1)")
+        receive(project)
+        cut_here(project, layouts(project)[-1].layout)
+        assert pending(project) == []
+        conn.execute("ALTER TABLE t RENAME COLUMN a TO aa")
+        conn.execute("INSERT INTO t VALUES (2, 'x', 1)")
+        receive(project)
+        conn.execute("ALTER TABLE t ALTER COLUMN b TYPE bigint")
+        conn.execute("ALTER TABLE t DROP COLUMN aa, ADD COLUMN more text DEFAULT 'm'")
+        assert pending(project) == [
+            ("rename column a of silver.t to aa", True),
+            ("drop column aa of silver.t", True),
+            ("change column b of silver.t from int to bigint", False),
+            ("add column more string to silver.t", False),
+        ]
+        conn.execute(f"ALTER PUBLICATION {project.publication} DROP TABLE t")
+        assert [a.text for a in plan(project).actions if a.kind is ActionKind.TABLE_GONE] == [
+            "public.t is not captured any more: silver.t stays as it is"
+        ]
+
+
+def pending(project: Project) -> list[tuple[str, bool]]:
+    return [(a.text, a.destructive) for a in plan(project).actions if a.subject == "silver.t"]
+
+
+def cut_here(project: Project, layout: int) -> None:
+    """As if all that bronze holds were applied."""
+    state = bronze_reader(project).state()
+    assert state is not None
+    table = TableState("silver.t", "delta", 0, state.upto, IN, 0, layout=layout)
+    write_cut(ControlTables(project.control), state, Cut(state.upto, {str(T): table}), None, lambda _: None)
