@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.plan import Plan
     from cdc_lake.pipeline.promising import Promised
     from cdc_lake.pipeline.reading import CutSession
+    from cdc_lake.pipeline.rebuild import Rebuilt
     from cdc_lake.pipeline.report import ReportFiles
     from cdc_lake.pipeline.run import RunSummary
     from cdc_lake.pipeline.status import Status
@@ -45,6 +46,7 @@ __all__ = [
     "plan",
     "promise",
     "read",
+    "rebuild",
     "report",
     "run",
     "run_once",
@@ -177,6 +179,22 @@ def compare(project: Project, tables: Sequence[str] = (), *, tell: Tell = silent
     from cdc_lake.pipeline.compare import compare as prove
 
     return prove(project, tables, tell)
+
+
+def rebuild(
+    project: Project,
+    table: str,
+    *,
+    to: int | None = None,
+    into: str | None = None,
+    dry_run: bool = False,
+    keys: int = 0,
+    tell: Tell = silent,
+) -> Rebuilt:
+    """Make a silver table again from bronze. See `cdc_lake.pipeline.rebuild`."""
+    from cdc_lake.pipeline.rebuild import rebuild as build
+
+    return build(project, table, to=to, into=into, dry_run=dry_run, keys=keys, tell=tell)
 
 
 def report(project: Project) -> ReportFiles:

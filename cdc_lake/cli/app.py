@@ -20,6 +20,7 @@ from cdc_lake.cli.held_verbs import held_app
 from cdc_lake.cli.inspect_verbs import inspect_app
 from cdc_lake.cli.payload_verbs import register as register_payload_verbs
 from cdc_lake.cli.process import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_PENDING, run_command
+from cdc_lake.cli.rebuild_verbs import register as register_rebuild
 from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_look, verb
 from cdc_lake.cli.view import Look, View, separate_narration, stderr
 
@@ -35,6 +36,7 @@ app.add_typer(inspect_app, name="inspect")
 app.add_typer(held_app, name="held")
 app.add_typer(cuts_app, name="cuts")
 register_payload_verbs(app)
+register_rebuild(app)
 
 
 def _version(on: bool) -> None:

@@ -287,6 +287,8 @@ class Apply(Section):
     """How often bronze is looked at when nothing wakes the loop."""
     parallelism: Annotated[int, Field(ge=1, le=64, strict=True)] = 4
     """Tables merged at the same time."""
+    other_writers: Literal["stop", "warn"] = "stop"
+    """What becomes of a silver table whose rows something else changed: it waits, or that is said and it goes on."""
     driver_memory: Bytes = 2 << 30
     """Heap of the Spark driver where cdc_lake starts Spark itself."""
 

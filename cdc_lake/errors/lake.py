@@ -67,7 +67,10 @@ class DestructiveChange(LakeError):
     """The source's table changed in a way that would lose or reinterpret data in silver."""
 
     code = "LAK410"
-    hint = "the table waits, the others go on; undo the change at the source, or start over with a new copy"
+    hint = (
+        "the table waits, the others go on; undo the change at the source, or run `cdc-lake rebuild` to give the table "
+        "the form that it has there now"
+    )
 
 
 class Unconvertible(LakeError):
@@ -109,7 +112,7 @@ class KindChanged(LakeError):
     """A silver table keeps something else than the pipeline says."""
 
     code = "LAK451"
-    hint = "put the pipeline back; a table of another kind needs a copy of its own: a pipeline of another name"
+    hint = "put the pipeline back, or run `cdc-lake rebuild` to make the table anew from bronze as the pipeline says"
 
 
 class MergeRefused(LakeError):
@@ -142,6 +145,27 @@ class TooManyFollowed(LakeError):
         "one transaction moves so many keys, or breaks a rule so often, that it cannot be taken apart: give the rule "
         "`on_fail: warn` or `stop`, or make a new copy of the table"
     )
+
+
+class SilverPutBack(LakeError):
+    """A silver table is at an older content again, and its commits above that are gone."""
+
+    code = "LAK466"
+    hint = "bring the table forward again to the version the last cut lists, or run `cdc-lake rebuild` for it"
+
+
+class OtherWriter(LakeError):
+    """Something else changed rows of a silver table."""
+
+    code = "LAK467"
+    hint = "find out what writes to the table, take it back or run `cdc-lake rebuild` for it"
+
+
+class RebuildPlaceTaken(LakeError):
+    """The table that a rebuild was to make is there, or will be."""
+
+    code = "LAK468"
+    hint = "give `--into` a name that no table of the lake has"
 
 
 class SilverMissing(LakeError):

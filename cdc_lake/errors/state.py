@@ -15,7 +15,7 @@ class SilverLost(StateError):
     """The last cut lists a silver table that is not there any more."""
 
     code = "STA612"
-    hint = "put the table back as it was, or start over with a new copy (docs/guides/operations.md)"
+    hint = "put the table back as it was, or run `cdc-lake rebuild` to make it again from bronze"
 
 
 class TransactionUndecoded(StateError):
@@ -185,3 +185,31 @@ class CutUnknown(StateError):
 
     code = "STA679"
     hint = "give `latest`, a position as `cdc-lake cuts list` prints it, 2026-01-31T12:00:00Z, or the name of a promise"
+
+
+class PastTrimmed(StateError):
+    """A table cannot be built again from bronze: its beginning left by retention."""
+
+    code = "STA670"
+    hint = "take a new copy (docs/guides/operations.md#starting-over); `bronze.retention.rebuilds: true` keeps the past"
+
+
+class PositionNotHeld(StateError):
+    """There is no state of the table at a position that a rebuild was asked for."""
+
+    code = "STA671"
+    hint = "give a position between the first copy and what bronze holds; `cdc-lake status` shows the newest"
+
+
+class RebuildNeedsPlace(StateError):
+    """A live table was to be put into a past state."""
+
+    code = "STA672"
+    hint = "add `--into NAME`: the state is put into a table of its own"
+
+
+class NothingToRebuild(StateError):
+    """Bronze holds nothing of a table."""
+
+    code = "STA673"
+    hint = "`cdc-lake status` lists the tables that the stream carries"

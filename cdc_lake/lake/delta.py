@@ -8,7 +8,7 @@ made before another writer's commit is refused here, because Delta would run it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.lake.evolution import AddColumn, SchemaChange, columns_after, only_adds, restated
-from cdc_lake.lake.marker import Marker, app_id, layout_app_id, read_marker
+from cdc_lake.lake.marker import GENERATION_PROPERTY, Marker, app_id, layout_app_id, read_marker
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 
 if TYPE_CHECKING:
@@ -56,11 +56,7 @@ class DeltaSilver:
     def create(self, columns: Sequence[SilverColumn]) -> None:
         """By DDL; the checkpoint interval of 100 removes the spike that every tenth commit had (measured)."""
         ddl = ", ".join(c.ddl for c in columns)
-        comment = literal(f"current rows of {self._target.source}, by cdc_lake")
-        self._spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) USING delta COMMENT {comment} "
-            "TBLPROPERTIES ('delta.checkpointInterval' = '100')"
-        )
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses()}")
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
         """The version of the layout's own application transaction."""
@@ -106,19 +102,52 @@ class DeltaSilver:
 
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
         """Run one statement that carries the marker."""
-        conf = self._spark.conf
         # From here on Delta itself fences: the transaction action is a read dependency of the statement.
         self._unmoved(stream, base)
-        conf.set(_APP, app_id(stream, self._target, base.generation))
+        return self._marked(stream, base.generation, position, lambda: work(self.name))
+
+    def replace(
+        self, stream: str, base: Marker, generation: int, position: int, columns: Sequence[SilverColumn], query: str
+    ) -> int:
+        """By one REPLACE TABLE. It changes the table's metadata, so no commit beside it goes through unseen: a merge
+        that is under way fails on it, and it on one that has ended meanwhile.
+        """
+        if self.marker(stream) != base:
+            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+        chosen = ", ".join(f"CAST({quoted(c.name)} AS {c.type}) AS {quoted(c.name)}" for c in columns)
+        clauses = self._clauses({**self._properties(), GENERATION_PROPERTY: str(generation)})
+        statement = f"CREATE OR REPLACE TABLE {self.name} {clauses} AS SELECT {chosen} FROM ({query})"
+        return self._marked(stream, generation, position, lambda: self._spark.sql(statement))
+
+    def _properties(self) -> dict[str, str]:
+        """The table's properties, which a REPLACE would reset: how long versions are kept is one; of columns' numbers
+        it makes new ones.
+        """
+        if not (self._path / "_delta_log").exists():
+            return {}
+        kept = DeltaTable(str(self._path)).metadata().configuration
+        return {key: value for key, value in kept.items() if key != "delta.columnMapping.maxColumnId"}
+
+    def _clauses(self, kept: Mapping[str, str] | None = None) -> str:
+        """What CREATE and REPLACE TABLE say behind the columns; `kept`: properties that the table has."""
+        comment = literal(f"current rows of {self._target.source}, by cdc_lake")
+        properties = {**(kept or {}), "delta.checkpointInterval": "100"}
+        listed = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
+        return f"USING delta COMMENT {comment} TBLPROPERTIES ({listed})"
+
+    def _marked(self, stream: str, generation: int, position: int, work: Callable[[], object]) -> int:
+        """Run one writing statement with the marker in its commit; the version it made."""
+        conf = self._spark.conf
+        conf.set(_APP, app_id(stream, self._target, generation))
         conf.set(_VERSION, str(position))
         try:
             with self._rivals_refused():
-                work(self.name)
+                work()
         finally:
             conf.unset(_APP)
             conf.unset(_VERSION)
         marker = self.marker(stream)
-        done = (marker.position, marker.generation) == (position, base.generation)
+        done = (marker.position, marker.generation) == (position, generation)
         if marker.version is None or not done:  # Delta skipped the statement: its position is older
             raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
         return marker.version

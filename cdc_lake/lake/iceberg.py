@@ -8,13 +8,15 @@ main has moved meanwhile. The branch is the session's own: on a shared one a riv
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.lake.evolution import ChangeType, SchemaChange
+from cdc_lake.lake.iceberg_draft import Draft
 from cdc_lake.lake.iceberg_layout import Progress, assignments, begin, finish, progress, promoted
 from cdc_lake.lake.marker import (
     APP_PROPERTY,
@@ -73,12 +75,7 @@ class IcebergSilver:
         with _MAKING:
             self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._catalog}.{quoted(self._target.namespace)}")
         ddl = ", ".join(c.ddl for c in columns)
-        comment = literal(f"current rows of {self._target.source}, by cdc_lake")
-        self._spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) USING iceberg COMMENT {comment} TBLPROPERTIES ("
-            "'format-version' = '2', 'write.merge.distribution-mode' = 'none', "
-            "'write.metadata.delete-after-commit.enabled' = 'true', 'write.metadata.previous-versions-max' = '50')"
-        )
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses()}")
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
         """By the table's property."""
@@ -127,23 +124,61 @@ class IcebergSilver:
 
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
         """Run one statement on a branch at `base`, then publish the branch."""
-        conf = self._spark.conf
         branch = self._branch(base)
-        conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
-        conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target, base.generation))
         try:
-            work(f"{self.name}.branch_{branch}")
+            with self._marking(stream, base.generation, position):
+                work(f"{self.name}.branch_{branch}")
         except Exception as cause:
             if f"(does not exist): {branch}" in str(cause):  # another session took ours for left behind
                 raise TableChangedMeanwhile(f"another writer works on {self._target.label}") from cause
             raise
+        failpoint(BRANCH_WRITTEN)
+        self._publish(branch)
+        return self._published(stream, base.generation, position)
+
+    def replace(
+        self, stream: str, base: Marker, generation: int, position: int, columns: Sequence[SilverColumn], query: str
+    ) -> int:
+        """By a draft (`lake.iceberg_draft`), because a branch has the columns of its table."""
+        ddl = ", ".join(c.ddl for c in columns)
+        self.create(columns)
+        if self.marker(stream) != base:
+            raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
+        with Draft(self._project, self._target) as draft:
+            name = f"{self._catalog}.{quoted(self._target.namespace)}.{quoted(draft.name)}"
+            self._spark.sql(f"REPLACE TABLE {name} ({ddl}) {self._clauses()}")
+            with self._marking(stream, generation, position):
+                self._spark.sql(f"INSERT OVERWRITE {name} BY NAME {query}")
+            failpoint(BRANCH_WRITTEN)
+            draft.publish(base.version)
+        self._spark.sql(f"REFRESH TABLE {self.name}")
+        return self._published(stream, generation, position)
+
+    def _clauses(self) -> str:
+        """What CREATE and REPLACE TABLE say behind the columns."""
+        comment = literal(f"current rows of {self._target.source}, by cdc_lake")
+        return (
+            f"USING iceberg COMMENT {comment} TBLPROPERTIES ("
+            "'format-version' = '2', 'write.merge.distribution-mode' = 'none', "
+            "'write.metadata.delete-after-commit.enabled' = 'true', 'write.metadata.previous-versions-max' = '50')"
+        )
+
+    @contextmanager
+    def _marking(self, stream: str, generation: int, position: int) -> Iterator[None]:
+        """Let what is written inside carry the marker."""
+        conf = self._spark.conf
+        conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
+        conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target, generation))
+        try:
+            yield
         finally:
             conf.unset(_PROPERTY + POSITION_PROPERTY)
             conf.unset(_PROPERTY + APP_PROPERTY)
-        failpoint(BRANCH_WRITTEN)
-        self._publish(branch)
+
+    def _published(self, stream: str, generation: int, position: int) -> int:
+        """The version that was just published."""
         marker = self.marker(stream)
-        if (marker.position, marker.generation) != (position, base.generation) or marker.version is None:
+        if (marker.position, marker.generation) != (position, generation) or marker.version is None:
             raise TableChangedMeanwhile(f"{self._target.label} does not show the version that was just published")
         return marker.version
 

@@ -4,8 +4,9 @@ Delta keeps it as the version of an application transaction, Iceberg as a proper
 read without a JVM. A compaction's version carries no property, so Iceberg's ancestors are walked until one has it.
 
 The application id names stream, table and **generation**: the number of the table's content. A rebuild's one commit
-begins the next generation, so which one is in force stands in the table itself: on Delta the highest whose id the table
-knows, on Iceberg that of the newest version of ours. Nothing else says it.
+begins the next generation, so which one is in force stands in the table itself: on Delta as a property that this commit
+sets (asking for ids that the table does not know would read its log anew, tried), on Iceberg in our newest version.
+Nothing else says it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 FIRST = 1
 """The generation that a stream's first content begins."""
 
+GENERATION_PROPERTY = "cdc_lake.generation"
+"""Property of a Delta table whose content is not the first."""
+
 POSITION_PROPERTY = "cdc-lake.position"
 APP_PROPERTY = "cdc-lake.app"
 
@@ -45,15 +49,21 @@ class Marker:
 
 def app_id(stream: str, target: Target, generation: int) -> str:
     """The application id under which a stream writes a generation of a silver table."""
-    return f"{_writer(stream, target)}{generation}"
+    return f"{written_by(stream, target)}{generation}"
 
 
 def layout_app_id(stream: str, target: Target, generation: int) -> str:
     """The application id under which what a stream's layouts ask of a table is done, each once, at its position."""
-    return f"cdc_lake_layout:{stream}:{target.label}:{generation}"
+    return f"{laid_out_by(stream, target)}{generation}"
 
 
-def _writer(stream: str, target: Target) -> str:
+def laid_out_by(stream: str, target: Target) -> str:
+    """What the application ids of what a stream's layouts ask of a table begin with."""
+    return f"cdc_lake_layout:{stream}:{target.label}:"
+
+
+def written_by(stream: str, target: Target) -> str:
+    """What the application ids of a stream's commits to a silver table begin with."""
     return f"cdc_lake:{stream}:{target.label}:"
 
 
@@ -70,7 +80,7 @@ def read_marker(project: Project, target: Target, stream: str, version: int | No
     head = table.current_snapshot() if version is None else table.snapshot_by_id(version)
     if head is None and version is not None:
         raise SilverMissing(target.label, version)
-    return _iceberg_marker(table, head, _writer(stream, target))
+    return _iceberg_marker(table, head, written_by(stream, target))
 
 
 def iceberg_catalog(project: Project) -> Catalog:
@@ -102,15 +112,8 @@ def _delta_marker(project: Project, target: Target, stream: str, version: int | 
         if version is None:
             raise
         raise SilverMissing(target.label, version) from cause
-    marker = Marker(None, table.version())
-    while (at := table.transaction_version(app_id(stream, target, following := _after(marker)))) is not None:
-        marker = Marker(at, table.version(), following)
-    return marker
-
-
-def _after(marker: Marker) -> int:
-    """The generation behind that of a marker; the first where there is none yet."""
-    return FIRST if marker.position is None else marker.generation + 1
+    generation = int(table.metadata().configuration.get(GENERATION_PROPERTY, FIRST))
+    return Marker(table.transaction_version(app_id(stream, target, generation)), table.version(), generation)
 
 
 def _iceberg_marker(table: Table, head: Snapshot | None, writer: str) -> Marker:

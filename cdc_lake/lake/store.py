@@ -73,6 +73,15 @@ class SilverStore(Protocol):
         """
         ...
 
+    def replace(
+        self, stream: str, base: Marker, generation: int, position: int, columns: Sequence[SilverColumn], query: str
+    ) -> int:
+        """Make the rows of `query` the whole content, with these columns, in one commit that begins `generation` at
+        `position`; the version it made. Versions before it stay readable, with the columns they had. A table that is
+        not there is made. Raises TableChangedMeanwhile where it is not at `base` any more.
+        """
+        ...
+
 
 def store(spark: SparkSession, project: Project, target: Target) -> SilverStore:
     """The store of a target's format; `spark` must be a session used for nothing else meanwhile."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 CONNECTED = "receive.connected"
 STATE_READ = "receive.state-read"
@@ -33,6 +34,8 @@ TABLE_MERGED = "apply.table-merged"
 ALL_MERGED = "apply.all-merged"
 CUT_WRITTEN = "apply.cut-written"
 BATCH_ENTERED = "apply.batch-entered"
+REBUILT = "rebuild.built"
+REPLACED = "rebuild.replaced"
 
 FAILPOINTS = {
     STATE_READ: "a start has read what bronze holds, the stream is not open",
@@ -56,6 +59,8 @@ FAILPOINTS = {
     TABLE_MERGED: "one table of a span is merged",
     ALL_MERGED: "all tables of a span are merged, no cut says so",
     CUT_WRITTEN: "the cut of a span is written",
+    REBUILT: "a table's new content stands beside it, the table is as it was",
+    REPLACED: "a table has its new content, no cut says so",
     BATCH_ENTERED: "the stream on bronze has called, its offsets are not committed",
 }
 """Every failpoint, and what is true there."""
@@ -69,14 +74,22 @@ def _armed(setting: str) -> tuple[str, int]:
     return name, int(passage or 1)
 
 
+def _killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 _name, _left = _armed(os.environ.get("CDC_LAKE_FAILPOINT", ""))
+_die: Callable[[], None] = _killed
 _counting = threading.Lock()
 
 
-def arm(setting: str) -> None:
-    """Take a setting in the place of the environment's, in a process that was forked."""
-    global _name, _left
-    _name, _left = _armed(setting)
+def arm(setting: str, die: Callable[[], None] = _killed) -> None:
+    """Take a setting in the place of the environment's, in a process that was forked.
+
+    `die`: what to do instead of dying, for tests that break a call off and keep their Spark.
+    """
+    global _name, _left, _die
+    (_name, _left), _die = _armed(setting), die
 
 
 def failpoint(name: str) -> None:
@@ -86,5 +99,6 @@ def failpoint(name: str) -> None:
     global _left  # noqa: PLW0603 - passages are counted over the process
     with _counting:
         _left -= 1
-        if _left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        due = _left == 0
+    if due:
+        _die()

@@ -59,6 +59,7 @@ class Advance:
     ) -> None:
         self._waits = waits
         self._waiting: str | None = None
+        self._verified = False
         self._project = project
         self._tell = tell
         self._bronze = bronze_reader(project)
@@ -92,6 +93,10 @@ class Advance:
         check_kept(self._bronze.trimmed(), state, cut, self._bronze.place)
         cut = cut or self._begin(state)
         position, tables = cut.position, cut.tables
+        if not self._verified:
+            tables, self._verified = self._steps.verified(state, tables, position), True
+            if tables != cut.tables:
+                self._cut(state, position, None, tables)
         self.done.upto = position
         top = state.upto if goal is None else min(goal, state.upto)
         tables = self._catch_up(state, tables, position)

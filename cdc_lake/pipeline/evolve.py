@@ -8,7 +8,7 @@ only where the run was allowed to by the operation's own words.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -40,7 +40,7 @@ def evolve(
     stream: str,
     position: int,
     follows: Relation | None,
-    allowed: Collection[str],
+    allowed: Container[str],
     known: Callable[[], Iterable[Relation]],
 ) -> Shape:
     """Make the silver table, or do what the layout of `shape` asks of it; the shape, with the columns that are kept.
@@ -69,7 +69,7 @@ def evolve(
     return replace(shape, carried={**shape.carried, **{c: f"CAST(NULL AS {c.type})" for c in kept.values()}})
 
 
-def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Collection[str]) -> None:
+def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[str]) -> None:
     """Raise DestructiveChange for the first of the operations that would lose something and is not allowed."""
     for change in changes:
         words = change.text(target.label)

@@ -77,6 +77,18 @@ def record(
         control.append("held", rows)
 
 
+def forget(control: ControlTables, target: Target, epoch: int, generation: int, *, replaced: bool) -> None:
+    """Remove what is recorded of other generations of a table than `generation`, the one that counts: of those that
+    never came to be, with `replaced` also of those before it.
+    """
+    relation = str(target.source)
+    others = pc.field("generation") != generation if replaced else pc.field("generation") > generation
+    recorded = control.read("held")
+    if recorded.filter((pc.field("relation") == relation) & (pc.field("epoch") == epoch) & others).num_rows:
+        text, which = relation.replace("'", "''"), "<>" if replaced else ">"
+        control.delete("held", f"relation = '{text}' AND epoch = {epoch} AND generation {which} {generation}")
+
+
 def _row(target: Target, stream: str, span: Span, generation: int, position: int, ordinal: int) -> dict[str, object]:
     return {
         "stream": stream,

@@ -9,7 +9,7 @@ changes that touch such keys are followed one by one (`silver.lineage`) and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,7 @@ class TableJob:
     size: int | None = None
     near: Callable[[Files, Sequence[str]], list[str]] = as_they_are
     follows: Relation | None = None
-    allowed: frozenset[str] = frozenset()
+    allowed: Container[str] = frozenset()
     known: Callable[[], Iterable[Relation]] = tuple
     seen: Outline | None = None
 

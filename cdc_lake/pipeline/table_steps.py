@@ -19,9 +19,10 @@ from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.split import SPLIT_FROM, Splitter
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, SilverLost, TableRenamed
+from cdc_lake.errors import CdcLakeError, TableRenamed
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.marker import read_marker
+from cdc_lake.lake.marker import Marker, read_marker
+from cdc_lake.lake.strangers import untouched
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
@@ -29,6 +30,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, IN, TableState, found
 from cdc_lake.pipeline.holds import open_holds, record
+from cdc_lake.pipeline.intact import damage, may_go_on
 from cdc_lake.pipeline.merging import Merged, merge
 from cdc_lake.pipeline.sessions import Sessions, guarded
 from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
@@ -78,6 +80,26 @@ class TableSteps:
         if isinstance(failed, CdcLakeError):
             raise failed
 
+    def verified(self, state: BronzeState, tables: Mapping[str, TableState], position: int) -> dict[str, TableState]:
+        """The tables of the last cut, at `position`, as they are: those that something else put back or wrote to wait.
+
+        Asked once a start, of all tables, also of those that no span touches.
+        """
+        out = dict(tables)
+        held = self._control.read("held")
+        for relation, table in tables.items():
+            target = self._project.target(TableName.parse(relation))
+            if table.version is None or (table.state == IN and untouched(self._project, target, table.version)):
+                continue
+            marker = read_marker(self._project, target, state.stream)
+            if not self._intact(state.stream, target, table, marker, out) or marker.position is None:
+                continue
+            if marker.generation > table.generation:
+                layout = self.layout_at(state, target, -1, marker.position, None)
+                there = replace(found(target, state, marker, marker.position, held), layout=layout)
+                out[relation] = there if marker.position >= position else replace(there, state=BROKEN)
+        return out
+
     def jobs(
         self, state: BronzeState, tables: dict[str, TableState], touched: Iterable[str], span: Span, load: Load
     ) -> list[TableJob]:
@@ -98,6 +120,8 @@ class TableSteps:
             known = after if listed is None else listed.position
             watermark = max(known, marker.position if marker.position is not None else known)
             layout = None if listed is None else listed.layout
+            if listed is not None and not self._intact(state.stream, target, listed, marker, tables):
+                continue
             if listed is not None and marker.position is not None and marker.generation > listed.generation:
                 watermark = known = marker.position  # what the cut says is of a content that was replaced
                 tables[relation], layout = found(target, state, marker, watermark, held), None
@@ -105,12 +129,11 @@ class TableSteps:
                 layout = self.layout_at(state, target, known, watermark, layout)
                 tables[relation] = replace(found(target, state, marker, watermark, held), layout=layout)
             if watermark >= upto:
+                if listed is not None and listed.state == BROKEN:  # what kept it is mended, and nothing is to be done
+                    tables[relation] = replace(tables[relation], state=IN)
+                    self.done.broken.pop(target.label, None)
                 continue
             mine = Span(state.epoch, watermark, upto)
-            if listed is not None and listed.version is not None and marker.version is None:
-                lost = SilverLost(f"the last cut lists {target.label}, and the table is gone")
-                self._break(target, watermark, lost, tables)
-                continue
             broken = listed is not None and listed.state == BROKEN
             if broken and marker.position is None and (copy := self._copy(state, relation)) is not None:
                 jobs.append(self.first(state, target, *copy))  # what kept it from its first content may be mended
@@ -173,6 +196,20 @@ class TableSteps:
         entries = json.loads(done[-1].tables) if done else ()
         return next((((done[-1].position, int(e["layout"]))) for e in entries if e["relation"] == relation), None)
 
+    def _intact(
+        self, stream: str, target: Target, listed: TableState, marker: Marker, tables: dict[str, TableState]
+    ) -> bool:
+        """Whether a table at `marker` goes on, as far as others are concerned; told, or noted as broken."""
+        error = damage(self._project, target, stream, listed, marker)
+        if not may_go_on(self._project, error):
+            assert error is not None
+            self._break(target, listed.position, error, tables)
+            return False
+        if error is not None:
+            tables[str(target.source)] = replace(listed, version=marker.version)
+            self._tell(Progress("warning", error.message, facts={"code": error.code}))
+        return True
+
     def first(self, state: BronzeState, target: Target, position: int, layout: int) -> TableJob:
         """The job that gives a table its first content: its rows of the snapshot, with the layout they follow."""
         span = Span(state.epoch, position - 1, position)
@@ -190,11 +227,11 @@ class TableSteps:
         for job, result in zip(jobs, self._sessions.each(one, jobs), strict=True):
             if isinstance(result, CdcLakeError):
                 self._break(job.target, job.span.after, result, tables)
-            elif result is not None:
-                self.done.broken.pop(job.target.label, None)
+                continue
+            self.done.broken.pop(job.target.label, None)
+            if result is not None:
                 out.append(result)
             elif (waits := tables.get(relation := str(job.target.source))) is not None and waits.state == BROKEN:
-                self.done.broken.pop(job.target.label, None)
                 layout = job.layout if job.snapshot else waits.layout
                 tables[relation] = replace(waits, position=job.span.upto, state=IN, layout=layout)
         return out
@@ -221,6 +258,11 @@ class TableSteps:
                 continue
             relation, generation = str(target.source), one.base.generation
             upto, layout = one.job.span.upto, one.shape.relation.layout
+            listed = tables.get(relation)
+            between = listed is not None and _between(target, listed, one.base.version, merged.version)
+            reached = Marker(upto, merged.version, generation)
+            if listed is not None and between and not self._intact(one.job.stream, target, listed, reached, tables):
+                continue
             keys = open_holds(held, relation, one.job.span.epoch, generation, upto).keys
             tables[relation] = TableState(
                 target.label, target.format, merged.version, upto, IN, len(keys), generation, layout
@@ -240,3 +282,13 @@ class TableSteps:
         if target.label not in self.done.broken:
             self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts={"code": error.code}))
         self.done.broken[target.label] = error
+
+
+def _between(target: Target, listed: TableState, base: int | None, version: int) -> bool:
+    """Whether there may be a commit of somebody else among ours since the last cut: none was looked for since.
+
+    On Iceberg nothing comes between the version a merge was made on and its own.
+    """
+    if listed.version is None:
+        return False
+    return base != listed.version or (target.format == "delta" and version != listed.version + 1)

@@ -38,10 +38,15 @@ def kind_of(target: Target) -> Kind:
             assert_never(other)
 
 
+def kind_by_columns(have: Collection[str]) -> Kind:
+    """The kind that a silver table with these columns was made as."""
+    found = [kind for kind in _KNOWN if {column.name for column in kind.own} <= set(have)]
+    return found[0] if found else _PLAIN
+
+
 def check_kind(have: Collection[str], target: Target) -> None:
     """Raise KindChanged where the columns of a silver table are those of another kind than the pipeline says."""
-    found = [kind for kind in _KNOWN if {column.name for column in kind.own} <= set(have)]
-    made, said = (found[0] if found else _PLAIN).words, kind_of(target).words
+    made, said = kind_by_columns(have).words, kind_of(target).words
     if made != said:
         raise KindChanged(f"{target.label} was made as {made}, and the pipeline says {said}")
 

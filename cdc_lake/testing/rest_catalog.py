@@ -102,6 +102,10 @@ class RestCatalogServer:
             case (("GET" | "HEAD"), [name]):
                 found = self.catalog.load_namespace_properties(_namespace(name))
                 return (204, None) if method == "HEAD" else (200, {"namespace": _namespace(name), "properties": found})
+            case "POST", [name, "register"]:
+                asked = json.loads(body)
+                where = (*_namespace(name), asked["name"])
+                return 200, _loaded(self.catalog.register_table(where, asked["metadata-location"]))
             case _, [name, "tables", *table]:
                 return self._tables(method, _namespace(name), table, body)
             case _:

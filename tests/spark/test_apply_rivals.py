@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -14,22 +15,26 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.errors import AnotherApply, TableChangedMeanwhile
+from cdc_lake.errors import AnotherApply, OtherWriter, SilverPutBack, TableChangedMeanwhile
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.lease import lease
+from cdc_lake.lake.marker import iceberg_table
 from cdc_lake.lake.session import derive
 from cdc_lake.lake.store import store
 from cdc_lake.model.change import UNCHANGED, OldKind, Update
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.apply import apply
 from cdc_lake.pipeline.merging import merge
+from cdc_lake.pipeline.rebuild import rebuild
 from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
 from cdc_lake.testing.faults import assert_cuts_are_true
 
 from .test_apply_cases import FORMATS, Lake, T, insert, row
 
 pytestmark = pytest.mark.spark
+LONG = os.environ.get("CDC_LAKE_BUDGET", "1") != "1"
 
 
 def plan(lake: Lake, after: int, upto: int) -> tuple[Any, Prepared]:
@@ -168,3 +173,103 @@ def test_a_checkpoint_is_only_a_hint(spark: Any, lake_root: Path, tmp_path: Path
     assert lake.rows() == [row(n, n) for n in range(1, 5)]
     aside = list(checkpoint.parent.glob(f"{checkpoint.name}.aside-*"))
     assert len(aside) == (state != "older")
+
+
+def put_back(lake: Lake, version: int) -> None:
+    """What somebody does by hand, to an older version or forward again."""
+    if lake.target().format == "delta":
+        DeltaTable(str(lake.project.silver_path(lake.target()))).restore(version)
+        return
+    table = iceberg_table(lake.project, lake.target())
+    assert table is not None
+    with table.manage_snapshots() as snapshots:
+        snapshots.set_current_snapshot(version)
+
+
+@FORMATS
+def test_a_table_that_was_put_back_waits_until_it_is_put_forward_or_rebuilt(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "back", fmt)
+    lake.land(insert("1", "1"))
+    lake.advance()
+    older = lake.marker().version
+    lake.land(insert("2", "2"))
+    lake.advance()
+    newest = lake.marker().version
+    put_back(lake, older)
+    for _ in range(2):  # also where nothing came meanwhile, and again
+        with pytest.raises(SilverPutBack):
+            lake.advance()
+    lake.land(insert("3", "3"))
+    with pytest.raises(SilverPutBack):
+        lake.advance()
+    assert lake.rows() == [row(1, 1)]
+    put_back(lake, newest)
+    lake.advance()
+    assert lake.rows() == [row(n, n) for n in range(1, 4)]
+    put_back(lake, older)
+    with pytest.raises(SilverPutBack):
+        lake.advance()
+    rebuild(lake.project, "public.t", spark=spark)
+    lake.land(insert("4", "4"))
+    lake.advance()
+    assert lake.rows() == [row(n, n) for n in range(1, 5)]
+    assert_cuts_are_true(lake.project)
+
+
+@pytest.mark.parametrize("fmt", ["delta", "iceberg"] if LONG else ["delta"])
+def test_rows_of_another_writer_make_a_table_wait_or_are_told_as_the_pipeline_says(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "others", fmt)
+    lake.land(insert("1", "1"))
+    lake.advance()
+    session = derive(spark)
+    session.sql(f"INSERT INTO {store(session, lake.project, lake.target()).name} VALUES (9, 9, 'b')")
+    lake.land(insert("2", "2"))
+    for _ in range(2):
+        with pytest.raises(OtherWriter):
+            lake.advance()
+    assert lake.rows() == [row(1, 1), row(9, 9)]
+    warns = lake.project.pipeline.apply.model_copy(update={"other_writers": "warn"})
+    lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"apply": warns}))
+    told: list[str] = []
+    for number in (3, 4):
+        lake.land(insert(str(number), str(number)))
+        with Advance(lake.project, spark, lambda progress: told.append(progress.stage)) as advance:
+            advance.run(None, threading.Event())
+            assert not advance.done.broken
+    assert told.count("warning") == 1, "once, not at every span"
+    assert lake.rows() == [row(1, 1), row(2, 2), row(3, 3), row(4, 4), row(9, 9)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fmt"),
+    [("current", "iceberg"), ("append", "delta"), *([("current", "delta"), ("append", "iceberg")] if LONG else ())],
+)
+def test_a_plan_made_before_a_rebuild_is_refused_behind_it_and_a_rebuild_behind_a_commit(
+    spark: Any, lake_root: Path, fmt: str, kind: str
+) -> None:
+    lake = Lake(lake_root, spark, f"swap_{kind}", fmt, defaults={"kind": kind})
+    first = lake.land(insert("1", "1"))
+    lake.advance()
+    lake.land(insert("2", "2"))
+    stale = plan(lake, first, lake.position)
+    before = lake.marker()
+    rebuild(lake.project, "public.t", spark=spark)
+    swapped = lake.marker()
+    assert (swapped.position, swapped.generation) == (before.position, 2)
+    with pytest.raises(TableChangedMeanwhile):
+        merge(*stale)
+    assert lake.marker() == swapped
+    lake.advance()
+    assert [r["id"] for r in lake.rows()] == [1, 2]
+    session = derive(spark)
+    silver = store(session, lake.project, lake.target())
+    columns = silver.columns()
+    assert columns is not None
+    newest = lake.marker()
+    with pytest.raises(TableChangedMeanwhile):
+        silver.replace("test", swapped, 3, first, columns, f"SELECT * FROM {silver.name}")
+    assert lake.marker() == newest

@@ -1,0 +1,313 @@
+"""Rebuild: the content of a silver table anew, from bronze alone, by the code that made it.
+
+The rows are built in a table of their own, span by span, under the settings and rules of now. Then the table is set
+beside what is there, and takes its place in one commit that begins a new generation, at the position of the last cut:
+whoever reads older versions goes on reading them. A process that dies before that commit leaves the table as it was,
+one that dies behind it leaves a table that the next run finds; a second rebuild begins anew.
+
+`into` puts the content into a table of another name instead, which nothing merges into afterwards: so a past state too
+can be had, at `to`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from cdc_lake.bronze.nearby import Nearby
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.outline import outline
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import (
+    CdcLakeError,
+    NothingToRebuild,
+    RebuildNeedsPlace,
+    RebuildPlaceTaken,
+    RuleStopped,
+)
+from cdc_lake.lake.control import ControlTables, RunRow
+from cdc_lake.lake.lease import lease
+from cdc_lake.lake.marker import FIRST, Marker, read_marker
+from cdc_lake.lake.read import silver_exists, silver_version
+from cdc_lake.lake.session import derive, start
+from cdc_lake.lake.store import quoted, store
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.span import Span
+from cdc_lake.observe.failpoint import REBUILT, REPLACED, failpoint
+from cdc_lake.observe.progress import Progress, Tell, silent
+from cdc_lake.pipeline.cuts import IN, Cut, TableState, last_cut, write_cut
+from cdc_lake.pipeline.holds import forget, open_holds, record
+from cdc_lake.pipeline.merging import merge
+from cdc_lake.pipeline.rebuild_plan import rebuild_plan
+from cdc_lake.pipeline.sessions import guarded
+from cdc_lake.pipeline.table_span import TableJob, prepare, shape_of
+from cdc_lake.silver.difference import Difference, difference
+from cdc_lake.silver.kinds import kind_of
+from cdc_lake.silver.lineage import Key
+from cdc_lake.silver.shape import Shape
+from cdc_lake.source.stream import shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a rebuild made. `version`: of the table that has the content now, None where it was only compared;
+    `held`: changes that rules keep out of it; `operations`: what layouts asked for on the way that a run would have
+    waited with.
+    """
+
+    pipeline: str
+    source: str
+    table: str
+    position: str
+    generation: int
+    version: int | None
+    held: int
+    operations: tuple[str, ...]
+    difference: Difference
+    seconds: float
+
+
+def rebuild(
+    project: Project,
+    table: str,
+    *,
+    to: int | None = None,
+    into: str | None = None,
+    dry_run: bool = False,
+    keys: int = 0,
+    tell: Tell = silent,
+    spark: SparkSession | None = None,
+) -> Rebuilt:
+    """Build a table again, named by its source, up to where silver stands; with `into` up to `to` into a new table.
+
+    `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told.
+    Raises RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild, RuleStopped,
+    AnotherApply, LakeError.
+    """
+    began = time.monotonic()
+    if to is not None and into is None:
+        raise RebuildNeedsPlace("a live table goes on from where silver stands, it cannot stay in the past")
+    name = TableName.parse(table) if "." in table else TableName("public", table)
+    with lease(project.control):
+        work = _Rebuild(project, name, to, into, tell)
+        if spark is None:
+            tell(Progress("rebuild", "starting Spark"))
+            spark = start(project)
+        return work.run(derive(spark), began, dry_run=dry_run, keys=keys)
+
+
+class _Rebuild:
+    """One rebuild, worked out before Spark is needed."""
+
+    def __init__(self, project: Project, name: TableName, to: int | None, into: str | None, tell: Tell) -> None:
+        self._project = project
+        self._tell = tell
+        self._reader = bronze_reader(project)
+        self._control = ControlTables(project.control)
+        self._state = _state(self._reader, name)
+        self._target = project.target(name)
+        self._cut = last_cut(self._control, self._state.stream)
+        self._listed = self._cut.tables.get(str(name)) if self._cut is not None else None
+        if into is None and self._cut is None:
+            raise NothingToRebuild(f"silver has no content of {name} yet: `cdc-lake run` makes it")
+        upto = to if to is not None else self._state.upto if self._cut is None else self._cut.position
+        self._plan = rebuild_plan(project, self._reader, self._state, name, upto)
+        self._marker = read_marker(project, self._target, self._state.stream)
+        before = [self._listed.generation] if self._listed is not None else []
+        before += [self._marker.generation] if self._marker.position is not None else []
+        self._generation = max(before, default=FIRST - 1) + 1
+        self._place = self._target if into is None else self._free(into)
+        self._into = into is not None
+        self._allowing = _Allowing()
+
+    def run(self, spark: SparkSession, began: float, *, dry_run: bool, keys: int) -> Rebuilt:
+        """Build, compare, and put the content in its place."""
+        at, folder = datetime.now(UTC), self._project.lake / "scratch" / f"{self._project.name}.rebuild"
+        shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
+        self._forget()
+        namespace = str(folder.relative_to(self._project.lake))
+        draft = replace(self._target, namespace=namespace, name=f"{self._target.label}.{uuid.uuid4().hex[:8]}")
+        draft = replace(draft, format="delta")
+        try:
+            held = self._build(spark, draft)
+            found = self._difference(spark, draft, keys)
+            failpoint(REBUILT)
+            version = None if dry_run else self._put(spark, draft, held)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._forget(replaced=version is not None and not self._into)
+        made = Rebuilt(
+            pipeline=self._project.name,
+            source=str(self._target.source),
+            table=self._place.label,
+            position=shown(self._state.stream, self._plan.upto),
+            generation=FIRST if self._into else self._generation,
+            version=version,
+            held=held.changes,
+            operations=tuple(words.replace(draft.label, self._place.label) for words in self._allowing.words),
+            difference=found,
+            seconds=round(time.monotonic() - began, 3),
+        )
+        facts = {**asdict(made), "difference": asdict(replace(found, keys={}))}
+        self._control.record(
+            RunRow(uuid.uuid4().hex[:12], "rebuild", at, datetime.now(UTC), "done", json.dumps(facts, default=str))
+        )
+        return made
+
+    def _free(self, into: str) -> Target:
+        """The target of another name. Raises RebuildPlaceTaken."""
+        place = replace(self._target, name=into)
+        taken = {self._target.label}
+        if self._cut is not None:
+            taken |= {self._project.target(TableName.parse(relation)).label for relation in self._cut.tables}
+        if place.label in taken:
+            raise RebuildPlaceTaken(f"{place.label} is a table of the pipeline itself")
+        # An Iceberg table without a version is what a rebuild leaves that died between making and filling it.
+        unfinished = place.format == "iceberg" and silver_version(self._project, place) is None
+        if silver_exists(self._project, place) and not unfinished:
+            raise RebuildPlaceTaken(f"{place.label} is there already")
+        return place
+
+    def _forget(self, *, replaced: bool = False) -> None:
+        """Held rows that do not count go: of a generation that never came to be, or of one that was replaced."""
+        current = self._generation if replaced else self._generation - 1
+        forget(self._control, self._target, self._state.epoch, current, replaced=replaced)
+
+    def _build(self, spark: SparkSession, draft: Target) -> _Held:
+        """Fill the draft, layout by layout as a run does; what is held of it at its end."""
+        plan, nearby = self._plan, Nearby(self._project.scratch)
+        silver = store(spark, self._project, draft)
+        at = _At(None, _Held(0, frozenset()))
+        try:
+            if plan.layout is not None:
+                first = Span(self._state.epoch, plan.begins - 1, plan.begins)
+                at = self._step(spark, self._job(draft, first, at, nearby, layout=plan.layout), at)
+            for number, whole in enumerate(plan.parts, 1):
+                span: Span | None = whole.span
+                while span is not None:
+                    job = replace(self._job(draft, span, at, nearby), size=whole.size)
+                    part = job if job.next_layout is None else job.until(job.next_layout)
+                    at = self._step(spark, part, at)
+                    span = None if part is job else replace(span, after=part.span.upto)
+                nearby.release()
+                self._tell(Progress("rebuild", self._target.label, number, len(plan.parts), unit="spans"))
+        finally:
+            nearby.close()
+        if silver.columns() is None:  # there were no rows yet
+            silver.create(kind_of(draft).columns(self._shape(draft)))
+        return at.held
+
+    def _job(self, draft: Target, span: Span, at: _At, nearby: Nearby, layout: int | None = None) -> TableJob:
+        files = self._reader.applied() if layout is None else self._reader.files()
+        job = TableJob(
+            self._project,
+            draft,
+            self._state.stream,
+            span,
+            files,
+            self._reader.layouts([draft.source], span),
+            at.held.keys,
+            layout=layout,
+            near=nearby.of,
+            follows=at.follows,
+            allowed=self._allowing,
+            known=lambda: self._reader.layouts([draft.source]).values(),
+        )
+        return job if layout is not None else replace(job, seen=outline(files, draft.source, span, snapshot=False))
+
+    def _step(self, spark: SparkSession, job: TableJob, at: _At) -> _At:
+        """One part into the draft; what is so behind it."""
+        prepared = guarded(lambda: prepare(spark, job), self._target)
+        if isinstance(prepared, CdcLakeError):
+            raise prepared
+        if prepared is None:
+            copied = None if job.layout is None else job.layouts[job.layout]
+            return replace(at, follows=copied or at.follows)
+        if prepared.stop is not None:
+            place = shown(job.stream, prepared.stop[0])
+            raise RuleStopped(f"rule `{prepared.stop[1]}` stops the rebuild: a change at {place} breaks it")
+        folded, span, generation = prepared.folded, job.span, self._generation
+        record(self._control, self._target, job.stream, span, generation, folded.held, folded.closings)
+        merged = guarded(lambda: merge(spark, prepared), self._target)
+        if isinstance(merged, CdcLakeError):
+            raise merged
+        found = open_holds(self._control.read("held"), str(self._target.source), span.epoch, generation, span.upto)
+        return _At(prepared.shape.relation, _Held(found.rows.num_rows, found.keys))
+
+    def _shape(self, draft: Target) -> Shape:
+        """The shape of the table's last layout."""
+        plan = self._plan
+        return shape_of((plan.form.layout,), {plan.form.layout: plan.form}, draft, kind_of(draft))
+
+    def _difference(self, spark: SparkSession, draft: Target, keys: int) -> Difference:
+        shape = self._shape(draft)
+        there = not self._into and self._marker.version is not None
+        before = spark.table(store(spark, self._project, self._target).name) if there else None
+        after = spark.table(store(spark, self._project, draft).name)
+        return difference(before, after, self._target, shape, keys)
+
+    def _put(self, spark: SparkSession, draft: Target, held: _Held) -> int:
+        """The content of the draft into its place, and the cut that says so; the version."""
+        silver, stream, upto = store(spark, self._project, draft), self._state.stream, self._plan.upto
+        columns = silver.columns()
+        assert columns is not None, "the draft was made"
+        query = f"SELECT {', '.join(quoted(c.name) for c in columns)} FROM {silver.name}"
+        place = store(spark, self._project, self._place)
+        base, generation = self._marker, self._generation
+        if self._into:
+            base, generation = Marker(None, None), FIRST
+        version = guarded(lambda: place.replace(stream, base, generation, upto, columns, query), self._place)
+        if isinstance(version, CdcLakeError):
+            raise version
+        failpoint(REPLACED)
+        if not self._into and self._cut is not None:
+            label, form = self._target.label, self._target.format
+            layout = self._plan.form.layout
+            state = TableState(label, form, version, upto, IN, len(held.keys), generation, layout)
+            cut = Cut(self._cut.position, {**self._cut.tables, str(self._target.source): state})
+            write_cut(self._control, self._state, cut, None, self._tell)
+        return version
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Changes that are held of what was built so far, and the keys that wait."""
+
+    changes: int
+    keys: frozenset[Key]
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """How far the draft is. `follows`: the layout its rows have, None: it has none yet."""
+
+    follows: Relation | None
+    held: _Held
+
+
+class _Allowing:
+    """Every operation that a layout asks for: to ask for a rebuild is to ask for them. It says which ones came."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def __contains__(self, words: object) -> bool:
+        self.words.append(str(words))
+        return True
+
+
+def _state(reader: BronzeReader, name: TableName) -> BronzeState:
+    state = reader.proven()
+    if state is None:
+        raise NothingToRebuild(f"bronze holds nothing of {name}: no stream was begun", where=reader.place)
+    return state

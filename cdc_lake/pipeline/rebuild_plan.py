@@ -1,0 +1,114 @@
+"""What a rebuild is made of: where the table begins in bronze, up to where it goes, and in which parts.
+
+It begins with the rows of the stream's initial copy, or with nothing where the pipeline takes none, and goes on with
+every transaction that touched the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader, CommitRow, within
+from cdc_lake.config.model import Apply
+from cdc_lake.config.project import Project
+from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, SnapshotIncomplete
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.span import Span
+from cdc_lake.pipeline.waiting import undecoded
+from cdc_lake.source.stream import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A span, and the bytes that the table's changes in it took as they were received, at most."""
+
+    span: Span
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPlan:
+    """`layout`: that of the copied rows, None where there was no copy of the table; `form`: the table's last layout;
+    `parts`: what comes behind the copy.
+    """
+
+    begins: int
+    upto: int
+    layout: int | None
+    form: Relation
+    parts: tuple[Part, ...]
+
+
+def rebuild_plan(
+    project: Project, reader: BronzeReader, state: BronzeState, table: TableName, upto: int
+) -> RebuildPlan:
+    """Work out how a table is built up to a position. Raises StateError where it cannot be."""
+    if (left := reader.trimmed().get(state.epoch)) is not None:
+        raise PastTrimmed(f"bronze begins behind {shown(state.stream, left[0])}", where=reader.place)
+    begins, layout = _beginning(project, state, table)
+    if not begins <= upto <= state.upto:
+        held = f"from {shown(state.stream, begins)} to {shown(state.stream, state.upto)}"
+        raise PositionNotHeld(f"{shown(state.stream, upto)} is not in what bronze has of {table}: {held}")
+    ahead = Span(state.epoch, begins, upto)
+    commits = reader.commits(ahead)
+    for commit in commits:
+        if commit.undecoded is not None:
+            raise undecoded(state.stream, commit)
+    number = _last_layout(reader, table, ahead)
+    number = layout if number is None else number
+    known = reader.layouts([table])
+    if number is None:
+        if not known:
+            raise NothingToRebuild(f"bronze holds nothing of {table}", where=reader.place)
+        number = next(iter(known))  # of its first change, which is behind `upto`: there were no rows yet
+    touched = [commit for commit in commits if str(table) in commit.counts]
+    parts = _parts(touched, str(table), ahead, project.pipeline.apply)
+    return RebuildPlan(begins, upto, layout, known[number], tuple(parts))
+
+
+def _beginning(project: Project, state: BronzeState, table: TableName) -> tuple[int, int | None]:
+    """The position a stream's tables begin at, and the layout of this one's copied rows."""
+    control = ControlTables(project.control)
+    if project.pipeline.snapshot.mode == "none":
+        rows = [row for row in control.streams() if row.stream == state.stream]
+        return (rows[-1].start if rows else 0), None
+    done = [row for row in control.snapshots() if row.stream == state.stream and row.state == "complete"]
+    if not done:
+        raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to build a table from")
+    copied = {entry["relation"]: int(entry["layout"]) for entry in json.loads(done[-1].tables)}
+    return done[-1].position, copied.get(str(table))
+
+
+def _last_layout(reader: BronzeReader, table: TableName, span: Span) -> int | None:
+    """The layout of a table's last change in a span, None where it has none."""
+    files = reader.applied()
+    paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, relations=[str(table)])
+    wanted = within(span) & (pc.field("relation") == str(table)) & pc.field("op").isin(["I", "U", "D", "T"])
+    last: tuple[int, int, int] | None = None
+    for part in files.batches(paths, ["position", "ordinal", "layout"], wanted & pc.field("layout").is_valid()):
+        row = part.sort_by([("position", "descending"), ("ordinal", "descending")]).slice(0, 1).to_pylist()[0]
+        place = (row["position"], row["ordinal"], row["layout"])
+        last = place if last is None else max(last, place)
+    return None if last is None else last[2]
+
+
+def _parts(commits: Sequence[CommitRow], relation: str, ahead: Span, bounds: Apply) -> list[Part]:
+    """Parts that end at transactions, each within the bounds of a span but for a single transaction."""
+    parts: list[Part] = []
+    after = end = ahead.after
+    rows = size = 0
+    for commit in commits:
+        changes = sum(commit.counts[relation].values())
+        if rows and (rows + changes > bounds.span_rows or size + commit.size > bounds.span_bytes):
+            parts.append(Part(Span(ahead.epoch, after, end), size))
+            after, rows, size = end, 0, 0
+        rows, size, end = rows + changes, size + commit.size, commit.position
+    if rows:
+        parts.append(Part(Span(ahead.epoch, after, end), size))
+    return parts

@@ -1,0 +1,37 @@
+"""Calls broken off at a failpoint, in this process: what a kill does, without a new start of Spark.
+
+What is raised is no Exception, so nothing on the way takes it for a failure to be dealt with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cdc_lake.observe.failpoint import arm
+
+
+class BrokenOff(BaseException):
+    """A failpoint was reached."""
+
+
+class Failed(Exception):
+    """A failpoint was reached in what Spark calls, which hears of Exceptions only."""
+
+
+@contextmanager
+def broken_off(setting: str, how: type[BaseException] = BrokenOff) -> Iterator[list[bool]]:
+    """Let what runs inside end at a failpoint, `name` or `name:n`; the list has an entry where it was reached."""
+    reached: list[bool] = []
+
+    def die() -> None:
+        reached.append(True)
+        raise how(setting)
+
+    arm(setting, die)
+    try:
+        yield reached
+    except (BrokenOff, Failed):
+        pass
+    finally:
+        arm("")

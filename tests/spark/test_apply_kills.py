@@ -1,0 +1,116 @@
+"""Apply as the command it is, killed with its JVM at every step: the next start ends at the oracle's state.
+
+`CDC_LAKE_BUDGET` 10 takes every point twice on each format; by default one, by the seed that is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.load import load_project
+from cdc_lake.config.project import Project
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.read import read_silver
+from cdc_lake.observe import failpoint as at
+from cdc_lake.testing.faults import KILLED, Pipeline, assert_cuts_are_true, assert_nothing_is_held_twice
+from cdc_lake.testing.histories import History, interleave, with_column
+from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction
+from cdc_lake.testing.oracle import Oracle
+
+from .test_apply_cases import FORMATS
+from .test_apply_crashes import TABLES, same
+from .test_apply_property import PLAIN, WHOLE, breaks
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("jars")]
+
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+GIVEN = os.environ.get("CDC_LAKE_SEED")
+
+FILE = """\
+version: 1
+pipeline: killed
+source: {{type: postgres, host: h, database: d, user: u, tables: ["public.*"]}}
+snapshot: {{mode: none}}
+silver:
+  defaults: {{format: {fmt}}}
+  tables:
+    - from: public.plain
+      rules: [{{rule: between, column: amount, min: 0, max: 89, on_fail: quarantine}}]
+apply: {{parallelism: 1, driver_memory: 1 GiB, span_rows: 40}}
+"""
+
+FAILPOINTS = [at.BATCH_ENTERED, at.PREPARED, at.HELD_RECORDED, at.TABLE_MERGED, at.ALL_MERGED, at.CUT_WRITTEN]
+MERGING, AT_RANDOM = "a merge has written its first file", "at any moment"
+POINTS = [*FAILPOINTS, MERGING, AT_RANDOM]
+
+
+def data_files(project: Project) -> set[Path]:
+    return {file for folder in ("silver", "warehouse") for file in (project.lake / folder).rglob("*.parquet")}
+
+
+def kill_at(pipeline: Pipeline, project: Project, point: str, dice: random.Random) -> None:
+    """Start apply, and kill it and its JVM there."""
+    if point in FAILPOINTS:
+        with pipeline.command("run", "--once", "--only", "apply", failpoint=point) as command:
+            code = command.wait(300)
+            command.kill()  # its JVM too
+        # The stream calls only where something came that the walk before it did not see.
+        assert code == KILLED or point == at.BATCH_ENTERED, command.said
+        return
+    before = data_files(project)
+    with pipeline.command("run", "--once", "--only", "apply") as command:
+        while data_files(project) == before:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                assert command.wait(0.005) == 0, command.said
+                break
+        if point == AT_RANDOM:
+            time.sleep(dice.uniform(0, 2))
+        command.kill()
+
+
+@FORMATS
+def test_killed_with_its_jvm_anywhere_apply_goes_on_where_the_tables_say(tmp_path: Path, fmt: str) -> None:
+    seed = int(GIVEN) if GIVEN else random.randrange(1 << 20)
+    dice = random.Random(seed)
+    points = POINTS * 2 if BUDGET > 1 else [dice.choice(POINTS)]
+    dice.shuffle(points)
+    print(f"seed {seed}, {fmt}: {points}")
+    file = tmp_path / "killed.yaml"
+    file.write_text(FILE.format(fmt=fmt))
+    project, pipeline = load_project(file), Pipeline(file, {})
+    bronze, oracle = DeltaBronze(project.bronze, durability="os"), Oracle(fails=breaks)
+    bronze.begin_stream("test", 10)
+    history, plain = History(seed, [PLAIN, WHOLE], truncates=30), PLAIN
+    position = 1000
+
+    def land(count: int) -> None:
+        nonlocal position
+        made = interleave(dice.randrange(1 << 20), [history], count, first=position)
+        position += 10 * count
+        oracle.run(made)
+        bronze.append([raw_transaction(one) for one in made])
+
+    for number, point in enumerate(points):
+        land(25)
+        if number % 4 == 3:  # so that the next kill meets a change of columns
+            plain = with_column(plain, f"note{number}", "text", TYPE_OIDS["text"])
+            history.add_column(plain)
+            land(10)
+        kill_at(pipeline, project, point, dice)
+    land(5)
+    pipeline.do("run", "--once", "--only", "apply")
+    for name in TABLES:
+        found = read_silver(project, project.target(name)).to_pylist()
+        assert same(found, list(oracle.tables.get(name, {}).values())), name
+    held = ControlTables(project.control).read("held").to_pylist()
+    assert sorted((r["position"], r["ordinal"]) for r in held if r["reason"] != "closed") == sorted(oracle.held)
+    assert_nothing_is_held_twice(project)
+    assert_cuts_are_true(project)

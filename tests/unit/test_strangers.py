@@ -1,0 +1,134 @@
+"""What others did to a silver table since our last commit is seen, and told from what changes no rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from cdc_lake.config.project import Project
+from cdc_lake.lake.marker import FIRST, app_id, iceberg_table, read_marker
+from cdc_lake.lake.strangers import Stranger, stranger, untouched
+from tests.silver_commits import FORMATS, STREAM, make, write
+
+
+class Table:
+    """A silver table with two commits of ours."""
+
+    def __init__(self, root: Path, fmt: str) -> None:
+        self.project: Project
+        self.project, self.target = make(root, fmt)
+        self.versions = [self.ours(100), self.ours(110)]
+
+    def ours(self, position: int, generation: int = FIRST) -> int:
+        return write(self.project, self.target, app_id(STREAM, self.target, generation), position)
+
+    def strangers(self) -> int:
+        return write(self.project, self.target, None)
+
+    def put_back(self, version: int) -> None:
+        if self.target.format == "delta":
+            self.delta().restore(version)
+            return
+        with self.iceberg().manage_snapshots() as snapshots:
+            snapshots.set_current_snapshot(version)
+
+    def delta(self) -> DeltaTable:
+        return DeltaTable(str(self.project.silver_path(self.target)))
+
+    def iceberg(self) -> Any:
+        return iceberg_table(self.project, self.target)
+
+    def found(self, known: int | None = None, generation: int = FIRST) -> Stranger | None:
+        now = read_marker(self.project, self.target, STREAM).version
+        assert now is not None
+        known = self.versions[-1] if known is None else known
+        return stranger(self.project, self.target, STREAM, known, now, generation)
+
+    def untouched(self) -> bool:
+        return untouched(self.project, self.target, self.versions[-1])
+
+
+@FORMATS
+def test_our_own_commits_are_no_strangers(tmp_path: Path, fmt: str) -> None:
+    table = Table(tmp_path, fmt)
+    assert table.untouched()
+    table.ours(120)
+    assert not table.untouched()
+    assert table.found() is None
+
+
+@FORMATS
+def test_rows_of_others_are_seen_also_below_a_commit_of_ours(tmp_path: Path, fmt: str) -> None:
+    table = Table(tmp_path, fmt)
+    written = table.strangers()
+    table.ours(120)
+    found = table.found()
+    assert found is not None
+    assert not found.put_back
+    assert str(written) in found.text
+
+
+@FORMATS
+def test_a_table_that_was_put_back_is_seen_and_one_that_was_put_forward_again_is_whole(
+    tmp_path: Path, fmt: str
+) -> None:
+    table = Table(tmp_path, fmt)
+    table.put_back(table.versions[0])
+    found = table.found()
+    assert found is not None
+    assert found.put_back
+    table.put_back(table.versions[1])
+    assert table.found() is None
+
+
+@FORMATS
+def test_a_table_that_was_made_anew_is_not_ours(tmp_path: Path, fmt: str) -> None:
+    table = Table(tmp_path, fmt)
+    if fmt == "delta":
+        folder = table.project.silver_path(table.target)
+        folder.rename(folder.with_name("away"))
+    else:
+        table.iceberg().catalog.drop_table((table.target.namespace, table.target.name))
+    table.strangers()
+    found = table.found()
+    assert found is not None
+    assert found.put_back
+
+
+def test_files_put_together_and_properties_are_no_change(tmp_path: Path) -> None:
+    table = Table(tmp_path, "delta")
+    table.delta().optimize.compact()
+    table.delta().alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+    table.delta().vacuum(dry_run=False, retention_hours=0, enforce_retention_duration=False)
+    assert table.found() is None
+
+
+def _replaced(table: Table) -> None:
+    """What `REPLACE TABLE … AS SELECT` leaves, as far as it is looked at."""
+    log = table.project.silver_path(table.target) / "_delta_log"
+    version = table.ours(110, generation=2)
+    entry = log / f"{version:020}.json"
+    entry.write_text(entry.read_text().replace('"operation":"WRITE"', '"operation":"REPLACE TABLE AS SELECT"'))
+
+
+def test_what_was_done_to_a_content_that_was_replaced_is_of_no_account(tmp_path: Path) -> None:
+    table = Table(tmp_path, "delta")
+    table.strangers()
+    _replaced(table)
+    assert table.found() is None
+    table.strangers()
+    assert table.found() is not None
+
+
+@pytest.mark.parametrize("gone", [1, 2])
+def test_a_log_that_was_cleaned_is_asked_as_far_as_it_goes(tmp_path: Path, gone: int) -> None:
+    table = Table(tmp_path, "delta")
+    for position in range(120, 150, 10):
+        table.ours(position)
+    table.delta().create_checkpoint()
+    for version in range(gone + 1):
+        (table.project.silver_path(table.target) / "_delta_log" / f"{version:020}.json").unlink()
+    assert table.found(known=0) is None
