@@ -182,7 +182,8 @@ def unlike(
         for one in wanted
         if one.name in held and held[one.name] != one.type.sql and (one.type.sql, held[one.name]) not in _HELD
     ]
-    added = [_added(one, unknown=one.companion) for one in wanted if one.name not in held]
+    gone = {kind for name, kind in held.items() if name not in names}
+    added = [_added(one, unknown=one.companion or one.type.sql in gone) for one in wanted if one.name not in held]
     return (*lost, *changed, *added)
 
 

@@ -143,10 +143,10 @@ def test_a_small_integer_is_held_by_icebergs_int() -> None:
 
 def test_where_nobody_knows_the_layout_before_columns_are_known_by_name() -> None:
     have = [SilverColumn("id", "bigint"), SilverColumn("gone", "string")]
-    assert unlike(have, layout("id:int8:1", "more:text:3")) == (
-        KeepColumn(SilverColumn("gone", "string")),
-        AddColumn(SilverColumn("more", "string")),
-    )
+    kept = KeepColumn(SilverColumn("gone", "string"))
+    assert unlike(have, layout("id:int8:1", "more:int4:3")) == (kept, AddColumn(SilverColumn("more", "int")))
+    maybe_renamed = AddColumn(SilverColumn("more", "string"), unknown=True)
+    assert unlike(have, layout("id:int8:1", "more:text:3")) == (kept, maybe_renamed)
     assert unlike(have, layout("id:int8:1"), "drop") == (DropColumn(SilverColumn("gone", "string")),)
 
 
