@@ -54,15 +54,16 @@ def evolve(
         silver.create(wanted)
         return shape
     check_kind([column.name for column in have], target)
-    base = silver.marker(stream)
-    reached = silver.laid_out(stream, base)
-    if reached is None or reached < position:
-        changes = _pending(target, shape, have, wanted, follows)
-        refuse(changes, target, allowed)
-        if to_do := for_the_table(changes):
-            silver.reshape(stream, base, position, to_do, _live(kind))
-            failpoint(LAYOUT_DONE)
-            have = silver.columns() or ()
+    if follows != shape.relation or not set(wanted) <= set(have):  # another layout, or other settings
+        base = silver.marker(stream)
+        reached = silver.laid_out(stream, base)
+        if reached is None or reached < position:
+            changes = _pending(target, shape, have, wanted, follows)
+            refuse(changes, target, allowed)
+            if to_do := for_the_table(changes):
+                silver.reshape(stream, base, position, to_do, _live(kind))
+                failpoint(LAYOUT_DONE)
+                have = silver.columns() or ()
     kept = {column.name: column for column in have if column.name not in {c.name for c in wanted}}
     if kept:
         _check_known(kept, target, known())
