@@ -16,7 +16,7 @@ from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.conversion import converted
 from cdc_lake.lake.store import SilverColumn, literal
 from cdc_lake.lake.typed_columns import TypedColumn, check_declared, typed_columns
-from cdc_lake.lake.types import ColumnType, column_type
+from cdc_lake.lake.types import ColumnType, Family, column_type
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.model.succession import predecessors
 
@@ -93,11 +93,13 @@ class Shape:
     def value(self, at: int, text: str) -> str:
         """The silver value of a text of column `at` in a row of bronze, by the type that the row's layout has."""
         column = self.columns[at]
-        return self._by_type(
-            at,
-            lambda of: converted(cast_sql(text, of), column.name, of.sql, column.type),
-            self.typed(at, text),
-        )
+
+        def from_other(kind: ColumnType) -> str:
+            if column.type == "string" and kind.family is not Family.BOOLEAN:
+                return text  # what the server prints is what it makes of a value as text
+            return converted(cast_sql(text, kind), column.name, kind.sql, column.type)
+
+        return self._by_type(at, from_other, self.typed(at, text))
 
     def fits(self, at: int, text: str) -> str:
         """A boolean, never NULL: the text of column `at` in a row of bronze has a silver value."""

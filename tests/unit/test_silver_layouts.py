@@ -91,8 +91,10 @@ def test_a_value_is_read_by_its_own_layouts_type_and_then_converted() -> None:
         "CASE layout WHEN 1L THEN CAST(try_cast(x AS float) AS double) ELSE try_cast(x AS double) END"
     )
     text = replace(NARROW, columns=(ID, replace(A, type_name="text", type_oid=25)))
+    assert Shape(text, {1: NARROW, 2: text}, (0,)).value(1, "x") == "CASE layout WHEN 1L THEN x ELSE x END"
+    flag = replace(NARROW, columns=(ID, replace(A, type_name="bool", type_oid=16)))
     with pytest.raises(Unconvertible):
-        Shape(text, {1: NARROW, 2: text}, (0,)).value(1, "x")
+        Shape(flag, {1: NARROW, 2: flag}, (0,)).value(1, "x")
 
 
 def test_a_layout_has_what_the_catalog_of_now_knows_of_its_columns() -> None:
