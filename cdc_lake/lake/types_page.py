@@ -71,7 +71,7 @@ fits; its elements may be NULL.
 
 Rules, `compare`, the initial copy and all kinds of tables go by the declared type; a rule may name the decimal of
 `both`. To declare another type for a table that is there is a change of its type, and
-[asked for](../concepts/evolution.md).
+[asked for](../concepts/evolution.md), or a reason to [rebuild](../concepts/rebuild.md) it from bronze.
 
 ## How values are read
 
