@@ -99,3 +99,16 @@ def test_a_draft_that_a_killed_process_left_is_no_hindrance(place: Place) -> Non
         place.write(draft)
         draft.publish(place.base)
     assert place.table().scan().to_arrow().num_rows == 2
+
+
+def test_a_draft_of_a_table_without_a_version_gives_it_its_first(place: Place) -> None:
+    place.catalog.drop_table(("silver", "t"))
+    place.catalog.create_table(("silver", "t"), pa.schema([("id", pa.int64())]))
+    with Draft(place.project, place.target) as draft:
+        place.write(draft)
+        draft.publish(None)
+    assert place.table().scan().to_arrow().to_pylist() == [{"id": 2, "live": True}]
+    with Draft(place.project, place.target) as draft:
+        place.table(draft.name).append(pa.table({"id": [3], "live": [True]}))
+        with pytest.raises(TableChangedMeanwhile):
+            draft.publish(None)
