@@ -35,7 +35,8 @@ class Outline:
     `runs`: its layouts in the order of its changes; one that comes back is there again. `truncated`: its truncates in
     order. `unchanged`: layout → positions in the new tuple that some change did not send. `olds`: updates that carry an
     old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none. `inserts`:
-    how many of the rows are.
+    how many of the rows are. `by_key`: layouts in which a change names its old row by its key; `bare`: the position of
+    the first update or delete that does not name all of it.
     """
 
     rows: int
@@ -45,6 +46,8 @@ class Outline:
     olds: int
     nameless: int | None = None
     inserts: int = 0
+    by_key: frozenset[int] = frozenset()
+    bare: int | None = None
 
     @property
     def layouts(self) -> tuple[int, ...]:
@@ -82,6 +85,9 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Ou
         truncated = tuple(Truncated(**row) for row in found.sort_by(_ORDER).to_pylist())
     updates = rows.filter(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"])))
     nameless = rows.filter(pc.and_(pc.equal(rows["op"], DELETE), pc.is_null(rows["old_kind"])))
+    named = pc.equal(rows["old_kind"], "key")
+    whole = pc.fill_null(pc.equal(rows["old_kind"], "full"), False)
+    old = rows.filter(pc.and_(pc.is_in(rows["op"], pa.array([UPDATE, DELETE])), pc.invert(whole)))
     return Outline(
         rows=rows.num_rows,
         runs=_runs(rows),
@@ -90,6 +96,8 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Ou
         olds=updates.num_rows,
         nameless=nameless["position"][0].as_py() if nameless.num_rows else None,
         inserts=pc.sum(pc.equal(rows["op"], INSERT)).as_py() or 0,
+        by_key=frozenset(rows.filter(pc.fill_null(named, False))["layout"].to_pylist()),
+        bare=old["position"][0].as_py() if old.num_rows else None,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from cdc_lake.config.capture import captures, compile_pattern
 from cdc_lake.config.family_checks import family_rules
+from cdc_lake.config.kind_checks import kind_rules
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
 from cdc_lake.config.redact_checks import redact_rules
@@ -45,6 +46,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _password(root, out)
     out.found += undecodable_rules(root, patterns)
     _hosts(root, out)
+    out.found += kind_rules(root)
     return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source")), *redact_rules(root, patterns)]
 
 

@@ -224,6 +224,11 @@ class TableDefaults(Section):
     on_drop: Literal["keep", "drop"] = "keep"
     """What becomes of a column that the source drops: it stays, NULL in rows written from then on, or it goes, once
     a run is allowed to drop it."""
+    old_values: bool = False
+    """Whether rows of `kind: append` have the old row too, in `_old_<column>`, as far as the server logs it."""
+    missing_row: Literal["stop", "hold"] = "stop"
+    """What becomes of an update that did not send every value, of a row that silver does not have: the table stops, or
+    the change is held, as one that breaks a rule."""
 
 
 class SilverTable(Section):
@@ -246,6 +251,14 @@ class SilverTable(Section):
     on_drop: Literal["keep", "drop"] | None = None
     """What becomes of a column that the source drops: it stays, NULL in rows written from then on, or it goes, once
     a run is allowed to drop it."""
+    track: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Columns of which a change makes a new version, of `kind: history`; all by default. A change of others alone
+    amends the version that holds."""
+    old_values: bool | None = None
+    """Whether rows of `kind: append` have the old row too, in `_old_<column>`, as far as the server logs it."""
+    missing_row: Literal["stop", "hold"] | None = None
+    """What becomes of an update that did not send every value, of a row that silver does not have: the table stops, or
+    the change is held, as one that breaks a rule."""
     keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns that identify a row; the source's primary key by default."""
     rules: list[Rule] = []  # noqa: RUF012  # pydantic copies defaults

@@ -53,6 +53,7 @@ class Problem(enum.StrEnum):
     REDACT_NEEDED = "CFG153"
     UNDECODABLE_REDACTED = "CFG156"
     HEX_COLUMN = "CFG157"
+    NOT_OF_KIND = "CFG158"
 
 
 class ConfigInvalid(ConfigError):

@@ -34,6 +34,9 @@ class Target:
     lineage: bool = False
     types: TypePolicy = UNDECLARED
     on_drop: Literal["keep", "drop"] = "keep"
+    missing_row: Literal["stop", "hold"] = "stop"
+    track: tuple[str, ...] | None = None
+    old_values: bool = False
 
     @property
     def label(self) -> str:
@@ -177,6 +180,9 @@ class Project:
                 given.types.misfit or defaults.types.misfit,
             ),
             on_drop=given.on_drop or defaults.on_drop,
+            missing_row=given.missing_row or defaults.missing_row,
+            track=tuple(given.track) if given.track else None,
+            old_values=defaults.old_values if given.old_values is None else given.old_values,
         )
 
 

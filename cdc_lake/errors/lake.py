@@ -115,6 +115,13 @@ class KindChanged(LakeError):
     hint = "put the pipeline back, or run `cdc-lake rebuild` to make the table anew from bronze as the pipeline says"
 
 
+class ColumnNotTracked(LakeError):
+    """History should track a column that the table does not have, or whose values cannot be compared."""
+
+    code = "LAK452"
+    hint = "`track` names columns of the source's table; correct it in the pipeline file"
+
+
 class MergeRefused(LakeError):
     """Silver does not hold what the change refers to."""
 

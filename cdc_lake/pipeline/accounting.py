@@ -92,6 +92,25 @@ def folded(
     return state, frozenset(odd)
 
 
+def folded_copies(
+    changes: Sequence[HeldChange], columns: Sequence[str], silver: Mapping[Key, int]
+) -> tuple[dict[Key, int], frozenset[Key]]:
+    """How often each row that a held change touches is there after it, of a table without a key, and the rows that a
+    change takes away where there is none.
+    """
+    state: dict[Key, int] = {}
+    odd: set[Key] = set()
+    for change in changes:
+        leaves, gives = change.keys(columns)
+        if leaves is not None:
+            state[leaves] = state.get(leaves, silver.get(leaves, 0)) - 1
+            if state[leaves] < 0:
+                odd.add(leaves)
+        if gives is not None:
+            state[gives] = state.get(gives, silver.get(gives, 0)) + 1
+    return state, frozenset(odd)
+
+
 def _after(change: HeldChange, before: Row, columns: Sequence[str]) -> dict[str, str | None]:
     """The row after a change: what was not sent comes from a whole old tuple or the row before."""
     new, old = change.new or {}, change.old or {}

@@ -30,12 +30,12 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.compare_source import compare_source
-from cdc_lake.pipeline.match import match
+from cdc_lake.pipeline.match import counted, match
 from cdc_lake.pipeline.point import Point, point
 from cdc_lake.pipeline.proof import known_beside
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from cdc_lake.pipeline.source_view import source_view
-from cdc_lake.silver.shape import default_keys
+from cdc_lake.silver.shape import default_keys, without_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _tables(project: Project, bronze: BronzeReader, state: BronzeState, tell: Te
     reasons = {str(relation.table): _cannot(project, bronze, state, where, relation) for relation in relations}
     for relation in relations:
         try:
-            keys[str(relation.table)] = default_keys(relation)
+            keys[str(relation.table)] = relation.names if without_key(relation) else default_keys(relation)
         except NoKey as none:
             reasons[str(relation.table)] = none.message
     found = []
@@ -138,13 +138,16 @@ def _judged(
     except BronzeDamaged as damaged:
         return TableProof(name, "different", given.num_rows, reason=damaged.message)
     ours, theirs = _table(rows, relation), _canonical({c: given[c] for c in relation.names}, relation)
+    rows_there, rows_here = theirs.num_rows, ours.num_rows
+    if without_key(relation):
+        theirs, ours = counted(theirs), counted(ours)
     differences = match(theirs, ours, keys)
     same = not differences.keys and ours.num_rows == theirs.num_rows
     return TableProof(
         name,
         "equal" if same else "different",
-        theirs.num_rows,
-        ours.num_rows,
+        rows_there,
+        rows_here,
         len(differences.missing),
         len(differences.extra),
         len(differences.changed),

@@ -29,14 +29,15 @@ from cdc_lake.lake.read import read_silver, silver_exists
 from cdc_lake.lake.typed_columns import typed_columns
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.accounting import folded, held_changes
+from cdc_lake.pipeline.accounting import folded, folded_copies, held_changes
 from cdc_lake.pipeline.compare_source import CompareSource, compare_source
 from cdc_lake.pipeline.comparison import SAMPLE, Comparison, TableComparison, Verdict
 from cdc_lake.pipeline.holds import open_holds
-from cdc_lake.pipeline.match import Differences, Key, match, rows_of
+from cdc_lake.pipeline.match import COPIES, Differences, Key, copies_of, counted, match, rows_of
 from cdc_lake.pipeline.point import Gap, Point, point
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
-from cdc_lake.silver.kinds import source_rows
+from cdc_lake.silver.kind import RowIdentity
+from cdc_lake.silver.kinds import kind_of, source_rows
 from cdc_lake.silver.shape import default_keys
 from cdc_lake.source.captured import Published
 from cdc_lake.source.stream import shown
@@ -76,6 +77,18 @@ class _Sides:
     keys: tuple[str, ...]
     types: dict[str, pa.DataType]
     astray: tuple[str, ...] = ()
+
+    @property
+    def by_content(self) -> bool:
+        """Whether rows have no key: each stands once on a side, with how often it is there."""
+        return COPIES in self.source.column_names
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """How many rows the source has, and silver."""
+        if not self.by_content:
+            return self.source.num_rows, self.silver.num_rows
+        return sum(copies_of(self.source).values()), sum(copies_of(self.silver).values())
 
 
 def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
@@ -162,8 +175,9 @@ def _sides(job: _Job) -> _Sides | Gap:
     """Both sides, or why they cannot be set side by side."""
     pinned = job.pinned
     relation = job.source.relation_of(pinned.published)
+    by_content = kind_of(pinned.target, relation).identity is RowIdentity.CONTENT
     try:
-        keys = pinned.target.keys or default_keys(relation)
+        keys = relation.names if by_content else pinned.target.keys or default_keys(relation)
     except NoKey as none:
         return Gap(none.message, none.remedy)
     source = job.source.rows(relation, pinned.published)
@@ -171,7 +185,7 @@ def _sides(job: _Job) -> _Sides | Gap:
         if source.num_rows:
             return Gap("the silver table has not been made yet", "run `cdc-lake run --once`")
         return _Sides(source, source, keys, {})
-    silver = source_rows(read_silver(job.project, pinned.target, pinned.marker.version), pinned.target)
+    silver = source_rows(read_silver(job.project, pinned.target, pinned.marker.version), pinned.target, relation)
     made = typed_columns(relation, pinned.target.types)
     names = {one.source.name: one.name for one in made if not one.companion}
     every = {one.name for one in made}
@@ -180,13 +194,12 @@ def _sides(job: _Job) -> _Sides | Gap:
         return gap
     types = {column: silver.schema.field(name).type for column, name in names.items()}
     try:
-        return _Sides(
-            pa.table({column: from_source(source[column], kind) for column, kind in types.items()}),
-            pa.table({column: from_silver(silver[name]) for column, name in names.items()}),
-            keys,
-            types,
-            tuple(one.name for one in made if one.companion and _astray(silver, names[one.source.name], one.name)),
-        )
+        one = pa.table({column: from_source(source[column], kind) for column, kind in types.items()})
+        other = pa.table({column: from_silver(silver[name]) for column, name in names.items()})
+        if by_content:
+            one, other = counted(one), counted(other)
+        astray = (one.name for one in made if one.companion and _astray(silver, names[one.source.name], one.name))
+        return _Sides(one, other, keys, types, tuple(astray))
     except (TypeError, pa.ArrowInvalid):
         odd = ", ".join(f"{c} {k}" for c, k in types.items() if not _comparable(source[c], k))
         return Gap(f"silver's types are not those of the source's columns: {odd}", "`cdc-lake explain LAK410`")
@@ -235,16 +248,17 @@ def _judged(job: _Job, sides: _Sides, began: float) -> TableComparison:
         table=str(pinned.target.source),
         silver=pinned.target.label,
         verdict=_verdict(any(kinds.values()) or uneven or bool(sides.astray), accounted),
-        source_rows=sides.source.num_rows,
-        silver_rows=sides.silver.num_rows,
+        source_rows=sides.rows[0],
+        silver_rows=sides.rows[1],
         held_keys=len(accounted),
         missing=counts["missing"],
         extra=counts["extra"],
         changed=counts["changed"],
         repeated=counts["repeated"],
         unaccounted=counts["unaccounted"],
-        columns=_columns(differences, held),
-        samples=tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys),
+        columns=() if sides.by_content else _columns(differences, held),
+        # Without a key a sample would be a whole row, and values are not told.
+        samples=() if sides.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys),
         watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
         reason=_reason(sides, uneven=uneven),
         seconds=_since(began),
@@ -286,6 +300,11 @@ def _held(job: _Job, sides: _Sides) -> tuple[frozenset[Key], frozenset[Key]]:
     now = job.source.relation_of(pinned.published)
     changes = held_changes(rows.to_pylist(), job.bronze.layouts([pinned.target.source]), now, form)
     keys = frozenset(key for change in changes for key in change.keys(sides.keys) if key is not None)
+    if sides.by_content:
+        left, odd = folded_copies(changes, sides.keys, copies_of(sides.silver))
+        there = copies_of(sides.source)
+        accounted = frozenset(key for key in keys if key not in odd and left[key] == there.get(key, 0))
+        return accounted, keys - accounted
     after, odd = folded(changes, sides.keys, sides.source.column_names, rows_of(sides.silver, sides.keys, keys))
     wanted = rows_of(sides.source, sides.keys, keys)
     accounted = frozenset(key for key in keys if key not in odd and after[key] == wanted.get(key))

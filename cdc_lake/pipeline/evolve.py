@@ -26,7 +26,7 @@ from cdc_lake.lake.evolution import (
 from cdc_lake.lake.store import SilverColumn, SilverStore, quoted
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import LAYOUT_DONE, failpoint
-from cdc_lake.silver.kind import Kind
+from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.shape import Shape
 
@@ -53,7 +53,7 @@ def evolve(
     if have is None:
         silver.create(wanted)
         return shape
-    check_kind([column.name for column in have], target)
+    check_kind([c.name for c in have], [c.name for c in wanted], target.label)
     if follows != shape.relation or not set(wanted) <= set(have):  # another layout, or other settings
         base = silver.marker(stream)
         reached = silver.laid_out(stream, base)
@@ -66,7 +66,7 @@ def evolve(
                 have = silver.columns() or ()
     kept = {column.name: column for column in have if column.name not in {c.name for c in wanted}}
     if kept:
-        _check_known(kept, target, known())
+        _check_known(kept, target, shape.relation, known())
     return replace(shape, carried={**shape.carried, **{c: f"CAST(NULL AS {c.type})" for c in kept.values()}})
 
 
@@ -102,8 +102,8 @@ def _pending(
     follows: Relation | None,
 ) -> tuple[SchemaChange, ...]:
     """What is to be done, with columns of our own that the pipeline began to ask for."""
-    own = own_names(target)
     there = {column.name for column in have}
+    own = own_names(target, shape.relation, there | {column.name for column in wanted})
     given = [column for column in have if column.name not in own]
     more = [AddColumn(column) for column in wanted if column.name in own and column.name not in there]
     if follows is None:
@@ -113,15 +113,17 @@ def _pending(
 
 def _live(kind: Kind) -> str:
     """SQL of the condition under which a row of the silver table is one that the source's table has."""
-    if not kind.keyed:
+    if kind.identity is RowIdentity.PLACE:
         return "false"  # changes are as they were
     flag = kind.flag
     return "true" if flag is None else f"{'' if flag.value else 'NOT '}{quoted(flag.column.name)}"
 
 
-def _check_known(kept: Mapping[str, SilverColumn], target: Target, known: Iterable[Relation]) -> None:
+def _check_known(
+    kept: Mapping[str, SilverColumn], target: Target, relation: Relation, known: Iterable[Relation]
+) -> None:
     names = {column.name for layout in known for column in layout_columns(layout, target.types)}
-    names |= own_names(replace(target, lineage=True))
+    names |= own_names(replace(target, lineage=True, old_values=target.kind == "append"), relation, names)
     for name in kept:
         if name not in names:
             raise ShapeForeign(f"column `{name}` of {target.label} was never one of {target.source}")

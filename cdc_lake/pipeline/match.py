@@ -61,6 +61,23 @@ def match(source: pa.Table, silver: pa.Table, keys: Sequence[str]) -> Difference
     )
 
 
+COPIES = "number of copies"
+"""The column of `counted` that says how often a row is there; no server's column list has such a type of text."""
+
+
+def counted(table: pa.Table) -> pa.Table:
+    """Each row of a table once, and in `COPIES` how often it is there, as text: rows that only values identify."""
+    names = table.column_names
+    rows = table.group_by(names).aggregate([([], "count_all")])
+    return pa.table({**{name: rows[name] for name in names}, COPIES: rows["count_all"].cast(pa.large_string())})
+
+
+def copies_of(table: pa.Table) -> dict[Key, int]:
+    """How often each row of a counted table is there, by its values."""
+    values = zip(*(table[name].to_pylist() for name in table.column_names if name != COPIES), strict=True)
+    return dict(zip(values, map(int, table[COPIES].to_pylist()), strict=True))
+
+
 def keys_of(table: pa.Table, keys: Sequence[str], at: Any) -> tuple[Key, ...]:
     """The keys of the rows with the given numbers."""
     if len(at) == 0:

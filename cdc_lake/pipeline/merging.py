@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cdc_lake.lake.written import Written, written
 from cdc_lake.pipeline.strategy import Strategy, choose
 from cdc_lake.pipeline.table_span import Prepared
+from cdc_lake.silver.kind import RowIdentity
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +48,7 @@ def strategy_of(prepared: Prepared) -> Strategy:
     job, folded = prepared.job, prepared.folded
     if job.snapshot:
         return _OVERWRITE
-    if not prepared.kind.keyed:
+    if prepared.kind.identity is RowIdentity.PLACE:
         return _APPEND
     return choose(job.project, job.target, prepared.base, folded.part, prepared.seen, folded.survey, job.size)
 

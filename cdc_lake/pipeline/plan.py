@@ -95,8 +95,9 @@ def _pending(
     now: Relation,
 ) -> Iterator[SchemaChange]:
     """What silver needs to take the layouts that bronze has for it, and then the source's."""
-    own = own_names(target)
-    have = tuple(column for column in silver_shape(project, target) or () if column.name not in own)
+    there = silver_shape(project, target) or ()
+    own = own_names(target, now, [column.name for column in there])
+    have = tuple(column for column in there if column.name not in own)
     follows, ahead = None, []
     if state is not None and listed is not None and listed.layout is not None:
         layouts = reader.layouts([target.source])

@@ -204,7 +204,7 @@ class _Rebuild:
         finally:
             nearby.close()
         if silver.columns() is None:  # there were no rows yet
-            silver.create(kind_of(draft).columns(self._shape(draft)))
+            silver.create(kind_of(draft, self._plan.form).columns(self._shape(draft)))
         return at.held
 
     def _job(self, draft: Target, span: Span, at: _At, nearby: Nearby, layout: int | None = None) -> TableJob:
@@ -247,7 +247,7 @@ class _Rebuild:
     def _shape(self, draft: Target) -> Shape:
         """The shape of the table's last layout."""
         plan = self._plan
-        return shape_of((plan.form.layout,), {plan.form.layout: plan.form}, draft, kind_of(draft))
+        return shape_of((plan.form.layout,), {plan.form.layout: plan.form}, draft, kind_of(draft, plan.form))
 
     def _difference(self, spark: SparkSession, draft: Target, keys: int) -> Difference:
         shape = self._shape(draft)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.nearby import as_they_are
 from cdc_lake.bronze.outline import Outline, cleared_before, outline, span_files
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, KeylessDelete, TooManyFollowed
+from cdc_lake.errors import CdcLakeError, KeylessDelete, NoKey, TooManyFollowed
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.row_marks import mark_when_large
@@ -28,16 +28,16 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.model.succession import made_again
 from cdc_lake.pipeline.evolve import evolve, next_layout
-from cdc_lake.pipeline.follow import follow, without_failing
+from cdc_lake.pipeline.follow import Followed, TableChanges, follow, follow_content, missing_keys, without_failing
 from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.pipeline.redaction_change import check_unchanged
 from cdc_lake.quality.gate import RuleCount
 from cdc_lake.silver.changes import read_changes, typed
-from cdc_lake.silver.kind import Kind, TablePart
+from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
 from cdc_lake.silver.kinds import kind_of, live_rows
 from cdc_lake.silver.lineage import Closing, Key
 from cdc_lake.silver.own_columns import LINEAGE
-from cdc_lake.silver.shape import Shape, make_shape
+from cdc_lake.silver.shape import Shape, comparable, make_shape
 from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
@@ -133,18 +133,18 @@ class Prepared:
 def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     """Read and judge a table's span; None where nothing of it is there. `spark` is used for nothing else meanwhile."""
     table, span, snapshot = job.target.source, job.span, job.snapshot
-    seen, kind = job.seen or outline(job.files, table, span, snapshot=snapshot), kind_of(job.target)
+    seen = job.seen or outline(job.files, table, span, snapshot=snapshot)
     if seen.rows == 0:
         if job.layout is not None:
             # The source's table was empty: so is silver, but it is there.
+            kind = kind_of(job.target, job.layouts[job.layout])
             shape = shape_of((job.layout,), job.layouts, job.target, kind)
             _evolved(store(spark, job.project, job.target), job, kind, shape, span.upto)
         return None
+    kind = kind_of(job.target, job.layouts[seen.layouts[-1]])
     shape = shape_of(seen.layouts, job.layouts, job.target, kind)
     check_unchanged(ControlTables(job.project.control).configurations(), table, span)
-    if kind.keyed and seen.nameless is not None:
-        at = shown(job.stream, seen.nameless)
-        raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")
+    check_named(seen, shape, kind, job.stream)
     silver = store(spark, job.project, job.target)
     shape = _evolved(silver, job, kind, shape, seen.runs[0].position)
     if job.follows is not None and made_again(job.follows, shape.relation):
@@ -153,8 +153,9 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
         mark_when_large(spark, silver, job.project, job.target)
     base = silver.marker(job.stream)
     paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
-    rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=not kind.keyed)
-    target = None if base.version is None else live_rows(kind, spark.table(silver.name))
+    rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=kind.identity is RowIdentity.PLACE)
+    # A copy of the source's table is a content of its own: what silver had before has no part in it.
+    target = None if base.version is None or snapshot else live_rows(kind, spark.table(silver.name))
     folded = fold(rows, target, job.target, kind, shape, seen, span, job.held)
     return Prepared(job, kind, shape, silver, base, seen, folded)
 
@@ -197,26 +198,73 @@ def fold(
     unsent = unsent_columns(seen, shape)
     part = TablePart(shape, unsent, seen.truncated, span)
     changes = typed(rows, shape, unsent)
-    found = survey(changes, table, shape, conditions(table, shape, unsent), seen)
-    if not kind.keyed:
-        free, kept = without_failing(rows, changes, table, shape, unsent, found)
-        return Folded(kind.net(free, None, part, traced=False), part, found, kept, ())
-    if found.plain and not held:
-        return Folded(kind.net(changes, target, part, traced=False), part, found, None, ())
-    if (many := found.moved + found.failing) > FOLLOWED_AT_MOST:
-        text = (
-            f"{many:,} changes of {table.source} move a key or are held; {FOLLOWED_AT_MOST:,} can be followed at a time"
-        )
-        raise TooManyFollowed(text, where=table.label)
-    followed = follow(rows, changes, target, table, shape, unsent, seen, held, found)
-    net = kind.net(followed.free, target, part, traced=True)
+    whole = TableChanges(rows, changes, target, table, part, seen, held)
+    traced = False
+    match kind.identity:
+        case RowIdentity.KEY:
+            found, missing = survey(changes, table, part, conditions(table, part), seen), missing_keys(whole)
+            traced = not found.plain or bool(held) or bool(missing)
+            check_few(found.moved + found.nulls + found.failing + len(missing), table)
+            followed = follow(whole, found, missing) if traced else Followed(changes, None, (), found)
+        case RowIdentity.CONTENT:
+            followed = follow_content(whole)
+        case RowIdentity.PLACE:
+            followed = without_failing(whole)
+        case other:
+            assert_never(other)
+    net = kind.net(followed.free, target, part, traced=traced)
     return Folded(net, part, followed.survey, followed.held, followed.closings)
 
 
 def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Target, kind: Kind) -> Shape:
     """The shape of a table's span, with the columns that its kind and its lineage take from changes."""
-    shape = make_shape(numbers, layouts, target.keys, keyed=kind.keyed, types=target.types)
-    return replace(shape, carried={**kind.carried(shape), **(LINEAGE if target.lineage else {})})
+    by_content = kind.identity is RowIdentity.CONTENT
+    keys = layouts[numbers[-1]].names if by_content else target.keys
+    shape = make_shape(numbers, layouts, keys, keyed=kind.identity is not RowIdentity.PLACE, types=target.types)
+    for column in shape.columns if by_content else ():
+        if not comparable(column):
+            raise NoKey(f"{target.source} has no key, and column `{column.name}` has no order to find equal rows by")
+    lineage = LINEAGE if target.lineage else {}
+    return replace(shape, carried={**kind.carried(shape), **lineage}, old_values=target.old_values)
+
+
+def check_named(seen: Outline, shape: Shape, kind: Kind, stream: str) -> None:
+    """Raise KeylessDelete or NoKey where a change does not say which row it is of."""
+    table = shape.relation.table
+    match kind.identity:
+        case RowIdentity.KEY:
+            if seen.nameless is not None:
+                at = shown(stream, seen.nameless)
+                raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")
+            for number in seen.by_key:
+                _check_logged(shape, number)
+        case RowIdentity.CONTENT:
+            if seen.bare is not None:
+                at = shown(stream, seen.bare)
+                raise KeylessDelete(f"a change of {table} at {at} does not say all values that its row had")
+        case RowIdentity.PLACE:
+            pass
+        case other:
+            assert_never(other)
+
+
+def _check_logged(shape: Shape, number: int) -> None:
+    """Raise NoKey where changes of an older layout do not tell the key of their rows."""
+    places, columns = shape.places[number], shape.layouts[number].columns
+    for at in shape.keys:
+        place = places[at]
+        if place is None or not columns[place].key:
+            name = shape.relation.columns[at].name
+            raise NoKey(f"the server did not log column `{name}` of {shape.relation.table} for deletes: it is no key")
+
+
+def check_few(many: int, table: Target) -> None:
+    """Raise TooManyFollowed where more changes would have to be followed than the driver takes."""
+    if many > FOLLOWED_AT_MOST:
+        text = (
+            f"{many:,} changes of {table.source} move a key or are held; {FOLLOWED_AT_MOST:,} can be followed at a time"
+        )
+        raise TooManyFollowed(text, where=table.label)
 
 
 def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:

@@ -1,7 +1,8 @@
 """The kind `append`: every change, typed, with its operation and place; truncates too.
 
 Nothing is folded and nothing is changed later, so a table needs no key. A value that was not sent is NULL, and its
-column stands in `_unchanged`. A change that a rule holds is not there until it is released; none waits behind another.
+column stands in `_unchanged`. The old row, as far as the server logs it, stands in `_old_<column>` where it is asked
+for. A change that a rule holds is not there until it is released; none waits behind another.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc_lake.lake.store import SilverColumn, quoted
-from cdc_lake.silver.kind import Flag, TablePart
-from cdc_lake.silver.own_columns import CHANGE, UNSENT, with_own
+from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
+from cdc_lake.silver.own_columns import CHANGE, UNSENT, old_column, with_own
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Every change (`silver.kind.Kind`)."""
+    """Every change (`silver.kind.Kind`). `old_values`: and what the server said of the old row."""
+
+    old_values: bool = False
 
     @property
     def words(self) -> str:
@@ -39,13 +42,17 @@ class Append:
         return None
 
     @property
-    def keyed(self) -> bool:
+    def identity(self) -> RowIdentity:
         """A change has a place, not a key."""
-        return False
+        return RowIdentity.PLACE
 
     def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
         """Operation and place of the change, and which columns were not sent."""
-        return {**CHANGE, UNSENT: shape.unsent_names()}
+        old = {}
+        if self.old_values:
+            for at, column in enumerate(shape.columns):
+                old[old_column(column)] = shape.value(at, shape.text(at, "old"))
+        return {**CHANGE, UNSENT: shape.unsent_names(), **old}
 
     def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
         """The source's, then operation and place."""

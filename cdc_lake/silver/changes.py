@@ -2,10 +2,10 @@
 
 Working columns start with `_cdc_`; the others are the silver columns.
 
-`_cdc_order` struct(position, ordinal); `_cdc_op` I U D, T where truncates were asked for; `_cdc_from` the key as texts
-before the change (NULL for an insert), `_cdc_to` after it (NULL for a delete); `_cdc_ts` when its transaction was
-committed; `_cdc_known_<n>` for each column that some change did not send: the value in this row is known;
-`_cdc_fits_<n>` for each column whose text may have no silver value: this one has.
+`_cdc_position`, `_cdc_ordinal` and, of both, `_cdc_order` struct: the place of the change; `_cdc_op` I U D, T where
+truncates were asked for; `_cdc_from` the key as texts before the change (NULL for an insert), `_cdc_to` after it (NULL
+for a delete); `_cdc_ts` when its transaction was committed; `_cdc_known_<n>` for each column that some change did not
+send: the value in this row is known; `_cdc_fits_<n>` for each column whose text may have no silver value: this one has.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from cdc_lake.silver.shape import Shape
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+POSITION = "_cdc_position"
+ORDINAL = "_cdc_ordinal"
 ORDER = "_cdc_order"
 OP = "_cdc_op"
 FROM = "_cdc_from"
@@ -44,12 +46,17 @@ def fits(at: int) -> str:
     return f"_cdc_fits_{at}"
 
 
+def fits_old(at: int) -> str:
+    """The name of the column that says whether the text of column `at` in the old tuple has a silver value."""
+    return f"_cdc_fits_old_{at}"
+
+
 def behind(position: int, ordinal: int) -> Column:
     """Whether a change comes after the place `(position, ordinal)`."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
 
-    at = F.col("position")
-    return (at > position) | ((at == position) & (F.col("ordinal") > ordinal))
+    at = F.col(POSITION)
+    return (at > position) | ((at == position) & (F.col(ORDINAL) > ordinal))
 
 
 def segment(truncated: Sequence[Truncated]) -> Column:
@@ -97,7 +104,7 @@ def typed(rows: DataFrame, shape: Shape, unsent: Iterable[int] = ()) -> DataFram
         F.expr("struct(position, ordinal)").alias(ORDER),
         F.expr("CASE op WHEN 'S' THEN 'I' ELSE op END").alias(OP),
         F.expr(_from_sql(shape)).alias(FROM),
-        F.expr(f"CASE WHEN op <> 'D' THEN {shape.key_texts('new')} END").alias(TO),
+        F.expr(f"CASE WHEN op NOT IN ('D', 'T') THEN {shape.key_texts('new')} END").alias(TO),
         F.col("commit_ts").alias(TIME),
     ]
     columns += [F.expr(text).alias(column.name) for column, text in shape.carried.items()]
@@ -107,7 +114,9 @@ def typed(rows: DataFrame, shape: Shape, unsent: Iterable[int] = ()) -> DataFram
             columns.append(F.expr(_known_sql(shape, at)).alias(known(at)))
         if shape.may_misfit(at):
             columns.append(F.expr(shape.fits(at, f"({value_text(shape, at, unsent)})")).alias(fits(at)))
-    return rows.select("position", "ordinal", *columns)
+            if shape.old_values:
+                columns.append(F.expr(shape.fits(at, f"({shape.text(at, 'old')})")).alias(fits_old(at)))
+    return rows.select(F.col("position").alias(POSITION), F.col("ordinal").alias(ORDINAL), *columns)
 
 
 def after_truncates(changes: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:

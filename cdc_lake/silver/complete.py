@@ -94,7 +94,8 @@ def base_rows(bases: DataFrame, target: DataFrame, shape: Shape, columns: Collec
     )
     same = F.lit(True)
     for index in range(len(shape.keys)):
-        same = same & (F.col(f"_cdc_of_{index}") == F.col(f"_cdc_key_{index}"))
+        of, key = F.col(f"_cdc_of_{index}"), F.col(f"_cdc_key_{index}")
+        same = same & (of.eqNullSafe(key) if index in shape.nullable else of == key)
     joined = rows.join(F.broadcast(wanted), same)
     return joined.select("_cdc_base", "_cdc_found", *(f"_cdc_base_{at}" for at in sorted(columns)))
 

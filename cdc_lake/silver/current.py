@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cdc_lake.lake.store import SilverColumn, literal, quoted
 from cdc_lake.silver.changes import OP, after_truncates
 from cdc_lake.silver.complete import complete_moved
-from cdc_lake.silver.kind import Flag, TablePart
+from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
 from cdc_lake.silver.merge_sql import same_key, typed_literal
 from cdc_lake.silver.net_change import net_change, settle, unknown
 from cdc_lake.silver.own_columns import DELETED, LINEAGE, with_own
@@ -51,9 +51,9 @@ class Current:
         return Flag(DELETED, value=False) if self.soft else None
 
     @property
-    def keyed(self) -> bool:
+    def identity(self) -> RowIdentity:
         """One row a key."""
-        return True
+        return RowIdentity.KEY
 
     def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
         """None of its own."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from cdc_lake.config.project import Target
 from cdc_lake.lake.store import quoted
+from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import kind_by_columns, kind_of
-from cdc_lake.silver.own_columns import CHANGE, VALID_FROM
+from cdc_lake.silver.own_columns import CHANGE, COPY, VALID_FROM
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -56,8 +57,9 @@ def difference(before: DataFrame | None, after: DataFrame, target: Target, shape
         gone=tuple(name for name in before.columns if name not in now),
         changed=tuple(name for name in both if was[name] != now[name]),
     )
-    identity = _identity(target, shape)
-    if not identity or not _same_kind(target, was) or not set(identity) <= set(both):
+    kind = kind_of(target, shape.relation)
+    identity = _identity(kind, target, shape)
+    if not identity or kind_by_columns(was).words != kind.words or not set(identity) <= set(both):
         return Difference(before.count(), after.count(), columns=columns)
     compared = [name for name in both if name not in identity]
     joined = _joined(before, after, identity, compared)
@@ -71,21 +73,23 @@ def difference(before: DataFrame | None, after: DataFrame, target: Target, shape
         removed=removed,
         changed=changed,
         columns=columns,
-        keys=_some(joined, identity, keys) if keys else {},
+        # Of rows without a key that would be all of their values.
+        keys=_some(joined, identity, keys) if keys and kind.identity is not RowIdentity.CONTENT else {},
     )
 
 
-def _identity(target: Target, shape: Shape) -> tuple[str, ...]:
+def _identity(kind: Kind, target: Target, shape: Shape) -> tuple[str, ...]:
     """The columns that identify a row; none where nothing does."""
-    if target.kind == "append":
-        return tuple(c.name for c in CHANGE if c.name in {"_epoch", "_position", "_ordinal"})
-    begins = tuple(c.name for c in VALID_FROM[:2]) if target.kind == "history" else ()
-    return (*(c.name for c in shape.key_columns), *begins) if shape.keys else ()
-
-
-def _same_kind(target: Target, columns: Mapping[str, str]) -> bool:
-    """Whether a table with these columns is of the kind that the target is."""
-    return kind_by_columns(columns).words == kind_of(target).words
+    match kind.identity:
+        case RowIdentity.PLACE:
+            return tuple(c.name for c in CHANGE if c.name in {"_epoch", "_position", "_ordinal"})
+        case RowIdentity.CONTENT:
+            return (*(c.name for c in shape.key_columns), COPY.name)
+        case RowIdentity.KEY:
+            begins = tuple(c.name for c in VALID_FROM[:2]) if target.kind == "history" else ()
+            return (*(c.name for c in shape.key_columns), *begins) if shape.keys else ()
+        case other:
+            assert_never(other)
 
 
 def _joined(before: DataFrame, after: DataFrame, identity: Sequence[str], compared: Sequence[str]) -> DataFrame:

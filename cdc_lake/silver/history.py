@@ -2,7 +2,8 @@
 
 A version holds from the transaction that made it until before the next one that touched its key. States inside a
 transaction never existed. A delete or a truncate closes a version, a move to another key closes the one it leaves and
-opens one where it goes. What an update did not send is taken from the version before, so every version is whole.
+opens one where it goes. What an update did not send is taken from the version before, so every version is whole. Where
+only some columns are tracked (`silver.tracked`), a transaction that changed none of them amends the version that holds.
 
 Changes are folded by row and transaction, rows become events of keys (there is a row now, or none), and of each key's
 events in order the rows are versions that end where the next event is. The first event of a key, or the truncate
@@ -15,26 +16,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cdc_lake.errors import ColumnNotTracked
 from cdc_lake.lake.store import SilverColumn, quoted
 from cdc_lake.model.truncated import Truncated
-from cdc_lake.silver.changes import FROM, OP, TIME, TO, segment
+from cdc_lake.silver.changes import FROM, OP, POSITION, TIME, TO, segment
 from cdc_lake.silver.complete import MISSING_BASE, any_of, base_rows
-from cdc_lake.silver.kind import Flag, TablePart
+from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
 from cdc_lake.silver.merge_sql import same_key, typed_literal
 from cdc_lake.silver.net_change import ORIGIN, ROW, last_and_known
 from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO, with_own
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.shape import Shape, comparable
+from cdc_lake.silver.tracked import AMENDS, SEGMENT, key_names, merged_runs
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_CLOSE, _VERSION = "C", "V"  # what a row for the MERGE does
-_SEGMENT = "_cdc_part"  # how many truncates are before a change
+_CLOSE, _AMEND, _VERSION = "C", "A", "V"  # what a row for the MERGE does
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Every version (`silver.kind.Kind`)."""
+    """Every version (`silver.kind.Kind`). `track`: the source's columns that make one; None: every change does."""
+
+    track: tuple[str, ...] | None = None
 
     @property
     def words(self) -> str:
@@ -52,9 +56,9 @@ class History:
         return Flag(IS_CURRENT, value=True)
 
     @property
-    def keyed(self) -> bool:
+    def identity(self) -> RowIdentity:
         """Versions are of a key."""
-        return True
+        return RowIdentity.KEY
 
     def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
         """None of its own."""
@@ -66,21 +70,26 @@ class History:
         return with_own(shape, self.own)
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
-        """Rows that close the version silver has of a key, and new versions; `_cdc_op` says which is which."""
-        changes = changes.withColumn(_SEGMENT, segment(part.truncated))
+        """Rows that end or amend the version silver has of a key, and new versions; `_cdc_op` says which is which."""
+        changes = changes.withColumn(SEGMENT, segment(part.truncated))
         states = _states(changes, part.shape, part.unsent, traced=traced)
         if part.unsent:
             states = _whole(states, target, part.shape, part.unsent)
-        return _versions(_events(states, part.shape), part)
+        events = _events(states, part.shape)
+        if self.track is not None:
+            events = merged_runs(events, target, part.shape, self._tracked(part.shape))
+        return _versions(events, part)
 
     def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
         """A MERGE: versions that hold are closed by key, the others are inserted."""
-        on = f"{same_key(part, bounds)} AND t.{quoted(IS_CURRENT.name)} AND s.{OP} = '{_CLOSE}'"
+        on = f"{same_key(part, bounds)} AND t.{quoted(IS_CURRENT.name)} AND s.{OP} <> '{_VERSION}'"
         names = [quoted(c.name) for c in self.columns(part.shape)]
         close = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in (*VALID_TO, IS_CURRENT)]
+        amend = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in (*part.shape.columns, *part.shape.carried)]
+        changed = f"WHEN MATCHED AND s.{OP} = '{_AMEND}' THEN UPDATE SET {', '.join([*amend, *close])} "
         return (
             f"MERGE INTO {table} t USING {view} s ON {on} "
-            f"WHEN MATCHED THEN UPDATE SET {', '.join(close)} "
+            f"{'' if self.track is None else changed}WHEN MATCHED THEN UPDATE SET {', '.join(close)} "
             f"WHEN NOT MATCHED AND s.{OP} = '{_VERSION}' THEN INSERT ({', '.join(names)}) "
             f"VALUES ({', '.join(f's.{name}' for name in names)}){_truncate(part)}"
         )
@@ -94,6 +103,18 @@ class History:
         """An overwrite: a new content begins, all of it from the snapshot's position on."""
         names = ", ".join(quoted(c.name) for c in self.columns(shape))
         return f"INSERT OVERWRITE {table} BY NAME SELECT {names} FROM {view} WHERE {OP} = '{_VERSION}'"
+
+    def _tracked(self, shape: Shape) -> list[SilverColumn]:
+        """The silver columns that make a version. Raises ColumnNotTracked."""
+        out = []
+        for name in self.track or ():
+            at = shape.position(name)
+            if at is None:
+                raise ColumnNotTracked(f"there is no column `{name}` in {shape.relation.table}")
+            if not comparable(shape.columns[at]):
+                raise ColumnNotTracked(f"values of column `{name}` of {shape.relation.table} cannot be compared")
+            out.append(shape.columns[at])
+        return out
 
 
 def _truncate(part: TablePart) -> str:
@@ -120,7 +141,7 @@ def _states(changes: DataFrame, shape: Shape, unsent: frozenset[int], *, traced:
         before = F.when(F.col(ROW).isNull(), here).otherwise(F.col(ORIGIN))
     else:
         group, before = F.struct(F.lit(None).cast("bigint").alias("n"), here.alias("key")), here
-    by = [F.col(_SEGMENT), group.alias("_cdc_group"), F.col("position")]
+    by = [F.col(SEGMENT), group.alias("_cdc_group"), F.col(POSITION)]
     changes = changes.withColumn("_cdc_before", before)
     return (
         last_and_known(changes, by, shape, unsent, ("_cdc_before", TIME)).select("*", "_cdc_last.*").drop("_cdc_last")
@@ -132,13 +153,13 @@ def _whole(states: DataFrame, target: DataFrame | None, shape: Shape, unsent: fr
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    so_far = Window.partitionBy(_SEGMENT, "_cdc_group").orderBy("position").rowsBetween(Window.unboundedPreceding, 0)
+    so_far = Window.partitionBy(SEGMENT, "_cdc_group").orderBy(POSITION).rowsBetween(Window.unboundedPreceding, 0)
     for at in sorted(unsent):
         states = states.withColumn(f"_cdc_kept_{at}", F.last(f"_cdc_kept_{at}", ignorenulls=True).over(so_far))
     lacks = (F.col(OP) != "D") & any_of([F.col(f"_cdc_kept_{at}").isNull() for at in sorted(unsent)])
     missing = F.raise_error(F.lit(MISSING_BASE))
     if target is not None:
-        based = F.when(lacks & (F.col(_SEGMENT) == 0), F.col("_cdc_before"))
+        based = F.when(lacks & (F.col(SEGMENT) == 0), F.col("_cdc_before"))
         states = states.withColumn("_cdc_base", based)
         found = base_rows(states.select("_cdc_base").distinct(), target, shape, unsent)
         # Kept by the executors, not planned again: Spark 4.1 does not find an Iceberg table that a MERGE's view reads
@@ -158,7 +179,7 @@ def _events(states: DataFrame, shape: Shape) -> DataFrame:
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    of_row = Window.partitionBy(_SEGMENT, "_cdc_group").orderBy("position")
+    of_row = Window.partitionBy(SEGMENT, "_cdc_group").orderBy(POSITION)
     state_before = F.lag(F.struct(F.col(TO).alias("key"))).over(of_row)
     left = F.when(state_before.isNull(), F.col("_cdc_before")).otherwise(state_before["key"])
     stays = F.col(OP) != "D"
@@ -167,9 +188,9 @@ def _events(states: DataFrame, shape: Shape) -> DataFrame:
     gone = F.struct(*_keys(shape, "_cdc_left"), F.lit(0).alias("_cdc_rank"), F.lit(None).alias("_cdc_row"))
     leaves = F.col("_cdc_left").isNotNull() & (~stays | (F.col("_cdc_left") != F.col(TO)))
     both = F.array_compact(F.array(F.when(stays, here), F.when(leaves, gone)))
-    events = states.withColumn("_cdc_left", left).select(_SEGMENT, "position", TIME, F.inline(both))
-    last = F.max_by(F.struct(_SEGMENT, TIME, "_cdc_row"), F.struct(_SEGMENT, "_cdc_rank")).alias("_cdc_event")
-    return events.groupBy(*_key_names(shape), "position").agg(last).select("*", "_cdc_event.*").drop("_cdc_event")
+    events = states.withColumn("_cdc_left", left).select(SEGMENT, POSITION, TIME, F.inline(both))
+    last = F.max_by(F.struct(SEGMENT, TIME, "_cdc_row"), F.struct(SEGMENT, "_cdc_rank")).alias("_cdc_event")
+    return events.groupBy(*key_names(shape), POSITION).agg(last).select("*", "_cdc_event.*").drop("_cdc_event")
 
 
 def _versions(events: DataFrame, part: TablePart) -> DataFrame:
@@ -178,27 +199,27 @@ def _versions(events: DataFrame, part: TablePart) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     shape, truncated = part.shape, part.truncated
-    of_key = Window.partitionBy(*_key_names(shape)).orderBy("position")
-    following = F.lead(F.struct("position", TIME, _SEGMENT)).over(of_key)
-    ends = F.struct(following["position"].alias("position"), following[TIME].alias(TIME))
+    of_key = Window.partitionBy(*key_names(shape)).orderBy(POSITION)
+    following = F.lead(F.struct(POSITION, TIME, SEGMENT)).over(of_key)
+    ends = F.struct(following[POSITION].alias(POSITION), following[TIME].alias(TIME))
     until = F.when(following.isNotNull(), ends)
-    at, time = F.col("position"), F.col(TIME)
+    at, time = F.col(POSITION), F.col(TIME)
     if truncated:
         truncates = F.array(*(_place(one) for one in truncated))
         # A truncate ends what is there, also before the first change that a key has behind it.
-        until = F.when(following[_SEGMENT] == F.col(_SEGMENT), ends).otherwise(F.get(truncates, F.col(_SEGMENT)))
-        late, first = F.col(_SEGMENT) > 0, _place(truncated[0])
-        at, time = F.when(late, first["position"]).otherwise(at), F.when(late, first[TIME]).otherwise(time)
+        until = F.when(following[SEGMENT] == F.col(SEGMENT), ends).otherwise(F.get(truncates, F.col(SEGMENT)))
+        late, first = F.col(SEGMENT) > 0, _place(truncated[0])
+        at, time = F.when(late, first[POSITION]).otherwise(at), F.when(late, first[TIME]).otherwise(time)
     epoch = F.lit(part.span.epoch)
     names = [c.name for c in (*shape.columns, *shape.carried)]
     version = F.struct(
         *(F.col(f"_cdc_row.{quoted(name)}").alias(name) for name in names),
-        *_named(VALID_FROM, epoch, F.col("position"), F.col(TIME)),
+        *_named(VALID_FROM, epoch, F.col(POSITION), F.col(TIME)),
         *_named(VALID_TO, F.when(F.col("_cdc_until").isNotNull(), epoch), *_parts("_cdc_until")),
         F.col("_cdc_until").isNull().alias(IS_CURRENT.name),
         F.lit(_VERSION).alias(OP),
     )
-    keys = {shape.columns[place].name: name for place, name in zip(shape.keys, _key_names(shape), strict=True)}
+    keys = {shape.columns[place].name: name for place, name in zip(shape.keys, key_names(shape), strict=True)}
     empty = {c.name: F.lit(None).cast(c.type) for c in (*shape.columns, *shape.carried, *VALID_FROM)}
     close = F.struct(
         *((F.col(keys[name]) if name in keys else value).alias(name) for name, value in empty.items()),
@@ -206,8 +227,18 @@ def _versions(events: DataFrame, part: TablePart) -> DataFrame:
         F.lit(False).alias(IS_CURRENT.name),
         F.lit(_CLOSE).alias(OP),
     )
-    lasted = F.col("_cdc_until").isNull() | (F.col("_cdc_until.position") > F.col("position"))
-    both = F.array(F.when(F.col("_cdc_nth") == 1, close), F.when(F.col("_cdc_row").isNotNull() & lasted, version))
+    lasted = F.col("_cdc_until").isNull() | (F.col(f"_cdc_until.{POSITION}") > F.col(POSITION))
+    first_of_key, begins = F.col("_cdc_nth") == 1, F.col("_cdc_row").isNotNull() & lasted
+    if AMENDS in events.columns:
+        amend = F.struct(
+            *(F.col(f"_cdc_row.{quoted(name)}").alias(name) for name in names),
+            *_named(VALID_FROM, *(F.lit(None) for _ in VALID_FROM)),
+            *_named(VALID_TO, F.when(F.col("_cdc_until").isNotNull(), epoch), *_parts("_cdc_until")),
+            F.col("_cdc_until").isNull().alias(IS_CURRENT.name),
+            F.lit(_AMEND).alias(OP),
+        )
+        close, begins = F.when(F.col(AMENDS), amend).otherwise(close), begins & ~F.col(AMENDS)
+    both = F.array(F.when(first_of_key, close), F.when(begins, version))
     placed = events.withColumn("_cdc_until", until).withColumn("_cdc_nth", F.row_number().over(of_key))
     return placed.select(F.inline(F.array_compact(both)))
 
@@ -216,13 +247,13 @@ def _place(truncated: Truncated) -> Column:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     time = F.lit(truncated.commit_ts).cast("timestamp")
-    return F.struct(F.lit(truncated.position).cast("bigint").alias("position"), time.alias(TIME))
+    return F.struct(F.lit(truncated.position).cast("bigint").alias(POSITION), time.alias(TIME))
 
 
 def _parts(place: str) -> tuple[Column, Column]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    return F.col(f"{place}.position"), F.col(f"{place}.{TIME}")
+    return F.col(f"{place}.{POSITION}"), F.col(f"{place}.{TIME}")
 
 
 def _named(columns: Sequence[SilverColumn], *values: Column) -> list[Column]:
@@ -234,9 +265,5 @@ def _keys(shape: Shape, texts: str) -> list[Column]:
 
     return [
         F.expr(shape.typed(at, f"{texts}[{index}]")).alias(name)
-        for index, (at, name) in enumerate(zip(shape.keys, _key_names(shape), strict=True))
+        for index, (at, name) in enumerate(zip(shape.keys, key_names(shape), strict=True))
     ]
-
-
-def _key_names(shape: Shape) -> list[str]:
-    return [f"_cdc_key_{index}" for index in range(len(shape.keys))]

@@ -6,6 +6,7 @@ columns the table has, turns changes into what is to be written, and writes it i
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -39,6 +40,17 @@ class Flag:
     value: bool
 
 
+class RowIdentity(enum.Enum):
+    """What a change says of the row it is of."""
+
+    KEY = "key"
+    """Its key: there is one row a key."""
+    CONTENT = "content"
+    """All its values: there may be several such rows."""
+    PLACE = "place"
+    """Nothing: every change is a row of its own."""
+
+
 class Kind(Protocol):
     """One kind of table."""
 
@@ -58,8 +70,8 @@ class Kind(Protocol):
         ...
 
     @property
-    def keyed(self) -> bool:
-        """Whether rows need a key."""
+    def identity(self) -> RowIdentity:
+        """By what changes find their rows."""
         ...
 
     def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:

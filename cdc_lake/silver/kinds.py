@@ -10,51 +10,56 @@ import pyarrow.compute as pc
 
 from cdc_lake.config.project import Target
 from cdc_lake.errors import KindChanged
-from cdc_lake.lake.store import quoted
+from cdc_lake.lake.store import SilverColumn, quoted
+from cdc_lake.model.relation import Relation
 from cdc_lake.silver.append import Append
+from cdc_lake.silver.copies import Copies
 from cdc_lake.silver.current import Current
 from cdc_lake.silver.history import History
 from cdc_lake.silver.kind import Kind
-from cdc_lake.silver.own_columns import LINEAGE
+from cdc_lake.silver.own_columns import LINEAGE, old_column
+from cdc_lake.silver.shape import without_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _PLAIN: Final = Current()
-_KNOWN: Final[tuple[Kind, ...]] = (History(), Append(), Current(soft=True))
+_KNOWN: Final[tuple[Kind, ...]] = (History(), Append(), Current(soft=True), Copies())
 """The kinds that a table's columns tell."""
 
 
-def kind_of(target: Target) -> Kind:
-    """The kind that the pipeline says."""
+def kind_of(target: Target, relation: Relation) -> Kind:
+    """The kind that the pipeline says, of a table with this layout."""
     match target.kind:
         case "current":
-            return Current(soft=target.deletes == "soft")
+            soft = target.deletes == "soft"
+            return Copies() if not soft and not target.keys and without_key(relation) else Current(soft=soft)
         case "history":
-            return History()
+            return History(target.track)
         case "append":
-            return Append()
+            return Append(old_values=target.old_values)
         case other:
             assert_never(other)
 
 
+def check_kind(have: Collection[str], wanted: Collection[str], label: str) -> None:
+    """Raise KindChanged where the columns of a silver table are those of another kind than those wanted of it."""
+    made, said = kind_by_columns(have), kind_by_columns(wanted)
+    if made.words != said.words:
+        raise KindChanged(f"{label} was made as {made.words}, and now is {said.words}")
+
+
 def kind_by_columns(have: Collection[str]) -> Kind:
     """The kind that a silver table with these columns was made as."""
-    found = [kind for kind in _KNOWN if {column.name for column in kind.own} <= set(have)]
-    return found[0] if found else _PLAIN
+    there = set(have)
+    return next((kind for kind in _KNOWN if {column.name for column in kind.own} <= there), _PLAIN)
 
 
-def check_kind(have: Collection[str], target: Target) -> None:
-    """Raise KindChanged where the columns of a silver table are those of another kind than the pipeline says."""
-    made, said = kind_by_columns(have).words, kind_of(target).words
-    if made != said:
-        raise KindChanged(f"{target.label} was made as {made}, and the pipeline says {said}")
-
-
-def own_names(target: Target) -> frozenset[str]:
-    """The names of all columns that the silver table of a target has besides its source's."""
-    own = [*(LINEAGE if target.lineage else ()), *kind_of(target).own]
-    return frozenset(column.name for column in own)
+def own_names(target: Target, relation: Relation, have: Collection[str]) -> frozenset[str]:
+    """The names of all columns that the silver table of a target, which has `have`, has besides its source's."""
+    own = [*(LINEAGE if target.lineage else ()), *kind_of(target, relation).own]
+    old = [old_column(SilverColumn(name, "")) for name in have] if target.old_values else []
+    return frozenset(column.name for column in (*own, *old))
 
 
 def live_rows(kind: Kind, rows: DataFrame) -> DataFrame:
@@ -63,9 +68,9 @@ def live_rows(kind: Kind, rows: DataFrame) -> DataFrame:
     return rows if flag is None else rows.where(f"{'' if flag.value else 'NOT '}{quoted(flag.column.name)}")
 
 
-def source_rows(rows: pa.Table, target: Target) -> pa.Table:
+def source_rows(rows: pa.Table, target: Target, relation: Relation) -> pa.Table:
     """What a silver table of kind `current` or `history` says the source's table is now: live rows, its columns."""
-    if (flag := kind_of(target).flag) is not None:
+    if (flag := kind_of(target, relation).flag) is not None:
         rows = rows.filter(pc.field(flag.column.name) == flag.value)
-    own = own_names(target)
+    own = own_names(target, relation, rows.column_names)
     return rows.select([name for name in rows.column_names if name not in own])

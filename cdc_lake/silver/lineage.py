@@ -11,6 +11,7 @@ Promises:
   first leaves it first.
 * A change that touches a held key is held, and holds every key it touches: silver still shows the held rows, so
   nothing may overtake them. TRUNCATE ends all holds.
+* A change that needs a row which is not there, and one that brings a second row to a key, are held by themselves.
 * Where a row cannot leave its key because the change is held, a row that took that key in the same transaction is held
   too: at the end of a transaction no key has two rows.
 """
@@ -19,20 +20,26 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 Key: TypeAlias = tuple[str | None, ...]
 
 TRUNCATE: Final = "T"
+MISSING: Final = "missing_row"
+"""What a change breaks that does not have every value, of a row that is not there."""
+
+TAKEN: Final = "key_taken"
+"""What a change breaks that brings a second row to a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One change, reduced to what moves rows: `old` is the key it leaves, `new` the key it has afterwards.
 
-    Insert: new. Delete: old. Update: both, equal where the key stayed. Truncate (`op` T): neither.
+    Insert: new. Delete: old. Update: both, equal where the key stayed. Truncate (`op` T): neither. `failed`: a rule
+    holds it; `partial`: it is held where its row is not there.
     """
 
     position: int
@@ -41,17 +48,22 @@ class Event:
     old: Key | None = None
     new: Key | None = None
     failed: bool = False
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What became of an event: `row` numbers rows, `origin` is the key the row had in silver, None if it is new."""
+    """What became of an event: `row` numbers rows, `origin` is the key the row had in silver, None if it is new.
+
+    `broke`: why it is held by itself, where no rule holds it; None where it waits for another one.
+    """
 
     position: int
     ordinal: int
     row: int
     origin: Key | None
     held: bool
+    broke: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +84,14 @@ def trace(
     closings: list[Closing] = []
     for _, group in itertools.groupby(events, key=lambda event: event.position):
         transaction = list(group)
-        forced: set[int] = set()
+        forced: dict[int, str | None] = {}
         while True:
             before = rows.saved(transaction)
             done, closed, after = _transaction(transaction, rows, holds, forced)
             if (clash := rows.clash(transaction)) is None:
                 break
             rows.restore(before)
-            forced.add(clash)
+            forced[clash.arrival] = None if clash.key in after else TAKEN
         holds = after
         traced += done
         closings += closed
@@ -87,7 +99,7 @@ def trace(
 
 
 def _transaction(
-    events: list[Event], rows: _Rows, held: frozenset[Key], forced: set[int]
+    events: list[Event], rows: _Rows, held: frozenset[Key], forced: Mapping[int, str | None]
 ) -> tuple[list[Traced], list[Closing], frozenset[Key]]:
     """One transaction with the changes in `forced` held whatever they are; what waits after it."""
     holds = set(held)
@@ -101,12 +113,47 @@ def _transaction(
             holds = set()
             continue
         touched = {key for key in (event.old, event.new) if key is not None}
-        is_held = event.failed or event.ordinal in forced or not holds.isdisjoint(touched)
+        waits = not holds.isdisjoint(touched)
+        broke = None if event.failed or waits else _broken(event, rows, forced)
+        is_held = event.failed or waits or broke is not None or event.ordinal in forced
         if is_held:
             holds |= touched
         row = rows.follow(event, move=not is_held)
-        traced.append(Traced(event.position, event.ordinal, row.number, row.origin, is_held))
+        traced.append(Traced(event.position, event.ordinal, row.number, row.origin, is_held, broke))
     return traced, closings, frozenset(holds)
+
+
+def _broken(event: Event, rows: _Rows, forced: Mapping[int, str | None]) -> str | None:
+    if event.partial and event.old is not None and not rows.has(event.old):
+        return MISSING
+    return forced.get(event.ordinal)
+
+
+def trace_content(events: Iterable[Event], held: frozenset[Key]) -> tuple[list[Traced], list[Closing]]:
+    """What waits among rows that their content alone identifies: any number of them may have one key."""
+    holds = set(held)
+    traced: list[Traced] = []
+    closings: list[Closing] = []
+    for event in events:
+        if event.op == TRUNCATE:
+            if holds:
+                closings.append(Closing(event.position, event.ordinal))
+            holds = set()
+            continue
+        touched = {key for key in (event.old, event.new) if key is not None}
+        is_held = event.failed or not holds.isdisjoint(touched)
+        if is_held:
+            holds |= touched
+        traced.append(Traced(event.position, event.ordinal, 0, None, is_held))
+    return traced, closings
+
+
+@dataclass(frozen=True, slots=True)
+class _Clash:
+    """Two rows at one key: the key, and the ordinal of the change that brought the younger one."""
+
+    arrival: int
+    key: Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +193,10 @@ class _Rows:
             self._rows(new).append(replace(row, arrival=event.ordinal))
         return row
 
+    def has(self, key: Key) -> bool:
+        """Whether a row has the key."""
+        return bool(self._rows(key))
+
     def clear(self) -> None:
         """A truncate: no key has a row."""
         self._at = {}
@@ -166,10 +217,12 @@ class _Rows:
             else:
                 self._at[key] = rows
 
-    def clash(self, events: list[Event]) -> int | None:
-        """The ordinal of the change that brought a second row to a key, None where every key has one at most."""
-        arrivals = [rows[-1].arrival for key in _touched(events) if len(rows := self._at.get(key, deque())) > 1]
-        return max(arrivals, default=None)
+    def clash(self, events: list[Event]) -> _Clash | None:
+        """The last change that brought a second row to a key, None where every key has one at most."""
+        found = [
+            _Clash(rows[-1].arrival, key) for key in _touched(events) if len(rows := self._at.get(key, deque())) > 1
+        ]
+        return max(found, key=lambda clash: clash.arrival, default=None)
 
     def _rows(self, key: Key) -> deque[_Row]:
         if key not in self._at:

@@ -7,11 +7,15 @@ from cdc_lake.silver.kind import TablePart
 
 
 def same_key(part: TablePart, bounds: tuple[int, int] | None) -> str:
-    """The rows of one key. `bounds` let files be skipped, but behind a truncate every row of the table is concerned."""
-    keys = [quoted(c.name) for c in part.shape.key_columns]
-    same = [f"t.{key} = s.{key}" for key in keys]
+    """The rows of one key. `bounds` let files be skipped, but behind a truncate every row of the table is concerned.
+
+    `<=>` only where a part of the key may be NULL: files are skipped by `=` alone.
+    """
+    shape = part.shape
+    names = [quoted(column.name) for column in shape.key_columns]
+    same = [f"t.{name} {'<=>' if at in shape.nullable else '='} s.{name}" for at, name in enumerate(names)]
     if bounds is not None and not part.truncated:
-        same.append(f"t.{keys[0]} BETWEEN {bounds[0]} AND {bounds[1]}")
+        same.append(f"t.{names[0]} BETWEEN {bounds[0]} AND {bounds[1]}")
     return " AND ".join(same)
 
 

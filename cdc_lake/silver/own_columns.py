@@ -53,14 +53,26 @@ CHANGE: Final = {
 }
 """Append: the place of each change, from bronze."""
 
+WORKING: Final = "_cdc_"
+"""What the names of columns begin with that exist only while a span is applied."""
+
+COPY: Final = SilverColumn("_copy", "bigint")
+"""Rows of a table that has no key: the number of this row among those with the same values, from 1 on."""
+
 UNSENT: Final = SilverColumn("_unchanged", "array<string>")
 """Append: silver columns whose value was not sent, because it did not change; NULL where all were."""
+
+
+def old_column(column: SilverColumn) -> SilverColumn:
+    """Append: what the server said of a column of the row as it was before."""
+    return SilverColumn(f"_old_{column.name}", column.type)
 
 
 def with_own(shape: Shape, own: Sequence[SilverColumn] = ()) -> tuple[SilverColumn, ...]:
     """The source's columns, then those that come with changes, then `own`. Raises NameTaken."""
     extra = (*shape.carried, *own)
-    taken = {column.name for column in extra} & {column.name for column in shape.columns}
-    if taken:
-        raise NameTaken(f"{shape.relation.table} has a column `{min(taken)}`, which is one of silver's own here")
+    ours = {column.name.casefold() for column in extra}
+    for column in shape.columns:
+        if column.name.casefold() in ours or column.name.casefold().startswith(WORKING):
+            raise NameTaken(f"{shape.relation.table} has a column `{column.name}`, which is one of silver's own here")
     return (*shape.columns, *extra)

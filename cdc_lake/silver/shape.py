@@ -6,6 +6,7 @@ each column knows where it stands in every layout. All expressions here are Spar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +28,8 @@ class Shape:
 
     `carried`: columns of silver that come with the change and not in a tuple, by SQL over bronze's row. A table
     whose rows nothing identifies has no key. `types`: what the pipeline declares; a position may be that of a companion
-    (`lake.typed_columns`), which stands behind the layout's own.
+    (`lake.typed_columns`), which stands behind the layout's own. `old_values`: what the server said of the old row is
+    kept too.
     """
 
     relation: Relation
@@ -35,6 +37,7 @@ class Shape:
     keys: tuple[int, ...]
     carried: Mapping[SilverColumn, str] = field(default_factory=dict)
     types: TypePolicy = UNDECLARED
+    old_values: bool = False
 
     @cached_property
     def made(self) -> tuple[TypedColumn, ...]:
@@ -57,6 +60,13 @@ class Shape:
     def key_columns(self) -> tuple[SilverColumn, ...]:
         """The silver columns that identify a row."""
         return tuple(self.columns[at] for at in self.keys)
+
+    @cached_property
+    def nullable(self) -> frozenset[int]:
+        """Which parts of the key, by their place in it, some row may have as NULL."""
+        names = [self.relation.columns[at].name for at in self.keys]
+        layouts = self.layouts.values()
+        return frozenset(n for n, name in enumerate(names) if not all(_never_null(one, name) for one in layouts))
 
     def position(self, name: str) -> int | None:
         """The position of a source column, or of a companion by its own name; None where there is none."""
@@ -172,6 +182,11 @@ def make_shape(
     return Shape(relation, layouts, tuple(relation.names.index(name) for name in wanted), types=types)
 
 
+def without_key(relation: Relation) -> bool:
+    """Whether only all values of a row together identify it, and the server logs them."""
+    return relation.identity is ReplicaIdentity.FULL and not relation.primary_key
+
+
 def default_keys(relation: Relation) -> tuple[str, ...]:
     """The columns that identify a row: the primary key where the server logs it, otherwise the replica identity."""
     identity = tuple(c.name for c in relation.columns if c.key)
@@ -182,6 +197,20 @@ def default_keys(relation: Relation) -> tuple[str, ...]:
     if identity and relation.identity is ReplicaIdentity.INDEX:
         return identity
     raise NoKey(f"{relation.table} has no primary key that the server logs")
+
+
+_INCOMPARABLE = re.compile(r"\b(map|variant)\b")
+
+
+def comparable(column: SilverColumn) -> bool:
+    """Whether two values of a column can be told equal."""
+    return _INCOMPARABLE.search(column.type) is None
+
+
+def _never_null(layout: Relation, name: str) -> bool:
+    """A primary key has no NULL, nor has an index that is a replica identity."""
+    by_index = layout.identity is ReplicaIdentity.INDEX and any(c.key and c.name == name for c in layout.columns)
+    return name in layout.primary_key or by_index
 
 
 def _logged(relation: Relation, keys: Sequence[str]) -> None:

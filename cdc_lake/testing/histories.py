@@ -8,7 +8,7 @@ insert again, truncates. Values come from small sets, so that keys and values me
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Tuple, Update, Value
@@ -17,6 +17,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries
 
 _Row = dict[str, str | None]
+_Key = tuple[str | None, ...]
 
 KINDS = {"insert": 5, "update": 6, "delete": 2, "move": 2, "chain": 1, "swap": 1, "rotate": 1, "again": 1}
 
@@ -25,7 +26,8 @@ class History:
     """Makes transactions for `relations`; the same seed makes the same ones.
 
     `large`: columns whose unchanged values are not sent. `fixed`: key columns that always have one value, so that many
-    histories fit in one table. `truncates`: how often of a thousand transactions one table is emptied.
+    histories fit in one table. `truncates`: how often of a thousand transactions one table is emptied. `identified`:
+    columns that identify a row where they are not the primary key; those in `nullable` may be NULL, in one row.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class History:
         fixed: dict[str, str] | None = None,
         keys: int = 6,
         truncates: int = 0,
+        identified: Mapping[TableName, tuple[str, ...]] | None = None,
+        nullable: frozenset[str] = frozenset(),
     ) -> None:
         self._random = random.Random(seed)
         self._relations = list(relations)
@@ -44,7 +48,9 @@ class History:
         self._fixed = fixed or {}
         self._keys = keys
         self._truncates = truncates
-        self._rows: dict[TableName, dict[tuple[str, ...], _Row]] = {r.table: {} for r in relations}
+        self._identified = identified or {}
+        self._nullable = nullable
+        self._rows: dict[TableName, dict[_Key, _Row]] = {r.table: {} for r in relations}
 
     def add_column(self, relation: Relation) -> None:
         """Go on with another layout of a table; rows have NULL in its new columns."""
@@ -52,6 +58,11 @@ class History:
         for row in self._rows[relation.table].values():
             for column in relation.columns:
                 row.setdefault(column.name, None)
+
+    def emptied(self, table: TableName) -> None:
+        """Somebody else's TRUNCATE."""
+        if table in self._rows:
+            self._rows[table].clear()
 
     def transaction(self, position: int) -> Transaction:
         """One transaction that ends at `position`."""
@@ -71,7 +82,7 @@ class History:
         key = self._free_key(relation)
         if key is None:
             return []
-        row = dict(zip(relation.primary_key, key, strict=True)) | self._values(relation)
+        row = dict(zip(self._key(relation), key, strict=True)) | self._values(relation)
         self._rows[relation.table][key] = row
         return [Insert(relation, _tuple(relation, row))]
 
@@ -107,9 +118,9 @@ class History:
         old = gone[0]
         assert isinstance(old, Delete)
         assert old.old is not None
-        at = [relation.names.index(name) for name in relation.primary_key]
-        key = tuple(str(old.old[i]) for i in at)
-        row = dict(zip(relation.primary_key, key, strict=True)) | self._values(relation)
+        at = [relation.names.index(name) for name in self._key(relation)]
+        key = tuple(None if old.old[i] is None else str(old.old[i]) for i in at)
+        row = dict(zip(self._key(relation), key, strict=True)) | self._values(relation)
         self._rows[relation.table][key] = row
         return [*gone, Insert(relation, _tuple(relation, row))]
 
@@ -118,7 +129,7 @@ class History:
         rows = self._rows[relation.table]
         if len(rows) < length:
             return []
-        keys = self._random.sample(sorted(rows), length)
+        keys = self._random.sample(sorted(rows, key=repr), length)
         taken = {key: rows.pop(key) for key in keys}
         changes: list[Change] = []
         for key, to in zip(keys, keys[1:] + keys[:1], strict=True):
@@ -128,13 +139,13 @@ class History:
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _write(self, relation: Relation, key: tuple[str, ...], to: tuple[str, ...]) -> Change:
+    def _write(self, relation: Relation, key: _Key, to: _Key) -> Change:
         rows = self._rows[relation.table]
         rows[to], change = self._changed(relation, rows.pop(key), to)
         return change
 
-    def _changed(self, relation: Relation, before: _Row, to: tuple[str, ...]) -> tuple[_Row, Change]:
-        after = before | dict(zip(relation.primary_key, to, strict=True))
+    def _changed(self, relation: Relation, before: _Row, to: _Key) -> tuple[_Row, Change]:
+        after = before | dict(zip(self._key(relation), to, strict=True))
         for name, value in self._values(relation).items():
             if self._random.random() < 0.4:
                 after[name] = value
@@ -143,16 +154,17 @@ class History:
             same = after[column.name] == before[column.name] and after[column.name] is not None
             unsent = same and column.name in self._large and self._random.random() < 0.8
             new.append(UNCHANGED if unsent else after[column.name])
-        moved = any(before[name] != after[name] for name in relation.primary_key)
+        moved = any(before[name] != after[name] for name in self._key(relation))
         full = relation.identity is ReplicaIdentity.FULL
-        old = self._old(relation, before) if moved or full else None
+        told = moved or full or self._random.random() < 0.1  # the GaussDB family always tells the key
+        old = self._old(relation, before) if told else None
         return after, Update(relation, tuple(new), old, _old_kind(relation) if old is not None else None)
 
     def _old(self, relation: Relation, row: _Row) -> Tuple:
         return tuple(row[c.name] if c.key else None for c in relation.columns)
 
     def _values(self, relation: Relation) -> _Row:
-        return {c.name: self._value(c.name) for c in relation.columns if c.name not in relation.primary_key}
+        return {c.name: self._value(c.name) for c in relation.columns if c.name not in self._key(relation)}
 
     def _value(self, name: str) -> str | None:
         pick = self._random.random()
@@ -162,22 +174,40 @@ class History:
             return f"large {self._random.randrange(1000)} " + "é" * self._random.randrange(30)
         return str(self._random.randrange(100))
 
-    def _some_key(self, relation: Relation) -> tuple[str, ...] | None:
+    def _some_key(self, relation: Relation) -> _Key | None:
         rows = self._rows[relation.table]
-        return self._random.choice(sorted(rows)) if rows else None
+        return self._random.choice(sorted(rows, key=repr)) if rows else None
 
-    def _free_key(self, relation: Relation) -> tuple[str, ...] | None:
+    def _free_key(self, relation: Relation) -> _Key | None:
         for _ in range(5):
-            key = tuple(self._fixed.get(n) or str(self._random.randrange(self._keys)) for n in relation.primary_key)
+            key = tuple(self._key_part(name) for name in self._key(relation))
             if key not in self._rows[relation.table]:
                 return key
         return None
 
+    def _key_part(self, name: str) -> str | None:
+        if name in self._fixed:
+            return self._fixed[name]
+        number = self._random.randrange(self._keys)
+        return None if name in self._nullable and number == 0 else str(number)
+
+    def _key(self, relation: Relation) -> tuple[str, ...]:
+        return self._identified.get(relation.table, relation.primary_key)
+
 
 def interleave(seed: int, histories: Sequence[History], transactions: int, first: int = 1000) -> list[Transaction]:
-    """Transactions of several histories, in random turn, at rising positions."""
+    """Transactions of several histories, in random turn, at rising positions; a TRUNCATE empties a table for all."""
     turn = random.Random(seed)
-    return [turn.choice(histories).transaction(first + 10 * n) for n in range(transactions)]
+    out = []
+    for n in range(transactions):
+        mine = turn.choice(histories)
+        out.append(mine.transaction(first + 10 * n))
+        emptied = {change.relation.table for change in out[-1].changes if isinstance(change, Truncate)}
+        for table in emptied:
+            for other in histories:
+                if other is not mine:
+                    other.emptied(table)
+    return out
 
 
 def with_column(relation: Relation, name: str, kind: str, oid: int) -> Relation:

@@ -2,18 +2,19 @@
 
 It follows a change exactly as the server made it: where two rows have one key for a moment (a deferred constraint), the
 older one leaves first. With `fails` it also holds: a change whose row fails, and every later change of a key a held one
-touches, is kept back until a truncate. Everything clever must agree with it.
+touches, is kept back until a truncate; with `missing` a change that needs a row which is not there is held too.
+Everything clever must agree with it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Truncate, Tuple, Update
-from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
 
 Key: TypeAlias = tuple[str | None, ...]
@@ -27,6 +28,7 @@ class Oracle:
     keys: dict[TableName, tuple[str, ...]] = field(default_factory=dict)
     tables: dict[TableName, dict[Key, Row]] = field(default_factory=dict)
     fails: Callable[[TableName, Row], bool] | None = None
+    missing: bool = False
     held_keys: dict[TableName, set[Key]] = field(default_factory=dict)
     held: list[tuple[int, int]] = field(default_factory=list)
 
@@ -97,7 +99,8 @@ class Oracle:
                 key = self._key(relation, _row(relation, old, {}))
                 if self._held(relation, None, [key], force=force):
                     return False
-                rows.pop(self._find(relation, rows, key))
+                if not (self.missing and all(there != key for there, _ in rows)):
+                    rows.pop(self._find(relation, rows, key))
             case Truncate(relation):
                 tables[relation.table] = []
                 self.held_keys.pop(relation.table, None)
@@ -112,6 +115,13 @@ class Oracle:
         after = self._key(relation, _row(relation, new, _row(relation, old, {}) if old is not None else {}))
         if self._held(relation, None, [before, after], force=force):
             return False
+        if self.missing and all(key != before for key, _ in rows):
+            whole = _row(relation, new, _row(relation, old, {}) if old is not None else {})
+            told = UNCHANGED not in new or relation.identity is ReplicaIdentity.FULL
+            if self._held(relation, whole, [before, after], force=force or not told):
+                return False
+            rows.append((after, whole))
+            return True
         at = self._find(relation, rows, before)
         row = _row(relation, new, rows[at][1])
         if self._held(relation, row, [before, after], force=force):
@@ -157,9 +167,13 @@ class Version:
 
 @dataclass
 class Versions:
-    """Every version of every row, one a key and transaction: the state at `oracle` is followed from outside."""
+    """Every version of every row, one a key and transaction: the state at `oracle` is followed from outside.
+
+    `track`: a transaction that changes none of these columns of a table's row amends its version, unless it truncates.
+    """
 
     oracle: Oracle
+    track: Mapping[TableName, tuple[str, ...]] = field(default_factory=dict)
     closed: dict[TableName, list[Version]] = field(default_factory=dict)
     current: dict[TableName, dict[Key, Version]] = field(default_factory=dict)
 
@@ -169,22 +183,31 @@ class Versions:
             before = {table: dict(rows) for table, rows in self.oracle.tables.items()}
             self.oracle.apply(transaction)
             for table in before.keys() | self.oracle.tables.keys():
-                self._step(table, before.get(table, {}), transaction.bounds.position)
+                emptied = any(isinstance(c, Truncate) and c.relation.table == table for c in transaction.changes)
+                self._step(table, before.get(table, {}), transaction.bounds.position, emptied=emptied)
 
     def of(self, table: TableName) -> set[Version]:
         """All versions of a table."""
         return {*self.closed.get(table, ()), *self.current.get(table, {}).values()}
 
-    def _step(self, table: TableName, before: dict[Key, Row], position: int) -> None:
+    def _step(self, table: TableName, before: dict[Key, Row], position: int, *, emptied: bool) -> None:
         after = self.oracle.tables.get(table, {})
         current = self.current.setdefault(table, {})
         for key in before.keys() | after.keys():
             if before.get(key) is after.get(key):  # the same object: no change made it anew
                 continue
+            if not emptied and self._amends(table, before.get(key), after.get(key)):
+                current[key] = replace(current[key], row=tuple(after[key].items()))
+                continue
             if key in current:
                 self.closed.setdefault(table, []).append(replace(current.pop(key), ended=position))
             if key in after:
                 current[key] = Version(key, tuple(after[key].items()), position)
+
+    def _amends(self, table: TableName, before: Row | None, after: Row | None) -> bool:
+        if table not in self.track or before is None or after is None:
+            return False
+        return all(before.get(name) == after.get(name) for name in self.track[table])
 
 
 def _row(relation: Relation, values: Tuple, before: Row) -> Row:

@@ -79,3 +79,23 @@ def test_a_slot_that_forgot_more_than_bronze_holds_is_found(database: Database, 
     found = against_source(project)
     assert (found.holds, found.forgotten, found.chain.holds) == (False, True, True)
     assert bronze_writer(project).state() is not None
+
+
+def test_a_table_without_a_key_is_its_source_where_each_row_is_there_as_often(
+    database: Database, tmp_path: Path
+) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE bag (a int, b text)")
+        conn.execute("ALTER TABLE bag REPLICA IDENTITY FULL")
+        conn.execute("INSERT INTO bag VALUES (1, 'x'), (1, 'x'), (1, NULL)")
+        once(project)
+        conn.execute("DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)")
+        conn.execute("INSERT INTO bag SELECT * FROM bag")
+        conn.execute("UPDATE bag SET a = 2 WHERE b IS NULL")
+        once(project)
+        (bag,) = against_source(project).tables
+        assert (bag.verdict, bag.source_rows, bag.bronze_rows) == ("equal", 4, 4)
+        rob(DeltaBronzeTable(project.bronze), "public.bag")
+        (robbed,) = against_source(project).tables
+        assert robbed.verdict == "different"

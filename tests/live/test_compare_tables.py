@@ -285,3 +285,20 @@ def test_a_receiver_that_reads_the_slot_is_waited_for(lake):
     finally:
         stop.set()
         running.join(30)
+
+
+def test_a_table_without_a_key_is_compared_by_how_often_each_row_is_there(database, tmp_path):
+    with closing(Lake(database, tmp_path)) as lake:
+        lake.sql.execute("CREATE TABLE bag (id int8, note text)")
+        lake.sql.execute("ALTER TABLE bag REPLICA IDENTITY FULL")
+        lake.sql.execute("INSERT INTO bag VALUES (1, NULL), (1, NULL), (2, 'two')")
+        lake.receive()
+        rows = {"id": [2, 1, 1], "note": ["two", None, None], "_copy": [1, 1, 2]}
+        schema = pa.schema([("id", pa.int64()), ("note", pa.string()), ("_copy", pa.int64())])
+        lake.silver("bag", pa.table(rows, schema))
+        equal = lake.compare("bag")["bag"]
+        assert (equal.verdict, equal.source_rows, equal.silver_rows) == (Verdict.EQUAL, 3, 3)
+        lake.silver("bag", pa.table(rows, schema).slice(0, 2))
+        lacking = lake.compare("bag")["bag"]
+        assert (lacking.verdict, lacking.changed, lacking.silver_rows) == (Verdict.DIFFERENT, 1, 2)
+        assert (lacking.samples, lacking.columns) == ((), ()), "a row is not told"

@@ -42,6 +42,7 @@ class Lake:
         fmt: str,
         rules: list[dict[str, Any]] | None = None,
         defaults: dict[str, Any] | None = None,
+        table: dict[str, Any] | None = None,
         **sections: Any,
     ) -> None:
         self.spark = spark
@@ -50,7 +51,7 @@ class Lake:
             f"{name}_{fmt}",
             silver={
                 "defaults": {"format": fmt, "namespace": f"{name}_{fmt}", **(defaults or {})},
-                "tables": [{"from": "public.t", "rules": rules or []}],
+                "tables": [{"from": "public.t", "rules": rules or [], **(table or {})}],
             },
             snapshot={"mode": "none"},
             **sections,

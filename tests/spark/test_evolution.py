@@ -89,7 +89,7 @@ class Lake:
     def rows(self, name: str, *, whole: bool = False) -> list[dict[str, Any]]:
         """The rows that silver says the source has; `whole`: with columns that are kept."""
         target = self.target(name)
-        found = source_rows(read_silver(self.project, target), target)
+        found = source_rows(read_silver(self.project, target), target, self.tables[name].relation)
         names = found.column_names if whole else [c.name for c in layout_columns(self.tables[name].relation)]
         return sorted(found.select(names).to_pylist(), key=lambda row: row["id"])
 

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.errors import KindChanged, NameTaken
+from cdc_lake.errors import ColumnNotTracked, KeylessDelete, KindChanged, MergeRefused, NameTaken
 from cdc_lake.lake.control import ControlTables, SnapshotRow, now
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.advance import Advance
@@ -130,7 +131,7 @@ def test_a_table_stays_of_the_kind_it_was_made_as(spark: Any, lake_root: Path, f
     other = silver.model_copy(update={"defaults": silver.defaults.model_copy(update={"kind": "history"})})
     lake.project = replace(made, pipeline=made.pipeline.model_copy(update={"silver": other}))
     lake.land(insert("2", "2"))
-    with pytest.raises(KindChanged, match=r"kind: current.*kind: history"):
+    with pytest.raises(KindChanged, match=r"kind: current.*now is `kind: history"):
         lake.advance()
     lake.project = made
     lake.advance()
@@ -176,3 +177,98 @@ def test_the_rows_of_an_initial_copy_are_where_each_kind_begins(
             "soft": [(1, True), (2, False)],
         }[next(iter(defaults.values()))]
     )
+
+
+@FORMATS
+def test_rows_without_a_key_come_and_go_one_by_one(spark: Any, lake_root: Path, fmt: str) -> None:
+    bare = table("public.t", key=[], identity=ReplicaIdentity.FULL, position="int4", ordinal="float8", body="text")
+    lake = lake_of(lake_root, spark, "bare", fmt, lineage=True)
+    one, two = ("1", "NaN", None), ("1", "0.5", "large")
+    lake.land(*(Insert(bare, row) for row in (one, one, one, two)))
+    lake.advance()
+    lake.land(Delete(bare, one, OldKind.FULL), Update(bare, ("2", "0.5", UNCHANGED), two, OldKind.FULL))
+    lake.land(Update(bare, two, one, OldKind.FULL), Insert(bare, two))
+    lake.advance()
+    found = read_silver(lake.project, lake.target()).to_pylist()
+    rows = sorted((row["position"], str(row["ordinal"]), row["body"], row["_copy"]) for row in found)
+    assert rows == [(1, "0.5", "large", 1), (1, "0.5", "large", 2), (1, "nan", None, 1), (2, "0.5", "large", 1)]
+    lake.land(Delete(bare, ("7", None, None), OldKind.FULL))
+    with pytest.raises(MergeRefused):
+        lake.advance()
+
+
+def test_a_change_of_rows_without_a_key_must_say_all_of_the_row(spark: Any, lake_root: Path) -> None:
+    bare = table("public.t", key=[], identity=ReplicaIdentity.FULL, id="int4", body="text")
+    lake = lake_of(lake_root, spark, "half", "delta")
+    lake.land(Insert(bare, ("1", "b")), Update(bare, ("2", "b")))
+    with pytest.raises(KeylessDelete, match="does not say all values"):
+        lake.advance()
+
+
+@FORMATS
+def test_one_row_may_have_null_in_its_key_and_a_second_one_is_held(spark: Any, lake_root: Path, fmt: str) -> None:
+    odd = table("public.t", key=[], identity=ReplicaIdentity.FULL, code="int4", amount="int4")
+    lake = Lake(lake_root, spark, "nulls", fmt, table={"keys": ["code"]})
+    lake.land(Insert(odd, (None, "1")), Insert(odd, ("5", "5")))
+    lake.advance()
+    lake.land(Update(odd, (None, "2"), (None, "1"), OldKind.FULL), Insert(odd, (None, "3")), Insert(odd, ("6", "6")))
+    lake.advance()
+    assert rows_of(lake, "code", "amount") == [(5, 5), (6, 6), (None, 2)]
+    assert lake.held() == [("failed", ["key_taken"])]
+    lake.land(Delete(odd, (None, "2"), OldKind.FULL), Truncate(odd), Insert(odd, (None, "4")))
+    lake.land(Delete(odd, (None, "4"), OldKind.FULL))
+    lake.advance()
+    assert rows_of(lake, "code", "amount") == []
+
+
+@FORMATS
+@pytest.mark.parametrize("kind", ["current", "history"])
+def test_an_update_of_a_row_that_is_not_there_stops_its_table_or_is_held(
+    spark: Any, lake_root: Path, fmt: str, kind: str
+) -> None:
+    stops = lake_of(lake_root, spark, f"stops_{kind}", fmt, kind=kind)
+    lake = lake_of(lake_root, spark, f"waits_{kind}", fmt, kind=kind, missing_row="hold")
+    for one in (stops, lake):
+        one.land(insert("1", "1", "large"))
+        one.advance()
+        one.land(update("1", "2", UNCHANGED), update("9", "9", UNCHANGED), update("8", "8", "all"), delete("7"))
+    with pytest.raises(MergeRefused):
+        stops.advance()
+    lake.land(update("9", "10", "all"))
+    lake.advance()
+    rows = [row for row in read_silver(lake.project, lake.target()).to_pylist() if row.get("is_current", True)]
+    assert sorted((row["id"], row["amount"], row["body"]) for row in rows) == [(1, 2, "large"), (8, 8, "all")]
+    assert lake.held() == [("failed", ["missing_row"]), ("waiting", [])]
+
+
+@FORMATS
+def test_only_tracked_columns_make_versions(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "tracks", fmt, table={"kind": "history", "track": ["amount"]})
+    one = lake.land(insert("1", "1", "a"), insert("2", "2", "b"))
+    lake.advance()
+    lake.land(update("1", "1", "c"))
+    two = lake.land(update("1", "5", UNCHANGED))
+    lake.land(update("1", "5", "d"), delete("2"), insert("2", "2", "e"))
+    lake.advance()
+    three = lake.land(update("2", "2", "f"), Truncate(T), insert("2", "2", "g"))
+    lake.advance()
+    assert rows_of(lake, "id", "amount", "body", "valid_from", "valid_to") == [
+        (1, 1, "c", one, two), (1, 5, "d", two, three), (2, 2, "e", one, three), (2, 2, "g", three, None),
+    ]  # fmt: skip
+
+
+def test_a_column_that_is_not_there_cannot_be_tracked(spark: Any, lake_root: Path) -> None:
+    lake = Lake(lake_root, spark, "nowhere", "delta", table={"kind": "history", "track": ["amuont"]})
+    lake.land(insert("1", "1"))
+    with pytest.raises(ColumnNotTracked, match="amuont"):
+        lake.advance()
+
+
+@FORMATS
+def test_append_keeps_what_the_server_said_of_old_rows(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = lake_of(lake_root, spark, "olds", fmt, kind="append", old_values=True)
+    lake.land(insert("1", "1"), move("1", "2", "5"), update("2", "6"), delete("2"))
+    lake.advance()
+    assert rows_of(lake, "_ordinal", "_op", "id", "amount", "_old_id", "_old_amount") == [
+        (1, "I", 1, 1, None, None), (2, "U", 2, 5, 1, None), (3, "U", 2, 6, None, None), (4, "D", 2, None, 2, None),
+    ]  # fmt: skip

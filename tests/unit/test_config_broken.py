@@ -71,6 +71,8 @@ CASES = {
         HEAD.replace("host: h", "host: h, encoding_errors: hex, hex_columns: [public.a.b]"),
         "CFG157 3:70",
     ),
+    "tracked columns without history": (TABLE + "      track: [a]\n", "CFG158 7:14"),
+    "old rows of history": (TABLE + "      kind: history\n      old_values: true\n", "CFG158 8:19"),
     "a version of the future": (HEAD.replace("version: 1", "version: 2"), "CFG111 1:10"),
     "a source of a later version": (HEAD.replace("postgres", "qhb"), "CFG112 3:16"),
     "a source that nobody knows": (HEAD.replace("postgres", "gausdb"), "CFG112 3:16"),

@@ -77,7 +77,7 @@ def seen(inserts: int = 1, count: int = 1) -> Outline:
 
 
 def survey(low: int | None, high: int = 100) -> Survey:
-    return Survey((), 0, 0, 0, None, None if low is None else (low, high))
+    return Survey((), 0, 0, 0, 0, None, None if low is None else (low, high))
 
 
 @FORMATS

@@ -1,0 +1,153 @@
+"""Tracing: changes brought to the driver as keys and order, and what became of them put back beside them.
+
+Never their values. Which changes must be brought, the callers say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from cdc_lake.bronze.outline import Outline
+from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, segment
+from cdc_lake.silver.lineage import TRUNCATE, Event, Key, Traced
+from cdc_lake.silver.net_change import ORIGIN, ROW
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FAILED: Final = "_cdc_failed"
+"""The conditions that a change fails by its values, an array of names."""
+
+PARTIAL: Final = "_cdc_partial"
+"""Whether a change needs a row that is there: it did not send every value."""
+
+HELD: Final = "_cdc_held"
+SEGMENT: Final = "_cdc_segment"
+_BROKE: Final = "_cdc_broke"
+_PLACE: Final = [POSITION, ORDINAL]
+_TRACED: Final = pa.schema(
+    [
+        (POSITION, pa.int64()),
+        (ORDINAL, pa.int64()),
+        (ROW, pa.int64()),
+        (ORIGIN, pa.list_(pa.string())),
+        (HELD, pa.bool_()),
+        (_BROKE, pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Changes sorted out. `free`: those to be folded, with `_cdc_row` and `_cdc_origin`; `held`: bronze's rows of the
+    others, with `rules` they break (empty: they wait), `key` and `from_key`; None where there are none.
+    """
+
+    free: DataFrame
+    held: pa.Table | None
+
+
+def events(changes: DataFrame, keys: Iterable[Key], seen: Outline) -> list[Event]:
+    """The changes that touch one of `keys`, and all truncates, in order."""
+    found = [Event(position, ordinal, TRUNCATE) for position, ordinal in seen.truncates]
+    found += _touching(changes, frozenset(keys))
+    return sorted(found, key=lambda event: (event.position, event.ordinal))
+
+
+def _touching(changes: DataFrame, keys: frozenset[Key]) -> list[Event]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    if not keys:
+        return []
+    failed = F.size(FAILED) > 0 if FAILED in changes.columns else F.lit(False)
+    partial = F.col(PARTIAL) if PARTIAL in changes.columns else F.lit(False)
+    touching = key_frame(changes.sparkSession, keys)
+    hit = (
+        changes.select(*_PLACE, OP, FROM, TO, failed.alias("failed"), partial.alias("partial"))
+        .withColumn("_cdc_key", F.explode(F.array_distinct(F.array_compact(F.array(FROM, TO)))))
+        .join(F.broadcast(touching), "_cdc_key", "left_semi")
+        .drop("_cdc_key")
+        .dropDuplicates(_PLACE)
+        .toArrow()
+    )
+    columns = (hit[name].to_pylist() for name in (*_PLACE, OP, FROM, TO, "failed", "partial"))
+    return [
+        Event(p, o, op, _key(f), _key(t), failed=bad, partial=part)
+        for p, o, op, f, t, bad, part in zip(*columns, strict=True)
+    ]
+
+
+def keys_of(changes: DataFrame) -> frozenset[Key]:
+    """The keys that changes touch."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    touched = changes.select(F.explode(F.array_compact(F.array(FROM, TO))).alias("key")).distinct().toArrow()
+    return frozenset(tuple(key) for key in touched["key"].to_pylist())
+
+
+def placed(changes: DataFrame, traced: Sequence[Traced], seen: Outline) -> DataFrame:
+    """Changes with what became of them, NULL where they are not traced, and the number of truncates before them."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    table = pa.table(
+        [
+            pa.array((t.position for t in traced), pa.int64()),
+            pa.array((t.ordinal for t in traced), pa.int64()),
+            pa.array((t.row for t in traced), pa.int64()),
+            pa.array((None if t.origin is None else list(t.origin) for t in traced), pa.list_(pa.string())),
+            pa.array((t.held for t in traced), pa.bool_()),
+            pa.array((t.broke for t in traced), pa.string()),
+        ],
+        schema=_TRACED,
+    )
+    mapping = changes.sparkSession.createDataFrame(table)
+    joined = changes.join(F.broadcast(mapping), _PLACE, "left")
+    return joined.withColumn(SEGMENT, segment(seen.truncated))
+
+
+def unplaced(changes: DataFrame) -> DataFrame:
+    """What `placed` added taken away."""
+    return changes.drop(ROW, ORIGIN, HELD, _BROKE, SEGMENT)
+
+
+def sorted_out(rows: DataFrame, changes: DataFrame, traced: Sequence[Traced], seen: Outline) -> Sorted:
+    """Changes with `_cdc_failed`, sorted out by what tracing found; `rows` are bronze's of them."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    known = placed(changes, traced, seen)
+    free = known.where(f"NOT coalesce({HELD}, false)").drop(FAILED, PARTIAL, HELD, _BROKE, SEGMENT)
+    if not any(t.held for t in traced):
+        return Sorted(free, None)
+    rules = F.when(F.col(_BROKE).isNull(), F.col(FAILED)).otherwise(F.array_append(FAILED, F.col(_BROKE)))
+    return Sorted(free, with_rules(rows, known.where(HELD).withColumn(FAILED, rules)))
+
+
+def with_rules(rows: DataFrame, changes: DataFrame) -> pa.Table:
+    """Bronze's rows of changes, with the conditions they fail and their keys."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    place = ["position", "ordinal"]
+    held = changes.select(
+        F.col(POSITION).alias("position"),
+        F.col(ORDINAL).alias("ordinal"),
+        F.col(FAILED).alias("rules"),
+        F.coalesce(TO, FROM).alias("key"),
+        F.col(FROM).alias("from_key"),
+    )
+    raw: list[Column] = [F.col(c) for c in ("op", "layout", "new", "old", "old_kind", "unchanged")]
+    found = rows.select(*place, *raw).join(F.broadcast(held), place)
+    return found.orderBy(*place).toArrow()
+
+
+def key_frame(spark: SparkSession, keys: Iterable[Key]) -> DataFrame:
+    """Keys as rows of `_cdc_key`."""
+    values = pa.array(([*key] for key in sorted(keys, key=repr)), pa.list_(pa.string()))
+    return spark.createDataFrame(pa.table({"_cdc_key": values}))
+
+
+def _key(value: list[str | None] | None) -> Key | None:
+    return None if value is None else tuple(value)
