@@ -8,6 +8,7 @@ The text around the tables is in `benchmarks/performance.md.in`; `{{name}}` stan
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def main() -> None:
         on = results[0]["machine"]
         text = f"{on['cores']} cores ({on['processor']}), {on['memory_gib']} GiB, {on['system']}, Python {on['python']}"
         page = page.replace("{{machine}}", text)
-    PAGE.write_text(page)
+    PAGE.write_text(re.sub(r"{{\w+}}", "Not measured yet.", page))
     print(f"wrote {PAGE.relative_to(HERE.parent)}")
 
 

@@ -24,6 +24,8 @@ FULL: tuple[tuple[str, ...], ...] = (
     ("gaussdb_backlog.py",),
     ("small_spans.py",),
     ("apply_span.py",),
+    ("many_tables.py",),
+    ("source_to_silver.py",),
 )
 QUICK: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py", "--changes", "100000", "--rounds", "2", "--no-save"),
@@ -34,6 +36,8 @@ QUICK: tuple[tuple[str, ...], ...] = (
     ("gaussdb_backlog.py", "--rows", "100000", "--rounds", "1", "--no-save"),
     ("small_spans.py", "--rounds", "2", "--no-save"),
     ("apply_span.py", "--rows", "500000", "--changes", "10000", "--rounds", "1", "--no-save"),
+    ("many_tables.py", "--rounds", "1", "--most", "50", "--no-save"),
+    ("source_to_silver.py", "--changes", "100000", "--rows", "500000", "--rounds", "2", "--one", "100000", "--no-save"),
 )
 
 

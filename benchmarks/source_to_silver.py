@@ -1,17 +1,19 @@
 """From the source's commit to silver that can be read: a backlog's rate, and how late small transactions are.
 
-    python benchmarks/source_to_silver.py [--changes 1000000] [--rows 5000000] [--rounds 20] [--formats delta iceberg]
+    python benchmarks/source_to_silver.py [--changes 1000000] [--rows 5000000] [--rounds 20] [--one 1000000]
 
 Receiver and apply run as `run` runs them: two processes, beside the server on the same two cores. First a slot has
 retained `--changes` changes (80 % inserts, 15 % updates, 5 % deletes, 1,000 a transaction) of a table whose silver
 table has `--rows` rows already; seconds are from the start of both loops, with a Spark session, until the cut with
 the last transaction is written. Then transactions of 1,000 changes, one at a time: of one table, and of ten tables with
-100 changes each; seconds from the source's commit until a cut has it. Targets: 50,000 changes/s; p50 of 2 s with one
+100 changes each; seconds from the source's commit until a cut has it. At the end one transaction of `--one` new rows,
+which is one span. Memory is the most that Spark's driver had until then. Targets: 50,000 changes/s; p50 of 2 s with one
 table and 6 s with ten.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 from measured import median, save, show, table
 from pgoutput_backlog import BLOCK, TABLE, WORKLOAD
@@ -128,7 +131,8 @@ def measure(admin: psycopg.Connection[Any], project: Project, spark: Any, given:
     admin.execute("CALL backlog(%s, %s)", [at + WARM + 1, at + WARM + blocks - 1])
     (before,) = admin.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone() or (0,)
     admin.execute("CALL backlog(%s, %s)", [at + WARM + blocks, at + WARM + blocks])
-    begun, out = time.perf_counter(), {"format": project.name.removeprefix("live_")}
+    out: dict[str, Any] = {"format": project.name.removeprefix("live_")}
+    begun = time.perf_counter()
     with running(project):
         out["seconds"] = live.wait(int(before), begun)
         out["rate"] = blocks * BLOCK / out["seconds"]
@@ -140,7 +144,30 @@ def measure(admin: psycopg.Connection[Any], project: Project, spark: Any, given:
                 print(f"  {project.name}, {name}: {seconds:.2f} s", flush=True)
                 out[name] += [seconds] if number > 1 else []
                 time.sleep(0.5)
+        out["one_transaction"] = live.late(lambda: large(admin, given.one)) if given.one else 0.0
+        out["driver_mib"] = driver_mib(spark)
+        print(
+            f"  {project.name}: one of {given.one:,}: {out['one_transaction']:.1f} s, {out['driver_mib']} MiB",
+            flush=True,
+        )
     return out
+
+
+def large(admin: psycopg.Connection[Any], rows: int) -> None:
+    """New rows in one transaction."""
+    admin.execute(
+        "INSERT INTO orders SELECT n, 1, 'new', 1, 1, md5(n::text) || md5((n + 1)::text), 'e', now(), now(), true "
+        "FROM generate_series((SELECT max(id) + 1 FROM orders), (SELECT max(id) + %s FROM orders)) AS n",
+        [rows],
+    )
+
+
+def driver_mib(spark: Any) -> int:
+    """The most memory that Spark's driver had so far: the JVM, its heap with it."""
+    gateway = psutil.Process(spark.sparkContext._gateway.proc.pid)  # noqa: SLF001 - no other word for it
+    java = [one for one in (gateway, *gateway.children(recursive=True)) if "java" in one.name()]
+    peaks = [re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{one.pid}/status").read_text()) for one in java]
+    return max(int(peak[1]) >> 10 for peak in peaks if peak)
 
 
 def one_table(admin: psycopg.Connection[Any]) -> None:
@@ -170,23 +197,22 @@ def results(runs: list[dict[str, Any]], changes: int) -> list[dict[str, Any]]:
     for run_ in runs:
         name = run_["format"]
         one, ten = sorted(run_["one"]), sorted(run_["ten"])
-        p95 = [some[min(len(some) - 1, int(len(some) * 0.95))] for some in (one, ten)]
-        rows.append(
-            (name, f"{run_['rate']:,.0f}", f"{median(one):.2f}", f"{p95[0]:.2f}", f"{median(ten):.2f}", f"{p95[1]:.2f}")
-        )
+        p95 = [some[int(len(some) * 0.95)] if some else float("nan") for some in (one, ten)]
+        small = (f"{value:.2f}" for value in (median(one), p95[0], median(ten), p95[1]))
+        rows.append((name, f"{run_['rate']:,.0f}", *small, f"{run_['one_transaction']:.1f}", f"{run_['driver_mib']:,}"))
         for what, have, want, good in (
             ("changes/s", f"{run_['rate']:,.0f}", f"{RATE:,}", run_["rate"] >= RATE),
             ("one table, p50, s", f"{median(one):.2f}", f"{ONE_P50:.0f}", median(one) <= ONE_P50),
             ("ten tables, p50, s", f"{median(ten):.2f}", f"{TEN_P50:.0f}", median(ten) <= TEN_P50),
         ):
             verdicts.append((f"{name}: {what}", have, want, "reached" if good else "missed"))
-    head = ("", "changes/s", "one table, p50 s", "p95", "ten tables, p50 s", "p95")
+    head = ("", "changes/s", "one table, p50 s", "p95", "ten tables, p50 s", "p95", "one transaction, s", "driver MiB")
     title = f"{changes:,} changes, then transactions of 1,000"
     return [table(title, head, rows), table("Targets", ("", "measured", "target", ""), verdicts)]
 
 
 def main() -> None:
-    given = options(__doc__, changes=1_000_000, rows=5_000_000, rounds=20).parse_args()
+    given = options(__doc__, changes=1_000_000, rows=5_000_000, rounds=20, one=1_000_000).parse_args()
     runs = []
     with session(given.folder, given.heap) as (spark, root):
         root.chmod(0o755)
@@ -207,7 +233,13 @@ def main() -> None:
     if given.no_save:
         show(tables)
     else:
-        parameters = {"changes": given.changes, "rows": given.rows, "rounds": given.rounds, "heap_mib": given.heap}
+        parameters = {
+            "changes": given.changes,
+            "rows": given.rows,
+            "rounds": given.rounds,
+            "one": given.one,
+            "heap_mib": given.heap,
+        }
         save("source_to_silver", parameters=parameters, runs=runs, tables=tables)
 
 

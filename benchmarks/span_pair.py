@@ -1,7 +1,9 @@
 """One silver table twice: moved on by apply, and by a hand-written MERGE of the same net rows. The pair stays equal.
 
 Both tables are made and filled the same way, by the store that apply uses, so they have the same properties and files;
-with `peer` a third one, of format Delta without marks, is moved on by delta-rs's own merge, which knows no Spark.
+with `peer` further ones without marks are moved on by what needs no Spark: a Delta table by delta-rs's merge, and
+beside a pair of Iceberg tables one of theirs by pyiceberg's upsert and delete (two commits: it has no merge).
+
 A round lands changes in bronze, times `Advance.run` (bronze read, rules judged, net change, MERGE with its marker,
 holds, cut) on one table, and the plain statement, with the same net rows from a typed Parquet file and a broadcast
 hint, on the other. Who comes first alternates. Bronze is landed, and the Parquet file written, outside the timing.
@@ -23,8 +25,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from pyiceberg.expressions import In
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
@@ -33,6 +37,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.delta import DeltaSilver
 from cdc_lake.lake.iceberg import IcebergSilver
+from cdc_lake.lake.marker import iceberg_catalog
 from cdc_lake.lake.row_marks import mark_when_large
 from cdc_lake.lake.session import derive
 from cdc_lake.lake.store import SilverColumn, store
@@ -201,16 +206,18 @@ class Pair:
             for target in self._both(workload):
                 self._fill(target, workload.layout, rows, files)
                 mark_when_large(self._own, store(self._own, self.project, target), self.project, target)
-            if peer:
-                self._fill(self._third(workload), workload.layout, rows, files)
+            for target in self._others(workload):
+                self._fill(target, workload.layout, rows, files)
 
     def _both(self, workload: Workload) -> tuple[Target, Target]:
         ours = self.project.target(workload.layout.table)
         return ours, replace(ours, name=f"{ours.name}_plain")
 
-    def _third(self, workload: Workload) -> Target:
+    def _others(self, workload: Workload) -> list[Target]:
+        """The tables of peers: delta-rs's, then pyiceberg's where there is one."""
         ours = self.project.target(workload.layout.table)
-        return replace(ours, name=f"{ours.name}_peer", format="delta")
+        formats = ("delta", "iceberg") if self.fmt == "iceberg" else ("delta",)
+        return [replace(ours, name=f"{ours.name}_peer_{fmt}", format=fmt) for fmt in formats] if self._peer else []
 
     def _fill(self, target: Target, layout: Relation, rows: int, files: int) -> None:
         shape = make_shape([layout.layout], {layout.layout: layout}, None)
@@ -237,7 +244,8 @@ class Pair:
         took = {}
         sides: list[tuple[str, Callable[[], None]]] = [("ours", lambda: self._ours(phases)), ("plain", self._plain)]
         if self._peer:
-            sides.append(("peer", self._delta_rs))
+            sides.append(("delta-rs", self._delta_rs))
+            sides += [("pyiceberg", self._pyiceberg)] * (self.fmt == "iceberg")
         for name, side in sides if number % 2 else reversed(sides):
             begun = time.perf_counter()
             side()
@@ -272,20 +280,27 @@ class Pair:
         for n, workload in enumerate(self.workloads):
             columns = [c.name for c in workload.layout.columns]
             given = {name: f"s.{name}" for name in columns}
-            place = str(self.project.silver_path(self._third(workload)))
+            place = str(self.project.silver_path(self._others(workload)[0]))
             merge = DeltaTable(place).merge(
                 pq.read_table(self._net(n)), "t.id = s.id", source_alias="s", target_alias="t"
             )
             merge = merge.when_matched_delete("s.op = 'D'").when_matched_update(given)
             merge.when_not_matched_insert(given, "s.op <> 'D'").execute()
 
+    def _pyiceberg(self) -> None:
+        for n, workload in enumerate(self.workloads):
+            target, net = self._others(workload)[1], pq.read_table(self._net(n))
+            table = iceberg_catalog(self.project).load_table((target.namespace, target.name))
+            deletes = pc.equal(net["op"], "D")
+            table.upsert(net.filter(pc.invert(deletes)).drop_columns(["op"]), join_cols=["id"])
+            table.delete(In("id", net.filter(deletes)["id"].to_pylist()))
+
     def check(self) -> int:
         """Raise unless all sides hold the same rows; how many."""
         total = 0
         for workload in self.workloads:
             hashes = []
-            third = (self._third(workload),) if self._peer else ()
-            for target in (*self._both(workload), *third):
+            for target in (*self._both(workload), *self._others(workload)):
                 name = store(self._own, self.project, target).name
                 sums = self._own.sql(f"SELECT count(*), sum(cast(xxhash64(*) AS decimal(38,0))) FROM {name}").first()
                 hashes.append(tuple(sums))
@@ -344,6 +359,7 @@ class Phases:
             (table_steps, "read_marker", "read markers"),
             (table_steps, "record", "holds"),
             (table_span, "outline", "outline"),
+            (table_steps, "outline", "outline"),
             (table_span, "survey", "survey"),
             (table_span, "evolve", "look up columns"),
             (table_span, "mark_when_large", "weigh the table"),

@@ -15,6 +15,7 @@ from span_pair import Pair, Phases, project_of
 from cdc_lake.lake.session import start
 
 FORMATS = ("delta", "iceberg")
+PEERS = ("delta-rs", "pyiceberg")
 
 
 @contextmanager
@@ -70,12 +71,16 @@ def ratios(title: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
                 label,
                 f"{median(run['ours'] for run in mine):.2f}",
                 f"{median(run['plain'] for run in mine):.2f}",
-                f"{median(run['peer'] for run in mine):.2f}" if "peer" in mine[0] else "",
+                *(f"{median(run[peer] for run in mine):.2f}" if peer in mine[0] else "" for peer in PEERS),
                 f"{median(values):.2f}",
                 f"{min(values):.2f} to {max(values):.2f}",
             )
         )
-    return table(title, ("", "span, s", "plain MERGE, s", "delta-rs, s", "span / plain", "of the rounds"), rows)
+    return table(
+        title,
+        ("", "span, s", "plain MERGE, s", *(f"{peer}, s" for peer in PEERS), "span / plain", "of the rounds"),
+        rows,
+    )
 
 
 def phases(title: str, runs: list[dict[str, Any]]) -> dict[str, Any]:

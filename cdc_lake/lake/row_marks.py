@@ -2,8 +2,8 @@
 
 Delta calls the marks deletion vectors, Iceberg position deletes (merge-on-read). Without them a MERGE rewrites every
 file that holds one changed row, so its cost is the table's; with them it is that of the changes. They cost readers a
-little until the files are put together again, and readers that do not know them refuse the table: `lake.read`, Spark,
-DuckDB and pyiceberg read them, pyarrow's own reader of Delta tables does not.
+little until the files are put together again, and readers that do not know them refuse the table: `lake.read`, Spark
+and pyiceberg read them, pyarrow's own reader of Delta tables does not.
 
 Iceberg's tables stay at format version 2: its deletion vectors of version 3 were not faster to write (measured), and
 pyiceberg 0.12 cannot write properties or tags of such a table (decision 0022).

@@ -87,9 +87,9 @@ def _iceberg_below(table: Table, version: int, column: str, low: int) -> bool:
     from pyiceberg.manifest import ManifestContent  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
 
     snapshot = table.snapshot_by_id(version)
-    if snapshot is None:
+    field = next((f.field_id for f in table.schema().fields if f.name == column), None)
+    if snapshot is None or field is None:
         return False
-    field = table.schema().find_field(column).field_id
     manifests = [m for m in snapshot.manifests(table.io) if m.content == ManifestContent.DATA]
     tops = [_top(table.io, manifest, field) for manifest in manifests]
     return all(top is not None and top < low for top in tops)

@@ -49,6 +49,11 @@ FOLLOWED_AT_MOST = 500_000
 before; only one transaction may hold more."""
 
 
+ONE_TASK = 20_000
+"""Up to this many changes are read, judged and folded in one task: what follows needs no exchange and fewer stages."""
+_ONE_TASK_FILES = 32  # opening one takes some milliseconds
+
+
 @dataclass(frozen=True)
 class TableJob:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
@@ -154,6 +159,8 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     base = silver.marker(job.stream)
     paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
     rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=kind.identity is RowIdentity.PLACE)
+    if seen.rows <= ONE_TASK and len(paths) <= _ONE_TASK_FILES:
+        rows = rows.coalesce(1)
     # A copy of the source's table is a content of its own: what silver had before has no part in it.
     target = None if base.version is None or snapshot else live_rows(kind, spark.table(silver.name))
     folded = fold(rows, target, job.target, kind, shape, seen, span, job.held)

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from cdc_lake.bronze.split import Splitter
 from cdc_lake.errors import MergeRefused
 from cdc_lake.lake import row_marks
 from cdc_lake.lake.extent import silver_rows
 from cdc_lake.lake.read import read_silver, silver_version
 from cdc_lake.lake.store import store
-from cdc_lake.model.change import UNCHANGED, Delete, OldKind, Update
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
 from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline import table_steps
 from cdc_lake.pipeline.advance import Advance
+from cdc_lake.testing.messages import table
 
 from .test_apply_cases import FORMATS, Lake, T, insert, row
 
@@ -100,3 +103,37 @@ def test_new_keys_are_appended_and_others_are_not(spark: Any, lake_root: Path, f
     lake.land(insert("31", "1"), update("32", "1", UNCHANGED))
     with pytest.raises(MergeRefused):
         facts(lake)
+
+
+@FORMATS
+def test_a_span_that_is_split_by_table_gives_the_same_and_leaves_nothing_behind(
+    spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "split", fmt)
+    folder = lake.project.scratch.with_name(f"{lake.project.name}.spans")
+    left = folder / "left-by-a-killed-run.parquet"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    other = table("public.other", id="int4", amount="int4", body="text")
+    split: list[int] = []
+    real = Splitter.split
+
+    def counted(self: Splitter, files: Any, span: Any) -> Any:
+        parts = real(self, files, span)
+        split.append(len(parts))
+        assert not left.exists()
+        return parts
+
+    monkeypatch.setattr(Splitter, "split", counted)
+    monkeypatch.setattr(table_steps, "SPLIT_FROM", 2)
+    lake.land(insert("1", "1"), Insert(other, ("1", "7", "x")), insert("2", "2"), Insert(other, ("2", "8", "y")))
+    lake.land(update("1", "5", UNCHANGED), Update(other, ("3", "8", "y"), ("2", None, None), OldKind.KEY))
+    lake.advance()
+    assert split == [2]
+    assert lake.rows() == [row(1, 5), row(2, 2)]
+    assert lake.rows(other) == [row(1, 7, "x"), row(3, 8, "y")]
+    assert not folder.exists()
+    lake.land(delete("2"))
+    lake.advance()
+    assert split == [2], "one table alone reads bronze as it is"
+    assert lake.rows() == [row(1, 5)]

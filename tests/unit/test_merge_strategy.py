@@ -90,6 +90,7 @@ def test_keys_above_all_of_a_tables_files_are_proven_new(tmp_path: Path, fmt: st
     assert not all_below(of, target, at, "id", 9)
     put(rows(50))
     assert not all_below(of, target, version(of, target), "id", 10)
+    assert not all_below(of, target, at, "no such column", 10)
     assert all_below(of, target, at, "id", 10), "the version that a plan was made for counts, not the newest"
 
 
