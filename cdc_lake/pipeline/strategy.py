@@ -29,8 +29,8 @@ _CELL: Final = 16  # bytes of a value in a row besides its text
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """`sent`: the net change goes to every task, so that the table is not shuffled; `bounds`: smallest and largest
-    first key, by which files of the table are passed over.
+    """`sent`: the net change goes to every task where the join allows it, so that the table is not shuffled; `bounds`:
+    smallest and largest first key, by which files of the table are passed over.
     """
 
     way: Way

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -35,36 +34,41 @@ def plans_of(spark: Any, work: Callable[[], None]) -> list[str]:
     return [plan for number, plan in executions().items() if number not in before]
 
 
-def merge_plans(lake: Lake, fmt: str) -> list[str]:
+def merge_plans(lake: Lake) -> list[str]:
     """Those in which the silver table is joined with the net change, of a span of updates and deletes."""
     lake.land(*(insert(str(n), "1") for n in range(100)))
     lake.advance()
     lake.land(Update(T, ("3", "2", "x")), Update(T, ("50", "2", "x")), Delete(T, ("4", None, None), OldKind.KEY))
     found = plans_of(lake.spark, lake.advance)
-    folder = os.environ.get("P_PLANS")
-    if folder:
-        Path(folder, f"{fmt}.txt").write_text("\n=========\n".join(found))
-    of_target = [plan for plan in found if "Join" in plan and lake.project.target(T.table).namespace in plan]
-    assert of_target, "no plan joins the silver table"
-    return of_target
+    return [plan for plan in found if "Join" in plan and scans(plan, lake)]
 
 
-def columns_read(plan: str, namespace: str) -> set[str]:
-    """The table's own columns that scans of the silver table read."""
-    scans = re.findall(rf"\(\d+\) (?:Scan parquet|BatchScan)[^\n]*{namespace}.*?(?=\n\n)", plan, re.DOTALL)
-    return {name for scan in scans for name in ("id", "amount", "body") if re.search(rf"\b{name}\b[:#]", scan)}
+def scans(plan: str, lake: Lake) -> list[str]:
+    """The nodes that read the silver table."""
+    namespace = lake.target().namespace
+    nodes = [node for node in plan.split("\n\n") if re.match(r"\s*\(\d+\) (Scan parquet|BatchScan)", node)]
+    return [node for node in nodes if f"/{namespace}/t]" in node or f".{namespace}.t" in node]
+
+
+def columns_read(plans: list[str], lake: Lake) -> set[str]:
+    """The table's own columns that are read of it."""
+    outputs = [re.search(r"Output \[\d+\]: .*", node) for plan in plans for node in scans(plan, lake)]
+    return {name for output in outputs if output for name in re.findall(r"\b(id|amount|body)#", output[0])}
 
 
 @FORMATS
-def test_a_merge_with_marks_reads_the_keys_alone_and_shuffles_nothing_of_the_table(
+def test_a_merge_with_marks_reads_the_keys_alone(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
     monkeypatch.setitem(row_marks.MARKED_FROM, fmt, 1)
     lake = Lake(lake_root, spark, "plans", fmt)
-    for plan in merge_plans(lake, fmt):
-        assert "BroadcastHashJoin" in plan
-        assert "SortMergeJoin" not in plan
-        assert columns_read(plan, "plans") <= {"id"}
+    plans = merge_plans(lake)
+    assert columns_read(plans, lake) == {"id"}
+    if fmt == "delta":
+        assert all("BroadcastHashJoin" in plan and "SortMergeJoin" not in plan for plan in plans)
+    else:
+        # Iceberg joins by RIGHT OUTER, for which Spark can send only the table: keys and places of rows are shuffled.
+        assert all("RightOuter" in plan for plan in plans)
 
 
 @FORMATS
@@ -73,4 +77,5 @@ def test_a_net_change_that_may_not_fit_is_shuffled(
 ) -> None:
     monkeypatch.setattr(strategy, "_HEAP_SHARE", 1 << 40)
     lake = Lake(lake_root, spark, "shuffled", fmt)
-    assert any("SortMergeJoin" in plan or "ShuffledHashJoin" in plan for plan in merge_plans(lake, fmt))
+    plans = merge_plans(lake)
+    assert any("SortMergeJoin" in plan or "ShuffledHashJoin" in plan for plan in plans)
