@@ -123,9 +123,12 @@ class Evolving:
         self.columns = [replace(c, name=to) if c.name == name else c for c in self.columns]
 
     def retype(self, name: str, kind: str) -> None:
-        """`ALTER COLUMN … TYPE`: the server casts, and sends nothing."""
+        """`ALTER COLUMN … TYPE`: the server casts, and sends nothing. (Where it writes the table anew it forgets which
+        default rows got, and a layout that nobody has seen by then is one of unknown values.)
+        """
         old = next(c for c in self.columns if c.name == name)
-        new = replace(_column(name, kind, old.number or 0, key=old.key), missing=None)
+        missing = None if old.missing is None else Missing(_cast(old.missing.text, old.type_name, kind))
+        new = replace(_column(name, kind, old.number or 0, key=old.key), missing=missing)
         self.columns = [new if c is old else c for c in self.columns]
         for row in self.rows.values():
             row[old.number or 0] = _cast(row[old.number or 0], old.type_name, kind)
@@ -165,7 +168,7 @@ class Evolving:
                     column = self.random.choice(wide)
                     self.retype(column.name, WIDER[column.type_name])
             case "text":
-                if known := [c for c in others if c.type_name in {"int2", "int4", "int8", "date", "timestamp"}]:
+                if known := [c for c in others if c.type_name in {"int2", "int4", "int8"}]:
                     self.retype(self.random.choice(known).name, "text")
             case _:
                 pass
