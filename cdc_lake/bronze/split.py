@@ -23,7 +23,8 @@ from cdc_lake.errors import LakeError
 from cdc_lake.model.span import Span
 
 SPLIT_FROM = 50_000
-"""Rows that the tables of a span together would read in vain, from which splitting it takes less time (measured)."""
+"""Rows that the tables of a span together would read in vain, from which it is split. Splitting 100,000 rows takes a
+half second of processor time (measured); where it begins to pay is an estimate."""
 
 _LEFT_OUT = {"stream", "raw", "info", "ingest_ts"}
 _COLUMNS = [name for name in SCHEMA.names if name not in _LEFT_OUT]
