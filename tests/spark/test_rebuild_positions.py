@@ -26,7 +26,7 @@ from .test_apply_property import PLAIN, RULE, WHOLE, breaks
 
 pytestmark = pytest.mark.spark
 
-POSITIONS = 3 if os.environ.get("CDC_LAKE_BUDGET", "1") == "1" else 20
+POSITIONS = 2 if os.environ.get("CDC_LAKE_BUDGET", "1") == "1" else 20
 GIVEN = os.environ.get("CDC_LAKE_SEED")
 
 
