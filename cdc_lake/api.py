@@ -204,11 +204,13 @@ def report(project: Project) -> ReportFiles:
     return write(project)
 
 
-def maintain(project: Project, *, dry_run: bool = False, force: bool = False, tell: Tell = silent) -> Maintenance:
-    """Keep bronze up. See `cdc_lake.pipeline.maintain`."""
+def maintain(
+    project: Project, *, dry_run: bool = False, force: bool = False, only: str | None = None, tell: Tell = silent
+) -> Maintenance:
+    """Keep bronze and silver up, or `only` one of them. See `cdc_lake.pipeline.maintain`."""
     from cdc_lake.pipeline.maintain import maintain as keep_up
 
-    return keep_up(project, dry_run=dry_run, force=force, tell=tell)
+    return keep_up(project, dry_run=dry_run, force=force, only=only, tell=tell)
 
 
 def _loaded(project: Project | str | Path) -> Project:

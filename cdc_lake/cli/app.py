@@ -248,12 +248,15 @@ def maintain(
     force: Annotated[
         bool, typer.Option("--force", help="Let what is old enough leave, whatever still needs it; says what is lost.")
     ] = False,
+    only: Annotated[str | None, typer.Option("--only", metavar="bronze|silver", help="One of the two.")] = None,
 ) -> None:
-    """Keep bronze up: let old transactions leave, put small files together, remove what nobody needs."""
+    """Keep tables up: let old transactions and versions leave, put small files together, remove what nobody needs."""
     from cdc_lake.cli.render_maintain import maintenance_text
     from cdc_lake.pipeline.maintain import maintain as keep_up
 
-    done = keep_up(call.project(), dry_run=dry_run, force=force, tell=call.view.tell)
+    if only not in {None, "bronze", "silver"}:
+        raise typer.BadParameter("expected `bronze` or `silver`", param_hint="--only")
+    done = keep_up(call.project(), dry_run=dry_run, force=force, only=only, tell=call.view.tell)
     call.view.result(done, maintenance_text(done))
 
 

@@ -17,6 +17,7 @@ from cdc_lake.config.project import default_name
 from cdc_lake.config.redact_checks import redact_rules
 from cdc_lake.config.source import host_and_port
 from cdc_lake.config.storage_checks import storage_rules
+from cdc_lake.config.transform_checks import transform_rules
 from cdc_lake.config.undecodable_checks import undecodable_rules
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
 from cdc_lake.model.diagnostic import Diagnostic, Severity
@@ -47,6 +48,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     out.found += undecodable_rules(root, patterns)
     _hosts(root, out)
     out.found += kind_rules(root)
+    out.found += transform_rules(root)
     return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source")), *redact_rules(root, patterns)]
 
 

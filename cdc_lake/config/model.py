@@ -182,6 +182,9 @@ Rule = Annotated[NotNull | Between | InSet | Matches | LengthBetween, Field(disc
 
 TableKind = Literal["current", "history", "append"]
 
+ColumnName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,126}$")]
+"""A name that needs no quoting in either format."""
+
 
 Misfit = Literal["quarantine", "stop"]
 
@@ -261,6 +264,20 @@ class SilverTable(Section):
     the change is held, as one that breaks a rule."""
     keys: Annotated[list[Text], Field(min_length=1)] | None = None
     """Columns that identify a row; the source's primary key by default."""
+    columns: Annotated[list[Text], Field(min_length=1)] | None = None
+    """Source columns that silver takes, keys among them; all by default."""
+    exclude: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
+    """Source columns that silver leaves out."""
+    rename: dict[Text, ColumnName] = {}  # noqa: RUF012  # pydantic copies defaults
+    """Source column → its name in silver."""
+    compute: dict[ColumnName, Text] = {}  # noqa: RUF012  # pydantic copies defaults
+    """Further columns: name → Spark SQL over the source's columns of the same row, for example `price * qty`."""
+    where: Text | None = None
+    """Spark SQL over the source's columns of a row: silver has the rows for which it is true; all by default."""
+    partition_by: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
+    """Silver columns that files are divided by; for Iceberg also `days(ts)`, `bucket(16, id)`, `truncate(4, name)`."""
+    cluster_by: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
+    """Silver columns that rows are kept together by: liquid clustering on Delta, the sort order on Iceberg."""
     rules: list[Rule] = []  # noqa: RUF012  # pydantic copies defaults
     """What every change must satisfy, judged in order before changes are folded."""
 
@@ -274,6 +291,13 @@ class Cuts(Section):
     """How long such a cut stays readable."""
 
 
+class SilverMaintenance(Section):
+    """Upkeep of silver tables by `cdc-lake maintain`."""
+
+    keep_versions: Annotated[Milliseconds, Field(ge=86_400_000)] = 604_800_000
+    """How long former versions of a table can be read that no promised cut needs; at least `1 d`."""
+
+
 class Silver(Section):
     """The current tables. Every captured table gets one; `tables` says what differs."""
 
@@ -283,6 +307,8 @@ class Silver(Section):
     """Tables that differ."""
     cuts: Cuts = Cuts()
     """Which cuts stay readable."""
+    maintenance: SilverMaintenance = SilverMaintenance()
+    """Upkeep of the tables."""
 
 
 class Apply(Section):

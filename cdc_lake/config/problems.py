@@ -54,6 +54,8 @@ class Problem(enum.StrEnum):
     UNDECODABLE_REDACTED = "CFG156"
     HEX_COLUMN = "CFG157"
     NOT_OF_KIND = "CFG158"
+    TRANSFORM = "CFG160"
+    DIVISION = "CFG161"
 
 
 class ConfigInvalid(ConfigError):

@@ -14,6 +14,7 @@ from typing import Literal
 from cdc_lake.config.model import Pipeline, Rule, SilverTable, TableKind
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.storage import ObjectAddress
+from cdc_lake.config.transforms import Transforms
 from cdc_lake.config.type_policy import UNDECLARED, Declared, TypePolicy
 from cdc_lake.errors import NotForThisSource
 from cdc_lake.model.relation import TableName
@@ -37,6 +38,9 @@ class Target:
     missing_row: Literal["stop", "hold"] = "stop"
     track: tuple[str, ...] | None = None
     old_values: bool = False
+    transforms: Transforms = field(default_factory=Transforms)
+    partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -183,7 +187,24 @@ class Project:
             missing_row=given.missing_row or defaults.missing_row,
             track=tuple(given.track) if given.track else None,
             old_values=defaults.old_values if given.old_values is None else given.old_values,
+            transforms=Transforms(
+                columns=None if given.columns is None else tuple(given.columns),
+                exclude=tuple(given.exclude),
+                rename=tuple(given.rename.items()),
+                compute=tuple(given.compute.items()),
+                where=given.where,
+            ),
+            partition_by=tuple(given.partition_by),
+            cluster_by=tuple(given.cluster_by),
         )
+
+    def written(self, target: Target, key: str) -> str:
+        """Where a key of a silver table is written: `pipelines/shop.yaml:14`, else what it is in the file."""
+        for at, table in enumerate(self.pipeline.silver.tables):
+            if TableName.parse(table.from_) == target.source:
+                path = f"silver.tables[{at}].{key}"
+                return str(self.origins.get(path, path))
+        return key
 
 
 def default_name(table: TableName) -> str:

@@ -18,7 +18,7 @@ from cdc_lake.model.diagnostic import Diagnostic, Severity
 VERSIONS = (1,)
 SOURCE_TYPES = ("postgres", "gaussdb", "opengauss", "mogdb")
 _PLANNED_SOURCES = frozenset({"qhb", "recording"})
-_LATER_KEYS = frozenset({"kind", "deletes", "cluster_by", "wal_budget"})
+_LATER_KEYS = frozenset({"wal_budget"})
 _TAGS = ("rule", "type")
 """Keys that say which model of a union a mapping is."""
 
@@ -213,7 +213,9 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
         case "string_too_short":
             return "the text is empty", "give it a value or remove the key"
         case "string_pattern_mismatch":
-            return f"does not have the form {context['pattern']}", "small letters, digits and underscores"
+            capitals = "A-Z" in str(context["pattern"])
+            letters = "letters" if capitals else "small letters"
+            return f"does not have the form {context['pattern']}", f"{letters}, digits and underscores"
         case "value_error":
             return str(context.get("error", error["msg"])), ""
         case _:

@@ -296,3 +296,32 @@ class NotPromised(LakeError):
 
     code = "LAK463"
     hint = "`cdc-lake cuts list` shows the cuts and the promises that stand"
+
+
+class TransformUnfit(LakeError):
+    """What a pipeline file says of a silver table's columns or rows does not fit its source table."""
+
+    code = "LAK475"
+    hint = "the table waits, the others go on; correct the pipeline file, and the next run goes on with the table"
+
+
+class TransformChanged(LakeError):
+    """A silver table was made with other transforms than the pipeline file has now."""
+
+    code = "LAK476"
+    hint = "put them back; other transforms need a table of their own: a pipeline of another name"
+
+
+class DivisionChanged(LakeError):
+    """A silver table's files are divided otherwise than the pipeline file says now."""
+
+    code = "LAK477"
+    hint = "put `partition_by` back; another one needs a table of its own: a pipeline of another name"
+
+
+class SilverBusy(LakeError):
+    """Upkeep of a silver table lost against apply each time it was tried."""
+
+    code = "LAK478"
+    retry = Retry.LATER
+    hint = "nothing was changed by the step that lost; run `cdc-lake maintain` again when less is applied"

@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.lake.evolution import AddColumn, SchemaChange, columns_after, only_adds, restated
+from cdc_lake.lake.made import OWN, cluster_sql, division_properties, own_properties, partition_sql
 from cdc_lake.lake.marker import GENERATION_PROPERTY, Marker, app_id, layout_app_id, read_marker
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 
@@ -57,6 +58,12 @@ class DeltaSilver:
         """By DDL; the checkpoint interval of 100 removes the spike that every tenth commit had (measured)."""
         ddl = ", ".join(c.ddl for c in columns)
         self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses()}")
+
+    def cluster(self) -> None:
+        """By DDL: rows are put together by `maintain`, those that are there already too."""
+        listed = f"({cluster_sql(self._target)})" if self._target.cluster_by else "NONE"
+        self._spark.sql(f"ALTER TABLE {self.name} CLUSTER BY {listed}")
+        self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ({division_properties(self._target)})")
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
         """The version of the layout's own application transaction."""
@@ -131,9 +138,11 @@ class DeltaSilver:
     def _clauses(self, kept: Mapping[str, str] | None = None) -> str:
         """What CREATE and REPLACE TABLE say behind the columns; `kept`: properties that the table has."""
         comment = literal(f"current rows of {self._target.source}, by cdc_lake")
-        properties = {**(kept or {}), "delta.checkpointInterval": "100"}
+        others = {key: value for key, value in (kept or {}).items() if key not in OWN}
+        properties = {**others, "delta.checkpointInterval": "100", **own_properties(self._target)}
         listed = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
-        return f"USING delta COMMENT {comment} TBLPROPERTIES ({listed})"
+        clustered = f" CLUSTER BY ({cluster_sql(self._target)})" if self._target.cluster_by else ""
+        return f"USING delta{partition_sql(self._target)}{clustered} COMMENT {comment} TBLPROPERTIES ({listed})"
 
     def _marked(self, stream: str, generation: int, position: int, work: Callable[[], object]) -> int:
         """Run one writing statement with the marker in its commit; the version it made."""

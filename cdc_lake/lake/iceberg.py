@@ -18,6 +18,7 @@ from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.lake.evolution import ChangeType, SchemaChange
 from cdc_lake.lake.iceberg_draft import Draft
 from cdc_lake.lake.iceberg_layout import Progress, assignments, begin, finish, progress, promoted
+from cdc_lake.lake.made import cluster_sql, division_properties, own_properties, partition_sql
 from cdc_lake.lake.marker import (
     APP_PROPERTY,
     POSITION_PROPERTY,
@@ -76,6 +77,18 @@ class IcebergSilver:
             self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._catalog}.{quoted(self._target.namespace)}")
         ddl = ", ".join(c.ddl for c in columns)
         self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses()}")
+        if self._target.cluster_by:
+            self.cluster()
+
+    def cluster(self) -> None:
+        """By DDL: each task sorts what it writes, `maintain` sorts across files. Without a shuffle: MERGE has none."""
+        self._cluster(self.name)
+
+    def _cluster(self, name: str) -> None:
+        listed = f"LOCALLY ORDERED BY {cluster_sql(self._target)}" if self._target.cluster_by else "UNORDERED"
+        self._spark.sql(f"ALTER TABLE {name} WRITE {listed}")
+        # what a former content was made with stays otherwise
+        self._spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({division_properties(self._target)})")
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
         """By the table's property."""
@@ -147,6 +160,7 @@ class IcebergSilver:
         with Draft(self._project, self._target) as draft:
             name = f"{self._catalog}.{quoted(self._target.namespace)}.{quoted(draft.name)}"
             self._spark.sql(f"REPLACE TABLE {name} ({ddl}) {self._clauses()}")
+            self._cluster(name)
             with self._marking(stream, generation, position):
                 self._spark.sql(f"INSERT OVERWRITE {name} BY NAME {query}")
             failpoint(BRANCH_WRITTEN)
@@ -157,10 +171,12 @@ class IcebergSilver:
     def _clauses(self) -> str:
         """What CREATE and REPLACE TABLE say behind the columns."""
         comment = literal(f"current rows of {self._target.source}, by cdc_lake")
+        own = "".join(f", {literal(key)} = {literal(value)}" for key, value in own_properties(self._target).items())
         return (
-            f"USING iceberg COMMENT {comment} TBLPROPERTIES ("
+            f"USING iceberg{partition_sql(self._target)} COMMENT {comment} TBLPROPERTIES ("
             "'format-version' = '2', 'write.merge.distribution-mode' = 'none', "
-            "'write.metadata.delete-after-commit.enabled' = 'true', 'write.metadata.previous-versions-max' = '50')"
+            "'write.metadata.delete-after-commit.enabled' = 'true', 'write.metadata.previous-versions-max' = '50'"
+            f"{own})"
         )
 
     @contextmanager

@@ -66,6 +66,10 @@ class SilverStore(Protocol):
         """
         ...
 
+    def cluster(self) -> None:
+        """Keep rows together as the pipeline says now, from the next commit on."""
+        ...
+
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
         """Run `work` so that its commit carries `position`, in the generation of `base`; the version it made.
 

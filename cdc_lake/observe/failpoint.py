@@ -36,6 +36,8 @@ CUT_WRITTEN = "apply.cut-written"
 BATCH_ENTERED = "apply.batch-entered"
 REBUILT = "rebuild.built"
 REPLACED = "rebuild.replaced"
+SILVER_COMPACTED = "maintain.silver-compacted"
+SILVER_EXPIRED = "maintain.silver-expired"
 
 FAILPOINTS = {
     STATE_READ: "a start has read what bronze holds, the stream is not open",
@@ -61,6 +63,8 @@ FAILPOINTS = {
     CUT_WRITTEN: "the cut of a span is written",
     REBUILT: "a table's new content stands beside it, the table is as it was",
     REPLACED: "a table has its new content, no cut says so",
+    SILVER_COMPACTED: "small files of a silver table were put together, nothing was removed",
+    SILVER_EXPIRED: "versions of an Iceberg table were expired, files without a commit are still there",
     BATCH_ENTERED: "the stream on bronze has called, its offsets are not committed",
 }
 """Every failpoint, and what is true there."""

@@ -72,9 +72,17 @@ def _names_of_now(layout: Relation, now: Relation) -> tuple[list[str], dict[str,
 
 
 def folded(
-    changes: Sequence[HeldChange], keys: Sequence[str], columns: Sequence[str], silver: Mapping[Key, Row]
+    changes: Sequence[HeldChange],
+    keys: Sequence[str],
+    columns: Sequence[str],
+    silver: Mapping[Key, Row],
+    *,
+    partial: bool = False,
 ) -> tuple[dict[Key, dict[str, str | None] | None], frozenset[Key]]:
-    """What each held key's row becomes (None: no row), and the keys where a change does not apply to what is there."""
+    """What each held key's row becomes (None: no row), and the keys where a change does not apply to what is there.
+
+    `partial`: silver may lack rows that the source has; values that no held change tells are not in the result.
+    """
     state: dict[Key, dict[str, str | None] | None] = {}
     odd: set[Key] = set()
     for change in changes:
@@ -83,12 +91,13 @@ def folded(
             if key is not None and key not in state:
                 state[key] = dict(silver[key]) if key in silver else None
         before = state.get(leaves) if leaves is not None else None
-        if (leaves is not None and before is None) or (leaves is None and gives is not None and state[gives]):
+        lacks = leaves is not None and before is None and not partial
+        if lacks or (leaves is None and gives is not None and state[gives]):
             odd.update(key for key in (leaves, gives) if key is not None)
         if leaves is not None and leaves != gives:
             state[leaves] = None
         if gives is not None:
-            state[gives] = _after(change, before or {}, columns)
+            state[gives] = _after(change, before, columns)
     return state, frozenset(odd)
 
 
@@ -111,15 +120,22 @@ def folded_copies(
     return state, frozenset(odd)
 
 
-def _after(change: HeldChange, before: Row, columns: Sequence[str]) -> dict[str, str | None]:
-    """The row after a change: what was not sent comes from a whole old tuple or the row before."""
+def explained(after: Row | None, wanted: Row | None) -> bool:
+    """Whether what held changes lead to is the source's row, as far as they tell it."""
+    if after is None or wanted is None:
+        return after is None and wanted is None
+    return all(wanted[name] == value for name, value in after.items())
+
+
+def _after(change: HeldChange, before: Row | None, columns: Sequence[str]) -> dict[str, str | None]:
+    """The row after a change: what was not sent comes from a whole old tuple or the row before, where there is one."""
     new, old = change.new or {}, change.old or {}
     out: dict[str, str | None] = {}
     for name in columns:
         if name in new and name not in change.unchanged:
             out[name] = new[name]
-        else:
-            out[name] = before.get(name, old.get(name))
+        elif before is not None or old.get(name) is not None or change.op in (INSERT, SNAPSHOT):
+            out[name] = (before or {}).get(name, old.get(name))
     return out
 
 

@@ -26,6 +26,8 @@ class ActionKind(enum.Enum):
     RENAME_COLUMN = "rename column"
     BEGIN_AGAIN = "begin again"
     TABLE_GONE = "table gone"
+    CLUSTER = "cluster"
+    REMAKE = "remake"
 
 
 @dataclass(frozen=True, slots=True)

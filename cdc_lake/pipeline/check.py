@@ -15,6 +15,7 @@ from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import CdcLakeError, ConfigError, SourceError
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.check_machine import machine
+from cdc_lake.pipeline.check_transforms import transforms
 from cdc_lake.pipeline.configuration import redacted_columns
 from cdc_lake.pipeline.type_ledger import TableLedger, lines, type_ledger
 
@@ -36,7 +37,7 @@ class Examination:
 
 def examine(project: Project) -> Examination:
     """Look at machine, lake, server, role, slot, tables and types. Raises nothing that it can say."""
-    found = [*machine(project), *_store(project), *_source(project), *_redaction(project)]
+    found = [*machine(project), *_store(project), *_source(project), *_redaction(project), *transforms(project)]
     try:
         types = type_ledger(project)
     except SourceError:

@@ -10,7 +10,7 @@ that a rule or a cast holds are accounted for one by one (`pipeline.accounting`)
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -21,16 +21,16 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import NoKey, NoStream, NoTableMatches
+from cdc_lake.errors import NoKey, NoStream, NoTableMatches, TransformUnfit
 from cdc_lake.lake.canonical import beside, from_silver, from_source
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.lake.read import read_silver, silver_exists
-from cdc_lake.lake.typed_columns import typed_columns
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.accounting import folded, folded_copies, held_changes
+from cdc_lake.pipeline.accounting import explained, folded, folded_copies, held_changes
 from cdc_lake.pipeline.compare_source import CompareSource, compare_source
+from cdc_lake.pipeline.compare_transforms import Seen, seen
 from cdc_lake.pipeline.comparison import SAMPLE, Comparison, TableComparison, Verdict
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.match import COPIES, Differences, Key, copies_of, counted, match, rows_of
@@ -67,13 +67,15 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Sides:
-    """Both sides in canonical text, columns named as in the source, and the keys in it.
+    """Both sides in canonical text, columns named as in the source, and the keys in it. `whole`: all rows of the
+    source, also those that a filter keeps out of silver, without computed columns.
 
     `astray`: decimals beside a column of text that are not what that text says.
     """
 
     source: pa.Table
     silver: pa.Table
+    whole: pa.Table
     keys: tuple[str, ...]
     types: dict[str, pa.DataType]
     astray: tuple[str, ...] = ()
@@ -178,30 +180,37 @@ def _sides(job: _Job) -> _Sides | Gap:
     by_content = kind_of(pinned.target, relation).identity is RowIdentity.CONTENT
     try:
         keys = relation.names if by_content else pinned.target.keys or default_keys(relation)
-    except NoKey as none:
-        return Gap(none.message, none.remedy)
-    source = job.source.rows(relation, pinned.published)
+        found = seen(job.project, pinned.target, relation, job.source.rows(relation, pinned.published))
+    except (NoKey, TransformUnfit) as unfit:
+        return Gap(unfit.message, unfit.remedy)
     if not silver_exists(job.project, pinned.target):
-        if source.num_rows:
+        if found.rows.num_rows:
             return Gap("the silver table has not been made yet", "run `cdc-lake run --once`")
-        return _Sides(source, source, keys, {})
+        return _Sides(found.rows, found.rows, found.rows, keys, {})
     silver = source_rows(read_silver(job.project, pinned.target, pinned.marker.version), pinned.target, relation)
-    made = typed_columns(relation, pinned.target.types)
-    names = {one.source.name: one.name for one in made if not one.companion}
-    every = {one.name for one in made}
-    given = {name for name in silver.column_names if pinned.target.on_drop == "drop" or name in every}
-    if (gap := _uneven(every, given)) is not None:
+    names = {**found.names, **{f"compute.{name}": name for name in found.computed.column_names}}
+    expected = {*names.values(), *found.companions}
+    given = {name for name in silver.column_names if pinned.target.on_drop == "drop" or name in expected}
+    if (gap := _uneven(expected, given)) is not None:
         return gap
-    types = {column: silver.schema.field(name).type for column, name in names.items()}
+    return _beside(found, silver, names, keys, by_content=by_content)
+
+
+def _beside(
+    found: Seen, silver: pa.Table, names: Mapping[str, str], keys: tuple[str, ...], *, by_content: bool
+) -> _Sides | Gap:
+    """`names`: column of the source, or computed one → silver's name of it."""
+    types = {column: silver.schema.field(name).type for column, name in found.names.items()}
     try:
-        one = pa.table({column: from_source(source[column], kind) for column, kind in types.items()})
+        one = pa.table({**_canonical(found.rows, types), **_computed(found.computed, silver)})
         other = pa.table({column: from_silver(silver[name]) for column, name in names.items()})
+        whole = pa.table(_canonical(found.whole, types))
         if by_content:
             one, other = counted(one), counted(other)
-        astray = (one.name for one in made if one.companion and _astray(silver, names[one.source.name], one.name))
-        return _Sides(one, other, keys, types, tuple(astray))
+        astray = (name for name, text in found.companions.items() if _astray(silver, text, name))
+        return _Sides(one, other, whole, keys, types, tuple(astray))
     except (TypeError, pa.ArrowInvalid):
-        odd = ", ".join(f"{c} {k}" for c, k in types.items() if not _comparable(source[c], k))
+        odd = ", ".join(f"{c} {k}" for c, k in types.items() if not _comparable(found.rows[c], k))
         return Gap(f"silver's types are not those of the source's columns: {odd}", "`cdc-lake explain LAK410`")
 
 
@@ -209,6 +218,16 @@ def _astray(silver: pa.Table, text: str, decimal: str) -> bool:
     """Whether a companion is not what the text beside it says; that one is compared with the source."""
     values = silver[decimal]
     return not from_silver(values).equals(beside(silver[text], values.type))
+
+
+def _canonical(rows: pa.Table, types: dict[str, pa.DataType]) -> dict[str, pa.ChunkedArray]:
+    return {column: from_source(rows[column], kind) for column, kind in types.items()}
+
+
+def _computed(rows: pa.Table, silver: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Computed values, of the type that silver has them in."""
+    types = {name: silver.schema.field(name).type for name in rows.column_names}
+    return {f"compute.{name}": from_silver(rows[name].cast(kind)) for name, kind in types.items()}
 
 
 def _uneven(expected: set[str], given: set[str]) -> Gap | None:
@@ -305,9 +324,11 @@ def _held(job: _Job, sides: _Sides) -> tuple[frozenset[Key], frozenset[Key]]:
         there = copies_of(sides.source)
         accounted = frozenset(key for key in keys if key not in odd and left[key] == there.get(key, 0))
         return accounted, keys - accounted
-    after, odd = folded(changes, sides.keys, sides.source.column_names, rows_of(sides.silver, sides.keys, keys))
-    wanted = rows_of(sides.source, sides.keys, keys)
-    accounted = frozenset(key for key in keys if key not in odd and after[key] == wanted.get(key))
+    have = rows_of(sides.silver.select(sides.whole.column_names), sides.keys, keys)
+    partial = pinned.target.transforms.any
+    after, odd = folded(changes, sides.keys, sides.whole.column_names, have, partial=partial)
+    wanted = rows_of(sides.whole, sides.keys, keys)
+    accounted = frozenset(key for key in keys if key not in odd and explained(after[key], wanted.get(key)))
     return accounted, keys - accounted
 
 

@@ -36,6 +36,7 @@ from cdc_lake.quality.report import (
 from cdc_lake.quality.rules import reason, rule_name
 from cdc_lake.quality.suite import SuiteResult, run_suite
 from cdc_lake.quality.wording import count
+from cdc_lake.silver.projection import NOT_SENT
 
 JUDGED_ROWS = 500_000
 """Rows up to which a table is read into memory and judged by Great Expectations: some 100 MB for a few rule columns."""
@@ -168,6 +169,7 @@ class Evidence:
         for name, judged in sorted(history.items()):
             if any(one.failed for one, _ in judged):
                 kind, column = ("type", name.removeprefix("type_")) if name.startswith("type_") else ("former rule", "")
+                kind = "not sent" if name == NOT_SENT else kind
                 seen = tuple(one for one, _ in judged)
                 states.append(RuleState(target.label, name, kind, column or kind, judged[-1][1], seen))
         return states
@@ -185,9 +187,13 @@ class Evidence:
             return None, "too large"
         try:
             present = set(silver_columns(self.project, target) or ())
-            wanted = sorted({rule.column for rule in target.rules} & present)
-            rows = read_silver(self.project, target, columns=wanted or sorted(present)[:1])
-            result = run_suite(rows, target.rules, target.label, written=written)
+            # Rules name the source's columns: silver may call one otherwise, or leave it out.
+            named = {rule.column: target.transforms.silver_name(rule.column, rule.column) for rule in target.rules}
+            rules = [rule for rule in target.rules if target.transforms.keeps(rule.column)]
+            wanted = sorted({rule.column for rule in rules if named[rule.column] in present})
+            rows = read_silver(self.project, target, columns=[named[c] for c in wanted] or sorted(present)[:1])
+            rows = rows.rename_columns(wanted) if wanted else rows
+            result = run_suite(rows, rules, target.label, written=written)
         except CdcLakeError as problem:
             self.notes.append(f"{target.label} was not judged: {problem.message}. {problem.remedy}".strip())
             return None, "not judged"

@@ -19,13 +19,12 @@ from cdc_lake.lake.evolution import (
     AddColumn,
     SchemaChange,
     for_the_table,
-    layout_columns,
     operations,
-    unlike,
 )
 from cdc_lake.lake.store import SilverColumn, SilverStore, quoted
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import LAYOUT_DONE, failpoint
+from cdc_lake.pipeline.layout_changes import check_computed, layout_changes, silver_names_of
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.shape import Shape
@@ -47,13 +46,14 @@ def evolve(
 
     `position`: of its first change; `follows`: the layout that the table's rows have, None: nobody knows; `allowed`:
     destructive operations in words; `known`: all layouts of the source's table. Raises DestructiveChange, KindChanged,
-    ShapeForeign, Unconvertible, TableChangedMeanwhile.
+    ShapeForeign, TransformChanged, Unconvertible, TableChangedMeanwhile.
     """
     have, wanted = silver.columns(), kind.columns(shape)
     if have is None:
         silver.create(wanted)
         return shape
     check_kind([c.name for c in have], [c.name for c in wanted], target.label)
+    check_computed(target, have, wanted)
     if follows != shape.relation or not set(wanted) <= set(have):  # another layout, or other settings
         base = silver.marker(stream)
         reached = silver.laid_out(stream, base)
@@ -106,9 +106,7 @@ def _pending(
     own = own_names(target, shape.relation, there | {column.name for column in wanted})
     given = [column for column in have if column.name not in own]
     more = [AddColumn(column) for column in wanted if column.name in own and column.name not in there]
-    if follows is None:
-        return (*unlike(given, shape.relation, target.on_drop, target.types), *more)
-    return (*operations(follows, shape.relation, given, target.on_drop, target.types), *more)
+    return (*layout_changes(target, follows, shape.relation, given), *more)
 
 
 def _live(kind: Kind) -> str:
@@ -122,7 +120,7 @@ def _live(kind: Kind) -> str:
 def _check_known(
     kept: Mapping[str, SilverColumn], target: Target, relation: Relation, known: Iterable[Relation]
 ) -> None:
-    names = {column.name for layout in known for column in layout_columns(layout, target.types)}
+    names = {name for layout in known for name in silver_names_of(layout, target).values()}
     names |= own_names(replace(target, lineage=True, old_values=target.kind == "append"), relation, names)
     for name in kept:
         if name not in names:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
-from cdc_lake.pipeline.judge import UNJUDGED, Survey, conditions, has_null, survey
+from cdc_lake.pipeline.judge import UNJUDGED, Survey, conditions, foreign, has_null, survey
 from cdc_lake.pipeline.tracing import (
     FAILED,
     PARTIAL,
@@ -30,6 +30,8 @@ from cdc_lake.silver.changes import FROM, OP, TO, known
 from cdc_lake.silver.complete import any_of, base_rows, complete_for_rules
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.lineage import Closing, Key, trace, trace_content
+from cdc_lake.silver.projecting import filled
+from cdc_lake.silver.projection import Projection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -48,7 +50,7 @@ class Followed:
 @dataclass(frozen=True)
 class TableChanges:
     """What is to be followed. `rows`: bronze's rows of `changes`; `target`: silver's live rows before, None: nothing;
-    `held`: keys with open holds.
+    `held`: keys with open holds. All have the columns of the source (`silver.projection.Projection.back`).
     """
 
     rows: DataFrame
@@ -58,6 +60,12 @@ class TableChanges:
     part: TablePart
     seen: Outline
     held: frozenset[Key]
+    projection: Projection
+
+    @property
+    def holds_missing(self) -> bool:
+        """Whether changes of rows that silver lacks are held for that; a filter keeps rows out of silver itself."""
+        return self.table.missing_row == "hold" and self.projection.where is None
 
 
 def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Followed:
@@ -68,14 +76,17 @@ def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Follow
     existing = _existing(span, uncertain)
     if found.lacking:
         first, _ = trace(events(changes, uncertain, seen), existing=existing)
-        needed = {at for c in conditions(table, part) for at in c.columns if at in part.unsent}
+        needed = {at for c in conditions(table, part, span.projection) for at in c.columns if at in part.unsent}
         known_place = placed(changes, first, seen)
-        changes = unplaced(complete_for_rules(known_place, span.target, part.shape, sorted(needed)))
-    judge = conditions(table, part, completed=bool(found.lacking))
+        changes = complete_for_rules(known_place, span.target, part.shape, sorted(needed))
+        if span.projection.transforms.any:
+            changes = filled(changes, span.projection, needed, foreign(table, span.projection))
+        changes = unplaced(changes)
+    judge = conditions(table, part, span.projection, completed=bool(found.lacking))
     found = survey(changes, table, part, judge, seen) if found.lacking else found
     changes = changes.withColumn(FAILED, failed_names(judge))
     others = (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset()) | span.held
-    if table.missing_row == "hold":
+    if span.holds_missing:
         existing |= _existing(span, others - uncertain)
         changes = changes.withColumn(PARTIAL, _partial(part))
     traced, closings = trace(events(changes, uncertain | others, seen), existing=existing, held=span.held)
@@ -85,7 +96,7 @@ def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Follow
 
 def follow_content(span: TableChanges) -> Followed:
     """Follow what must be followed, of rows that nothing but their content identifies."""
-    part, seen, judge = span.part, span.seen, conditions(span.table, span.part)
+    part, seen, judge = span.part, span.seen, conditions(span.table, span.part, span.projection)
     found = survey(span.changes, span.table, part, judge, seen) if judge else UNJUDGED
     if not found.failing and not span.held:
         return Followed(span.changes, None, (), found)
@@ -98,7 +109,7 @@ def follow_content(span: TableChanges) -> Followed:
 
 def without_failing(span: TableChanges) -> Followed:
     """Changes that nothing refers to: those that do not fail, and the others. None waits."""
-    judge = conditions(span.table, span.part, deletes=True)
+    judge = conditions(span.table, span.part, span.projection, deletes=True)
     found = survey(span.changes, span.table, span.part, judge, span.seen) if judge else UNJUDGED
     if not found.failing:
         return Followed(span.changes, None, (), found)
@@ -111,7 +122,7 @@ def missing_keys(span: TableChanges) -> frozenset[Key]:
     """Keys of updates that did not send every value, where silver has no row: whether the span itself brings one
     before, only tracing tells.
     """
-    if span.table.missing_row == "stop" or not span.part.unsent:
+    if not span.holds_missing or not span.part.unsent:
         return frozenset()
     partial = span.changes.where(_partial(span.part)).selectExpr(f"{FROM} AS _cdc_base").distinct()
     if span.target is not None and not span.part.truncated:

@@ -19,7 +19,8 @@ from cdc_lake.quality.rules import fails, rule_name
 from cdc_lake.silver.changes import FROM, OP, POSITION, TO, fits, fits_old, known
 from cdc_lake.silver.complete import any_of, judged
 from cdc_lake.silver.kind import TablePart
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.projecting import BLIND
+from cdc_lake.silver.projection import MATCHES, NOT_SENT, Projection
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -54,17 +55,35 @@ UNJUDGED = Survey((), 0, 0, 0, 0, None, None)
 """What a span holds where nothing is judged."""
 
 
-def conditions(target: Target, part: TablePart, *, completed: bool = False, deletes: bool = False) -> list[Condition]:
-    """A table's conditions. `completed`: values that were not sent are in `_cdc_judged_<n>`; `deletes`: what these say
-    of the old row is kept too, so it must have a silver value.
+def conditions(
+    target: Target, part: TablePart, projection: Projection, *, completed: bool = False, deletes: bool = False
+) -> list[Condition]:
+    """A table's conditions, over changes with the columns of its source.
+
+    `completed`: values that were not sent are in `_cdc_judged_<n>`, and `_cdc_blind` says where they cannot be;
+    `deletes`: what these say of the old row is kept too, so it must have a silver value.
     """
-    return [*_rules(target, part.shape, part.unsent, completed=completed), *_misfits(part.shape, deletes=deletes)]
+    found = [*_rules(target, projection, part.unsent, completed=completed), *_misfits(projection, deletes=deletes)]
+    needed = (projection.needed | foreign(target, projection)) & part.unsent
+    if needed and projection.transforms.any and not deletes:
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
+
+        blind = F.col(BLIND) if completed else F.lit(False)
+        found.append(Condition(NOT_SENT, "quarantine", blind, needed))
+    return found
 
 
-def _rules(target: Target, shape: Shape, unsent: frozenset[int], *, completed: bool) -> list[Condition]:
+def foreign(target: Target, projection: Projection) -> frozenset[int]:
+    """Columns that an expression or a rule reads and that silver does not have: only a change can tell them."""
+    judged_ = {at for rule in target.rules if (at := projection.source.position(rule.column)) is not None}
+    return (projection.needed | judged_) - frozenset(projection.kept)
+
+
+def _rules(target: Target, projection: Projection, unsent: frozenset[int], *, completed: bool) -> list[Condition]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
 
     out = []
+    shape = projection.source
     for rule in target.rules:
         at = shape.position(rule.column)
         if at is None:
@@ -74,22 +93,34 @@ def _rules(target: Target, shape: Shape, unsent: frozenset[int], *, completed: b
             )
         column = shape.columns[at]
         value = F.col(judged(at)) if completed and at in unsent else F.col(quoted(column.name))
-        out.append(Condition(rule_name(rule), rule.on_fail, _of_rows(fails(rule, column.type, value)), frozenset({at})))
+        failing = _matching(_of_rows(fails(rule, column.type, value)), projection)
+        out.append(Condition(rule_name(rule), rule.on_fail, failing, frozenset({at})))
     return out
 
 
-def _misfits(shape: Shape, *, deletes: bool) -> list[Condition]:
-    """Texts without a silver value: held, or the run ends before them; never clipped, never NULL."""
+def _misfits(projection: Projection, *, deletes: bool) -> list[Condition]:
+    """Texts without a silver value: held, or the run ends before them; never clipped, never NULL. What silver does not
+    take may be odd.
+    """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    out = []
+    out, shape = [], projection.source
     for at, column in enumerate(shape.columns):
-        if shape.may_misfit(at):
+        if at in projection.used and shape.may_misfit(at):
             misfit = _of_rows(~F.col(fits(at)), *("D" * deletes))
+            if at not in projection.condition and not deletes:
+                misfit = _matching(misfit, projection)
             if shape.old_values:
                 misfit = misfit | ~F.col(fits_old(at))
             out.append(Condition(f"type_{column.name}", shape.types.misfit, misfit, frozenset()))
     return out
+
+
+def _matching(fails_: Column, projection: Projection) -> Column:
+    """Only rows that silver takes are judged."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return fails_ if projection.where is None else fails_ & F.col(MATCHES)
 
 
 def survey(changes: DataFrame, target: Target, part: TablePart, judge: Sequence[Condition], seen: Outline) -> Survey:
@@ -109,7 +140,7 @@ def survey(changes: DataFrame, target: Target, part: TablePart, judge: Sequence[
     wanted = {
         "moved": F.count_if((F.col(OP) == "U") & (F.col(FROM) != F.col(TO))),
         "nulls": F.count_if(has_null()) if shape.nullable else F.lit(0),
-        "judged": F.count_if(F.col(OP) != "D"),
+        "judged": F.count_if((F.col(OP) != "D") & (F.col(MATCHES) if MATCHES in changes.columns else F.lit(True))),
         "lacking": F.count_if(lacking),
         "failing": F.count_if(held),
         "low": F.min(quoted(first.name)) if bounded else F.lit(None),

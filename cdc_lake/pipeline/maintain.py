@@ -1,4 +1,4 @@
-"""Maintain: what would be done to bronze, and doing it.
+"""Maintain: what would be done to bronze and to silver, and doing it.
 
 Retention first, then compaction, then what nobody needs any more. Nothing leaves that silver has not merged, nor,
 where `bronze.retention.rebuilds` says so, what silver could be built again from; forced, it says what is lost.
@@ -7,7 +7,7 @@ where `bronze.retention.rebuilds` says so, what silver could be built again from
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from cdc_lake.bronze import upkeep
@@ -22,6 +22,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.cuts import last_cut
+from cdc_lake.pipeline.maintain_silver import TableUpkeep, maintain_silver, spark_is_here
 from cdc_lake.source.stream import shown
 
 _END = (1 << 63) - 1
@@ -39,7 +40,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """What was done, or would be. `lost`: what `--force` gives up; `kept`: why retention stops where it does."""
+    """What was done, or would be. `steps`, `files`: of bronze; `lost`: what `--force` gives up; `kept`: why retention
+    stops where it does. `silver`: its tables, None where they were left out.
+    """
 
     pipeline: str
     bronze: str
@@ -48,6 +51,7 @@ class Maintenance:
     steps: tuple[Step, ...]
     kept: str = ""
     lost: tuple[str, ...] = ()
+    silver: tuple[TableUpkeep, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +65,43 @@ class _Floor:
 
 
 def maintain(
-    project: Project, *, dry_run: bool = False, force: bool = False, tell: Tell = silent, at: datetime | None = None
+    project: Project,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    only: str | None = None,
+    tell: Tell = silent,
+    at: datetime | None = None,
 ) -> Maintenance:
-    """Keep bronze up, or say what that would be. Raises NoStream, BronzeBusy, LakeError."""
+    """Keep bronze and silver up, or `only` one of them, or say what that would be.
+
+    Without Spark on this machine silver is left out, unless it is asked for by `only`. Raises NoStream, BronzeBusy,
+    SilverBusy, LakeError.
+    """
     table, reader, now = bronze_table(project), bronze_reader(project), at or datetime.now(UTC)
     state = reader.state()
     if state is None or not table.look():
         raise NoStream("bronze holds no stream yet: there is nothing to maintain", where=table.place)
+    done = Maintenance(project.name, table.place, not dry_run, len(table.files().paths), ())
+    if only != "silver":
+        done = _bronze(project, table, reader, state, now, dry_run=dry_run, force=force, tell=tell)
+    if only == "silver" or (only is None and spark_is_here()):
+        kept_up = maintain_silver(project, state, dry_run=dry_run, now=now, tell=tell)
+        done = replace(done, silver=kept_up)
+    return done
+
+
+def _bronze(
+    project: Project,
+    table: MaintainedTable,
+    reader: BronzeReader,
+    state: BronzeState,
+    now: datetime,
+    *,
+    dry_run: bool,
+    force: bool,
+    tell: Tell,
+) -> Maintenance:
     floor = _floor(project, reader, state, force=force)
     trim = _trim(project, table, floor, now)
     lost = floor.lost if trim is not None and force else ()

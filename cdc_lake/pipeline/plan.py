@@ -11,6 +11,7 @@ from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import DivisionChanged, TransformChanged
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.evolution import (
     AddColumn,
@@ -21,15 +22,16 @@ from cdc_lake.lake.evolution import (
     RenameColumn,
     SchemaChange,
     columns_after,
-    operations,
-    unlike,
 )
 from cdc_lake.lake.extent import silver_shape
+from cdc_lake.lake.made import made_of, said_of
 from cdc_lake.lake.read import silver_exists
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.action import Action, ActionKind
 from cdc_lake.pipeline.cuts import TableState, last_cut
+from cdc_lake.pipeline.division import check_made
+from cdc_lake.pipeline.layout_changes import layout_changes
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
 from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
@@ -75,7 +77,9 @@ def _silver(project: Project, source: SourceView, reader: BronzeReader, names: S
             text = f"create {target.format} table {target.label} from {name}"
             yield Action(ActionKind.CREATE_TABLE, target.label, text)
             continue
-        now = source.layout(name)
+        waits = list(_remade(project, target))
+        yield from waits
+        now = None if any(action.destructive for action in waits) else source.layout(name)
         listed = None if cut is None else cut.tables.get(str(name))
         if now is not None:
             for change in _pending(project, reader, state, target, listed, redaction_of(project).relation(now)):
@@ -84,6 +88,18 @@ def _silver(project: Project, source: SourceView, reader: BronzeReader, names: S
         label = project.target(TableName.parse(relation)).label
         text = f"{relation} is not captured any more: {label} stays as it is"
         yield Action(ActionKind.TABLE_GONE, label, text, changes=False)
+
+
+def _remade(project: Project, target: Target) -> Iterator[Action]:
+    """What of a table is made otherwise than the pipeline says."""
+    made, said = made_of(project, target), said_of(target)
+    if made is not None and made.cluster_by != said.cluster_by:
+        text = f"keep rows of {target.label} together by {', '.join(said.cluster_by) or 'nothing'}"
+        yield Action(ActionKind.CLUSTER, target.label, text)
+    try:
+        check_made(project, target)
+    except (TransformChanged, DivisionChanged) as changed:
+        yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: it waits", destructive=True)
 
 
 def _pending(
@@ -105,10 +121,10 @@ def _pending(
         seen = outline(reader.applied(), target.source, Span(state.epoch, listed.position, state.upto), snapshot=False)
         ahead = [layouts[run.layout] for run in seen.runs]
     if follows is None:
-        yield from unlike(have, now, target.on_drop, target.types)
+        yield from layout_changes(target, None, now, have)
         return
     for layout in (*ahead, now):
-        changes = operations(follows, layout, have, target.on_drop, target.types)
+        changes = layout_changes(target, follows, layout, have)
         yield from changes
         have, follows = columns_after(have, changes), layout
 

@@ -27,16 +27,20 @@ from cdc_lake.lake.store import SilverStore, store
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.model.succession import made_again
+from cdc_lake.pipeline.division import divide
 from cdc_lake.pipeline.evolve import evolve, next_layout
 from cdc_lake.pipeline.follow import Followed, TableChanges, follow, follow_content, missing_keys, without_failing
 from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.pipeline.redaction_change import check_unchanged
+from cdc_lake.pipeline.transforms import check_possible, projection_of
 from cdc_lake.quality.gate import RuleCount
 from cdc_lake.silver.changes import read_changes, typed
 from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
 from cdc_lake.silver.kinds import kind_of, live_rows
 from cdc_lake.silver.lineage import Closing, Key
 from cdc_lake.silver.own_columns import LINEAGE
+from cdc_lake.silver.projecting import concerning, filtered, old_values, projected, projected_changes
+from cdc_lake.silver.projection import Projection, plain
 from cdc_lake.silver.shape import Shape, comparable, make_shape
 from cdc_lake.source.stream import shown
 
@@ -143,15 +147,16 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
         if job.layout is not None:
             # The source's table was empty: so is silver, but it is there.
             kind = kind_of(job.target, job.layouts[job.layout])
-            shape = shape_of((job.layout,), job.layouts, job.target, kind)
-            _evolved(store(spark, job.project, job.target), job, kind, shape, span.upto)
+            projection = _projection(spark, job, (job.layout,), kind)
+            _evolved(store(spark, job.project, job.target), job, kind, projection, span.upto)
         return None
     kind = kind_of(job.target, job.layouts[seen.layouts[-1]])
-    shape = shape_of(seen.layouts, job.layouts, job.target, kind)
+    projection = _projection(spark, job, seen.layouts, kind)
     check_unchanged(ControlTables(job.project.control).configurations(), table, span)
-    check_named(seen, shape, kind, job.stream)
+    check_named(seen, projection.source, kind, job.stream)
     silver = store(spark, job.project, job.target)
-    shape = _evolved(silver, job, kind, shape, seen.runs[0].position)
+    projection = _evolved(silver, job, kind, projection, seen.runs[0].position)
+    shape = projection.silver
     if job.follows is not None and made_again(job.follows, shape.relation):
         seen = _begun_again(seen, job, shape.relation)
     if not snapshot:
@@ -163,22 +168,24 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
         rows = rows.coalesce(1)
     # A copy of the source's table is a content of its own: what silver had before has no part in it.
     target = None if base.version is None or snapshot else live_rows(kind, spark.table(silver.name))
-    folded = fold(rows, target, job.target, kind, shape, seen, span, job.held)
+    folded = fold(rows, target, job.target, kind, projection.source, seen, span, job.held, projection)
     return Prepared(job, kind, shape, silver, base, seen, folded)
 
 
-def _evolved(silver: SilverStore, job: TableJob, kind: Kind, shape: Shape, position: int) -> Shape:
-    return evolve(
+def _evolved(silver: SilverStore, job: TableJob, kind: Kind, projection: Projection, position: int) -> Projection:
+    divide(job.project, job.target, silver, kind.columns(projection.silver))
+    shape = evolve(
         silver,
         job.target,
         kind,
-        shape,
+        projection.silver,
         stream=job.stream,
         position=position,
         follows=job.follows,
         allowed=job.allowed,
         known=job.known,
     )
+    return projection.carrying(shape.carried)
 
 
 def _begun_again(seen: Outline, job: TableJob, newest: Relation) -> Outline:
@@ -200,16 +207,24 @@ def fold(
     seen: Outline,
     span: Span,
     held: frozenset[Key],
+    projection: Projection | None = None,
 ) -> Folded:
-    """What bronze's rows of a table amount to. `target`: silver's live rows before or None; `held`: waiting keys."""
+    """What bronze's rows of a table amount to. `target`: silver's live rows before or None; `held`: waiting keys.
+
+    `projection`: from `shape` to silver's columns, None where they are the same.
+    """
+    projection = projection or plain(shape)
     unsent = unsent_columns(seen, shape)
     part = TablePart(shape, unsent, seen.truncated, span)
-    changes = typed(rows, shape, unsent)
-    whole = TableChanges(rows, changes, target, table, part, seen, held)
+    changes = typed(rows, shape, unsent, old_values(projection))
+    changes = concerning(changes, projection) if kind.identity is RowIdentity.PLACE else filtered(changes, projection)
+    back = None if target is None else projection.back(target)
+    whole = TableChanges(rows, changes, back, table, part, seen, held, projection)
     traced = False
     match kind.identity:
         case RowIdentity.KEY:
-            found, missing = survey(changes, table, part, conditions(table, part), seen), missing_keys(whole)
+            found = survey(changes, table, part, conditions(table, part, projection), seen)
+            missing = missing_keys(whole)
             traced = not found.plain or bool(held) or bool(missing)
             check_few(found.moved + found.nulls + found.failing + len(missing), table)
             followed = follow(whole, found, missing) if traced else Followed(changes, None, (), found)
@@ -219,7 +234,12 @@ def fold(
             followed = without_failing(whole)
         case other:
             assert_never(other)
-    net = kind.net(followed.free, target, part, traced=traced)
+    if kind.identity is RowIdentity.PLACE:
+        free, lacking = projected_changes(followed.free, projection, unsent), unsent
+    else:
+        free, lacking = projected(followed.free, projection, unsent)
+    part = TablePart(projection.silver, lacking, seen.truncated, span)
+    net = kind.net(free, target, part, traced=traced)
     return Folded(net, part, followed.survey, followed.held, followed.closings)
 
 
@@ -273,6 +293,11 @@ def check_few(many: int, table: Target) -> None:
             f"{many:,} changes of {table.source} move a key or are held; {FOLLOWED_AT_MOST:,} can be followed at a time"
         )
         raise TooManyFollowed(text, where=table.label)
+
+
+def _projection(spark: SparkSession, job: TableJob, numbers: Sequence[int], kind: Kind) -> Projection:
+    check_possible(job.project, job.target, kind)
+    return projection_of(spark, job.project, job.target, shape_of(numbers, job.layouts, job.target, kind))
 
 
 def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:

@@ -19,7 +19,7 @@ from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.split import SPLIT_FROM, Splitter
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, TableRenamed
+from cdc_lake.errors import CdcLakeError, TableChangedMeanwhile, TableRenamed
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.lake.strangers import untouched
@@ -37,6 +37,9 @@ from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_UPKEEPS = 2  # commits of upkeep that a merge gives way to, one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,7 @@ class TableSteps:
         failpoint(HELD_RECORDED)
 
         def write(one: Prepared) -> Merged | CdcLakeError:
-            merged = guarded(lambda: merge(self._sessions.of(one.job.target), one), one.job.target)
+            merged = guarded(lambda: self._merged(one), one.job.target)
             failpoint(TABLE_MERGED)
             return merged
 
@@ -273,6 +276,23 @@ class TableSteps:
             facts = {**merged.strategy.facts, **merged.written.facts}
             self._tell(Progress("merge", target.label, one.seen.rows, unit="changes", facts=facts))
         self._nearby.release()
+
+    def _merged(self, one: Prepared) -> Merged:
+        """Merge; once more where another commit came first that took the table no further: upkeep, whose rows are the
+        same.
+        """
+        spark = self._sessions.of(one.job.target)
+        for _ in range(_UPKEEPS):
+            try:
+                return merge(spark, one)
+            except TableChangedMeanwhile:
+                now = one.store.marker(one.job.stream)
+                if now.version == one.base.version or replace(now, version=one.base.version) != one.base:
+                    raise
+                again = prepare(spark, one.job)
+                assert again is not None  # the span is the same
+                one = again
+        return merge(spark, one)
 
     def _break(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:
         relation = str(target.source)

@@ -10,7 +10,7 @@ send: the value in this row is known; `_cdc_fits_<n>` for each column whose text
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cdc_lake.model.relation import TableName
@@ -91,8 +91,11 @@ def read_changes(
     )
 
 
-def typed(rows: DataFrame, shape: Shape, unsent: Iterable[int] = ()) -> DataFrame:
-    """Bronze rows with the silver columns; `unsent` are the columns that some change did not send.
+def typed(
+    rows: DataFrame, shape: Shape, unsent: Iterable[int] = (), extra: Mapping[str, str] | None = None
+) -> DataFrame:
+    """Bronze rows with the silver columns; `unsent` are the columns that some change did not send, `extra` further
+    columns by SQL over bronze's row.
 
     The value of a column is that of the new tuple, of the old one for a delete; where it was not sent, that of a full
     old tuple. What neither has is not known.
@@ -108,6 +111,7 @@ def typed(rows: DataFrame, shape: Shape, unsent: Iterable[int] = ()) -> DataFram
         F.col("commit_ts").alias(TIME),
     ]
     columns += [F.expr(text).alias(column.name) for column, text in shape.carried.items()]
+    columns += [F.expr(text).alias(name) for name, text in (extra or {}).items()]
     for at, column in enumerate(shape.columns):
         columns.append(F.expr(shape.value(at, f"({value_text(shape, at, unsent)})")).alias(column.name))
         if at in unsent:

@@ -16,7 +16,9 @@ from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.window import WindowSpec
 
+FOUND = "_cdc_found"
 MISSING_BASE = "cdc_lake: a change refers to a row that silver does not have"
 
 
@@ -25,36 +27,53 @@ def judged(at: int) -> str:
     return f"_cdc_judged_{at}"
 
 
+def told(at: int) -> str:
+    """The name of the column that says whether `_cdc_judged_<n>` is the value, and not the want of one."""
+    return f"_cdc_told_{at}"
+
+
+def row_window(order: Column) -> WindowSpec:
+    """The changes of one row between two truncates."""
+    from pyspark.sql import Window  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    here = F.coalesce(TO, FROM)
+    return Window.partitionBy("_cdc_segment", ROW, F.when(F.col(ROW).isNull(), here)).orderBy(order)
+
+
 def complete_for_rules(
     changes: DataFrame, target: DataFrame | None, shape: Shape, needed: Collection[int]
 ) -> DataFrame:
     """Add `_cdc_judged_<n>` for the columns in `needed`: the last value sent before, else the target's.
 
     `changes` carry `_cdc_row`, `_cdc_origin` (NULL where rows are followed by key) and `_cdc_segment`, the number of
-    truncates before them: behind a truncate the target has nothing to say.
+    truncates before them: behind a truncate the target has nothing to say. Added too: `_cdc_told_<n>`, and
+    `_cdc_found` for changes that lacked a value: whether the target has the row.
     """
     from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    here = F.coalesce(TO, FROM)
-    row = Window.partitionBy("_cdc_segment", ROW, F.when(F.col(ROW).isNull(), here)).orderBy(ORDER)
-    so_far = row.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    so_far = row_window(F.col(ORDER)).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     for at in sorted(needed):
         value = F.when(F.col(known(at)), F.struct(F.col(quoted(shape.columns[at].name)).alias("v")))
         changes = changes.withColumn(judged(at), F.last(value, ignorenulls=True).over(so_far))
-    if target is not None:
+    has = [] if target is None else [at for at in sorted(needed) if shape.columns[at].name in target.columns]
+    if target is None:
+        changes = changes.withColumn(FOUND, F.lit(False))
+    else:
         # The key silver has the row under; a row born in the span has none and every value of it is known.
-        key = F.when(F.col(ROW).isNull(), here).otherwise(F.col(ORIGIN))
+        key = F.when(F.col(ROW).isNull(), F.coalesce(TO, FROM)).otherwise(F.col(ORIGIN))
         lacking = [F.col(judged(at)).isNull() for at in sorted(needed)]
         changes = changes.withColumn("_cdc_base", F.when((F.col("_cdc_segment") == 0) & any_of(lacking), key))
-        found = base_rows(changes.select("_cdc_base").distinct(), target, shape, needed)
+        found = base_rows(changes.select("_cdc_base").distinct(), target, shape, has)
         changes = changes.join(F.broadcast(found), "_cdc_base", "left").drop("_cdc_base")
+        changes = changes.withColumn(FOUND, F.coalesce(F.col(FOUND), F.lit(False)))
     for at in sorted(needed):
-        value = F.col(f"{judged(at)}.v")
-        if target is not None:
-            value = F.when(F.col(judged(at)).isNull(), F.col(f"_cdc_base_{at}")).otherwise(value)
-        changes = changes.withColumn(judged(at), value)
-    return changes.drop(*(f"_cdc_base_{at}" for at in needed))
+        sent, base = F.col(judged(at)), F.col(f"_cdc_base_{at}") if at in has else F.lit(None)
+        known_ = sent.isNotNull() | (F.col(FOUND) if at in has else F.lit(False))
+        value = F.when(sent.isNull(), base).otherwise(sent["v"])
+        changes = changes.withColumns({judged(at): value, told(at): known_})
+    return changes.drop(*(f"_cdc_base_{at}" for at in has))
 
 
 def complete_moved(folded: DataFrame, target: DataFrame, shape: Shape, unsent: frozenset[int]) -> DataFrame:
@@ -72,7 +91,7 @@ def complete_moved(folded: DataFrame, target: DataFrame, shape: Shape, unsent: f
     fill = F.col("_cdc_base").isNotNull()
     for at in sorted(unsent):
         name = shape.columns[at].name
-        from_base = F.when(F.col("_cdc_found"), F.col(f"_cdc_base_{at}")).otherwise(F.raise_error(F.lit(MISSING_BASE)))
+        from_base = F.when(F.col(FOUND), F.col(f"_cdc_base_{at}")).otherwise(F.raise_error(F.lit(MISSING_BASE)))
         takes = fill & F.col(unknown(at))
         out = out.withColumn(name, F.when(takes, from_base).otherwise(F.col(quoted(name))))
         out = out.withColumn(unknown(at), F.col(unknown(at)) & ~fill)
@@ -90,14 +109,14 @@ def base_rows(bases: DataFrame, target: DataFrame, shape: Shape, columns: Collec
     rows = target.select(
         *(F.col(quoted(c.name)).alias(f"_cdc_of_{n}") for n, c in enumerate(shape.key_columns)),
         *(F.col(quoted(shape.columns[at].name)).alias(f"_cdc_base_{at}") for at in sorted(columns)),
-        F.lit(True).alias("_cdc_found"),
+        F.lit(True).alias(FOUND),
     )
     same = F.lit(True)
     for index in range(len(shape.keys)):
         of, key = F.col(f"_cdc_of_{index}"), F.col(f"_cdc_key_{index}")
         same = same & (of.eqNullSafe(key) if index in shape.nullable else of == key)
     joined = rows.join(F.broadcast(wanted), same)
-    return joined.select("_cdc_base", "_cdc_found", *(f"_cdc_base_{at}" for at in sorted(columns)))
+    return joined.select("_cdc_base", FOUND, *(f"_cdc_base_{at}" for at in sorted(columns)))
 
 
 def any_of(conditions: Sequence[Column]) -> Column:

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import threading
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Pipeline
+from cdc_lake.config.model import Pipeline, Silver
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables, schema_of
@@ -302,3 +303,22 @@ def test_a_table_without_a_key_is_compared_by_how_often_each_row_is_there(databa
         lacking = lake.compare("bag")["bag"]
         assert (lacking.verdict, lacking.changed, lacking.silver_rows) == (Verdict.DIFFERENT, 1, 2)
         assert (lacking.samples, lacking.columns) == ((), ()), "a row is not told"
+
+
+def test_columns_that_are_left_out_or_renamed_are_compared_as_silver_has_them(lake):
+    given = {"from": "public.orders", "exclude": ["photo", "anything"], "rename": {"note": "words", "id": "number"}}
+    silver = Silver.model_validate({"defaults": {"namespace": "other"}, "tables": [given]})
+    lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"silver": silver}))
+    rows = lake.rows("orders").drop_columns(["photo", "anything"])
+    names = ["number" if n == "id" else "words" if n == "note" else n for n in rows.column_names]
+    lake.silver("orders", rows.rename_columns(names))
+    assert lake.compare("orders")["orders"].verdict is Verdict.EQUAL
+    changed = rows.to_pylist()
+    changed[2]["note"] = "other"
+    lake.silver("orders", pa.Table.from_pylist(changed, rows.schema).rename_columns(names))
+    found = lake.compare("orders")["orders"]
+    assert (found.verdict, found.columns, dict(found.samples)) == (
+        Verdict.DIFFERENT,
+        (("note", 1),),
+        {"changed": (("2", ""),)},
+    )

@@ -20,7 +20,10 @@ from cdc_lake.lake.array_text import elements_of
 from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.types import ColumnType, Family, column_type, companion_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.span import Span
 from cdc_lake.pipeline.judge import conditions
+from cdc_lake.silver.kind import TablePart
+from cdc_lake.silver.projection import plain
 from cdc_lake.silver.shape import make_shape
 from tests.spark.conftest import make_project
 
@@ -267,7 +270,8 @@ def test_a_misfit_is_held_or_stops_as_the_pipeline_says(spark: Any, lake_root: P
         table = {"from": "public.t", "types": {"numeric": "decimal(9,2)", "misfit": misfit}}
         target = make_project(lake_root, "p", silver={"tables": [table]}).target(layout.table)
         shape = make_shape([1], {1: layout}, None, types=target.types)
-        found = {one.name: one.on_fail for one in conditions(target, shape, frozenset())}
+        part = TablePart(shape, frozenset(), (), Span(1, 0, 1))
+        found = {one.name: one.on_fail for one in conditions(target, part, plain(shape))}
         assert found == {"type_id": misfit, "type_n": misfit}
 
 

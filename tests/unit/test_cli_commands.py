@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.cli.scaffold import pipeline_name, scaffold, templates
+from cdc_lake.config.model import SilverTable
 
 HEAVY = (
     "pyspark",
@@ -103,8 +104,8 @@ hint: did you mean `user`?
 error[CFG104]: unknown key `catalgo` in `silver.tables[0]`
   in pipelines/shop.yaml:6:24  (silver.tables[0].catalgo)
 
-hint: known here: from, to, format, kind, deletes, lineage, types, keys, rules
-"""
+hint: known here: KEYS
+""".replace("KEYS", ", ".join(info.alias or name for name, info in SilverTable.model_fields.items()))
     )
 
 

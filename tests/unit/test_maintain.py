@@ -198,3 +198,21 @@ def test_the_command_says_what_it_did(tmp_path: Path):
     document = json.loads(found)
     assert (document["schema"], document["done"], document["files"]) == ("cdc-lake/maintain/1", True, 1)
     assert document["steps"][0]["facts"] == {"files": 5, "into": 1, "bytes": document["steps"][0]["facts"]["bytes"]}
+
+
+def test_one_of_the_two_can_be_maintained_alone_and_silver_without_tables_needs_no_spark(tmp_path: Path):
+    project = project_of(tmp_path)
+    fill(project)
+    before = len(places(project))
+    assert maintain(project, only="silver").silver == ()
+    assert maintain(project, only="silver").steps == ()
+    assert maintain(project, only="bronze").silver is None
+    assert maintain(project).silver == ()
+    assert len(places(project)) == before
+
+
+def test_how_long_versions_of_silver_stay_is_a_day_at_least(tmp_path: Path):
+    file = tmp_path / "shop.yaml"
+    file.write_text(FILE.format(more="") + "silver: {maintenance: {keep_versions: 1 h}}\n")
+    with pytest.raises(ConfigInvalid, match="at least 86400000"):
+        load_project(file)

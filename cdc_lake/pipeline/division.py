@@ -1,0 +1,48 @@
+"""Whether a silver table was made as the pipeline says: its transforms, and how its files are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cdc_lake.config.partitioning import Partition
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import DivisionChanged, TransformChanged, TransformUnfit
+from cdc_lake.lake.made import Made, made_of, said_of
+from cdc_lake.lake.store import SilverColumn, SilverStore
+
+
+def check_made(project: Project, target: Target) -> Made | None:
+    """How the table was made, None where it is not there. Raises TransformChanged, DivisionChanged."""
+    made, said = made_of(project, target), said_of(target)
+    if made is None:
+        return None
+    if made.transforms != said.transforms:
+        keys = "`columns`, `exclude`, `rename`, `compute` or `where`"
+        raise TransformChanged(
+            f"{target.label} was made with other {keys} than the pipeline has now", where=_where(project, target)
+        )
+    if made.partition_by != said.partition_by:
+        have = ", ".join(made.partition_by) or "nothing"
+        text = f"{target.label} is divided by {have}, the pipeline says {', '.join(said.partition_by) or 'nothing'}"
+        raise DivisionChanged(text, where=_where(project, target, "partition_by"))
+    return made
+
+
+def divide(project: Project, target: Target, silver: SilverStore, columns: Sequence[SilverColumn]) -> None:
+    """Check what is there, or is about to be made with `columns`; rows are kept together as the pipeline says now.
+
+    Raises TransformUnfit where it names a column that silver does not have.
+    """
+    names = {column.name for column in columns}
+    given = [("partition_by", Partition.parse(text).column) for text in target.partition_by]
+    for key, name in [*given, *(("cluster_by", name) for name in target.cluster_by)]:
+        if name not in names:
+            text = f"`{key}` names `{name}`, and {target.label} has no such column"
+            raise TransformUnfit(text, where=_where(project, target, key))
+    made = check_made(project, target)
+    if made is not None and made.cluster_by != target.cluster_by:
+        silver.cluster()
+
+
+def _where(project: Project, target: Target, key: str = "from") -> str:
+    return project.written(target, key)

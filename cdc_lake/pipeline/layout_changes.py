@@ -1,0 +1,78 @@
+"""What a new layout asks of a silver table, with the table's transforms: columns that silver takes, by its names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cdc_lake.config.project import Target
+from cdc_lake.errors import TransformChanged
+from cdc_lake.lake.evolution import (
+    AddColumn,
+    ChangeType,
+    DropColumn,
+    KeepColumn,
+    RenameColumn,
+    SchemaChange,
+    operations,
+    unlike,
+)
+from cdc_lake.lake.store import SilverColumn
+from cdc_lake.lake.typed_columns import typed_columns
+from cdc_lake.model.relation import Relation
+from cdc_lake.silver.projection import taken_columns
+
+_HELD = {("smallint", "int"), ("tinyint", "int")}  # Iceberg has no smaller integers
+
+
+def layout_changes(
+    target: Target, follows: Relation | None, relation: Relation, have: Sequence[SilverColumn]
+) -> tuple[SchemaChange, ...]:
+    """The operations that turn a table into that of `relation`. `have`: its columns without those of our own;
+    `follows`: the layout that its rows have, None: nobody knows.
+    """
+    after = silver_names_of(relation, target)
+    before = after if follows is None else silver_names_of(follows, target)
+    plain = {final: name for name, final in (after | before).items()}
+    computed = {name for name, _ in target.transforms.compute}
+    given = [SilverColumn(plain.get(c.name, c.name), c.type) for c in have if c.name not in computed]
+    if follows is None:
+        found = unlike(given, relation, target.on_drop, target.types)
+    else:
+        found = operations(follows, relation, given, target.on_drop, target.types)
+    return tuple(changed for one in found if (changed := _in_silver(one, before, after)) is not None)
+
+
+def silver_names_of(relation: Relation, target: Target) -> dict[str, str]:
+    """The columns that silver takes of a layout: their names without a `rename` → what they are called."""
+    made = typed_columns(relation, target.types)
+    return {made[at].name: name for at, name in taken_columns(made, target.transforms).items()}
+
+
+def check_computed(target: Target, have: Sequence[SilverColumn], wanted: Sequence[SilverColumn]) -> None:
+    """Raise TransformChanged where a computed column would be of another type now: its inputs are."""
+    there, computed = {c.name: c.type for c in have}, {name for name, _ in target.transforms.compute}
+    for column in wanted:
+        kind = there.get(column.name, column.type)
+        if column.name in computed and kind != column.type and (column.type, kind) not in _HELD:
+            text = f"computed column `{column.name}` of {target.label} would be {column.type}, and is {kind}"
+            raise TransformChanged(text)
+
+
+def _in_silver(change: SchemaChange, before: dict[str, str], after: dict[str, str]) -> SchemaChange | None:
+    """The operation by silver's names; None where silver does not take the column."""
+    match change:
+        case AddColumn(column):
+            return replace(change, column=_named(column, after)) if column.name in after else None
+        case KeepColumn(column) | DropColumn(column):
+            return replace(change, column=_named(column, before))
+        case RenameColumn(name, to):
+            return RenameColumn(before.get(name, name), after.get(to, to))
+        case ChangeType(name):
+            return replace(change, name=after.get(name, name))
+        case _:
+            return change
+
+
+def _named(column: SilverColumn, names: dict[str, str]) -> SilverColumn:
+    return SilverColumn(names.get(column.name, column.name), column.type)

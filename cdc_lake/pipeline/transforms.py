@@ -1,0 +1,44 @@
+"""A table's transforms against its source's layout, before its first row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import TransformUnfit
+from cdc_lake.silver.expressions import analysed
+from cdc_lake.silver.kind import Kind, RowIdentity
+from cdc_lake.silver.projection import Projection, plain, silver_shape
+from cdc_lake.silver.shape import Shape
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def check_possible(project: Project, target: Target, kind: Kind) -> None:
+    """Raise TransformUnfit for transforms of a table whose rows only all their values identify, or with old values."""
+    if not target.transforms.any:
+        return
+    where = project.written(target, "from")
+    if kind.identity is RowIdentity.CONTENT:
+        raise TransformUnfit(f"{target.source} has no key, and transforms need one, or `kind: append`", where=where)
+    if target.old_values:
+        raise TransformUnfit(f"{target.label} keeps old values, which transforms do not know", where=where)
+
+
+def projection_of(spark: SparkSession, project: Project, target: Target, shape: Shape) -> Projection:
+    """What silver makes of a row of `shape`. Raises TransformUnfit, with the place in the pipeline file."""
+    given = target.transforms
+    if not given.any:
+        return plain(shape)
+
+    def place(key: str) -> str:
+        return project.written(target, key)
+
+    computed = {name: analysed(spark, shape.columns, sql, place(f"compute.{name}")) for name, sql in given.compute}
+    where = None if given.where is None else analysed(spark, shape.columns, given.where, place("where"))
+    if where is not None and where.type != "boolean":
+        raise TransformUnfit(f"`where` has to be true or false, and is of type {where.type}", where=place("where"))
+    types = {name: one.type for name, one in computed.items()}
+    silver = silver_shape(shape, given, types, target.label, place)
+    return Projection(shape, silver, given, where, tuple(computed.values()))

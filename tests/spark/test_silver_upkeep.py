@@ -1,0 +1,203 @@
+"""Upkeep of silver on both formats: rows, promised versions and the marker stay, apply goes on, whoever comes first."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.errors import SilverBusy, SilverMissing
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.delta_silver_upkeep import DeltaSilverUpkeep
+from cdc_lake.lake.iceberg_silver_upkeep import IcebergSilverUpkeep, spent_versions
+from cdc_lake.lake.marker import iceberg_table
+from cdc_lake.lake.read import read_silver
+from cdc_lake.lake.session import derive
+from cdc_lake.lake.silver_upkeep import Keep, Upkept, tried
+from cdc_lake.model.change import UNCHANGED, Update
+from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.cuts import IN, TableState, last_cut, written
+from cdc_lake.pipeline.maintain_silver import maintain_silver
+from cdc_lake.pipeline.promises import Promise, kept_versions, record
+from cdc_lake.pipeline.table_steps import Load, TableSteps
+
+from .test_apply_cases import FORMATS, Lake, T, insert, row
+
+pytestmark = pytest.mark.spark
+
+
+def upkeep(lake: Lake, *versions: int, age: timedelta = timedelta(0)) -> Iterator[Upkept]:
+    """What is not among `versions` is old above `age`. Without one nobody may write meanwhile."""
+    session, target, now = derive(lake.spark), lake.target(), datetime.now(UTC)
+    if target.format == "delta":
+        keep = Keep(frozenset(versions), now - age)
+        return DeltaSilverUpkeep(session, lake.project, target, timedelta(milliseconds=1)).worked(keep, now)
+    keep = Keep(frozenset(versions), now + timedelta(days=1))
+    return IcebergSilverUpkeep(session, lake.project, target).worked(keep, now)
+
+
+def filled(root: Path, spark: Any, name: str, fmt: str, spans: int = 4) -> tuple[Lake, list[int]]:
+    """A lake after some spans, and the version that each of them made."""
+    lake, versions = Lake(root, spark, name, fmt), []
+    for n in range(spans):
+        lake.land(insert(str(n), str(n)), *([Update(T, ("0", "7", UNCHANGED))] if n == 1 else []))
+        lake.advance()
+        versions.append(lake.marker().version)
+    return lake, versions
+
+
+@FORMATS
+def test_after_upkeep_everything_reads_the_same_and_only_promised_versions_are_left(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake, versions = filled(lake_root, spark, "upkept", fmt)
+    then, now, marker = _rows(lake, versions[1]), _rows(lake), lake.marker()
+    control = ControlTables(lake.project.control)
+    promised = written(next(r for r in _cuts(control) if f'"version": {versions[1]},' in r.tables))
+    record(control, Promise("month_end", scheduled=False, cut=promised, until=None), datetime.now(UTC))
+    kept = kept_versions(control, datetime.now(UTC))["public.t"]
+    assert {versions[1], versions[-1]} <= kept
+
+    steps = [step.part for step in upkeep(lake, *kept)]
+    assert steps[0] == "compaction"
+    assert len(steps) > 1
+    assert _rows(lake) == now
+    assert _rows(lake, versions[1]) == then
+    assert lake.marker().position == marker.position
+    with pytest.raises((SilverMissing, Exception), match=r"not there|No such file|not found"):
+        _rows(lake, versions[0])
+    assert [step.part for step in upkeep(lake, *kept)] == [], "nothing is left to do"
+
+    lake.land(Update(T, ("0", "8", UNCHANGED)), insert("9", "9"))
+    lake.advance()
+    assert _rows(lake) == sorted([*({**r, "amount": 8} if r["id"] == 0 else r for r in now), row(9, 9)], key=_id)
+    assert _rows(lake, versions[1]) == then
+
+
+@FORMATS
+def test_upkeep_that_was_broken_off_anywhere_goes_on(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake, _ = filled(lake_root, spark, "broken_off", fmt, spans=3)
+    now = _rows(lake)
+    for n in range(3):
+        steps = upkeep(lake)
+        next(steps, None)
+        steps.close()  # as if killed behind the step
+        lake.land(Update(T, ("0", str(n), UNCHANGED)))
+        lake.advance()
+        assert _rows(lake) == [{**r, "amount": n} if r["id"] == 0 else r for r in now]
+    list(upkeep(lake))
+    assert list(upkeep(lake)) == []
+    assert _rows(lake) == [{**r, "amount": 2} if r["id"] == 0 else r for r in now]
+
+
+@FORMATS
+def test_a_merge_that_was_planned_before_upkeep_is_planned_again_and_done_once(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake, _ = filled(lake_root, spark, "meets", fmt, spans=3)
+    state = bronze_reader(lake.project).state()
+    assert state is not None
+    cut = last_cut(ControlTables(lake.project.control), "test")
+    assert cut is not None
+    upto = lake.land(Update(T, ("0", "30", UNCHANGED)), insert("9", "9"))
+    tables: dict[str, TableState] = dict(cut.tables)
+    with TableSteps(lake.project, lake.spark, silent) as steps:
+        state = replace(state, upto=upto)
+        span = Span(state.epoch, cut.position, upto)
+        prepared = steps.prepare(steps.jobs(state, tables, ["public.t"], span, Load(2, 100)), tables)
+        assert "compaction" in [step.part for step in upkeep(lake)]
+        steps.merge(prepared, tables)
+    assert tables["public.t"].state == IN
+    assert lake.marker().position == upto
+    assert [r["amount"] for r in _rows(lake) if r["id"] in (0, 9)] == [30, 9]
+
+
+@FORMATS
+def test_upkeep_beside_a_running_apply_loses_or_wins_and_both_end(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake, _ = filled(lake_root, spark, "beside", fmt, spans=2)
+    over, busy = threading.Event(), 0
+
+    def keep_up() -> None:
+        nonlocal busy
+        while not over.is_set():
+            try:
+                list(upkeep(lake, age=timedelta(hours=1)))
+            except SilverBusy:
+                busy += 1
+
+    beside = threading.Thread(target=keep_up)
+    beside.start()
+    rounds = 3 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+    try:
+        for n in range(rounds):
+            lake.land(Update(T, ("0", str(100 + n), UNCHANGED)), insert(str(10 + n), "1"))
+            lake.advance()
+    finally:
+        over.set()
+        beside.join()
+    print(f"{busy} times busy")
+    assert [r["amount"] for r in _rows(lake) if r["id"] == 0] == [99 + rounds]
+    assert len(_rows(lake)) == 2 + rounds
+
+
+def test_the_way_to_the_marker_is_never_cut(spark: Any, lake_root: Path) -> None:
+    lake, versions = filled(lake_root, spark, "marked", "iceberg", spans=3)
+    session = derive(spark)
+    for _ in range(2):  # two versions without a marker above the last one that has it
+        session.sql(f"CALL lake.system.rewrite_manifests(table => '{lake.target().label}')")
+    table = iceberg_table(lake.project, lake.target())
+    assert table is not None
+    head = table.current_snapshot()
+    assert head is not None
+    assert head.snapshot_id != versions[-1]
+    late = datetime.now(UTC) + timedelta(days=9)
+    assert spent_versions(table, Keep(frozenset(), late)) == versions[:2]
+    assert spent_versions(table, Keep(frozenset({versions[0]}), late)) == []  # on the way to a promised one
+    assert spent_versions(table, Keep(frozenset({versions[1]}), late)) == versions[:1]
+
+
+@FORMATS
+def test_maintain_says_of_every_table_what_it_did(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake, _ = filled(lake_root, spark, "said", fmt, spans=3)
+    state = bronze_reader(lake.project).state()
+    assert state is not None
+    now = datetime.now(UTC)
+    planned = maintain_silver(lake.project, state, dry_run=True, now=now, tell=silent, spark=spark)
+    done = maintain_silver(lake.project, state, dry_run=False, now=now, tell=silent, spark=spark)
+    assert [(t.table, [s.part for s in t.steps]) for t in planned] == [(lake.target().label, ["compaction"])]
+    assert [(t.table, [s.part for s in t.steps]) for t in done] == [(lake.target().label, ["compaction"])]
+    facts = done[0].steps[0].facts
+    assert facts["into"] == 1
+    assert facts["files"] == planned[0].steps[0].facts["files"]
+    assert json.dumps(facts)
+
+
+def test_a_step_that_always_loses_is_said(spark: Any, lake_root: Path) -> None:
+    lake = Lake(lake_root, spark, "loses", "delta")
+
+    def work() -> None:
+        raise ValueError
+
+    with pytest.raises(SilverBusy, match="3 times"):
+        tried(work, lake.target(), lambda _: True)
+
+
+def _id(r: dict[str, Any]) -> int:
+    return int(r["id"])
+
+
+def _rows(lake: Lake, version: int | None = None) -> list[dict[str, Any]]:
+    return sorted(read_silver(lake.project, lake.target(), version).to_pylist(), key=_id)
+
+
+def _cuts(control: ControlTables) -> list[Any]:
+    return list(control.cuts(control.cut_places()))

@@ -1,0 +1,285 @@
+"""Transforms of silver tables, each on Delta and on Iceberg: columns, names, computed values, filters, divided files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from cdc_lake.errors import DivisionChanged, TransformChanged, TransformUnfit
+from cdc_lake.lake.made import made_of
+from cdc_lake.lake.marker import iceberg_table
+from cdc_lake.lake.read import read_silver
+from cdc_lake.lake.store import SilverColumn
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.relation import ReplicaIdentity
+from cdc_lake.pipeline.compare_transforms import seen
+from cdc_lake.silver.expressions import analysed
+from cdc_lake.testing.messages import table
+
+from .conftest import make_project
+from .test_apply_cases import FORMATS, Lake, T, insert
+
+pytestmark = pytest.mark.spark
+
+FULL = table("public.t", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
+
+
+class Shaped(Lake):
+    """A lake whose table has transforms."""
+
+    def shape(self, given: dict[str, Any], fmt: str, **defaults: Any) -> None:
+        name = self.project.name
+        self.project = make_project(
+            self.project.root,
+            name,
+            silver={
+                "defaults": {"format": fmt, "namespace": name, **defaults},
+                "tables": [{"from": "public.t", **given}],
+            },
+            snapshot={"mode": "none"},
+        )
+
+    def found(self, *columns: str) -> list[tuple[Any, ...]]:
+        rows = read_silver(self.project, self.target()).to_pylist()
+        names = columns or tuple(rows[0])
+        return sorted((tuple(row[name] for name in names) for row in rows), key=repr)
+
+
+def lake_of(root: Path, spark: Any, name: str, fmt: str, given: dict[str, Any], **defaults: Any) -> Shaped:
+    lake = Shaped(root, spark, name, fmt)
+    lake.shape(given, fmt, **defaults)
+    return lake
+
+
+def full(old: tuple[str | None, ...], new: tuple[Any, ...]) -> Update:
+    return Update(FULL, new, old, OldKind.FULL)
+
+
+@FORMATS
+def test_silver_has_the_columns_that_were_asked_for_and_what_is_computed_from_values_not_sent(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    given = {"rename": {"amount": "price"}, "compute": {"size": "length(body) + amount"}}
+    lake = lake_of(lake_root, spark, "shaped", fmt, given, lineage=True)
+    lake.land(insert("1", "1", "four"), insert("2", "2", "five5"))
+    lake.advance()
+    lake.land(Update(T, ("1", "10", UNCHANGED)), Update(T, ("20", "3", UNCHANGED), ("2", None, None), OldKind.KEY))
+    lake.advance()
+    assert lake.found("id", "price", "body", "size") == [(1, 10, "four", 14), (20, 3, "five5", 8)]
+    lake.shape({**given, "compute": {"size": "length(body)"}}, fmt, lineage=True)
+    lake.land(insert("3", "3"))
+    with pytest.raises(TransformChanged, match="other `columns`"):
+        lake.advance()
+
+
+@FORMATS
+def test_rows_leave_and_enter_a_filtered_table_whole(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = lake_of(lake_root, spark, "filtered", fmt, {"exclude": ["body"], "where": "amount > 5 AND body <> 'no'"})
+    ten, one = ("1", "10", "b"), ("2", "1", "b")
+    lake.land(Insert(FULL, ten), Insert(FULL, one), Insert(FULL, ("3", "10", "no")), Insert(FULL, ("4", "10", None)))
+    lake.advance()
+    assert lake.found() == [(1, 10)]
+    lake.land(
+        full(ten, ("1", "2", UNCHANGED)), full(one, ("2", "20", UNCHANGED)), full(("3", "10", "no"), ("3", "10", "x"))
+    )
+    lake.advance()
+    assert lake.found() == [(2, 20), (3, 10)]
+    # Two rows exchange keys, of which silver has one; then all of them go but one that enters behind the truncate.
+    lake.land(full(("1", "2", "b"), ("2", "2", UNCHANGED)), full(("2", "20", "b"), ("1", "20", UNCHANGED)))
+    lake.advance()
+    assert lake.found() == [(1, 20), (3, 10)]
+    lake.land(Delete(FULL, ("3", "10", "x"), OldKind.FULL), Truncate(FULL), Insert(FULL, ("7", "7", "b")))
+    lake.advance()
+    assert lake.found() == [(7, 7)]
+
+
+@FORMATS
+def test_a_row_that_enters_without_a_value_silver_lacks_is_held_and_the_others_go_on(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = lake_of(lake_root, spark, "entering", fmt, {"where": "amount > 5"})
+    lake.land(insert("1", "1", "large"), insert("2", "10", "two"), insert("3", "10", "three"))
+    lake.advance()
+    lake.land(Update(T, ("1", "9", UNCHANGED)), Update(T, ("2", "11", UNCHANGED)), Update(T, ("3", "1", UNCHANGED)))
+    lake.advance()
+    assert lake.found() == [(2, 11, "two")]
+    assert lake.held() == [("failed", ["not_sent"])]
+    lake.land(Update(T, ("3", "12", "sent")), Update(T, ("1", "13", "sent")))
+    lake.advance()
+    assert lake.found() == [(2, 11, "two"), (3, 12, "sent")]
+    assert lake.held() == [("failed", ["not_sent"]), ("waiting", [])]
+
+
+def test_history_of_a_filtered_table_has_the_time_a_row_matched(spark: Any, lake_root: Path) -> None:
+    given = {"where": "amount > 5", "compute": {"twice": "amount * 2"}, "columns": ["id", "amount"]}
+    lake = lake_of(lake_root, spark, "matched", "delta", given, kind="history")
+    one = lake.land(Insert(FULL, ("1", "10", "b")), Insert(FULL, ("2", "1", "b")))
+    two = lake.land(full(("1", "10", "b"), ("1", "2", "b")), full(("2", "1", "b"), ("2", "6", "b")))
+    three = lake.land(full(("1", "2", "b"), ("1", "3", "b")))
+    lake.advance()
+    four = lake.land(full(("1", "3", "b"), ("5", "9", "b")), full(("2", "6", "b"), ("2", "7", "b")))
+    lake.advance()
+    assert three < four
+    assert lake.found("id", "amount", "twice", "valid_from", "valid_to") == [
+        (1, 10, 20, one, two),
+        (2, 6, 12, two, four),
+        (2, 7, 14, four, None),
+        (5, 9, 18, four, None),
+    ]
+
+
+def test_rules_judge_what_a_filter_lets_in_also_by_columns_that_silver_leaves_out(spark: Any, lake_root: Path) -> None:
+    rules = [{"rule": "in_set", "column": "body", "values": ["b"], "on_fail": "quarantine"}]
+    given = {"where": "amount > 5", "exclude": ["body"], "rename": {"amount": "price"}, "rules": rules}
+    lake = lake_of(lake_root, spark, "ruled", "delta", given)
+    lake.land(insert("1", "10"), insert("2", "10", "odd"), insert("3", "1", "odd"))
+    lake.land(Update(T, ("1", "11", UNCHANGED)))
+    lake.advance()
+    assert lake.found() == [(1, 10)]
+    assert sorted(lake.held()) == [("failed", ["in_set_body"]), ("failed", ["not_sent"])]
+
+
+def test_append_leaves_out_what_is_known_not_to_concern_the_filter(spark: Any, lake_root: Path) -> None:
+    given = {"where": "amount > 5", "rename": {"body": "words"}, "compute": {"size": "length(body)"}}
+    lake = lake_of(lake_root, spark, "concerns", "delta", given, kind="append")
+    lake.land(Insert(FULL, ("1", "10", "b")), Insert(FULL, ("2", "1", "b")))
+    lake.land(full(("1", "10", "b"), ("1", "2", "b")), full(("1", "2", "b"), ("1", "3", "b")))
+    lake.land(Delete(FULL, ("1", "3", "b"), OldKind.FULL), Update(T, ("2", "3", UNCHANGED)), Truncate(T))
+    lake.advance()
+    assert sorted(lake.found("_position", "_ordinal", "_op", "id", "words", "size", "_unchanged")) == [
+        (110, 1, "I", 1, "b", 1, None),
+        (120, 1, "U", 1, "b", 1, None),
+        (130, 2, "U", 2, None, None, ["words", "size"]),  # what it was before is not told: it may have matched
+        (130, 3, "T", None, None, None, None),
+    ]
+
+
+def test_an_expression_that_cannot_be_used_stops_the_table_before_its_first_row(spark: Any, lake_root: Path) -> None:
+    lake = lake_of(lake_root, spark, "unfit", "delta", {"where": "amount >"})
+    lake.land(insert("1", "1"))
+    for given, said, place in (
+        ({"where": "amount >"}, "Syntax error", "silver.tables[0].where"),
+        ({"where": "amount + 1"}, "true or false", "silver.tables[0].where"),
+        ({"compute": {"n": "nope + 1"}}, "`nope` cannot be resolved", "silver.tables[0].compute.n"),
+        ({"columns": ["amount"]}, "`id` identifies rows", "silver.tables[0].columns"),
+        ({"exclude": ["gone"]}, "no such column", "silver.tables[0].exclude"),
+        ({"rename": {"amount": "BODY"}}, "two columns", "silver.tables[0].rename"),
+        ({"compute": {"body": "1"}}, "two columns", "silver.tables[0].compute"),
+        ({"partition_by": ["gone"]}, "no such column", "silver.tables[0].partition_by"),
+    ):
+        lake.shape(given, "delta")
+        with pytest.raises(TransformUnfit, match=said) as refused:
+            lake.advance()
+        assert refused.value.where == place
+    lake.shape({}, "delta")
+    lake.advance()
+    assert lake.found() == [(1, 1, "b")]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "sum(a)",
+        "row_number() over (order by a)",
+        "explode(array(a))",
+        "(select max(1))",
+        "a in (select 1)",
+        "rand()",
+        "uuid()",
+        "now()",
+        "current_date",
+        "unix_timestamp()",
+        "current_user()",
+        "monotonically_increasing_id()",
+        "null",
+        "*",
+        "make_interval(1)",
+    ],
+)
+def test_an_expression_is_of_one_row_and_always_the_same(spark: Any, sql: str) -> None:
+    with pytest.raises(TransformUnfit):
+        analysed(spark, (SilverColumn("a", "int"), SilverColumn("t", "timestamp")), sql, "here")
+
+
+@FORMATS
+def test_a_table_with_transforms_takes_its_sources_new_columns_and_keeps_the_dropped(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    given = {"rename": {"body": "words"}, "compute": {"twice": "amount * 2"}, "exclude": ["secret"]}
+    wider = table("public.t", id="int4", amount="int4", body="text", note="text", secret="text")
+    hidden = table("public.t", id="int4", amount="int4", body="text", secret="text")
+    lake = lake_of(lake_root, spark, "evolves", fmt, given)
+    lake.land(Insert(hidden, ("1", "1", "b", "s")))
+    lake.advance()
+    lake.land(Insert(wider, ("2", "2", "b", "n", "s")))
+    lake.advance()
+    lake.land(Update(hidden, ("1", "3", "m", "s")))
+    lake.advance()
+    assert lake.found("id", "amount", "words", "note", "twice") == [(1, 3, "m", None, 6), (2, 2, "b", "n", 4)]
+    lake.land(Update(T, ("1", "4", "m")))
+    with pytest.raises(TransformUnfit, match="no such column"):
+        lake.advance()
+
+
+@FORMATS
+def test_a_comparison_sees_the_source_through_the_same_transforms(spark: Any, lake_root: Path, fmt: str) -> None:
+    given = {
+        "where": "amount > 5",
+        "rename": {"amount": "price"},
+        "compute": {"amount": "length(body)", "half": "amount / 2"},
+        "exclude": ["body"],
+    }
+    lake = lake_of(lake_root, spark, "seen", fmt, given)
+    rows = [("1", "10", "b"), ("2", "1", "b"), ("3", None, "b"), ("4", "7", None), ("5", "9", "é\n")]
+    lake.land(*(Insert(FULL, row) for row in rows))
+    lake.advance()
+    texts = {name: pa.array([row[at] for row in rows], pa.large_string()) for at, name in enumerate(T.names)}
+    found = seen(lake.project, lake.target(), T, pa.table(texts))
+    assert found.names == {"id": "id", "amount": "price"}
+    assert found.rows.to_pydict() == {"id": ["1", "4", "5"], "amount": ["10", "7", "9"]}
+    assert found.whole.num_rows == 5
+    silver = read_silver(lake.project, lake.target()).sort_by("id")
+    assert found.computed.to_pydict() == silver.select(["amount", "half"]).to_pydict()
+
+
+@FORMATS
+def test_files_are_divided_and_clustered_as_the_pipeline_says(spark: Any, lake_root: Path, fmt: str) -> None:
+    parts = ["bucket(4, id)", "truncate(10, amount)"] if fmt == "iceberg" else ["amount"]
+    lake = lake_of(lake_root, spark, "divided", fmt, {"partition_by": parts})
+    lake.land(insert("1", "1"), insert("2", "12"), insert("3", "13"))
+    lake.advance()
+    lake.land(Update(T, ("1", "12", UNCHANGED)), insert("4", "1"))
+    lake.advance()
+    assert lake.found() == [(1, 12, "b"), (2, 12, "b"), (3, 13, "b"), (4, 1, "b")]
+    made = made_of(lake.project, lake.target())
+    assert made is not None
+    assert made.partition_by == tuple(parts)
+    lake.shape({"partition_by": ["body"]}, fmt)
+    lake.land(insert("5", "5"))
+    with pytest.raises(DivisionChanged, match=r"divided by .*amount"):
+        lake.advance()
+    lake.shape({"partition_by": parts, **({"cluster_by": ["body", "amount"]} if fmt == "iceberg" else {})}, fmt)
+    lake.advance()
+    assert len(lake.found()) == 5
+    if fmt == "iceberg":
+        sorted_ = iceberg_table(lake.project, lake.target())
+        assert sorted_ is not None
+        assert len(sorted_.sort_order().fields) == 2
+
+
+def test_clustering_of_a_delta_table_is_changed_in_place(spark: Any, lake_root: Path) -> None:
+    lake = lake_of(lake_root, spark, "clustered", "delta", {"cluster_by": ["amount"]})
+    lake.land(insert("1", "1"), insert("2", "2"))
+    lake.advance()
+    lake.shape({"cluster_by": ["body", "id"]}, "delta")
+    lake.land(Update(T, ("1", "5", UNCHANGED)))
+    lake.advance()
+    spark.sql(f"OPTIMIZE delta.`{lake.project.silver_path(lake.target())}`")
+    detail = spark.sql(f"DESCRIBE DETAIL delta.`{lake.project.silver_path(lake.target())}`").first()
+    assert detail["clusteringColumns"] == ["body", "id"]
+    assert lake.found() == [(1, 5, "b"), (2, 2, "b")]
+    assert "clustering" in (DeltaTable(str(lake.project.silver_path(lake.target()))).protocol().writer_features or [])
