@@ -7,6 +7,7 @@ has to stay decides. Log entries are removed by Delta itself, at its checkpoints
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -64,7 +65,7 @@ class DeltaSilverUpkeep:
             text = f"{count:,} small files ({megabytes(size)}) would be put together"
             yield Upkept("compaction", text, {"files": count, "bytes": size})
         if (hours := self._hours(keep)) is not None:
-            found = self._spark.sql(f"VACUUM {self._name} RETAIN {hours:.4f} HOURS DRY RUN").count()
+            found = self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS DRY RUN").count()
             if found:
                 text = f"{'1,000 files or more' if found >= 1000 else f'{found:,} files'} would be removed"
                 yield Upkept("removal", text, {"files": found})
@@ -83,7 +84,7 @@ class DeltaSilverUpkeep:
         if (hours := self._hours(keep)) is None:
             return
         had, bytes_ = stored(self._path)
-        self._spark.sql(f"VACUUM {self._name} RETAIN {hours:.4f} HOURS").collect()
+        self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS").collect()
         has, left = stored(self._path)
         if has < had:
             text = f"{had - has:,} files ({megabytes(bytes_ - left)}) that nobody needs removed"
@@ -94,10 +95,11 @@ class DeltaSilverUpkeep:
         assert row is not None  # it answers with its figures
         return dict(row["metrics"].asDict(recursive=True))
 
-    def _hours(self, keep: Keep) -> float | None:
+    def _hours(self, keep: Keep) -> int | None:
         """How long files stay that left the table; None where it cannot be told, and all have to.
 
-        From this moment on, as VACUUM counts it: putting files together may have taken long.
+        From this moment on, as VACUUM counts it: putting files together may have taken long. In whole hours, upwards:
+        VACUUM rounds to the nearest one (tried: 0.4 hours were none).
         """
         since = keep.since
         newest = DeltaTable(str(self._path)).version()
@@ -108,7 +110,7 @@ class DeltaSilverUpkeep:
             if made is None:
                 return None
             since = min(since, made - self._before)
-        return max(0.0, (datetime.now(UTC) - since).total_seconds() / 3600)
+        return max(0, math.ceil((datetime.now(UTC) - since).total_seconds() / 3600))
 
     def _made(self, version: int) -> datetime | None:
         """When a version was committed, None where its log entry is gone."""
