@@ -63,9 +63,14 @@ class TableChanges:
     projection: Projection
 
     @property
+    def filtered(self) -> bool:
+        """Whether the source has rows that silver does not."""
+        return self.projection.where is not None
+
+    @property
     def holds_missing(self) -> bool:
         """Whether changes of rows that silver lacks are held for that; a filter keeps rows out of silver itself."""
-        return self.table.missing_row == "hold" and self.projection.where is None
+        return self.table.missing_row == "hold" and not self.filtered
 
 
 def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Followed:
@@ -75,7 +80,7 @@ def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Follow
     uncertain |= _null_keys(changes) if found.nulls else frozenset()
     existing = _existing(span, uncertain)
     if found.lacking:
-        first, _ = trace(events(changes, uncertain, seen), existing=existing)
+        first, _ = trace(events(changes, uncertain, seen), existing=existing, filtered=span.filtered)
         needed = {at for c in conditions(table, part, span.projection) for at in c.columns if at in part.unsent}
         known_place = placed(changes, first, seen)
         changes = complete_for_rules(known_place, span.target, part.shape, sorted(needed))
@@ -86,10 +91,12 @@ def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Follow
     found = survey(changes, table, part, judge, seen) if found.lacking else found
     changes = changes.withColumn(FAILED, failed_names(judge))
     others = (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset()) | span.held
-    if span.holds_missing:
+    if span.holds_missing or span.filtered:
         existing |= _existing(span, others - uncertain)
+    if span.holds_missing:
         changes = changes.withColumn(PARTIAL, _partial(part))
-    traced, closings = trace(events(changes, uncertain | others, seen), existing=existing, held=span.held)
+    followed = events(changes, uncertain | others, seen)
+    traced, closings = trace(followed, existing=existing, held=span.held, filtered=span.filtered)
     done = sorted_out(span.rows, changes, traced, seen)
     return Followed(done.free, done.held, tuple(closings), found)
 

@@ -75,10 +75,17 @@ class Closing:
 
 
 def trace(
-    events: Iterable[Event], *, existing: frozenset[Key] = frozenset(), held: frozenset[Key] = frozenset()
+    events: Iterable[Event],
+    *,
+    existing: frozenset[Key] = frozenset(),
+    held: frozenset[Key] = frozenset(),
+    filtered: bool = False,
 ) -> tuple[list[Traced], list[Closing]]:
-    """Follow events in order. `existing`: which of their keys silver has; `held`: keys with open holds."""
-    rows = _Rows(existing)
+    """Follow events in order. `existing`: which of their keys silver has; `held`: keys with open holds.
+
+    `filtered`: the source has rows that silver does not, so a row at a key that nobody has is new to silver.
+    """
+    rows = _Rows(existing, filtered=filtered)
     holds = held
     traced: list[Traced] = []
     closings: list[Closing] = []
@@ -176,8 +183,9 @@ class _Saved:
 class _Rows:
     """Which rows have which key now, oldest first."""
 
-    def __init__(self, existing: frozenset[Key]) -> None:
+    def __init__(self, existing: frozenset[Key], *, filtered: bool) -> None:
         self._existing = existing
+        self._filtered = filtered
         self._at: dict[Key, deque[_Row]] = {}
         self._last = 0
 
@@ -186,7 +194,7 @@ class _Rows:
         old, new = event.old, event.new
         here = self._rows(old) if old is not None else deque()
         # A key nobody has is a change silver cannot know: its row gets that key as origin, and the merge refuses it.
-        row = here[0] if here else _Row(self._number(), old, 0)
+        row = here[0] if here else _Row(self._number(), None if self._filtered else old, 0)
         if move and here and new != old:
             here.popleft()
         if move and new is not None and (new != old or not here):

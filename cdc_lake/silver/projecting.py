@@ -46,6 +46,8 @@ def filtered(changes: DataFrame, projection: Projection) -> DataFrame:
     if projection.where is None:
         return changes
     after = _with_matches(changes, projection)
+    if BLIND in after.columns:  # held as it is: what more the span knows must not change which keys wait
+        after = after.withColumn(MATCHES, F.col(MATCHES) | F.col(BLIND))
     was, out = _before(after, projection), F.col(OP).isin("I", "U") & ~F.col(MATCHES)
     operation = F.when(out, "D").when((F.col(OP) == "U") & ~F.col(_WAS), "I").otherwise(F.col(OP))
     kept = was.where(F.col(MATCHES) | F.col(_WAS)).withColumns(

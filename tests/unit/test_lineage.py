@@ -58,3 +58,11 @@ def test_rows_without_a_key_wait_for_equal_ones_until_a_truncate():
     traced, closings = trace_content(events, frozenset())
     assert [t.held for t in traced] == [True, True, True, False, False]
     assert [(c.position, c.ordinal) for c in closings] == [(30, 1)]
+
+
+def test_where_silver_lacks_rows_of_the_source_a_row_at_a_key_that_nobody_has_is_new():
+    """The row that silver had at the key left it before: its values are not those of the one that is there now."""
+    events = [Event(1, 1, "U", ("b",), ("c",)), Event(2, 1, "U", ("b",), ("b",))]
+    found, _ = trace(events, existing=frozenset({("b",)}), filtered=True)
+    assert [one.origin for one in found] == [("b",), None]
+    assert [one.origin for one in trace(events, existing=frozenset({("b",)}))[0]] == [("b",), ("b",)]
