@@ -105,7 +105,7 @@ def test_silver_equals_the_source_whatever_becomes_of_its_layouts(
     print(f"CDC_LAKE_SEED={seed}")
     chance = random.Random(seed)
     tables = {"plain": {"on_drop": "drop"}, "soft": {"deletes": "soft"}, "past": {"kind": "history", "on_drop": "drop"}}
-    lake = Lake(lake_root, spark, "evolves", fmt, tables, seed)
+    lake = Lake(lake_root, spark, "layouts", fmt, tables, seed)
     for table in lake.tables.values():
         table.insert()
     for turn in range(int(3 * BUDGET)):
@@ -181,7 +181,7 @@ def test_what_is_destructive_waits_until_it_is_allowed_and_other_tables_flow(
 
 @FORMATS
 def test_a_kept_column_is_null_from_then_on_and_its_name_may_come_back(spark: Any, lake_root: Path, fmt: str) -> None:
-    lake = Lake(lake_root, spark, "kept", fmt, {"t": {}, "every": {"kind": "append"}})
+    lake = Lake(lake_root, spark, "keeps", fmt, {"t": {}, "every": {"kind": "append"}})
     for table in lake.tables.values():
         table.add("note", "text")
         table.insert(note="y")
@@ -202,7 +202,7 @@ def test_a_kept_column_is_null_from_then_on_and_its_name_may_come_back(spark: An
         table.insert()
     lake.land()
     waits = lake.advance()
-    words = {name: f"drop column note of kept_{fmt}.{name}" for name in lake.tables}
+    words = {name: f"drop column note of keeps_{fmt}.{name}" for name in lake.tables}
     assert all(words[name] in error.message for name, error in waits.items())
     assert set(waits) == set(words)
     assert lake.advance(*words.values()) == {}
@@ -211,7 +211,7 @@ def test_a_kept_column_is_null_from_then_on_and_its_name_may_come_back(spark: An
     lake["t"].insert()
     lake.land()
     assert set(lake.advance()) == {"t"}
-    assert lake.advance(f"begin kept_{fmt}.t again") == {}
+    assert lake.advance(f"begin keeps_{fmt}.t again") == {}
     assert lake.rows("t") == lake["t"].expected()
     assert len(lake.rows("t")) == 1
 
