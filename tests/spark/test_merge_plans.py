@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ def plans_of(spark: Any, work: Callable[[], None]) -> list[str]:
     """The plans that ran, as they were at their end."""
     store = spark._jsparkSession.sharedState().statusStore()
 
-    def executions() -> dict[int, str]:
+    def newest() -> Iterator[Any]:
         found = store.executionsList()
-        every = (found.apply(n) for n in range(found.size()))
-        return {one.executionId(): one.physicalPlanDescription() for one in every if one.completionTime().isDefined()}
+        return (found.apply(n) for n in reversed(range(found.size())))
 
-    before = executions()
+    before = next(newest()).executionId()
     work()
     time.sleep(1)  # what a listener is told comes a little later
-    return [plan for number, plan in executions().items() if number not in before]
+    since = itertools.takewhile(
+        lambda one: one.executionId() > before, newest()
+    )  # a test process has a thousand others
+    return [one.physicalPlanDescription() for one in since if one.completionTime().isDefined()]
 
 
 def merge_plans(lake: Lake) -> list[str]:
