@@ -84,7 +84,7 @@ def test_after_upkeep_everything_reads_the_same_and_only_promised_versions_are_l
     assert _rows(lake, versions[1]) == then
     if fmt == "delta":
         now = _rows(lake)
-        assert [step.part for step in upkeep(lake)] == ["compaction", "removal"]
+        assert [step.part for step in upkeep(lake)][-1] == "removal"  # a merge may leave nothing to put together
         assert _rows(lake) == now
         with pytest.raises(Exception, match=r"not there|No such file|not found"):
             _rows(lake, versions[1])
