@@ -10,6 +10,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+from tests.tarballs import unpack
+
 VERSIONS = {14: "14.19.0", 16: "16.10.0", 17: "17.6.0"}
 
 
@@ -38,5 +40,5 @@ def unpacked(file: Path, folder: Path) -> Path:
     with zipfile.ZipFile(file) as outer:
         name = next(n for n in outer.namelist() if n.endswith(".txz"))
         with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r|xz") as inner:
-            inner.extractall(folder, filter="data")
+            unpack(inner, folder)
     return folder / "bin"

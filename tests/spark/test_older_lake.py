@@ -18,6 +18,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.change import Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.tarballs import unpack
 
 from .conftest import make_project
 from .test_apply_cases import Lake
@@ -46,7 +47,7 @@ class OldLake(Lake):
 @pytest.mark.spark
 def test_a_lake_of_0_2_0_is_verified_continued_and_applied(spark: Any, tmp_path: Path) -> None:
     with tarfile.open(DATA) as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     lake = OldLake(tmp_path, spark)
     found = verify(bronze_reader(lake.project))
     assert (found.holds, found.transactions, found.last) == (True, 5, (1, 150))

@@ -18,6 +18,7 @@ from cdc_lake.errors import CutNotReached, NotInCut, SilverMissing, TableBehind,
 from cdc_lake.model.position import Position
 from cdc_lake.silver.as_of import rows_as_of
 from tests.cut_lake import CutLake, at, forget, ids, listed
+from tests.tarballs import unpack
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
@@ -183,7 +184,7 @@ def test_a_history_is_asked_by_epoch_before_position() -> None:
 
 def test_a_lake_of_0_2_0_is_read_at_its_cuts(tmp_path: Path) -> None:
     with tarfile.open(Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
     silver = {"defaults": {"namespace": "old_delta"}}
     values = {"version": 1, "pipeline": "old_delta", "source": source, "silver": silver}
