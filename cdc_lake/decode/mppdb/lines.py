@@ -45,7 +45,7 @@ _ENDED: Final = re.compile(rb"(ABORT|PREPARE)(?: " + _NUMBER + rb")?(?: \(at (" 
 
 _TABLE: Final = rf"{identifiers.NAME}\.{identifiers.NAME}"
 _TRUNCATE: Final = re.compile(
-    rf"table ({_TABLE}(?:, {_TABLE})*+): TRUNCATE:(?: \(no-flags\)|( restart_seqs)?( cascade)?)"
+    rf"table ({_TABLE}(?:, {_TABLE})*): TRUNCATE:(?: \(no-flags\)|( restart_seqs)?( cascade)?)"
 )
 _ONE_TABLE: Final = re.compile(_TABLE)
 _NOTHING: Final = re.compile(rf"table {_TABLE}:".encode())

@@ -33,7 +33,8 @@ from cdc_lake.decode.mppdb.records import Operation
 from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.relation import TableName
 
-_TYPE: Final = rf'[^\]"]*+(?:(?:\](?!:)|{QUOTED})[^\]"]*+)*+'
+# The group gives back what it took: Python before 3.11.5 does not find what a possessive one should find here.
+_TYPE: Final = rf'[^\]"]*+(?:(?:\](?!:)|{QUOTED})[^\]"]*+)*'
 _LITERAL: Final = r"'[^']*+(?:''[^']*+)*+'|B'[01]*+'|[^ \t\r\n']++"
 # what cannot be read is caught as a whole: no place is tried twice, so no input takes more than linear time
 _COLUMN: Final = re.compile(rf" ({NAME})\[({_TYPE})\]:({_LITERAL})(?= |\Z)|((?s:.+))")
