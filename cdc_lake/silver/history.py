@@ -75,7 +75,7 @@ class History:
         states = _states(changes, part.shape, part.unsent, traced=traced)
         if part.unsent:
             states = _whole(states, target, part.shape, part.unsent)
-        events = _events(states, part.shape)
+        events = _lasting(_events(states, part.shape), part.truncated)
         if self.track is not None:
             events = merged_runs(events, target, part.shape, self._tracked(part.shape))
         return _versions(events, part)
@@ -193,6 +193,16 @@ def _events(states: DataFrame, shape: Shape) -> DataFrame:
     return events.groupBy(*key_names(shape), POSITION).agg(last).select("*", "_cdc_event.*").drop("_cdc_event")
 
 
+def _lasting(events: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
+    """The events that stand at the end of their transactions: what the same one truncated later never was."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    if not truncated:
+        return events
+    next_truncate = F.get(F.array(*(F.lit(one.position) for one in truncated)), F.col(SEGMENT))
+    return events.where(next_truncate.isNull() | (next_truncate > F.col(POSITION)))
+
+
 def _versions(events: DataFrame, part: TablePart) -> DataFrame:
     """The rows for the MERGE: what ends a key's first event brings about in silver, and versions with their ends."""
     from pyspark.sql import Window  # noqa: PLC0415
@@ -227,8 +237,7 @@ def _versions(events: DataFrame, part: TablePart) -> DataFrame:
         F.lit(False).alias(IS_CURRENT.name),
         F.lit(_CLOSE).alias(OP),
     )
-    lasted = F.col("_cdc_until").isNull() | (F.col(f"_cdc_until.{POSITION}") > F.col(POSITION))
-    first_of_key, begins = F.col("_cdc_nth") == 1, F.col("_cdc_row").isNotNull() & lasted
+    first_of_key, begins = F.col("_cdc_nth") == 1, F.col("_cdc_row").isNotNull()
     if AMENDS in events.columns:
         amend = F.struct(
             *(F.col(f"_cdc_row.{quoted(name)}").alias(name) for name in names),
