@@ -51,13 +51,15 @@ def cast_sql(text: str, kind: ColumnType) -> str:  # noqa: PLR0911 - one line a 
 _FLOAT = "^-?([0-9]+([.][0-9]+)?|[.][0-9]+)(e[+-][0-9]+)?\\\\z"
 # behind the seconds, not the end of a date: Spark raises for a zone that cannot be; servers have up to 15:59:59
 _ZONE = ":[0-9][0-9]([.][0-9]+)?([+-](0[0-9]|1[0-5])(:[0-5][0-9])*)$"
+# Spark has a year 0, prints those before it with a minus and those after 9999 with a plus; a server prints BC
+_YEAR = "left({text}, 4) BETWEEN '0001' AND '9999'"
 _BARE_POINT = "^(?=[.])|(?<=^-)(?=[.])"
 
 
 def fits_sql(text: str, kind: ColumnType) -> str:
     """A Spark SQL boolean over `text`, never NULL: true for NULL and where `cast_sql` gives exactly the value."""
     typed = cast_sql(text, kind)
-    match kind.family:  # a year before 1 is printed with a minus by Spark, with BC by PostgreSQL
+    match kind.family:
         case Family.TEXT | Family.NUMBER_OR_NULL:
             return "true"
         case Family.BOOLEAN:
@@ -75,7 +77,7 @@ def fits_sql(text: str, kind: ColumnType) -> str:
             # parallel decoders of the GaussDB family print in the zone of the database
             zone = f"nullif(regexp_extract({text}, '{_ZONE}', 2), '')"
             local = f"concat(cast(from_utc_timestamp({typed}, {zone}) AS string), {zone})"
-            fits = f"{local} = {text} AND left({text}, 1) <> '-'"
+            fits = f"{local} = {text} AND {_YEAR.format(text=text)} AND year({typed}) BETWEEN 1 AND 9999"
         case Family.INTEGER:
             fits = f"cast({typed} AS string) = {text}"
         case Family.DECIMAL:
@@ -83,7 +85,7 @@ def fits_sql(text: str, kind: ColumnType) -> str:
         case Family.NUMBER:
             fits = _same_number(text, kind.sql)
         case Family.DATE | Family.TIMESTAMP:
-            fits = f"cast({typed} AS string) = {text} AND left({text}, 1) <> '-'"
+            fits = f"cast({typed} AS string) = {text} AND {_YEAR.format(text=text)}"
         case Family.ARRAY:
             fits = _is_array(text, kind)
         case other:
@@ -114,8 +116,8 @@ def _plain(text: str, body: str) -> str:
     return f"transform(array({plain}), plain -> {body})[0]"
 
 
-_TOKENS = """regexp_extract_all(plain, '"[^"]*"|[^{}",\\\\s]+', 0)"""
-"""The elements as they are written, quotes included."""
+_TOKENS = """regexp_extract_all(plain, '"[^"]*"|[^{}",\\\\s\\\\x01\\\\x02]+', 0)"""
+"""The elements as they are written, quotes included; what is escaped stands only between quotes."""
 
 
 def _elements() -> str:

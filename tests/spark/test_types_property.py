@@ -221,7 +221,19 @@ def text_of(draw: random.Random, kind: ColumnType) -> str:
 
 def time_of(draw: random.Random, kind: ColumnType) -> str:
     if draw.random() < 0.2:
-        return draw.choice(["infinity", "-infinity", "0044-03-15 BC", "10000-01-01", "0044-03-15 12:00:00 BC"])
+        return draw.choice(
+            [
+                "infinity",
+                "-infinity",
+                "0044-03-15 BC",
+                "10000-01-01",
+                "+10000-01-01",
+                "0044-03-15 12:00:00 BC",
+                "0000-02-29",
+            ]
+        )
+    if draw.random() < 0.03:  # another year where the instant is than where it is printed
+        return draw.choice(["0001-01-01 00:00:00", "9999-12-31 23:59:59"]) + draw.choice(["+15:59:59", "-10", "+00"])
     moment = dt.datetime(1, 1, 1) + dt.timedelta(microseconds=draw.randrange(9999 * 365 * 86_400 * 1_000_000))  # noqa: DTZ001
     if draw.random() < 0.5:
         moment = moment.replace(microsecond=0)
@@ -239,6 +251,7 @@ def array_of(draw: random.Random, kind: ColumnType) -> str:
     for _ in range(draw.randrange(4)):
         text = text_of(draw, kind.element)
         bare = text and text.upper() != "NULL" and not re.search(r'[\s"\\{},]', text)
+        bare = bare or draw.random() < 0.02  # no server prints it so
         quoted = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
         elements.append("NULL" if draw.random() < 0.2 else text if bare else quoted)
     whole = "{" + ",".join(elements) + "}"
