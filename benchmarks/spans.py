@@ -30,12 +30,12 @@ def session(folder: Path | None, heap_mib: int) -> Iterator[tuple[Any, Path]]:
             spark.stop()
 
 
-def rounds_of(make: Callable[[], Pair], label: str, count: int) -> list[dict[str, Any]]:
-    """One round to warm up and `count` that count; the pair is compared at the end."""
+def rounds_of(make: Callable[[], Pair], label: str, count: int, warm: int = 1) -> list[dict[str, Any]]:
+    """`warm` rounds to warm up and `count` that count; the pair is compared at the end."""
     pair, runs = make(), []
-    for number in range(count + 1):
-        phases = Phases()
-        took = pair.round(number, phases)
+    for at in range(warm + count):
+        phases, number = Phases(), at - warm + 1
+        took = pair.round(at, phases)
         runs.append(
             {
                 "case": label,

@@ -25,12 +25,12 @@ def make(root: Path, fmt: str) -> tuple[Project, Any]:
     return project, project.target(TableName("public", "t"))
 
 
-def write(project: Project, target: Any, app: str | None, position: int = 0) -> int:
-    """A commit that replaces all rows; without `app` one of somebody else."""
+def write(project: Project, target: Any, app: str | None, position: int = 0, planned: str | None = None) -> int:
+    """A commit that replaces all rows; without `app` one of somebody else; `planned`: what it says of its plan."""
     rows = pa.table({"id": [position]})
     if target.format == "delta":
         apps = [Transaction(app, position)] if app else []
-        commit = CommitProperties(app_transactions=apps)
+        commit = CommitProperties(app_transactions=apps, custom_metadata={"userMetadata": planned} if planned else None)
         folder = str(project.silver_path(target))
         if app and (generation := app.rpartition(":")[2]) != "1":
             properties = {GENERATION_PROPERTY: generation}

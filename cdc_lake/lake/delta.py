@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import TableChangedMeanwhile
+from cdc_lake.errors import OtherWriter, TableChangedMeanwhile
 from cdc_lake.lake.evolution import AddColumn, SchemaChange, columns_after, only_adds, restated
 from cdc_lake.lake.made import OWN, cluster_sql, division_properties, own_properties, partition_sql
-from cdc_lake.lake.marker import GENERATION_PROPERTY, Marker, app_id, layout_app_id, read_marker
+from cdc_lake.lake.marker import GENERATION_PROPERTY, Marker, app_id, layout_app_id, planned_for, read_marker
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
+from cdc_lake.lake.strangers import overtaken
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameWriter, SparkSession
 
 _APP = "spark.databricks.delta.write.txnAppId"
 _NTZ = "timestamp_ntz"
+_PLANNED = "spark.databricks.delta.commitInfo.userMetadata"
 _VERSION = "spark.databricks.delta.write.txnVersion"
 
 
@@ -109,9 +111,15 @@ class DeltaSilver:
 
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
         """Run one statement that carries the marker."""
-        # From here on Delta itself fences: the transaction action is a read dependency of the statement.
+        # Once the statement has begun Delta itself fences: the transaction action is a read dependency of it.
         self._unmoved(stream, base)
-        return self._marked(stream, base.generation, position, lambda: work(self.name))
+        made = self._marked(stream, base, base.generation, position, lambda: work(self.name))
+        one = overtaken(self._project, self._target, stream, -1 if base.version is None else base.version, made)
+        if one is not None:
+            raise OtherWriter(
+                f"something else changed rows of {self._target.label}: {one.text}", where=self._target.label
+            )
+        return made
 
     def replace(
         self, stream: str, base: Marker, generation: int, position: int, columns: Sequence[SilverColumn], query: str
@@ -124,7 +132,7 @@ class DeltaSilver:
         chosen = ", ".join(f"CAST({quoted(c.name)} AS {c.type}) AS {quoted(c.name)}" for c in columns)
         clauses = self._clauses({**self._properties(), GENERATION_PROPERTY: str(generation)})
         statement = f"CREATE OR REPLACE TABLE {self.name} {clauses} AS SELECT {chosen} FROM ({query})"
-        return self._marked(stream, generation, position, lambda: self._spark.sql(statement))
+        return self._marked(stream, base, generation, position, lambda: self._spark.sql(statement))
 
     def _properties(self) -> dict[str, str]:
         """The table's properties, which a REPLACE would reset: how long versions are kept is one; of columns' numbers
@@ -144,17 +152,19 @@ class DeltaSilver:
         clustered = f" CLUSTER BY ({cluster_sql(self._target)})" if self._target.cluster_by else ""
         return f"USING delta{partition_sql(self._target)}{clustered} COMMENT {comment} TBLPROPERTIES ({listed})"
 
-    def _marked(self, stream: str, generation: int, position: int, work: Callable[[], object]) -> int:
+    def _marked(self, stream: str, base: Marker, generation: int, position: int, work: Callable[[], object]) -> int:
         """Run one writing statement with the marker in its commit; the version it made."""
         conf = self._spark.conf
         conf.set(_APP, app_id(stream, self._target, generation))
         conf.set(_VERSION, str(position))
+        conf.set(_PLANNED, planned_for(base.position))
         try:
             with self._rivals_refused():
                 work()
         finally:
             conf.unset(_APP)
             conf.unset(_VERSION)
+            conf.unset(_PLANNED)
         marker = self.marker(stream)
         done = (marker.position, marker.generation) == (position, generation)
         if marker.version is None or not done:  # Delta skipped the statement: its position is older

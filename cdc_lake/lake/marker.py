@@ -67,6 +67,11 @@ def written_by(stream: str, target: Target) -> str:
     return f"cdc_lake:{stream}:{target.label}:"
 
 
+def planned_for(position: int | None) -> str:
+    """What a commit to a Delta table says of the watermark that it was planned for."""
+    return f"cdc_lake: planned for {'no watermark' if position is None else position}"
+
+
 def read_marker(project: Project, target: Target, stream: str, version: int | None = None) -> Marker:
     """The watermark and version of a silver table, now or at a version; both None where the table does not exist.
 

@@ -4,19 +4,23 @@ A commit without our marker that changes rows is a stranger's; putting files tog
 is a change of columns. A table that was put back to an older version is told from one that was written to: on Delta its
 log says RESTORE, and the marker says nothing (it stays the newest one, tried); on Iceberg the version that we know is
 no ancestor of the newest any more.
+
+On Delta a commit of ours says which watermark it was planned for, because Delta looks at the marker only from the
+moment at which a statement begins: one that came behind another applier's is told by that.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.lake.marker import APP_PROPERTY, iceberg_table, laid_out_by, written_by
+from cdc_lake.lake.marker import APP_PROPERTY, iceberg_table, laid_out_by, planned_for, written_by
 
 if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
@@ -52,6 +56,12 @@ def stranger(project: Project, target: Target, stream: str, known: int, now: int
     return None if table is None else _on_iceberg(table, ours, known, generation)
 
 
+def overtaken(project: Project, target: Target, stream: str, planned_on: int, made: int) -> Stranger | None:
+    """Another applier's commit to a Delta table between the version that a commit was planned on and its own."""
+    log = project.silver_path(target) / "_delta_log"
+    return _out_of_turn(list(_entries(log, (written_by(stream, target),), planned_on, made)))
+
+
 # ── Delta ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -60,6 +70,8 @@ class _Entry:
     version: int
     operation: str
     ours: bool
+    position: int | None
+    planned_for: str | None
     changes: bool
     files: tuple[tuple[tuple[str, str], int], ...]
 
@@ -69,19 +81,35 @@ def _on_delta(log: Path, writers: tuple[str, ...], known: int, now: int) -> Stra
         return Stranger(put_back=True, text=f"it is at version {now}, and the last cut lists version {known}")
     net: Counter[tuple[str, str]] = Counter()
     seen: list[_Entry] = []
+    own: list[_Entry] = []
     for entry in _entries(log, writers, known, now):
         if entry.ours:
+            own.append(entry)
             if entry.operation.endswith("AS SELECT"):
                 break  # a new content: what was done to the one before it is gone
             continue
         net.update(dict(entry.files))
         if entry.changes:
             seen.append(entry)
+    else:
+        own += islice((entry for entry in _entries(log, writers[:1], -1, known) if entry.ours), 1)
+    if (twice := _out_of_turn(own)) is not None:
+        return twice
     if not seen or not any(net.values()):  # what was taken back is no change
         return None
     back = next((entry for entry in seen if entry.operation == "RESTORE"), None)
     one = back or seen[0]
     return Stranger(put_back=back is not None, text=f"version {one.version} was not made here ({one.operation})")
+
+
+def _out_of_turn(entries: Sequence[_Entry]) -> Stranger | None:
+    """The newest of our commits, newest first, that was planned for another watermark than it came behind."""
+    own = [entry for entry in entries if entry.position is not None]
+    for later, earlier in pairwise(own):
+        if later.planned_for not in (None, planned_for(earlier.position)):
+            text = f"version {later.version} was planned before version {earlier.version}, which another applier made"
+            return Stranger(put_back=False, text=text)
+    return None
 
 
 def _entries(log: Path, writers: tuple[str, ...], known: int, now: int) -> Iterator[_Entry]:
@@ -92,16 +120,19 @@ def _entries(log: Path, writers: tuple[str, ...], known: int, now: int) -> Itera
         except FileNotFoundError:
             return
         operation, ours, changes = "unknown", False, False
+        position, plan = None, None
         files: dict[tuple[str, str], int] = {}
         for line in lines:
             action: dict[str, Any] = json.loads(line)
-            operation = action.get("commitInfo", {}).get("operation", operation)
-            ours = ours or action.get("txn", {}).get("appId", "").startswith(writers)
+            information, mark = action.get("commitInfo", {}), action.get("txn", {})
+            operation, plan = information.get("operation", operation), information.get("userMetadata", plan)
+            if (app := mark.get("appId", "")).startswith(writers):
+                ours, position = True, mark["version"] if app.startswith(writers[0]) else position
             for kind, step in (("add", 1), ("remove", -1)):
                 if (file := action.get(kind)) is not None:
                     files[file["path"], json.dumps(file.get("deletionVector"), sort_keys=True)] = step
                     changes = changes or bool(file.get("dataChange", True))
-        yield _Entry(version, operation, ours, changes, tuple(files.items()))
+        yield _Entry(version, operation, ours, position, plan, changes, tuple(files.items()))
 
 
 def _entry(log: Path, version: int) -> Path:

@@ -17,8 +17,9 @@ from deltalake import DeltaTable
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import AnotherApply, OtherWriter, SilverPutBack, TableChangedMeanwhile
 from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.delta import DeltaSilver
 from cdc_lake.lake.lease import lease
-from cdc_lake.lake.marker import iceberg_table
+from cdc_lake.lake.marker import Marker, iceberg_table
 from cdc_lake.lake.session import derive
 from cdc_lake.lake.store import store
 from cdc_lake.model.change import UNCHANGED, OldKind, Update
@@ -103,6 +104,33 @@ def test_of_two_commits_that_overlap_one_is_refused_and_leaves_nothing(spark: An
         ours.commit("test", base, 400, put(sessions[0], 40, rival))
     assert lake.rows() == [row(1, 50)]
     assert lake.marker().position == 500
+
+
+def test_a_rival_that_comes_before_delta_looks_makes_the_table_wait_and_not_hold_rows_twice_unseen(
+    spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(lake_root, spark, "window", "delta", defaults={"kind": "append"})
+    lake.land(insert("1", "1"))
+    lake.advance()
+    base = lake.marker().position
+    lake.land(insert("2", "2"))
+    rivals = plan(lake, base, lake.position)
+    lake.land(insert("3", "3"))
+    looked = DeltaSilver._unmoved  # the last look at the watermark
+
+    def meanwhile(silver: DeltaSilver, stream: str, known: Marker) -> None:
+        looked(silver, stream, known)
+        monkeypatch.undo()
+        merge(*rivals)
+
+    monkeypatch.setattr(DeltaSilver, "_unmoved", meanwhile)
+    for _ in range(2):  # at once, and at every later start
+        with pytest.raises(OtherWriter, match="another applier"):
+            lake.advance()
+        lake.land(insert("4", "4"))
+    rebuild(lake.project, "public.t", spark=spark)
+    lake.advance()
+    assert [one["id"] for one in lake.rows()] == [1, 2, 3, 4, 4]
 
 
 def test_a_second_apply_on_one_machine_is_refused_before_it_does_anything(spark: Any, lake_root: Path) -> None:

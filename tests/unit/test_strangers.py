@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project
-from cdc_lake.lake.marker import FIRST, app_id, iceberg_table, read_marker
+from cdc_lake.lake.marker import FIRST, app_id, iceberg_table, planned_for, read_marker
 from cdc_lake.lake.strangers import Stranger, stranger, untouched
 from tests.silver_commits import FORMATS, STREAM, make, write
 
@@ -22,8 +22,8 @@ class Table:
         self.project, self.target = make(root, fmt)
         self.versions = [self.ours(100), self.ours(110)]
 
-    def ours(self, position: int, generation: int = FIRST) -> int:
-        return write(self.project, self.target, app_id(STREAM, self.target, generation), position)
+    def ours(self, position: int, generation: int = FIRST, planned: str | None = None) -> int:
+        return write(self.project, self.target, app_id(STREAM, self.target, generation), position, planned)
 
     def strangers(self) -> int:
         return write(self.project, self.target, None)
@@ -104,6 +104,23 @@ def test_files_put_together_and_properties_are_no_change(tmp_path: Path) -> None
     table.delta().alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
     table.delta().vacuum(dry_run=False, retention_hours=0, enforce_retention_duration=False)
     assert table.found() is None
+
+
+@pytest.mark.parametrize("listed", [0, 1, 2])
+def test_a_commit_that_was_planned_before_another_appliers_is_told_from_those_in_turn(
+    tmp_path: Path, listed: int
+) -> None:
+    table = Table(tmp_path, "delta")
+    table.versions.append(table.ours(120, planned=planned_for(110)))
+    table.delta().optimize.compact()
+    assert table.found(table.versions[listed]) is None
+    table.ours(130, planned=planned_for(110))
+    found = table.found(table.versions[listed])
+    assert found is not None
+    assert not found.put_back
+    assert "another applier" in found.text
+    _replaced(table)
+    assert table.found(table.versions[listed]) is None
 
 
 def _replaced(table: Table) -> None:
