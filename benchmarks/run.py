@@ -35,7 +35,7 @@ QUICK: tuple[tuple[str, ...], ...] = (
     ("decode_mppdb_text.py", "--rows", "10000", "--seconds", "5"),
     ("gaussdb_backlog.py", "--rows", "100000", "--rounds", "1", "--no-save"),
     ("small_spans.py", "--rounds", "2", "--no-save"),
-    ("apply_span.py", "--rows", "500000", "--changes", "10000", "--rounds", "1", "--no-save"),
+    ("apply_span.py", "--rows", "500000", "--changes", "10000", "--rounds", "1", "--warm", "1", "--no-save"),
     ("many_tables.py", "--rounds", "1", "--most", "50", "--no-save"),
     ("source_to_silver.py", "--changes", "100000", "--rows", "500000", "--rounds", "2", "--one", "100000", "--no-save"),
 )

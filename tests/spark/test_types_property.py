@@ -89,17 +89,18 @@ def scale_of(kind: ColumnType) -> tuple[int, int]:
     return int(precision), int(scale)
 
 
+def within(text: str, digits: int) -> Any:
+    """Not minus zero, and at most so many digits before the point."""
+    value = Decimal(text)
+    return MISFIT if (text.startswith("-") and not value) or value.copy_abs() >= Decimal(10) ** digits else value
+
+
 def decimal(kind: ColumnType, text: str) -> Any:
     precision, scale = scale_of(kind)
     found = re.fullmatch(rf"-?(0|[1-9][0-9]*|){rf'[.][0-9]{{{scale}}}' if scale else ''}", text, re.ASCII)
     if found is None or (not found[1] and not scale):
         return MISFIT
-    value = Decimal(text)
-    return (
-        MISFIT
-        if (text.startswith("-") and not value) or value.copy_abs() >= Decimal(10) ** (precision - scale)
-        else value
-    )
+    return within(text, precision - scale)
 
 
 def number(kind: ColumnType, text: str) -> Any:
@@ -107,12 +108,7 @@ def number(kind: ColumnType, text: str) -> Any:
     found = re.fullmatch("-?(0|[1-9][0-9]*|)(?:[.]([0-9]+))?", text, re.ASCII)
     if found is None or not (found[1] or found[2]) or len((found[2] or "").rstrip("0")) > scale:
         return MISFIT
-    value = Decimal(text)
-    return (
-        MISFIT
-        if (text.startswith("-") and not value) or value.copy_abs() >= Decimal(10) ** (precision - scale)
-        else value
-    )
+    return within(text, precision - scale)
 
 
 def number_or_null(kind: ColumnType, text: str) -> Any:
