@@ -29,7 +29,7 @@ def ledger_text(ledger: Sequence[TableLedger], *, colour: bool) -> str:
 
 
 def _row(column: ColumnLedger, misfit: str) -> tuple[str, ...]:
-    renamed = "" if column.silver_column in {column.column, ""} else f"{column.silver_column} "
-    becomes = f"→ {renamed}{column.silver_type}" if column.silver_type else "→"
+    renamed = "" if column.silver_column == column.column else column.silver_column
+    becomes = " ".join(filter(None, ("→", renamed, column.silver_type)))
     said = [column.how, f"{misfit}: {column.held}" if column.held else ""]
     return column.column, column.source_type, becomes, column.loss.value, "; ".join(filter(None, said))

@@ -21,11 +21,15 @@ _VARHDRSZ = 4  # numeric's modifier is offset by the length word of a varlena (n
 
 
 class Loss(enum.Enum):
-    """What becomes of a value: the same value, another form of it, or nothing, because silver cannot have it."""
+    """What becomes of a column's values: the same values, another form of them, or nothing, because silver cannot have
+    them or is not to have them. `COMPUTED`: silver's own, worked out of others.
+    """
 
     LOSSLESS = "lossless"
     CONVERTED = "converted"
     REFUSED = "refused"
+    LEFT_OUT = "left out"
+    COMPUTED = "computed"
 
 
 class Family(enum.Enum):

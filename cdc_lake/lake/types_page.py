@@ -23,7 +23,9 @@ there, but for the ones named in the last column, which are **held**: the change
 the rule `type_<column>`, and later changes of its key wait behind it. A value is never clipped, rounded or replaced by
 NULL. `converted`: silver has another form of the value, mostly the text that the server prints, so nothing is lost.
 `refused`: the pipeline declares a type that the column cannot have; its table waits
-([LAK479](../errors/LAK479.md)).
+([LAK479](../errors/LAK479.md)). With [transforms](../concepts/transforms.md), `check` and `plan` also show the silver
+names, `left out` for columns that silver does not have, and `computed` with the expression, whose type Spark says with
+the table's first row.
 
 | at the source | also called | silver | | note | held |
 |---|---|---|---|---|---|

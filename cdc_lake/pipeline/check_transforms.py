@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, SourceError, TransformUnfit
 from cdc_lake.lake.names import silver_names
-from cdc_lake.model.relation import Relation, ReplicaIdentity
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.transforms import words_read
 from cdc_lake.silver.projection import silver_shape
 from cdc_lake.silver.shape import make_shape
 
@@ -28,9 +28,7 @@ _ALWAYS_SENT: Final = frozenset(
 
 def transforms(project: Project) -> Iterator[CheckLine]:
     """What should be known of the tables that have transforms. What Spark's analyser says comes with the first row."""
-    if not any(
-        table.columns or table.exclude or table.compute or table.where for table in project.pipeline.silver.tables
-    ):
+    if not any(project.target(TableName.parse(one.from_)).transforms.any for one in project.pipeline.silver.tables):
         return
     try:
         with source_view(project) as source:
@@ -69,8 +67,7 @@ def _doubtful(target: Target, layout: Relation) -> list[str]:
     if layout.identity is ReplicaIdentity.FULL:
         return []
     given = target.transforms
-    words = set(re.findall(r"\w+", " ".join([given.where or "", *(sql for _, sql in given.compute)]).casefold()))
-    words |= {rule.column.casefold() for rule in target.rules}
+    words = words_read(target)
     out = []
     for column, name in zip(layout.columns, silver_names(layout), strict=True):
         read = name.casefold() in words or column.name.casefold() in words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from cdc_lake.config.project import Project, Target
@@ -42,3 +43,12 @@ def projection_of(spark: SparkSession, project: Project, target: Target, shape: 
     types = {name: one.type for name, one in computed.items()}
     silver = silver_shape(shape, given, types, target.label, place)
     return Projection(shape, silver, given, where, tuple(computed.values()))
+
+
+def words_read(target: Target) -> frozenset[str]:
+    """All words of a table's expressions and the columns of its rules, in lower case: a column that is not among them
+    is read by none. Which of the words are columns, Spark's analyser says.
+    """
+    given = target.transforms
+    texts = [given.where or "", *(sql for _, sql in given.compute)]
+    return frozenset(re.findall(r"\w+", " ".join(texts).casefold())) | {rule.column.casefold() for rule in target.rules}

@@ -10,20 +10,23 @@ from dataclasses import dataclass
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, TypeRefused
-from cdc_lake.lake.typed_columns import check_declared, typed_columns
-from cdc_lake.lake.types import ColumnType, Loss, source_type
+from cdc_lake.lake.typed_columns import TypedColumn, check_declared, typed_columns
+from cdc_lake.lake.types import Loss, source_type
 from cdc_lake.model.relation import Column, Relation
 from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
+from cdc_lake.pipeline.transforms import words_read
+from cdc_lake.silver.projection import taken_columns
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnLedger:
-    """One silver column, or one that is refused.
+    """One silver column, or one that is refused or left out.
 
-    `column`, `source_type`: at the source; `loss`: lossless, converted or refused; `how`: in which way, or why not;
-    `held`: the values that silver cannot have, which are held with their text, or stop the run.
+    `column`, `source_type`: at the source, empty for a computed column; `silver_column`, `silver_type`: empty for what
+    silver does not have; of a computed column Spark knows the type, and nobody before it. `how`: in which way, why not,
+    or by which expression; `held`: the values that silver cannot have, which are held with their text, or stop the run.
     """
 
     column: str
@@ -90,23 +93,37 @@ def _table(project: Project, target: Target, layout: Relation) -> TableLedger:
 
 
 def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:
-    """All columns where none is refused; otherwise each on its own, so that one does not hide the others."""
+    """The source's columns, all of them where none is refused, else each alone so that one does not hide the others;
+    then what is computed.
+    """
     try:
         made = typed_columns(relation, target.types)
     except TypeRefused:
-        yield from (_alone(relation, column, target) for column in relation.columns)
+        for column in relation.columns:
+            yield from _alone(relation, column, target)
     else:
-        yield from (_column(one.source, one.name, one.type) for one in made)
+        yield from _made(made, target)
+    for name, expression in target.transforms.compute:
+        yield ColumnLedger("", "", name, "", Loss.COMPUTED, expression)
 
 
-def _alone(relation: Relation, column: Column, target: Target) -> ColumnLedger:
+def _alone(relation: Relation, column: Column, target: Target) -> Iterator[ColumnLedger]:
     try:
-        one = typed_columns(Relation(relation.table, (column,), relation.identity), target.types)[0]
+        made = typed_columns(Relation(relation.table, (column,), relation.identity), target.types)
     except TypeRefused as refused:
-        return ColumnLedger(column.name, source_type(column), "", "", Loss.REFUSED, refused.message)
-    return _column(one.source, one.name, one.type)
+        yield ColumnLedger(column.name, source_type(column), "", "", Loss.REFUSED, refused.message)
+    else:
+        yield from _made(made, target)
 
 
-def _column(column: Column, name: str, kind: ColumnType) -> ColumnLedger:
-    how = kind.note if column.redacted is None else f"redacted: {column.redacted}"
-    return ColumnLedger(column.name, source_type(column), name, kind.sql, kind.loss, how, kind.held)
+def _made(made: Sequence[TypedColumn], target: Target) -> Iterator[ColumnLedger]:
+    names, read = taken_columns(made, target.transforms), words_read(target)
+    for at, one in enumerate(made):
+        column, kind = one.source, one.type
+        if at in names:
+            how = kind.note if column.redacted is None else f"redacted: {column.redacted}"
+            yield ColumnLedger(column.name, source_type(column), names[at], kind.sql, kind.loss, how, kind.held)
+        elif not one.companion:
+            used = not read.isdisjoint({column.name.casefold(), one.name.casefold()})
+            how, held = ("read by expressions or rules", kind.held) if used else ("", "")
+            yield ColumnLedger(column.name, source_type(column), "", "", Loss.LEFT_OUT, how, held)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import cast
+
 import pytest
 from pydantic import ValidationError
 
@@ -15,7 +20,9 @@ from cdc_lake.lake.store import SilverColumn
 from cdc_lake.lake.typed_columns import check_declared, typed_columns
 from cdc_lake.lake.types import Family, Loss, column_type, companion_type, source_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.pipeline.type_ledger import ColumnLedger, TableLedger, lines
+from cdc_lake.pipeline.check_transforms import transforms
+from cdc_lake.pipeline.source_view import SourceView
+from cdc_lake.pipeline.type_ledger import ColumnLedger, TableLedger, ledger_of, lines
 from cdc_lake.silver.shape import make_shape
 from tests.spark.conftest import make_project
 
@@ -191,6 +198,70 @@ def test_the_ledger_says_what_becomes_of_each_column_and_counts_it():
     found = list(lines(ledger))
     assert [(line.ok, line.code) for line in found] == [(False, "LAK479"), (False, "LAK479"), (False, "")]
     assert found[-1].text == "4 columns: 2 lossless, 1 converted, 1 refused"
+
+
+def test_the_ledger_knows_what_a_table_takes_leaves_out_renames_and_computes(tmp_path):
+    given = {
+        "exclude": ["born", "note"],
+        "rename": {"n": "net", "a b": "ab"},
+        "compute": {"age": "year(born)", "twice": "net * 2"},
+        "types": {"numeric": "both(20,4)"},
+    }
+    project = make_project(tmp_path, "p", silver={"tables": [{"from": "public.t", **given}]})
+    texts = (Column("note", "text", 25), Column("a b", "text", 25))
+    layout = relation(Column("id", "int4", 23, key=True), NUMERIC, Column("born", "date", 1082), *texts)
+    source = cast("SourceView", Fixed(layout))
+    ledger = ledger_of(project, source)
+    beside = "every digit; the column beside it has the value where it is a decimal(20,4)"
+    infinite = "infinity, -infinity, BC, years above 9999"
+    assert ledger_text(ledger, colour=False).splitlines() == [
+        "types of public.t → silver.t",
+        "  id    int4     → int                      lossless",
+        "  n     numeric  → net string               converted  " + beside,
+        "  born  date     →                          left out   read by expressions or rules; held: " + infinite,
+        "  note  text     →                          left out",
+        "  a b   text     → ab string                lossless",
+        "  n     numeric  → n_decimal decimal(20,4)  converted  NULL where `n` is no decimal(20,4)",
+        "                 → age                      computed   year(born)",
+        "                 → twice                    computed   net * 2",
+        "",
+    ]
+    assert [line.text for line in lines(ledger)] == ["8 columns: 2 lossless, 2 converted, 2 left out, 2 computed"]
+    project = make_project(
+        tmp_path, "p", silver={"tables": [{"from": "public.t", **given, "types": {"columns": {"id": "date"}}}]}
+    )
+    (alone,) = ledger_of(project, source)
+    assert [(c.column or c.silver_column, c.loss.value) for c in alone.columns] == [
+        ("id", "refused"),
+        ("n", "converted"),
+        ("born", "left out"),
+        ("note", "left out"),
+        ("a b", "lossless"),
+        ("age", "computed"),
+        ("twice", "computed"),
+    ]
+
+
+def test_check_looks_at_a_table_that_only_gives_other_names(tmp_path, monkeypatch):
+    silver = {"tables": [{"from": "public.t", "rename": {"gone": "there"}}]}
+    project = make_project(tmp_path, "p", silver=silver)
+    layout = Relation(TableName("public", "t"), (Column("id", "int4", 23, key=True),), ReplicaIdentity.DEFAULT, ("id",))
+    source = Fixed(layout)
+    monkeypatch.setattr("cdc_lake.pipeline.check_transforms.source_view", lambda _: nullcontext(source))
+    assert [(line.ok, line.code) for line in transforms(project)] == [(False, "LAK475")]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The tables of a source, without a server."""
+
+    layout_: Relation
+
+    def tables(self) -> Sequence[TableName]:
+        return (self.layout_.table,)
+
+    def layout(self, _: TableName) -> Relation:
+        return self.layout_
 
 
 def test_a_table_says_what_differs_from_the_defaults(tmp_path):
