@@ -167,6 +167,8 @@ def run(
 
     if only not in {None, "receive", "apply"}:
         raise typer.BadParameter("expected `receive` or `apply`", param_hint="--only")
+    if allow and only == "receive":
+        raise typer.BadParameter("receiving alone changes no silver table", param_hint="--allow")
     project = call.project()
     from cdc_lake.pipeline.run import run as execute
 

@@ -73,7 +73,8 @@ fits; its elements may be NULL.
 
 Rules, `compare`, the initial copy and all kinds of tables go by the declared type; a rule may name the decimal of
 `both`. To declare another type for a table that is there is a change of its type, and
-[asked for](../concepts/evolution.md), or a reason to [rebuild](../concepts/rebuild.md) it from bronze.
+[asked for](../concepts/evolution.md), or a reason to [rebuild](../concepts/rebuild.md) it from bronze. A table that has
+the decimal of a `both` that is not declared any more waits until it is rebuilt ([LAK457](../errors/LAK457.md)).
 
 ## How values are read
 

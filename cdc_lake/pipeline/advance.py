@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -55,7 +55,7 @@ class Advance:
         tell: Tell,
         *,
         waits: bool = False,
-        allowed: frozenset[str] = frozenset(),
+        allowed: Container[str] = frozenset(),
     ) -> None:
         self._waits = waits
         self._waiting: str | None = None

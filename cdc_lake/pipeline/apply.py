@@ -24,6 +24,7 @@ from cdc_lake.lake.session import death, start
 from cdc_lake.observe.failpoint import BATCH_ENTERED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.allowed import Allowed
 from cdc_lake.pipeline.applied import Applied
 
 if TYPE_CHECKING:
@@ -37,7 +38,9 @@ _AGAIN_SECONDS = 60.0  # … each of them within this time of the one before
 
 @dataclass(frozen=True, slots=True)
 class ApplySummary:
-    """What a run of apply did. `upto`: position of the last cut, None where there is none yet."""
+    """What a run of apply did. `upto`: position of the last cut, None where there is none yet; `idle`: operations that
+    were allowed and that no table waited with.
+    """
 
     stream: str | None
     upto: int | None
@@ -48,6 +51,7 @@ class ApplySummary:
     held: int
     rules: tuple[dict[str, object], ...]
     broken: dict[str, str]
+    idle: tuple[str, ...]
     seconds: float
 
 
@@ -71,8 +75,9 @@ def apply(
         if spark is None:
             tell(Progress("apply", "starting Spark"))
             spark = start(project)
-        done = _apply(project, spark, once=once, goal=goal, stop=stop, tell=tell, allowed=allowed)
-    return _summary(done, time.monotonic() - began)
+        may = Allowed(allowed)
+        done = _apply(project, spark, once=once, goal=goal, stop=stop, tell=tell, allowed=may)
+    return _summary(done, may, time.monotonic() - began)
 
 
 def _apply(
@@ -83,7 +88,7 @@ def _apply(
     goal: int | None,
     stop: threading.Event,
     tell: Tell,
-    allowed: frozenset[str],
+    allowed: Allowed,
 ) -> Applied:
     began = time.monotonic()
     with Advance(project, spark, tell, waits=not once, allowed=allowed) as advance:
@@ -91,6 +96,7 @@ def _apply(
         try:
             advance.run(goal, stop)
             if not stop.is_set():
+                allowed.say(tell)
                 _follow(project, spark, advance, once=once, stop=stop, tell=tell)
             outcome = "failed" if advance.done.broken else "done"
         except RuleStopped:
@@ -221,7 +227,7 @@ class _Clock:
         return time.monotonic() - self._last >= seconds
 
 
-def _summary(done: Applied, seconds: float) -> ApplySummary:
+def _summary(done: Applied, allowed: Allowed, seconds: float) -> ApplySummary:
     return ApplySummary(
         stream=done.stream,
         upto=done.upto,
@@ -232,5 +238,6 @@ def _summary(done: Applied, seconds: float) -> ApplySummary:
         held=done.held,
         rules=tuple(done.rule_facts()),
         broken={label: error.message for label, error in done.broken.items()},
+        idle=allowed.idle,
         seconds=seconds,
     )

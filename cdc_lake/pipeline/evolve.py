@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
-from cdc_lake.errors import DestructiveChange, ShapeForeign
+from cdc_lake.errors import DestructiveChange
 from cdc_lake.lake.evolution import (
     AddColumn,
     SchemaChange,
@@ -24,7 +24,7 @@ from cdc_lake.lake.evolution import (
 from cdc_lake.lake.store import SilverColumn, SilverStore, quoted
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import LAYOUT_DONE, failpoint
-from cdc_lake.pipeline.layout_changes import check_computed, layout_changes, silver_names_of
+from cdc_lake.pipeline.layout_changes import check_columns, check_computed, layout_changes
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.shape import Shape
@@ -66,17 +66,17 @@ def evolve(
                 have = silver.columns() or ()
     kept = {column.name: column for column in have if column.name not in {c.name for c in wanted}}
     if kept:
-        _check_known(kept, target, shape.relation, known())
+        check_columns(target, kept, shape.relation, known())
     return replace(shape, carried={**shape.carried, **{c: f"CAST(NULL AS {c.type})" for c in kept.values()}})
 
 
 def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[str]) -> None:
-    """Raise DestructiveChange for the first of the operations that would lose something and is not allowed."""
-    for change in changes:
-        words = change.text(target.label)
-        if change.destructive and words not in allowed:
-            hint = f"to have it done run `cdc-lake run --allow {shlex.quote(words)}`; until then the table waits"
-            raise DestructiveChange(f"{target.source} has another layout now: {words}", hint=hint)
+    """Raise DestructiveChange where operations would lose something and are not allowed."""
+    needed = [change.text(target.label) for change in changes if change.destructive]
+    if missing := [words for words in needed if words not in allowed]:
+        options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)
+        hint = f"to have it done run `cdc-lake run {options}`; until then the table waits"
+        raise DestructiveChange(f"{target.source} has another layout now: {'; '.join(missing)}", hint=hint)
 
 
 def next_layout(seen: Outline, layouts: Mapping[int, Relation], target: Target) -> int | None:
@@ -115,13 +115,3 @@ def _live(kind: Kind) -> str:
         return "false"  # changes are as they were
     flag = kind.flag
     return "true" if flag is None else f"{'' if flag.value else 'NOT '}{quoted(flag.column.name)}"
-
-
-def _check_known(
-    kept: Mapping[str, SilverColumn], target: Target, relation: Relation, known: Iterable[Relation]
-) -> None:
-    names = {name for layout in known for name in silver_names_of(layout, target).values()}
-    names |= own_names(replace(target, lineage=True, old_values=target.kind == "append"), relation, names)
-    for name in kept:
-        if name not in names:
-            raise ShapeForeign(f"column `{name}` of {target.label} was never one of {target.source}")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cdc_lake.config.project import Target
-from cdc_lake.errors import TransformChanged
+from cdc_lake.errors import ShapeForeign, TransformChanged
 from cdc_lake.lake.evolution import (
     AddColumn,
     ChangeType,
@@ -19,7 +19,9 @@ from cdc_lake.lake.evolution import (
 )
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.lake.typed_columns import typed_columns
+from cdc_lake.lake.types import is_numeric
 from cdc_lake.model.relation import Relation
+from cdc_lake.silver.kinds import own_names
 from cdc_lake.silver.projection import taken_columns
 
 _HELD = {("smallint", "int"), ("tinyint", "int")}  # Iceberg has no smaller integers
@@ -57,6 +59,24 @@ def check_computed(target: Target, have: Sequence[SilverColumn], wanted: Sequenc
         if column.name in computed and kind != column.type and (column.type, kind) not in _HELD:
             text = f"computed column `{column.name}` of {target.label} would be {column.type}, and is {kind}"
             raise TransformChanged(text)
+
+
+def check_columns(target: Target, have: Iterable[str], relation: Relation, known: Iterable[Relation]) -> None:
+    """Raise ShapeForeign where a silver table has a column that its source's never had and that no setting adds.
+
+    `have`: the table's columns; `relation`: the newest layout; `known`: all others.
+    """
+    names = {name for layout in (relation, *known) for name in silver_names_of(layout, target).values()}
+    names |= {name for name, _ in target.transforms.compute}
+    names |= own_names(replace(target, lineage=True, old_values=target.kind == "append"), relation, names)
+    beside = {f"{one.name}_decimal" for one in typed_columns(relation, target.types) if is_numeric(one.source)}
+    for name in have:
+        if name in beside - names:
+            text = f"`{name}` of {target.label} stands beside a numeric that is not declared `both` any more"
+            hint = f"put `both` back into `types`, or let `cdc-lake rebuild {target.source}` make the table without it"
+            raise ShapeForeign(text, hint=hint)
+        if name not in names:
+            raise ShapeForeign(f"column `{name}` of {target.label} was never one of {target.source}")
 
 
 def _in_silver(change: SchemaChange, before: dict[str, str], after: dict[str, str]) -> SchemaChange | None:

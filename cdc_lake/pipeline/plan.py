@@ -11,7 +11,7 @@ from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import DivisionChanged, TransformChanged
+from cdc_lake.errors import DivisionChanged, KindChanged, ShapeForeign, TransformChanged
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.evolution import (
     AddColumn,
@@ -31,11 +31,11 @@ from cdc_lake.model.span import Span
 from cdc_lake.pipeline.action import Action, ActionKind
 from cdc_lake.pipeline.cuts import TableState, last_cut
 from cdc_lake.pipeline.division import check_made
-from cdc_lake.pipeline.layout_changes import layout_changes
+from cdc_lake.pipeline.layout_changes import check_columns, layout_changes, silver_names_of
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
 from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
-from cdc_lake.silver.kinds import own_names
+from cdc_lake.silver.kinds import check_kind, own_names
 
 __all__ = ["Action", "ActionKind", "Plan", "plan"]
 
@@ -82,7 +82,9 @@ def _silver(project: Project, source: SourceView, reader: BronzeReader, names: S
         now = None if any(action.destructive for action in waits) else source.layout(name)
         listed = None if cut is None else cut.tables.get(str(name))
         if now is not None:
-            for change in _pending(project, reader, state, target, listed, redaction_of(project).relation(now)):
+            layout = redaction_of(project).relation(now)
+            yield from _foreign(project, reader, target, layout)
+            for change in _pending(project, reader, state, target, listed, layout):
                 yield _action(target, change)
     for relation in sorted(set(cut.tables if cut is not None else ()) - set(map(str, names))):
         label = project.target(TableName.parse(relation)).label
@@ -100,6 +102,17 @@ def _remade(project: Project, target: Target) -> Iterator[Action]:
         check_made(project, target)
     except (TransformChanged, DivisionChanged) as changed:
         yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: it waits", destructive=True)
+
+
+def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relation) -> Iterator[Action]:
+    """That a table waits because its columns are those of another kind, or none that the pipeline makes."""
+    have = [column.name for column in silver_shape(project, target) or ()]
+    wanted = [*silver_names_of(now, target).values(), *own_names(target, now, ())]
+    try:
+        check_kind(have, wanted, target.label)
+        check_columns(target, have, now, reader.layouts([target.source]).values())
+    except (KindChanged, ShapeForeign) as unfit:
+        yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: it waits", destructive=True)
 
 
 def _pending(

@@ -6,7 +6,7 @@ A table that cannot go on is noted in the cut as it is, with its error in `done.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -54,7 +54,7 @@ class TableSteps:
     """The steps of one run, which counts in `done` what they did."""
 
     def __init__(
-        self, project: Project, spark: SparkSession, tell: Tell, allowed: frozenset[str] = frozenset()
+        self, project: Project, spark: SparkSession, tell: Tell, allowed: Container[str] = frozenset()
     ) -> None:
         """`allowed`: destructive operations on silver tables, in words."""
         self._project = project

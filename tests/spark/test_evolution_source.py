@@ -51,6 +51,7 @@ class Shop:
     def __init__(self, spark: Any, database: Database, folder: Path) -> None:
         self.spark, self.database = spark, database
         self.project = project_of(database, folder)
+        self.warned: list[object] = []
 
     def both(self, statement: str) -> None:
         """Run it for both tables."""
@@ -65,7 +66,7 @@ class Shop:
             once=True,
             goal=None,
             stop=threading.Event(),
-            tell=silent,
+            tell=lambda told: self.warned.append(told.facts["operation"]) if told.stage == "warning" else None,
             spark=self.spark,
             allowed=frozenset(allowed),
         )
@@ -108,9 +109,11 @@ def test_plan_says_what_run_does_and_silver_equals_the_source_after_it(
     shop.both("ALTER TABLE @ DROP COLUMN note, ALTER COLUMN r TYPE double precision")
     shop.both("INSERT INTO @ (id, n, r) VALUES (10, 10, 0.1)")
     with pytest.raises(DestructiveChange):
-        shop.run()
+        shop.run("drop column nota of live.delta")
+    assert shop.warned == ["drop column nota of live.delta"]
     wanted = [words for words, destructive in shop.pending() if destructive]
     assert len(wanted) == 4
     shop.run(*wanted)
+    assert len(shop.warned) == 1
     assert shop.pending() == []
     assert shop.equal()

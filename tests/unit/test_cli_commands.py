@@ -170,7 +170,15 @@ def test_status_works_while_the_source_is_down(project):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["rnu"], ["run", "--onec"], ["run", "--only", "both"], ["explain"], ["init"], ["status", "--every", "x"]],
+    [
+        ["rnu"],
+        ["run", "--onec"],
+        ["run", "--only", "both"],
+        ["run", "--only", "receive", "--allow", "x"],
+        ["explain"],
+        ["init"],
+        ["status", "--every", "x"],
+    ],
 )
 def test_a_wrong_command_line_ends_with_2(arguments, project):
     done = cdc_lake(project, *arguments)

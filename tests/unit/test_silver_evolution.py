@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
-from cdc_lake.errors import DestructiveChange, Unconvertible
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Target
+from cdc_lake.config.type_policy import Declared, TypePolicy
+from cdc_lake.errors import DestructiveChange, ShapeForeign, Unconvertible
 from cdc_lake.lake.conversion import conversion
 from cdc_lake.lake.evolution import (
     AddColumn,
@@ -26,6 +32,12 @@ from cdc_lake.lake.evolution import (
 )
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.allowed import Allowed
+from cdc_lake.pipeline.evolve import refuse
+from cdc_lake.pipeline.layout_changes import check_columns
+from cdc_lake.pipeline.plan import _foreign
+from tests.spark.conftest import make_project
 
 OIDS = {"int2": 21, "int4": 23, "int8": 20, "text": 25, "varchar": 1043, "float4": 700, "float8": 701, "date": 1082}
 
@@ -195,12 +207,58 @@ def test_a_layout_with_numbers_and_defaults_is_read_as_it_was_written() -> None:
 
 
 def test_what_is_destructive_says_how_to_have_it_done() -> None:
-    from cdc_lake.config.project import Target  # noqa: PLC0415
-    from cdc_lake.pipeline.evolve import refuse  # noqa: PLC0415
-
     target = Target(TableName("public", "t"), "s", "t", "delta", None, ())
     changes = (DropColumn(SilverColumn("b", "string")),)
     refuse(changes, target, {"drop column b of s.t"})
     with pytest.raises(DestructiveChange) as refused:
         refuse(changes, target, {"drop column B of s.t"})
     assert "cdc-lake run --allow 'drop column b of s.t'" in (refused.value.remedy or "")
+
+
+def test_all_that_a_table_waits_with_is_named_and_what_was_allowed_for_nothing_is_said() -> None:
+    target = Target(TableName("public", "t"), "s", "t", "delta", None, ())
+    changes = (DropColumn(SilverColumn("b", "string")), RenameColumn("a", "c"), DropColumn(SilverColumn("d", "int")))
+    words = [change.text("s.t") for change in changes]
+    allowed, told = Allowed([words[1], "drop column D of s.t", words[2]]), list[Progress]()
+    with pytest.raises(DestructiveChange, match=words[0]) as refused:
+        refuse(changes, target, allowed)
+    assert words[1] not in str(refused.value)
+    allowed.say(told.append)
+    assert [(one.stage, one.facts) for one in told] == [("warning", {"operation": "drop column D of s.t"})]
+    refuse(changes, target, Allowed(words))
+    with pytest.raises(DestructiveChange) as refused:
+        refuse(changes, target, Allowed([words[1]]))
+    assert f"run --allow '{words[0]}' --allow '{words[2]}'`" in (refused.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (("id", "n"), None),
+        (("id", "n", "n_decimal"), "stands beside a numeric that is not declared `both` any more"),
+        (("id", "n", "segment"), "`segment` of silver.t was never one of public.t"),
+        (("id", "n", "_is_deleted"), "was made as"),
+    ],
+)
+def test_plan_says_that_a_table_waits_with_columns_that_the_pipeline_does_not_make(
+    tmp_path: Path, columns: tuple[str, ...], said: str | None
+) -> None:
+    project = make_project(tmp_path, "p")
+    target = project.target(TableName("public", "t"))
+    write_deltalake(str(project.silver_path(target)), pa.table({name: pa.array([], pa.string()) for name in columns}))
+    numeric = Relation(target.source, (column("id:int8"), Column("n", "numeric", 1700)), ReplicaIdentity.DEFAULT)
+    actions = list(_foreign(project, bronze_reader(project), target, numeric))
+    assert [(action.destructive, said is not None and said in action.text) for action in actions] == (
+        [] if said is None else [(True, True)]
+    )
+
+
+def test_the_decimal_beside_a_text_that_is_not_declared_any_more_has_a_remedy() -> None:
+    relation = Relation(TableName("public", "t"), (Column("n", "numeric", 1700),), ReplicaIdentity.DEFAULT)
+    other = Relation(TableName("public", "t"), (column("n_decimal:int4"),), ReplicaIdentity.DEFAULT)
+    target = Target(relation.table, "s", "t", "delta", None, ())
+    with pytest.raises(ShapeForeign) as refused:
+        check_columns(target, ["n", "n_decimal"], relation, [])
+    assert "cdc-lake rebuild public.t" in refused.value.remedy
+    check_columns(target, ["n", "n_decimal"], relation, [other])  # one that the source had, and that is kept
+    check_columns(replace(target, types=TypePolicy(Declared.parse("both(9,2)"), ())), ["n", "n_decimal"], relation, [])
