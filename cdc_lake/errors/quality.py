@@ -16,7 +16,10 @@ class RuleStopped(QualityError):
 
     code = "QUA501"
     exit_code = 5
-    hint = "correct the row at the source, or set the rule to `quarantine` or `warn`, and run again"
+    hint = (
+        "set the rule to `quarantine` or `warn`, or correct the rule, and run again; where it is `type_<column>`, "
+        "set `misfit: quarantine`, or declare a type that has room"
+    )
 
 
 class RuleDoesNotFit(QualityError):

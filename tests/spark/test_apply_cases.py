@@ -22,6 +22,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.apply import apply
+from cdc_lake.source.stream import shown
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
@@ -265,3 +266,29 @@ def test_a_table_that_could_not_take_its_copy_takes_it_once_it_can(spark: Any, l
     last = control.last_cut("test")
     assert last is not None
     assert json.loads(last.tables)["public.t"]["state"] == "in"
+
+
+def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_the_pipeline_lets_it_be_held(
+    spark: Any, lake_root: Path
+) -> None:
+    priced = table("public.t", id="int4", price="numeric")
+
+    def prices(**given: str | None) -> list[Insert]:
+        return [Insert(priced, (name[1:], price)) for name, price in given.items()]
+
+    policy = {"numeric": "decimal(5,2)", "misfit": "stop"}
+    lake = Lake(lake_root, spark, "misfits", "delta", table={"types": policy})
+    first = lake.land(*prices(_1="1.50", _2="2"))
+    odd = lake.land(*prices(_3="3"), Update(priced, ("1", "123.456")))
+    lake.land(*prices(_4="4"))
+    for _ in range(2):
+        with pytest.raises(RuleStopped, match=rf"`type_price` .* at {shown('test', odd)} ") as stopped:
+            lake.apply()
+        assert (stopped.value.code, stopped.value.exit_code) == ("QUA501", 5)
+        assert ([r["id"] for r in lake.rows()], lake.marker().position, lake.held()) == ([1, 2], first, [])
+    given = {"from": "public.t", "types": {**policy, "misfit": "quarantine"}}
+    silver = {"defaults": {"namespace": "misfits_delta"}, "tables": [given]}
+    lake.project = make_project(lake_root, lake.project.name, silver=silver, snapshot={"mode": "none"})
+    lake.apply()
+    assert [(r["id"], str(r["price"])) for r in lake.rows()] == [(1, "1.50"), (2, "2.00"), (3, "3.00"), (4, "4.00")]
+    assert lake.held() == [("failed", ["type_price"])]
