@@ -81,7 +81,7 @@ class Unconvertible(LakeError):
 
 
 class ShapeForeign(LakeError):
-    """A silver table has a column that neither its source table ever had nor we added."""
+    """A silver table has a column that neither its source table ever had nor the pipeline adds."""
 
     code = "LAK457"
     hint = "remove the column from the silver table; what is added to it belongs in a table or view of its own"
@@ -309,14 +309,14 @@ class TransformChanged(LakeError):
     """A silver table was made with other transforms than the pipeline file has now."""
 
     code = "LAK476"
-    hint = "put them back; other transforms need a table of their own: a pipeline of another name"
+    hint = "put them back, or have the table made again with those of now: `cdc-lake rebuild TABLE`"
 
 
 class DivisionChanged(LakeError):
     """A silver table's files are divided otherwise than the pipeline file says now."""
 
     code = "LAK477"
-    hint = "put `partition_by` back; another one needs a table of its own: a pipeline of another name"
+    hint = "put `partition_by` back, or have the table made again with the one of now: `cdc-lake rebuild TABLE`"
 
 
 class SilverBusy(LakeError):

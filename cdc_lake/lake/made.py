@@ -48,6 +48,17 @@ def made_of(project: Project, target: Target) -> Made | None:
     return _made(table.properties, tuple(map(str, parts)))
 
 
+def clustered_once(project: Project, target: Target) -> bool:
+    """Whether the table is a Delta table that was clustered at any time: Delta never lets it be partitioned (tried)."""
+    if target.format != "delta":
+        return False
+    try:
+        features = DeltaTable(str(project.silver_path(target))).protocol().writer_features
+    except TableNotFoundError:
+        return False
+    return "clustering" in (features or ())
+
+
 def said_of(target: Target) -> Made:
     """How the pipeline file says that it is to be made."""
     partitions = tuple(str(Partition.parse(text)) for text in target.partition_by)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from cdc_lake.config.partitioning import Partition
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import DivisionChanged, TransformChanged, TransformUnfit
-from cdc_lake.lake.made import Made, made_of, said_of
+from cdc_lake.lake.made import Made, clustered_once, made_of, said_of
 from cdc_lake.lake.store import SilverColumn, SilverStore
 
 
@@ -31,17 +31,31 @@ def check_made(project: Project, target: Target) -> Made | None:
 def divide(project: Project, target: Target, silver: SilverStore, columns: Sequence[SilverColumn]) -> None:
     """Check what is there, or is about to be made with `columns`; rows are kept together as the pipeline says now.
 
-    Raises TransformUnfit where it names a column that silver does not have.
+    Raises TransformUnfit, TransformChanged, DivisionChanged.
     """
+    check_divided(project, target, columns)
+    made = check_made(project, target)
+    if made is not None and made.cluster_by != target.cluster_by:
+        silver.cluster()
+
+
+def check_divisible(project: Project, target: Target) -> None:
+    """Raise DivisionChanged where the table that is there can never be divided as the pipeline says now."""
+    if target.partition_by and clustered_once(project, target):
+        text = f"{target.label} was clustered, and Delta never partitions a table that was"
+        place = project.silver_path(target)
+        hint = f"leave `partition_by` out, or move {place} away and rebuild it: its older versions go with the folder"
+        raise DivisionChanged(text, where=_where(project, target, "partition_by"), hint=hint)
+
+
+def check_divided(project: Project, target: Target, columns: Sequence[SilverColumn]) -> None:
+    """Raise TransformUnfit where files of a table of `columns` are to be divided, or rows sorted, by one it lacks."""
     names = {column.name for column in columns}
     given = [("partition_by", Partition.parse(text).column) for text in target.partition_by]
     for key, name in [*given, *(("cluster_by", name) for name in target.cluster_by)]:
         if name not in names:
             text = f"`{key}` names `{name}`, and {target.label} has no such column"
             raise TransformUnfit(text, where=_where(project, target, key))
-    made = check_made(project, target)
-    if made is not None and made.cluster_by != target.cluster_by:
-        silver.cluster()
 
 
 def _where(project: Project, target: Target, key: str = "from") -> str:

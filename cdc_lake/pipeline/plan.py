@@ -101,7 +101,7 @@ def _remade(project: Project, target: Target) -> Iterator[Action]:
     try:
         check_made(project, target)
     except (TransformChanged, DivisionChanged) as changed:
-        yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: it waits", destructive=True)
+        yield Action(ActionKind.REMAKE, target.label, f"{changed.message}: {_again(target)}", destructive=True)
 
 
 def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relation) -> Iterator[Action]:
@@ -112,7 +112,11 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
         check_kind(have, wanted, target.label)
         check_columns(target, have, now, reader.layouts([target.source]).values())
     except (KindChanged, ShapeForeign) as unfit:
-        yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: it waits", destructive=True)
+        yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: {_again(target)}", destructive=True)
+
+
+def _again(target: Target) -> str:
+    return f"it waits for `cdc-lake rebuild {target.source}`"
 
 
 def _pending(

@@ -43,11 +43,13 @@ from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import REBUILT, REPLACED, failpoint
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.cuts import IN, Cut, TableState, last_cut, write_cut
+from cdc_lake.pipeline.division import check_divided, check_divisible
 from cdc_lake.pipeline.holds import forget, open_holds, record
 from cdc_lake.pipeline.merging import merge
 from cdc_lake.pipeline.rebuild_plan import rebuild_plan
 from cdc_lake.pipeline.sessions import guarded
 from cdc_lake.pipeline.table_span import TableJob, prepare, shape_of
+from cdc_lake.pipeline.transforms import projection_of
 from cdc_lake.silver.difference import Difference, difference
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.lineage import Key
@@ -91,8 +93,8 @@ def rebuild(
     """Build a table again, named by its source, up to where silver stands; with `into` up to `to` into a new table.
 
     `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told.
-    Raises RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild, RuleStopped,
-    AnotherApply, LakeError.
+    Raises RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild, DivisionChanged,
+    RuleStopped, AnotherApply, LakeError.
     """
     began = time.monotonic()
     if to is not None and into is None:
@@ -127,6 +129,7 @@ class _Rebuild:
         before += [self._marker.generation] if self._marker.position is not None else []
         self._generation = max(before, default=FIRST - 1) + 1
         self._place = self._target if into is None else self._free(into)
+        check_divisible(project, self._place)
         self._into = into is not None
         self._allowing = _Allowing()
 
@@ -136,10 +139,13 @@ class _Rebuild:
         shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
         self._forget()
         namespace = str(folder.relative_to(self._project.lake))
-        draft = replace(self._target, namespace=namespace, name=f"{self._target.label}.{uuid.uuid4().hex[:8]}")
-        draft = replace(draft, format="delta")
+        name = f"{self._target.label}.{uuid.uuid4().hex[:8]}"
+        # Divided is what takes the table's place: a draft is read once, and by a format that may not know the division.
+        whole = replace(self._target, format="delta", partition_by=(), cluster_by=())
+        draft = replace(whole, namespace=namespace, name=name)
         try:
             held = self._build(spark, draft)
+            check_divided(self._project, self._place, store(spark, self._project, draft).columns() or ())
             found = self._difference(spark, draft, keys)
             failpoint(REBUILT)
             version = None if dry_run else self._put(spark, draft, held)
@@ -204,7 +210,7 @@ class _Rebuild:
         finally:
             nearby.close()
         if silver.columns() is None:  # there were no rows yet
-            silver.create(kind_of(draft, self._plan.form).columns(self._shape(draft)))
+            silver.create(kind_of(draft, self._plan.form).columns(self._shape(spark, draft)))
         return at.held
 
     def _job(self, draft: Target, span: Span, at: _At, nearby: Nearby, layout: int | None = None) -> TableJob:
@@ -244,13 +250,14 @@ class _Rebuild:
         found = open_holds(self._control.read("held"), str(self._target.source), span.epoch, generation, span.upto)
         return _At(prepared.shape.relation, _Held(found.rows.num_rows, found.keys))
 
-    def _shape(self, draft: Target) -> Shape:
-        """The shape of the table's last layout."""
-        plan = self._plan
-        return shape_of((plan.form.layout,), {plan.form.layout: plan.form}, draft, kind_of(draft, plan.form))
+    def _shape(self, spark: SparkSession, draft: Target) -> Shape:
+        """The shape that the table's last layout gives silver."""
+        form = self._plan.form
+        shape = shape_of((form.layout,), {form.layout: form}, draft, kind_of(draft, form))
+        return projection_of(spark, self._project, draft, shape).silver
 
     def _difference(self, spark: SparkSession, draft: Target, keys: int) -> Difference:
-        shape = self._shape(draft)
+        shape = self._shape(spark, draft)
         there = not self._into and self._marker.version is not None
         before = spark.table(store(spark, self._project, self._target).name) if there else None
         after = spark.table(store(spark, self._project, draft).name)
