@@ -11,7 +11,8 @@ from cdc_lake.lake.names import silver_names
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.source_view import source_view
-from cdc_lake.pipeline.transforms import words_read
+from cdc_lake.pipeline.transforms import check_possible, words_read
+from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.projection import silver_shape
 from cdc_lake.silver.shape import make_shape
 
@@ -44,6 +45,7 @@ def _table(project: Project, target: Target, layout: Relation) -> Iterator[Check
     given = target.transforms
     computed = {name: "string" for name, _ in given.compute}  # of which type they are does not matter here
     try:
+        check_possible(project, target, kind_of(target, layout))
         shape = make_shape(
             [layout.layout], {layout.layout: layout}, target.keys, keyed=target.kind != "append", types=target.types
         )

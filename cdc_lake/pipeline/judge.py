@@ -110,7 +110,7 @@ def _misfits(projection: Projection, *, deletes: bool) -> list[Condition]:
             misfit = _of_rows(~F.col(fits(at)), *("D" * deletes))
             if at not in projection.condition and not deletes:
                 misfit = _matching(misfit, projection)
-            if shape.old_values:
+            if shape.old_values and at in projection.kept:
                 misfit = misfit | ~F.col(fits_old(at))
             out.append(Condition(f"type_{column.name}", shape.types.misfit, misfit, frozenset()))
     return out

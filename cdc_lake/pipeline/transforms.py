@@ -9,6 +9,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TransformUnfit
 from cdc_lake.silver.expressions import analysed
 from cdc_lake.silver.kind import Kind, RowIdentity
+from cdc_lake.silver.own_columns import with_own
 from cdc_lake.silver.projection import Projection, plain, silver_shape
 from cdc_lake.silver.shape import Shape
 
@@ -17,18 +18,14 @@ if TYPE_CHECKING:
 
 
 def check_possible(project: Project, target: Target, kind: Kind) -> None:
-    """Raise TransformUnfit for transforms of a table whose rows only all their values identify, or with old values."""
-    if not target.transforms.any:
-        return
-    where = project.written(target, "from")
-    if kind.identity is RowIdentity.CONTENT:
+    """Raise TransformUnfit for transforms of a table whose rows only all their values identify."""
+    if target.transforms.any and kind.identity is RowIdentity.CONTENT:
+        where = project.written(target, "from")
         raise TransformUnfit(f"{target.source} has no key, and transforms need one, or `kind: append`", where=where)
-    if target.old_values:
-        raise TransformUnfit(f"{target.label} keeps old values, which transforms do not know", where=where)
 
 
 def projection_of(spark: SparkSession, project: Project, target: Target, shape: Shape) -> Projection:
-    """What silver makes of a row of `shape`. Raises TransformUnfit, with the place in the pipeline file."""
+    """What silver makes of a row of `shape`. Raises TransformUnfit, with the place in the pipeline file, NameTaken."""
     given = target.transforms
     if not given.any:
         return plain(shape)
@@ -42,7 +39,8 @@ def projection_of(spark: SparkSession, project: Project, target: Target, shape: 
         raise TransformUnfit(f"`where` has to be true or false, and is of type {where.type}", where=place("where"))
     types = {name: one.type for name, one in computed.items()}
     silver = silver_shape(shape, given, types, target.label, place)
-    return Projection(shape, silver, given, where, tuple(computed.values()))
+    with_own(silver.source)  # the source's columns and silver's own stand side by side on the way
+    return Projection(silver.source, silver, given, where, tuple(computed.values()))
 
 
 def words_read(target: Target) -> frozenset[str]:

@@ -21,6 +21,7 @@ from cdc_lake.errors import TransformUnfit
 from cdc_lake.lake.store import SilverColumn, quoted
 from cdc_lake.lake.typed_columns import TypedColumn
 from cdc_lake.silver.expressions import Expression
+from cdc_lake.silver.own_columns import old_column
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -172,13 +173,27 @@ def silver_shape(
             key = "compute" if column.name in computed else "rename"
             raise TransformUnfit(f"two columns of {label} would be called `{column.name}`", where=place(key))
         seen.add(column.name.casefold())
+    carried = _carried(shape, taken)
     return SilverShape(
         relation=shape.relation,
         layouts=shape.layouts,
         keys=tuple(places.index(at) for at in shape.keys),
-        carried=shape.carried,
+        carried=carried,
         types=shape.types,
-        source=shape,
+        source=replace(shape, carried=carried),
         given=tuple(given),
         of=(*places, *(None for _ in computed)),
     )
+
+
+def _carried(shape: Shape, taken: Mapping[int, str]) -> dict[SilverColumn, str]:
+    """What comes with each change: of the old row the columns that silver takes, by silver's names."""
+    old = {old_column(column): at for at, column in enumerate(shape.columns)} if shape.old_values else {}
+    out = {}
+    for column, text in shape.carried.items():
+        at = old.get(column)
+        if at is None:
+            out[column] = text
+        elif at in taken:
+            out[old_column(SilverColumn(taken[at], column.type))] = text
+    return out

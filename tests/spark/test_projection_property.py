@@ -24,7 +24,7 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Ol
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.table_span import fold
+from cdc_lake.pipeline.table_span import fold, shape_of
 from cdc_lake.pipeline.transforms import projection_of
 from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.kinds import kind_of
@@ -254,3 +254,46 @@ def test_what_cannot_be_worked_out_waits_and_all_else_is_the_oracles(
     assert held[0]
     if held[0] != held[1]:
         pytest.xfail("open: which changes of such keys wait may depend on where spans end (seed 854044955)")
+
+
+@pytest.mark.parametrize("identity", [ReplicaIdentity.FULL, ReplicaIdentity.DEFAULT])
+def test_every_change_has_what_the_server_said_of_the_old_row_by_silvers_names(
+    spark: Any, tmp_path: Path, identity: ReplicaIdentity
+) -> None:
+    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    print(f"seed {seed}, {SEEDS} histories, identity {identity.name}")
+    bronze, transactions = bronze_of(tmp_path, identity, seed, {"body"})
+    target = Target(
+        T,
+        "silver",
+        "many",
+        "delta",
+        None,
+        (),
+        kind="append",
+        old_values=True,
+        transforms=replace(TRANSFORMS, compute=()),
+    )
+    names = {"seed": "seed", "id": "id", "amount": "price", "body": "body"}
+    wanted = []
+    for one in transactions:
+        for at, change in enumerate(one.changes, start=1):
+            if isinstance(change, Message):
+                continue
+            old = () if isinstance(change, Insert | Truncate) else change.old or ()
+            said = dict(zip(change.relation.names, old, strict=True)) if old else {}  # type: ignore[union-attr]
+            values = {f"_old_{silver}": said.get(name) for name, silver in names.items()}
+            wanted.append({"_position": one.bounds.position, "_ordinal": at, **values})
+    reader, span = BronzeReader(bronze), Span(1, 10, transactions[-1].bounds.position)
+    files = reader.files()
+    seen, layouts = outline(files, T, span, snapshot=False), reader.layouts([T])
+    kind = kind_of(target, layouts[seen.layouts[-1]])
+    shape = shape_of(seen.layouts, layouts, target, kind)
+    projection = projection_of(spark, make_project(Path("/nowhere")), target, shape)
+    rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False, truncates=True)
+    net = fold(rows, None, target, kind, projection.source, seen, span, frozenset(), projection).net
+    assert not {"note", "_old_note", "amount", "_old_amount"} & set(net.columns)
+    found = net.select(*wanted[0]).orderBy("_position", "_ordinal").toArrow().to_pylist()
+    texts = [{k: v if v is None or k[:4] != "_old" else str(v) for k, v in row.items()} for row in found]
+    assert texts == wanted
+    assert any(row["_old_id"] for row in texts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.config.transforms import Transforms
 from cdc_lake.errors import TransformUnfit
 from cdc_lake.lake.made import partition_sql, said_of
+from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.pipeline.accounting import HeldChange, explained, folded
 from cdc_lake.pipeline.check_transforms import _doubtful
+from cdc_lake.silver.append import Append
 from cdc_lake.silver.projection import SilverShape, silver_shape
 from cdc_lake.silver.shape import make_shape
 from cdc_lake.testing.messages import table
@@ -105,6 +108,20 @@ def test_silver_has_its_columns_in_the_sources_order_then_the_computed_ones() ->
     assert [c.ddl for c in shape.columns] == ["`id` bigint", "`qty` int", "`note` string", "`price` int", "`total` int"]
     assert [c.name for c in shape.key_columns] == ["id"]
     assert shape.typed(0, "x") == "try_cast(x AS bigint)"
+
+
+def test_old_values_are_of_the_columns_that_silver_takes_by_its_names() -> None:
+    plain = make_shape([ORDERS.layout], {ORDERS.layout: ORDERS}, None)
+    carried = {SilverColumn("_op", "string"): "op", **Append(old_values=True).carried(plain)}
+    given = Transforms(columns=("id", "qty"), rename=(("qty", "quantity"),), compute=(("total", "qty * 2"),))
+    shape = replace(plain, carried=carried, old_values=True)
+    silver = silver_shape(shape, given, {"total": "int"}, "silver.orders", lambda key: key)
+    assert silver.carried == silver.source.carried
+    old = {column.name: text for column, text in silver.carried.items() if column.name.startswith("_old_")}
+    assert old == {"_old_id": "try_cast(old[0] AS bigint)", "_old_quantity": "try_cast(old[2] AS int)"}
+    names = [column.name for column in Append(old_values=True).columns(silver)]
+    assert names[:4] == ["id", "quantity", "total", "_op"]
+    assert names[-2:] == ["_old_id", "_old_quantity"]
 
 
 @pytest.mark.parametrize(

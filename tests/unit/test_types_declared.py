@@ -242,13 +242,24 @@ def test_the_ledger_knows_what_a_table_takes_leaves_out_renames_and_computes(tmp
     ]
 
 
-def test_check_looks_at_a_table_that_only_gives_other_names(tmp_path, monkeypatch):
-    silver = {"tables": [{"from": "public.t", "rename": {"gone": "there"}}]}
-    project = make_project(tmp_path, "p", silver=silver)
-    layout = Relation(TableName("public", "t"), (Column("id", "int4", 23, key=True),), ReplicaIdentity.DEFAULT, ("id",))
-    source = Fixed(layout)
-    monkeypatch.setattr("cdc_lake.pipeline.check_transforms.source_view", lambda _: nullcontext(source))
-    assert [(line.ok, line.code) for line in transforms(project)] == [(False, "LAK475")]
+KEYED = Relation(TableName("public", "t"), (Column("id", "int4", 23, key=True),), ReplicaIdentity.DEFAULT, ("id",))
+BARE = Relation(TableName("public", "t"), (Column("id", "int4", 23, key=True),), ReplicaIdentity.FULL, ())
+
+
+@pytest.mark.parametrize(
+    ("layout", "given", "said"),
+    [
+        (KEYED, {"rename": {"gone": "there"}}, "`rename` names `gone`"),
+        (BARE, {"rename": {"id": "number"}}, "public.t has no key"),
+        (BARE, {"rename": {"id": "number"}, "kind": "append", "old_values": True}, None),
+    ],
+)
+def test_check_says_of_transforms_what_the_first_row_would_say(tmp_path, monkeypatch, layout, given, said):
+    project = make_project(tmp_path, "p", silver={"tables": [{"from": "public.t", **given}]})
+    monkeypatch.setattr("cdc_lake.pipeline.check_transforms.source_view", lambda _: nullcontext(Fixed(layout)))
+    (line,) = transforms(project)
+    assert (line.ok, line.code) == ((True, "") if said is None else (False, "LAK475"))
+    assert said is None or said in line.text
 
 
 @dataclass(frozen=True)
