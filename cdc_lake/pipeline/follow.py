@@ -72,6 +72,11 @@ class TableChanges:
         """Whether changes of rows that silver lacks are held for that; a filter keeps rows out of silver itself."""
         return self.table.missing_row == "hold" and not self.filtered
 
+    @property
+    def needed_unsent(self) -> frozenset[int]:
+        """Columns that some change did not send and that silver depends on."""
+        return self.part.unsent & self.projection.used
+
 
 def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Followed:
     """Follow what must be followed, of rows that a key identifies. `missing`: as `missing_keys` gives them."""
@@ -94,7 +99,7 @@ def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Follow
     if span.holds_missing or span.filtered:
         existing |= _existing(span, others - uncertain)
     if span.holds_missing:
-        changes = changes.withColumn(PARTIAL, _partial(part))
+        changes = changes.withColumn(PARTIAL, _partial(span))
     followed = events(changes, uncertain | others, seen)
     traced, closings = trace(followed, existing=existing, held=span.held, filtered=span.filtered)
     done = sorted_out(span.rows, changes, traced, seen)
@@ -129,19 +134,20 @@ def missing_keys(span: TableChanges) -> frozenset[Key]:
     """Keys of updates that did not send every value, where silver has no row: whether the span itself brings one
     before, only tracing tells.
     """
-    if not span.holds_missing or not span.part.unsent:
+    if not span.holds_missing or not span.needed_unsent:
         return frozenset()
-    partial = span.changes.where(_partial(span.part)).selectExpr(f"{FROM} AS _cdc_base").distinct()
+    partial = span.changes.where(_partial(span)).selectExpr(f"{FROM} AS _cdc_base").distinct()
     if span.target is not None and not span.part.truncated:
         there = base_rows(partial, span.target, span.part.shape, ()).select("_cdc_base")
         partial = partial.join(there, "_cdc_base", "left_anti")
     return frozenset(tuple(key) for key in partial.toArrow()["_cdc_base"].to_pylist())
 
 
-def _partial(part: TablePart) -> Column:
+def _partial(span: TableChanges) -> Column:
+    """Updates that leave out a value that silver needs."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
-    return (F.col(OP) == "U") & any_of([~F.col(known(at)) for at in sorted(part.unsent)])
+    return (F.col(OP) == "U") & any_of([~F.col(known(at)) for at in sorted(span.needed_unsent)])
 
 
 def _moving_keys(changes: DataFrame) -> frozenset[Key]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 from deltalake import DeltaTable
 
 from cdc_lake.errors import DivisionChanged, TransformChanged, TransformUnfit
-from cdc_lake.lake.made import made_of
+from cdc_lake.lake.made import made_of, said_of
 from cdc_lake.lake.marker import iceberg_table
 from cdc_lake.lake.read import read_silver
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.pipeline.compare_transforms import seen
+from cdc_lake.pipeline.rebuild import rebuild
+from cdc_lake.silver.difference import Columns
 from cdc_lake.silver.expressions import analysed
 from cdc_lake.testing.messages import table
 
@@ -25,6 +28,7 @@ from .test_apply_cases import FORMATS, Lake, T, insert
 
 pytestmark = pytest.mark.spark
 
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 FULL = table("public.t", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
 
 
@@ -283,3 +287,59 @@ def test_clustering_of_a_delta_table_is_changed_in_place(spark: Any, lake_root: 
     assert detail["clusteringColumns"] == ["body", "id"]
     assert lake.found() == [(1, 5, "b"), (2, 2, "b")]
     assert "clustering" in (DeltaTable(str(lake.project.silver_path(lake.target()))).protocol().writer_features or [])
+
+
+# How files are divided before, then, and in the end.
+DAYS = {"partition_by": ["days(at)"], "cluster_by": ["id"]}
+REMADE = {
+    "iceberg": (DAYS, {"partition_by": ["bucket(4, id)", "price"]}, DAYS),
+    "delta": ({"partition_by": ["region"]}, {"cluster_by": ["price"]}, {}),
+}
+DATED = table("public.t", id="int4", amount="int4", region="text", at="timestamp")
+
+
+@pytest.mark.parametrize("fmt", list(REMADE) if BUDGET > 1 else ["iceberg"])
+def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    first, then, last = REMADE[fmt]
+    lake = lake_of(lake_root, spark, "remade", fmt, first)
+    day = "2026-01-02 00:00:00"
+    lake.land(*(Insert(DATED, (str(n), str(n), "EU", day)) for n in (1, 6, 7)))
+    lake.advance()
+    version = lake.marker().version
+    given = {**then, "rename": {"amount": "price"}, "exclude": ["region"], "where": "amount > 5"}
+    lake.shape({**given, "compute": {"twice": "amount * 2"}}, fmt)
+    lake.land(Update(DATED, ("6", "60", "EU", day)))
+    with pytest.raises(TransformChanged, match="made with other"):
+        lake.advance()
+    done = rebuild(lake.project, "public.t", spark=spark, keys=5)
+    assert (done.difference.before, done.difference.after, done.difference.keys) == (3, 2, {"removed": [("1",)]})
+    assert done.difference.columns == Columns(added=("price", "twice"), gone=("amount", "region"))
+    lake.land(Update(DATED, ("7", "3", "EU", day)), Insert(DATED, ("8", "8", "EU", day)))
+    lake.advance()
+    assert lake.found("id", "price", "twice") == [(6, 60, 120), (8, 8, 16)]
+    assert made_of(lake.project, lake.target()) == said_of(lake.target())
+    assert len(read_silver(lake.project, lake.target(), version)) == 3
+    if fmt == "delta":
+        lake.shape(first, fmt)
+        with pytest.raises(DivisionChanged, match="was clustered"):
+            rebuild(lake.project, "public.t", spark=spark)
+    lake.shape(last, fmt)
+    rebuild(lake.project, "public.t", spark=spark)
+    assert lake.found("id", "amount", "region") == [(1, 1, "EU"), (6, 60, "EU"), (7, 3, "EU"), (8, 8, "EU")]
+    assert made_of(lake.project, lake.target()) == said_of(lake.target())
+
+
+def test_a_row_that_silver_never_had_is_there_once_silver_does_without_what_was_not_sent(
+    spark: Any, lake_root: Path
+) -> None:
+    lake = lake_of(lake_root, spark, "never_had", "delta", {"missing_row": "hold"})
+    lake.land(insert("1", "1", "large"), Update(T, ("9", "9", UNCHANGED)))
+    lake.land(Update(T, ("9", "10", "all")))
+    lake.advance()
+    assert lake.found("id", "amount", "body") == [(1, 1, "large")]
+    assert lake.held() == [("failed", ["missing_row"]), ("waiting", [])]
+    lake.shape({"missing_row": "hold", "exclude": ["body"]}, "delta")
+    rebuild(lake.project, "public.t", spark=spark)
+    assert (lake.found("id", "amount"), lake.held()) == ([(1, 1), (9, 10)], [])
