@@ -23,9 +23,10 @@ test: $(VENV)/.dev ## all tests, with a small budget for the random ones
 test-fast: $(VENV)/.dev ## tests without Spark
 	@$(PYTEST) -m "not spark and not slow"
 
-test-long: $(VENV)/.dev ## all tests at full budget, then the receiver on PostgreSQL 14, 16 and 17
+test-long: $(VENV)/.dev ## all tests at full budget, then the receiver and all types on PostgreSQL 14, 16 and 17
 	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "" --timeout 3600
 	@for version in 14 16 17; do CDC_LAKE_TEST_POSTGRES=$$version $(PYTEST) tests/live -m "not spark and not slow" || exit 1; done
+	@for version in 14 17; do CDC_LAKE_TEST_POSTGRES=$$version $(PYTEST) tests/spark/test_types_copy_and_stream.py tests/spark/test_types_round_trip.py || exit 1; done
 
 lint: $(VENV)/.dev ## ruff, mypy, import contracts
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports

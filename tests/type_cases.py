@@ -14,12 +14,13 @@ Values: TypeAlias = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """A server type, values that fit, values that do not; all as SQL constants' text."""
+    """A server type, values that fit, values that do not; all as SQL constants' text. `since`: the version with it."""
 
     type: str
     fit: tuple[str, ...]
     misfit: tuple[str, ...] = ()
     never_printed: tuple[str, ...] = ()  # texts a server does not print: a lenient cast would take them
+    since: int = 14
 
 
 SPACES = (" 1", "1 ", "+1", "1.0", "", "one", "01", "1L")
@@ -31,7 +32,7 @@ CASES = (
     Case("numeric(38,0)", ("9" * 38, "-" + "9" * 38, "0"), ("NaN",), ("1" * 39, *SPACES)),
     Case("numeric(38,38)", ("0." + "9" * 38, "-0." + "0" * 37 + "1", "0"), ("NaN",), ("1", "1." + "0" * 38)),
     Case("numeric(10,2)", ("99999999.99", "-0.01", "0", "1.5"), ("NaN",), ("1.005", "1e2", "123456789.00", "1")),
-    Case("numeric(5,-2)", ("12345", "-9999900", "NaN")),
+    Case("numeric(5,-2)", ("12345", "-9999900", "NaN"), since=15),
     Case("numeric", ("NaN", "Infinity", "1e-20", "1" * 131072, "0.10", "-0")),
     Case(
         "float4",
@@ -125,8 +126,15 @@ CASES = (
     Case("positive", ("7",)),
 )
 
-EVERY: tuple[Values, ...] = tuple((f"c{at}", case.type, case.fit, case.misfit) for at, case in enumerate(CASES))
-"""A column of each type."""
+
+def cases(sql: psycopg.Connection) -> tuple[Case, ...]:
+    """Those that the server has."""
+    return tuple(case for case in CASES if case.since <= sql.info.server_version // 10_000)
+
+
+def every(sql: psycopg.Connection) -> tuple[Values, ...]:
+    """A column of each type that the server has."""
+    return tuple((f"c{at}", case.type, case.fit, case.misfit) for at, case in enumerate(cases(sql)))
 
 
 def create(sql: psycopg.Connection, table: str, columns: Sequence[Values]) -> None:

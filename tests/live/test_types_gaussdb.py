@@ -14,7 +14,7 @@ from cdc_lake.pipeline.against_source import against_source
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once
-from tests.type_cases import EVERY, create, create_types, insert
+from tests.type_cases import create, create_types, every, insert
 
 pytestmark = pytest.mark.live
 
@@ -27,11 +27,11 @@ def test_every_type_lands_as_the_server_shows_it_in_every_style(stand_in: StandI
     projects = [project_of(stand_in, kind, tmp_path / kind.slot, source={"tables": ["public.every"]}) for kind in WAYS]
     with stand_in.database.connect() as sql:
         create_types(sql)
-        create(sql, "every", EVERY)
-        insert(sql, "every", EVERY, 0)
+        create(sql, "every", every(sql))
+        insert(sql, "every", every(sql), 0)
         for project in projects:
             once(project)
-        insert(sql, "every", EVERY, 1)
+        insert(sql, "every", every(sql), 1)
         sql.execute("UPDATE every SET id = id + 1000 WHERE id % 3 = 0")
     for project in projects:
         once(project)

@@ -25,7 +25,7 @@ from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.type_ledger import type_ledger
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.spark.conftest import make_project
-from tests.type_cases import EVERY, Values, create, create_types, insert
+from tests.type_cases import Values, create, create_types, every, insert
 
 pytestmark = [
     pytest.mark.spark,
@@ -72,11 +72,11 @@ ODD: list[Values] = [
     ('"x,y"', "time", ("24:00:00",), ()),
 ]
 """Names that silver cannot have."""
-COLUMNS: list[Values] = [
-    *EVERY,
-    *ODD,
-    *((f'"{column}"', kind, fit, misfit) for column, (kind, _, fit, misfit) in DECLARED.items()),
-]
+
+
+def columns_of(sql: psycopg.Connection) -> list[Values]:
+    declared = ((f'"{column}"', kind, fit, misfit) for column, (kind, _, fit, misfit) in DECLARED.items())
+    return [*every(sql), *ODD, *declared]
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +117,14 @@ def test_copy_and_stream_of_every_type_end_equal_but_for_what_does_not_fit_until
     database = request.getfixturevalue("database" if version == SESSION else "other_database")
     project = project_of(database, lake_root, version)
     with database.connect() as sql:
+        columns = columns_of(sql)
         create_types(sql)
-        create(sql, "every", COLUMNS)
+        create(sql, "every", columns)
         # a number that an update of another column does not send
         sql.execute('ALTER TABLE every ALTER "both ways" SET STORAGE EXTERNAL')
-        insert(sql, "every", COLUMNS, 0)
+        insert(sql, "every", columns, 0)
         assert step(project, spark) == expected(sql)
-        insert(sql, "every", COLUMNS, 1)
+        insert(sql, "every", columns, 1)
         sql.execute("UPDATE every SET \"count\" = 3 WHERE note = 'fits'")
         sql.execute("UPDATE every SET id = id + 1000 WHERE id % 3 = 0 AND note = 'fits'")
         assert step(project, spark) == expected(sql)
@@ -134,7 +135,7 @@ def test_copy_and_stream_of_every_type_end_equal_but_for_what_does_not_fit_until
         assert step(project, spark) == "equal"
     (ledger,) = type_ledger(project)
     assert all(column.loss is not Loss.REFUSED for column in ledger.columns)
-    assert len(ledger.columns) == 2 + len(COLUMNS) + 2
+    assert len(ledger.columns) == 2 + len(columns) + 2
 
 
 def check_companion(project: Project) -> None:
