@@ -71,7 +71,7 @@ def open_catalog(address: CatalogAddress) -> Catalog:
     try:
         from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - an extra: a lake of Delta tables needs none
 
-        from cdc_lake.lake.rest_catalog import PatientRestCatalog  # noqa: PLC0415
+        from cdc_lake.lake.rest_catalog import PatientRestCatalog  # noqa: PLC0415 - imports pyiceberg
     except ImportError as cause:
         raise IcebergMissing from cause
     uri = re.sub("^postgresql://", "postgresql+psycopg://", address.uri)  # psycopg2 would be taken otherwise
@@ -104,7 +104,7 @@ def reaching(address: CatalogAddress) -> Iterator[None]:
 @lru_cache(maxsize=1)
 def unreachable() -> tuple[type[Exception], ...]:
     """What pyiceberg raises where a catalog did not answer, or not as it should."""
-    from pyiceberg.exceptions import RESTError  # noqa: PLC0415
+    from pyiceberg.exceptions import RESTError  # noqa: PLC0415 - an extra
     from requests import RequestException  # noqa: PLC0415 - comes with pyiceberg
     from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - comes with pyiceberg
 
@@ -117,7 +117,7 @@ def _settle_sqlite(catalog: Any, *, durable: bool) -> None:
     `FULL`, the default, may lose the newest commit with the power: the journal's removal is not synced (SQLite,
     PRAGMA synchronous).
     """
-    from sqlalchemy import event  # noqa: PLC0415
+    from sqlalchemy import event  # noqa: PLC0415 - comes with pyiceberg
 
     def connected(connection: Any, record: object) -> None:
         del record

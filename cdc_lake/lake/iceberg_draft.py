@@ -54,7 +54,7 @@ class Draft:
     def publish(self, base: int | None) -> None:
         """Make the draft's newest version the table's, where that is still `base`. Raises TableChangedMeanwhile."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
-        from pyiceberg.table import update as u  # noqa: PLC0415
+        from pyiceberg.table import update as u  # noqa: PLC0415 - an extra
 
         with reaching(self._address):
             draft, live = self._catalog.load_table(self._entry).metadata, self._base.metadata
@@ -70,7 +70,7 @@ class Draft:
                 raise TableChangedMeanwhile(f"another writer committed to {self._target.label}") from cause
 
     def _live(self) -> Table:
-        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415
+        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra
 
         try:
             return self._catalog.load_table((self._target.namespace, self._target.name))
@@ -78,7 +78,7 @@ class Draft:
             raise SilverMissing(self._target.label) from cause
 
     def _drop(self) -> None:
-        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415
+        from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - an extra
 
         try:
             self._catalog.drop_table(self._entry)
@@ -88,7 +88,7 @@ class Draft:
 
 def _updates(live: TableMetadata, draft: TableMetadata) -> tuple[TableUpdate, ...]:
     """What turns the metadata of the table into that of its draft."""
-    from pyiceberg.table import update as u  # noqa: PLC0415
+    from pyiceberg.table import update as u  # noqa: PLC0415 - an extra
 
     version = draft.current_snapshot()
     assert version is not None, "the draft was written"

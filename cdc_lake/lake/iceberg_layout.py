@@ -119,7 +119,7 @@ def finish(table: Table, version: int | None, changes: Sequence[SchemaChange], r
 
 def _commit(table: Table, version: int | None, reached: Progress, update: Callable[[UpdateSchema], None]) -> None:
     from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
-    from pyiceberg.table.update import AssertRefSnapshotId  # noqa: PLC0415
+    from pyiceberg.table.update import AssertRefSnapshotId  # noqa: PLC0415 - an extra
 
     meanwhile = TableChangedMeanwhile(f"another writer committed to {'.'.join(table.name())}")
     head = table.current_snapshot()

@@ -65,7 +65,7 @@ def silver_upkeep(spark: SparkSession, project: Project, target: Target) -> Silv
         from cdc_lake.lake.delta_silver_upkeep import DeltaSilverUpkeep  # noqa: PLC0415 - formats know the port
 
         return DeltaSilverUpkeep(spark, project, target)
-    from cdc_lake.lake.iceberg_silver_upkeep import IcebergSilverUpkeep  # noqa: PLC0415
+    from cdc_lake.lake.iceberg_silver_upkeep import IcebergSilverUpkeep  # noqa: PLC0415 - as above
 
     return IcebergSilverUpkeep(spark, project, target)
 

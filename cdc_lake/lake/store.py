@@ -93,7 +93,7 @@ def store(spark: SparkSession, project: Project, target: Target) -> SilverStore:
         from cdc_lake.lake.delta import DeltaSilver  # noqa: PLC0415 - formats know the port, the port names them once
 
         return DeltaSilver(spark, project, target)
-    from cdc_lake.lake.iceberg import IcebergSilver  # noqa: PLC0415
+    from cdc_lake.lake.iceberg import IcebergSilver  # noqa: PLC0415 - as above
 
     return IcebergSilver(spark, project, target)
 

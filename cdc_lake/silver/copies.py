@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cdc_lake.lake.store import SilverColumn, literal, quoted
+from cdc_lake.lake.store import SilverColumn, quoted
 from cdc_lake.silver.changes import FROM, OP, ORDER, TO, after_truncates
 from cdc_lake.silver.complete import MISSING_BASE
 from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
-from cdc_lake.silver.merge_sql import same_key
+from cdc_lake.silver.merge_sql import insert, same_key
 from cdc_lake.silver.own_columns import COPY, with_own
 from cdc_lake.silver.shape import Shape
 
@@ -98,13 +98,11 @@ class Copies:
 
     def appended(self, table: str, view: str, part: TablePart) -> str:
         """Copies alone: there is none to be taken away."""
-        names = ", ".join(quoted(c.name) for c in self.columns(part.shape))
-        return f"INSERT INTO {table} BY NAME SELECT {names} FROM {view} WHERE {OP} = {literal('U')}"
+        return insert(table, view, (quoted(c.name) for c in self.columns(part.shape)), "U")
 
     def first(self, table: str, view: str, shape: Shape) -> str:
         """An overwrite: a new content begins."""
-        names = ", ".join(quoted(c.name) for c in self.columns(shape))
-        return f"INSERT OVERWRITE {table} BY NAME SELECT {names} FROM {view} WHERE {OP} = {literal('U')}"
+        return insert(table, view, (quoted(c.name) for c in self.columns(shape)), "U", anew=True)
 
 
 def _counted(changes: DataFrame, shape: Shape) -> DataFrame:

@@ -17,7 +17,7 @@ from cdc_lake.lake.store import SilverColumn, literal, quoted
 from cdc_lake.silver.changes import OP, after_truncates
 from cdc_lake.silver.complete import complete_moved
 from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
-from cdc_lake.silver.merge_sql import same_key, typed_literal
+from cdc_lake.silver.merge_sql import insert, same_key, typed_literal
 from cdc_lake.silver.net_change import net_change, settle, unknown
 from cdc_lake.silver.own_columns import DELETED, LINEAGE, with_own
 from cdc_lake.silver.shape import Shape
@@ -87,14 +87,13 @@ class Current:
     def appended(self, table: str, view: str, part: TablePart) -> str:
         """The rows that are there at the end; a key that is gone again was never in silver."""
         _, names, values = self._assignments(part.shape, part.unsent)
-        given = ", ".join(f"{value} AS {name}" for name, value in zip(names, values, strict=True))
-        return f"INSERT INTO {table} BY NAME SELECT {given} FROM {view} s WHERE s.{OP} = 'U'"
+        return insert(table, view, (f"{value} AS {name}" for name, value in zip(names, values, strict=True)), "U")
 
     def first(self, table: str, view: str, shape: Shape) -> str:
         """An overwrite: a new content begins."""
         names = [quoted(c.name) for c in (*shape.columns, *shape.carried)]
         given = [*names, f"false AS {_GONE}"] if self.soft else names
-        return f"INSERT OVERWRITE {table} BY NAME SELECT {', '.join(given)} FROM {view} WHERE {OP} = 'U'"
+        return insert(table, view, given, "U", anew=True)
 
     def _assignments(self, shape: Shape, unsent: frozenset[int]) -> tuple[list[str], list[str], list[str]]:
         """What an update sets, and the columns and values of an insert."""

@@ -22,7 +22,7 @@ from cdc_lake.model.truncated import Truncated
 from cdc_lake.silver.changes import FROM, OP, POSITION, TIME, TO, segment
 from cdc_lake.silver.complete import MISSING_BASE, any_of, base_rows
 from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
-from cdc_lake.silver.merge_sql import same_key, typed_literal
+from cdc_lake.silver.merge_sql import insert, same_key, typed_literal
 from cdc_lake.silver.net_change import ORIGIN, ROW, last_and_known
 from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO, with_own
 from cdc_lake.silver.shape import Shape, comparable
@@ -96,13 +96,11 @@ class History:
 
     def appended(self, table: str, view: str, part: TablePart) -> str:
         """Versions alone: there is none to be closed."""
-        names = ", ".join(quoted(c.name) for c in self.columns(part.shape))
-        return f"INSERT INTO {table} BY NAME SELECT {names} FROM {view} WHERE {OP} = '{_VERSION}'"
+        return insert(table, view, (quoted(c.name) for c in self.columns(part.shape)), _VERSION)
 
     def first(self, table: str, view: str, shape: Shape) -> str:
         """An overwrite: a new content begins, all of it from the snapshot's position on."""
-        names = ", ".join(quoted(c.name) for c in self.columns(shape))
-        return f"INSERT OVERWRITE {table} BY NAME SELECT {names} FROM {view} WHERE {OP} = '{_VERSION}'"
+        return insert(table, view, (quoted(c.name) for c in self.columns(shape)), _VERSION, anew=True)
 
     def _tracked(self, shape: Shape) -> list[SilverColumn]:
         """The silver columns that make a version. Raises ColumnNotTracked."""

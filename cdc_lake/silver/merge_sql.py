@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cdc_lake.lake.store import SilverColumn, literal, quoted
+from cdc_lake.silver.changes import OP
 from cdc_lake.silver.kind import TablePart
 
 
@@ -17,6 +20,14 @@ def same_key(part: TablePart, bounds: tuple[int, int] | None) -> str:
     if bounds is not None and not part.truncated:
         same.append(f"t.{names[0]} BETWEEN {bounds[0]} AND {bounds[1]}")
     return " AND ".join(same)
+
+
+def insert(table: str, view: str, columns: Iterable[str], op: str, *, anew: bool = False) -> str:
+    """The rows of a view that are to `op`, put behind those of the table, or with `anew` in their place; `columns`:
+    names, or SQL over `s` AS a name.
+    """
+    verb = "INSERT OVERWRITE" if anew else "INSERT INTO"
+    return f"{verb} {table} BY NAME SELECT {', '.join(columns)} FROM {view} s WHERE s.{OP} = {literal(op)}"
 
 
 def typed_literal(value: object, column: SilverColumn) -> str:
