@@ -36,6 +36,7 @@ from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
 from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
 from cdc_lake.silver.kinds import check_kind, own_names
+from cdc_lake.silver.own_columns import WORKING
 
 __all__ = ["Action", "ActionKind", "Plan", "plan"]
 
@@ -106,7 +107,8 @@ def _remade(project: Project, target: Target) -> Iterator[Action]:
 
 def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relation) -> Iterator[Action]:
     """That a table waits because its columns are those of another kind, or none that the pipeline makes."""
-    have = [column.name for column in silver_shape(project, target) or ()]
+    found = silver_shape(project, target) or ()
+    have = [column.name for column in found if not column.name.startswith(WORKING)]  # of an operation that is under way
     wanted = [*silver_names_of(now, target).values(), *own_names(target, now, ())]
     try:
         check_kind(have, wanted, target.label)
