@@ -24,8 +24,8 @@ the rule `type_<column>`, and later changes of its key wait behind it. A value i
 NULL. `converted`: silver has another form of the value, mostly the text that the server prints, so nothing is lost.
 `refused`: the pipeline declares a type that the column cannot have; its table waits
 ([LAK479](../errors/LAK479.md)). With [transforms](../concepts/transforms.md), `check` and `plan` also show the silver
-names, `left out` for columns that silver does not have, and `computed` with the expression, whose type Spark says with
-the table's first row.
+names, `left out` for columns that silver does not have, and `computed` with the expression; of which type that is,
+`plan` says once the table is there.
 
 | at the source | also called | silver | | note | held |
 |---|---|---|---|---|---|

@@ -66,7 +66,8 @@ def plan(project: Project) -> Plan:
     with source_view(project) as source:
         at_source = list(source.steps(reader.state()))
         actions = (*at_source, *_silver(project, source, reader, source.tables()))
-        return Plan(project.name, actions, ledger_of(project, source))
+        types = ledger_of(project, source, lambda target: silver_shape(project, target) or ())
+        return Plan(project.name, actions, types)
 
 
 def _silver(project: Project, source: SourceView, reader: BronzeReader, names: Sequence[TableName]) -> Iterator[Action]:

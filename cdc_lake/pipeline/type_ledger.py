@@ -5,11 +5,13 @@ Made from the code that converts them (`lake.types`), for `check` and `plan`, be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, TypeRefused
+from cdc_lake.lake.store import SilverColumn
 from cdc_lake.lake.typed_columns import TypedColumn, check_declared, typed_columns
 from cdc_lake.lake.types import Loss, source_type
 from cdc_lake.model.relation import Column, Relation
@@ -19,14 +21,17 @@ from cdc_lake.pipeline.source_view import SourceView, source_view
 from cdc_lake.pipeline.transforms import words_read
 from cdc_lake.silver.projection import taken_columns
 
+Made: TypeAlias = Callable[[Target], Sequence[SilverColumn]]
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnLedger:
     """One silver column, or one that is refused or left out.
 
     `column`, `source_type`: at the source, empty for a computed column; `silver_column`, `silver_type`: empty for what
-    silver does not have; of a computed column Spark knows the type, and nobody before it. `how`: in which way, why not,
-    or by which expression; `held`: the values that silver cannot have, which are held with their text, or stop the run.
+    silver does not have; of a computed column the table alone tells the type, once Spark has made it. `how`: in which
+    way, why not, or by which expression; `held`: the values that silver cannot have, which are held with their text, or
+    stop the run.
     """
 
     column: str
@@ -58,10 +63,12 @@ def type_ledger(project: Project) -> tuple[TableLedger, ...]:
         return ledger_of(project, source)
 
 
-def ledger_of(project: Project, source: SourceView) -> tuple[TableLedger, ...]:
-    """The ledger of all captured tables. Raises SourceError."""
+def ledger_of(project: Project, source: SourceView, made: Made = lambda _: ()) -> tuple[TableLedger, ...]:
+    """The ledger of all captured tables. `made`: the columns that a silver table has, where it is there and can be
+    asked. Raises SourceError.
+    """
     found = ((project.target(name), source.layout(name)) for name in source.tables())
-    return tuple(_table(project, target, layout) for target, layout in found if layout is not None)
+    return tuple(_table(project, target, layout, made) for target, layout in found if layout is not None)
 
 
 def lines(ledger: Sequence[TableLedger]) -> Iterator[CheckLine]:
@@ -78,7 +85,7 @@ def lines(ledger: Sequence[TableLedger]) -> Iterator[CheckLine]:
         yield CheckLine(ok=not counts[Loss.REFUSED], subject="types", text=f"{len(columns)} columns: {said}")
 
 
-def _table(project: Project, target: Target, layout: Relation) -> TableLedger:
+def _table(project: Project, target: Target, layout: Relation, made: Made) -> TableLedger:
     problem = ""
     try:
         relation = redaction_of(project).relation(layout)
@@ -88,14 +95,16 @@ def _table(project: Project, target: Target, layout: Relation) -> TableLedger:
         check_declared(relation, target.types)
     except TypeRefused as refused:
         problem = refused.message
-    columns = tuple(_columns(relation, target))
+    types = {column.name: column.type for column in made(target)} if target.transforms.compute else {}
+    computed = (
+        ColumnLedger("", "", name, types.get(name, ""), Loss.COMPUTED, sql) for name, sql in target.transforms.compute
+    )
+    columns = (*_columns(relation, target), *computed)
     return TableLedger(str(target.source), target.label, columns, problem, target.types.misfit)
 
 
 def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:
-    """The source's columns, all of them where none is refused, else each alone so that one does not hide the others;
-    then what is computed.
-    """
+    """The source's columns: all of them where none is refused, else each alone so that one does not hide the others."""
     try:
         made = typed_columns(relation, target.types)
     except TypeRefused:
@@ -103,8 +112,6 @@ def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:
             yield from _alone(relation, column, target)
     else:
         yield from _made(made, target)
-    for name, expression in target.transforms.compute:
-        yield ColumnLedger("", "", name, "", Loss.COMPUTED, expression)
 
 
 def _alone(relation: Relation, column: Column, target: Target) -> Iterator[ColumnLedger]:

@@ -211,7 +211,7 @@ def test_the_ledger_knows_what_a_table_takes_leaves_out_renames_and_computes(tmp
     texts = (Column("note", "text", 25), Column("a b", "text", 25))
     layout = relation(Column("id", "int4", 23, key=True), NUMERIC, Column("born", "date", 1082), *texts)
     source = cast("SourceView", Fixed(layout))
-    ledger = ledger_of(project, source)
+    ledger = ledger_of(project, source, lambda _: (SilverColumn("age", "int"),))
     beside = "every digit; the column beside it has the value where it is a decimal(20,4)"
     infinite = "infinity, -infinity, BC, years above 9999"
     assert ledger_text(ledger, colour=False).splitlines() == [
@@ -222,7 +222,7 @@ def test_the_ledger_knows_what_a_table_takes_leaves_out_renames_and_computes(tmp
         "  note  text     →                          left out",
         "  a b   text     → ab string                lossless",
         "  n     numeric  → n_decimal decimal(20,4)  converted  NULL where `n` is no decimal(20,4)",
-        "                 → age                      computed   year(born)",
+        "                 → age int                  computed   year(born)",
         "                 → twice                    computed   net * 2",
         "",
     ]
