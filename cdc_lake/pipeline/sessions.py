@@ -21,6 +21,9 @@ from cdc_lake.silver.current import MISSING_ROW
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+MERGING = "merge"
+"""What the names of threads that merge tables begin with."""
+
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -33,7 +36,7 @@ class Sessions:
     def __init__(self, spark: SparkSession, parallelism: int) -> None:
         self._spark = spark
         self._sessions: dict[str, SparkSession] = {}
-        self._pool = ThreadPoolExecutor(parallelism, "merge")
+        self._pool = ThreadPoolExecutor(parallelism, MERGING)
 
     def __enter__(self) -> Self:
         return self

@@ -1,14 +1,17 @@
 """Calls broken off at a failpoint, in this process: what a kill does, without a new start of Spark.
 
-What is raised is no Exception, so nothing on the way takes it for a failure to be dealt with.
+What is raised is no Exception, so nothing on the way takes it for a failure to be dealt with. A kill would end other
+threads too: those that merge tables are waited for instead, as if they had ended just before.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cdc_lake.observe.failpoint import arm
+from cdc_lake.pipeline.sessions import MERGING
 
 
 class BrokenOff(BaseException):
@@ -35,3 +38,6 @@ def broken_off(setting: str, how: type[BaseException] = BrokenOff) -> Iterator[l
         pass
     finally:
         arm("")
+        for thread in threading.enumerate():
+            if thread.name.startswith(MERGING):
+                thread.join()
