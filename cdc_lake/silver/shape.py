@@ -128,7 +128,8 @@ class Shape:
                 f"CASE WHEN {self.sent(at)} THEN {self.text(at, 'new')} ELSE {self.text(at, 'old')} END"
                 for at in self.keys
             ]
-        return f"array({', '.join(parts)})"
+        # Of no parts Spark makes an array of no type, which Arrow does not take.
+        return f"array({', '.join(parts)})" if parts else "CAST(array() AS ARRAY<STRING>)"
 
     def _by_layout(self, at: int, expression: Callable[[int], str], missing: str) -> str:
         places = {number: of_layout[at] for number, of_layout in self.places.items()}

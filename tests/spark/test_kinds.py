@@ -114,6 +114,15 @@ def test_append_has_every_change_at_its_place_and_needs_no_key(spark: Any, lake_
     ]
 
 
+def test_append_leaves_out_what_a_rule_holds_and_nothing_waits_behind_it(spark: Any, lake_root: Path) -> None:
+    rule = {"rule": "between", "column": "amount", "max": 9, "on_fail": "quarantine"}
+    lake = Lake(lake_root, spark, "appends_held", "delta", [rule], table={"kind": "append"})
+    lake.land(insert("1", "1"), update("1", "10"), update("1", "2"))
+    lake.advance()
+    assert rows_of(lake, "_ordinal", "amount") == [(1, 1), (3, 2)]
+    assert lake.held() == [("failed", ["between_amount"])]
+
+
 def test_a_source_column_with_a_name_of_our_own_stops_the_table(spark: Any, lake_root: Path) -> None:
     lake = lake_of(lake_root, spark, "taken", "delta", kind="history")
     odd = table("public.t", id="int4", is_current="bool")
