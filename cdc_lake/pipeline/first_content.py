@@ -34,7 +34,7 @@ def first_content(project: Project, control: ControlTables, steps: TableSteps, s
         layout = steps.layout_at(state, target, position, at, int(entry["layout"]))
         tables[relation] = replace(found(target, state, marker, at, held), layout=layout)
         if marker.position is None:
-            jobs.append(steps.first(state, target, position, int(entry["layout"])))
+            jobs.append(steps.first(state, target, position, int(entry["layout"]), marker))
     prepared = steps.prepare(jobs, tables)
     for one in prepared:
         if one.stop is not None:

@@ -223,6 +223,7 @@ class _Rebuild:
             files,
             self._reader.layouts([draft.source], span),
             at.held.keys,
+            read_marker(self._project, draft, self._state.stream),
             layout=layout,
             near=nearby.of,
             follows=at.follows,

@@ -19,7 +19,7 @@ from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.nearby import as_they_are
 from cdc_lake.bronze.outline import Outline, cleared_before, outline, span_files
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, KeylessDelete, NoKey, TooManyFollowed
+from cdc_lake.errors import CdcLakeError, KeylessDelete, NoKey, TableChangedMeanwhile, TooManyFollowed
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.row_marks import mark_when_large
@@ -61,10 +61,10 @@ _ONE_TASK_FILES = 32  # opening one takes some milliseconds
 @dataclass(frozen=True)
 class TableJob:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
-    they follow. `held`: keys with open holds. `size`: bytes that the changes took as they were received, at most; None
-    where nobody knows. `near`: where Spark reads data files. `follows`: the layout that silver's rows have, None:
-    nobody knows; `allowed`: destructive operations in words; `known`: all layouts of the table. `seen`: the outline,
-    where it was read.
+    they follow. `held`: keys with open holds; `stood`: the table's marker when the span was chosen. `size`: bytes that
+    the changes took as they were received, at most; None where nobody knows. `near`: where Spark reads data files.
+    `follows`: the layout that silver's rows have, None: nobody knows; `allowed`: destructive operations in words;
+    `known`: all layouts of the table. `seen`: the outline, where it was read.
     """
 
     project: Project
@@ -74,6 +74,7 @@ class TableJob:
     files: Files
     layouts: Mapping[int, Relation]
     held: frozenset[Key]
+    stood: Marker
     layout: int | None = None
     size: int | None = None
     near: Callable[[Files, Sequence[str]], list[str]] = as_they_are
@@ -161,7 +162,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
         seen = _begun_again(seen, job, shape.relation)
     if not snapshot:
         mark_when_large(spark, silver, job.project, job.target)
-    base = silver.marker(job.stream)
+    base = _base(silver, job)
     paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
     rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=kind.identity is RowIdentity.PLACE)
     if seen.rows <= ONE_TASK and len(paths) <= _ONE_TASK_FILES:
@@ -170,6 +171,16 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     target = None if base.version is None or snapshot else live_rows(kind, spark.table(silver.name))
     folded = fold(rows, target, job.target, kind, projection.source, seen, span, job.held, projection)
     return Prepared(job, kind, shape, silver, base, seen, folded)
+
+
+def _base(silver: SilverStore, job: TableJob) -> Marker:
+    """The marker that the merge is made on: it fences from here on, so nothing may have gone by since the span was
+    chosen. Upkeep may: it changes no rows.
+    """
+    base = silver.marker(job.stream)
+    if replace(base, version=None) != replace(job.stood, version=None):
+        raise TableChangedMeanwhile(f"another writer committed to {job.target.label}")
+    return base
 
 
 def _evolved(silver: SilverStore, job: TableJob, kind: Kind, projection: Projection, position: int) -> Projection:

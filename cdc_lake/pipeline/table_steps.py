@@ -139,7 +139,9 @@ class TableSteps:
             mine = Span(state.epoch, watermark, upto)
             broken = listed is not None and listed.state == BROKEN
             if broken and marker.position is None and (copy := self._copy(state, relation)) is not None:
-                jobs.append(self.first(state, target, *copy))  # what kept it from its first content may be mended
+                jobs.append(
+                    self.first(state, target, *copy, marker)
+                )  # what kept it from its first content may be mended
                 continue
             keys = open_holds(held, relation, state.epoch, marker.generation, watermark).keys
             part = parts.get(relation, Files.none()) if parts is not None and watermark >= after else None
@@ -152,6 +154,7 @@ class TableSteps:
                 files if part is None else part,
                 layouts,
                 keys,
+                marker,
                 size=load.size if watermark >= after else None,
                 near=self._nearby.of if part is None else as_they_are,
                 follows=self._follows(target, layout, layouts),
@@ -213,12 +216,16 @@ class TableSteps:
             self._tell(Progress("warning", error.message, facts={"code": error.code}))
         return True
 
-    def first(self, state: BronzeState, target: Target, position: int, layout: int) -> TableJob:
-        """The job that gives a table its first content: its rows of the snapshot, with the layout they follow."""
+    def first(self, state: BronzeState, target: Target, position: int, layout: int, marker: Marker) -> TableJob:
+        """The job that gives a table at `marker` its first content: its rows of the snapshot, with the layout they
+        follow.
+        """
         span = Span(state.epoch, position - 1, position)
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
         near = self._nearby.of
-        return TableJob(self._project, target, state.stream, span, files, layouts, frozenset(), layout, near=near)
+        return TableJob(
+            self._project, target, state.stream, span, files, layouts, frozenset(), marker, layout, near=near
+        )
 
     def prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
         """Prepare tables side by side; those that cannot go on are noted as broken."""

@@ -38,12 +38,17 @@ pytestmark = pytest.mark.spark
 LONG = os.environ.get("CDC_LAKE_BUDGET", "1") != "1"
 
 
+def chosen(lake: Lake, after: int, upto: int) -> TableJob:
+    """A span as another process would have chosen it."""
+    reader, target, span = BronzeReader(lake.project.bronze), lake.target(), Span(1, after, upto)
+    stood, layouts = lake.marker(), reader.layouts([T.table])
+    return TableJob(lake.project, target, "test", span, reader.files(), layouts, frozenset(), stood)
+
+
 def plan(lake: Lake, after: int, upto: int) -> tuple[Any, Prepared]:
     """A span as another process would have prepared it, and its session."""
-    reader, session = BronzeReader(lake.project.bronze), derive(lake.spark)
-    layouts = reader.layouts([T.table])
-    job = TableJob(lake.project, lake.target(), "test", Span(1, after, upto), reader.files(), layouts, frozenset())
-    prepared = prepare(session, job)
+    session = derive(lake.spark)
+    prepared = prepare(session, chosen(lake, after, upto))
     assert prepared is not None
     return session, prepared
 
@@ -79,6 +84,22 @@ def test_a_plan_made_before_anothers_commit_is_refused_wherever_it_ends(spark: A
     lake.apply()
     assert lake.rows() == [row(1, 2, "two"), row(2, 1, "one"), row(3, 3), row(4, 4)]
     assert lake.marker().position == bronze_top
+
+
+@FORMATS
+def test_a_span_chosen_before_anothers_commit_is_refused_when_it_is_prepared(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "chosen", fmt)
+    first = lake.land(insert("1", "1", "one"))
+    early = chosen(lake, 10, first)
+    lake.advance()
+    second = lake.land(insert("2", "2", "two"))
+    late = chosen(lake, first, second)
+    lake.advance()
+    for stale in (early, late):
+        with pytest.raises(TableChangedMeanwhile):
+            prepare(derive(spark), stale)
 
 
 @FORMATS
