@@ -1,8 +1,8 @@
 """The kind `current` of a table without a key: its rows as they are now, the same one as often as the source has it.
 
 Nothing but its values says which row a change is of, so the server must log all of them (REPLICA IDENTITY FULL), and
-which of several equal rows goes makes no difference. Silver numbers equal rows in `_copy`: a span adds or takes away
-the last ones. To take away what is not there fails the job: silver is then not what the stream changes.
+which of several equal rows goes makes no difference to the source. Silver numbers equal rows in `_copy`, and the one
+that came last goes first. To take away what is not there fails the job: silver is then not what the stream changes.
 """
 
 from __future__ import annotations
@@ -74,13 +74,12 @@ class Copies:
             counted = counted.join(F.broadcast(there), same, "left")
             have = F.coalesce("_cdc_have", have)
         missing = F.raise_error(F.lit(MISSING_BASE)).cast("bigint")
-        after = have + F.col("_cdc_more")
-        after = F.when(after < 0, missing).otherwise(after)
-        numbers = F.sequence(F.least(have, after) + 1, F.greatest(have, after))
-        return counted.where("_cdc_more <> 0").select(
-            *(F.col(quoted(c.name)) for c in (*shape.columns, *shape.carried)),
-            F.explode(numbers).alias(COPY.name),
-            F.when(F.col("_cdc_more") > 0, F.lit("U")).otherwise(F.lit("D")).alias(OP),
+        number = have + F.col("_cdc_level")
+        return counted.select(
+            *(F.col(quoted(c.name)) for c in shape.columns),
+            *(F.col(f"_cdc_carried.{quoted(c.name)}").alias(c.name) for c in shape.carried),
+            F.when(number < 1, missing).otherwise(number).alias(COPY.name),
+            F.col(OP),
         )
 
     def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
@@ -106,10 +105,30 @@ class Copies:
 
 
 def _counted(changes: DataFrame, shape: Shape) -> DataFrame:
-    """Each row that changes brought or took away, with `_cdc_more`, how many more of it there are."""
+    """The copies of each row that changes brought (U) or took away (D) at last, by `_cdc_level`, and `_cdc_carried`.
+
+    Copies are a stack: what a change takes away is the one that came last. So what is said of one that stays does not
+    depend on what came and went above it. Levels count from what was there before the changes: 1 is the first new one.
+    """
+    from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    carried = F.struct(F.col(ORDER), *(F.col(quoted(c.name)) for c in shape.carried))
+    values = [F.col(quoted(c.name)) for c in shape.columns]
+    place = F.struct(ORDER, "_cdc_by")  # an update takes before it brings
+    height = F.sum("_cdc_by").over(Window.partitionBy(*values).orderBy(place))
+    level = F.when(F.col("_cdc_by") > 0, height).otherwise(height + 1).alias("_cdc_level")
+    last = F.max_by(F.struct("_cdc_by", "_cdc_carried"), place).alias("_cdc_last")
+    touched = _steps(changes, shape).withColumn("_cdc_level", level).groupBy(*values, "_cdc_level").agg(last)
+    op = F.when(F.col("_cdc_by") > 0, F.lit("U")).otherwise(F.lit("D")).alias(OP)
+    came_and_went = (F.col("_cdc_by") < 0) & (F.col("_cdc_level") > 0)
+    return touched.select("*", "_cdc_last.*").where(~came_and_went).select(*values, "_cdc_level", "_cdc_carried", op)
+
+
+def _steps(changes: DataFrame, shape: Shape) -> DataFrame:
+    """Each row that a change brought, `_cdc_by` 1, or took away, -1, and what comes with the change."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    carried = F.struct(F.lit(True).alias("there"), *(F.col(quoted(c.name)) for c in shape.carried))
 
     def one(texts: str, more: int) -> Column:
         # The key is the layout's columns in their order; a companion is made of the text of one of them.
@@ -118,18 +137,11 @@ def _counted(changes: DataFrame, shape: Shape) -> DataFrame:
             F.expr(shape.typed(at, f"{texts}[{place}]")).alias(c.name)
             for at, (place, c) in enumerate(zip(places, shape.columns, strict=True))
         ]
-        signed = F.struct(*values, F.lit(more).alias("_cdc_by"), carried.alias("_cdc_carried"))
+        by = F.lit(more).cast("bigint").alias("_cdc_by")
+        signed = F.struct(*values, by, F.col(ORDER), carried.alias("_cdc_carried"))
         return F.when(F.col(texts).isNotNull(), signed)
 
-    rows = changes.select(F.inline(F.array_compact(F.array(one(TO, 1), one(FROM, -1)))))
-    last = F.max_by("_cdc_carried", F.col(f"_cdc_carried.{ORDER}")).alias("_cdc_last")
-    grouped = rows.groupBy(*(F.col(quoted(c.name)) for c in shape.columns))
-    counted = grouped.agg(F.sum("_cdc_by").alias("_cdc_more"), last)
-    return counted.select(
-        *(F.col(quoted(c.name)) for c in shape.columns),
-        *(F.col(f"_cdc_last.{quoted(c.name)}") for c in shape.carried),
-        "_cdc_more",
-    )
+    return changes.select(F.inline(F.array_compact(F.array(one(TO, 1), one(FROM, -1)))))
 
 
 def _there(target: DataFrame, counted: DataFrame, shape: Shape) -> DataFrame:
@@ -138,6 +150,7 @@ def _there(target: DataFrame, counted: DataFrame, shape: Shape) -> DataFrame:
 
     names = [f"_cdc_of_{at}" for at in range(len(shape.key_columns))]
     wanted = counted.select(*(F.col(quoted(c.name)).alias(n) for c, n in zip(shape.key_columns, names, strict=True)))
+    wanted = wanted.distinct()
     same = [target[quoted(c.name)].eqNullSafe(wanted[n]) for c, n in zip(shape.key_columns, names, strict=True)]
     found = (
         target.join(F.broadcast(wanted), same)

@@ -2,9 +2,6 @@
 
 The same SQL for Delta and Iceberg. A column the net change does not know keeps the target's value; a row that would
 have to be inserted with such a column fails the statement, because silver is then not what the stream changes.
-
-With soft deletes a row stays where it was deleted, `_is_deleted` is true, and its values are the last ones; to the
-changes that follow it is not there.
 """
 
 from __future__ import annotations
@@ -17,38 +14,35 @@ from cdc_lake.lake.store import SilverColumn, literal, quoted
 from cdc_lake.silver.changes import OP, after_truncates
 from cdc_lake.silver.complete import complete_moved
 from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
-from cdc_lake.silver.merge_sql import insert, same_key, typed_literal
+from cdc_lake.silver.merge_sql import insert, same_key
 from cdc_lake.silver.net_change import net_change, settle, unknown
-from cdc_lake.silver.own_columns import DELETED, LINEAGE, with_own
+from cdc_lake.silver.own_columns import with_own
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MISSING_ROW = "cdc_lake: an update refers to a row that silver does not have"
-_GONE = quoted(DELETED.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """`soft`: deleted rows stay (`silver.kind.Kind`)."""
-
-    soft: bool = False
+    """The rows as they are now (`silver.kind.Kind`)."""
 
     @property
     def words(self) -> str:
         """As the pipeline says it."""
-        return "`kind: current` with soft deletes" if self.soft else "`kind: current`"
+        return "`kind: current`"
 
     @property
     def own(self) -> tuple[SilverColumn, ...]:
-        """`_is_deleted`, where deleted rows stay."""
-        return (DELETED,) if self.soft else ()
+        """None."""
+        return ()
 
     @property
     def flag(self) -> Flag | None:
-        """Those that are not deleted."""
-        return Flag(DELETED, value=False) if self.soft else None
+        """All rows."""
+        return None
 
     @property
     def identity(self) -> RowIdentity:
@@ -61,8 +55,8 @@ class Current:
         return {}
 
     def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
-        """The source's, then lineage, then `_is_deleted`."""
-        return with_own(shape, self.own)
+        """The source's, then lineage."""
+        return with_own(shape)
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """One row a key (`silver.net_change`)."""
@@ -75,64 +69,41 @@ class Current:
 
     def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
         """A MERGE by key; where there was a truncate, rows without a net change go."""
-        sets, names, values = self._assignments(part.shape, part.unsent)
+        sets, names, values = _assignments(part.shape, part.unsent)
         update = f"WHEN MATCHED THEN UPDATE SET {', '.join(sets)} " if sets else ""
         return (
             f"MERGE INTO {table} t USING {view} s ON {same_key(part, bounds)} "
-            f"WHEN MATCHED AND s.{OP} = 'D' THEN {self._delete(part.shape)} {update}"
+            f"WHEN MATCHED AND s.{OP} = 'D' THEN DELETE {update}"
             f"WHEN NOT MATCHED AND s.{OP} = 'U' THEN INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
-            f"{self._truncate(part)}"
+            f"{' WHEN NOT MATCHED BY SOURCE THEN DELETE' if part.truncated else ''}"
         )
 
     def appended(self, table: str, view: str, part: TablePart) -> str:
         """The rows that are there at the end; a key that is gone again was never in silver."""
-        _, names, values = self._assignments(part.shape, part.unsent)
+        _, names, values = _assignments(part.shape, part.unsent)
         return insert(table, view, (f"{value} AS {name}" for name, value in zip(names, values, strict=True)), "U")
 
     def first(self, table: str, view: str, shape: Shape) -> str:
         """An overwrite: a new content begins."""
-        names = [quoted(c.name) for c in (*shape.columns, *shape.carried)]
-        given = [*names, f"false AS {_GONE}"] if self.soft else names
-        return insert(table, view, given, "U", anew=True)
+        return insert(table, view, (quoted(c.name) for c in self.columns(shape)), "U", anew=True)
 
-    def _assignments(self, shape: Shape, unsent: frozenset[int]) -> tuple[list[str], list[str], list[str]]:
-        """What an update sets, and the columns and values of an insert."""
-        sets, names, values = [], [], []
-        missing = f"raise_error({literal(MISSING_ROW)})"
-        for at, column in enumerate(shape.columns):
-            name = quoted(column.name)
-            own, inserted = f"s.{name}", f"s.{name}"
-            if at in unsent:
-                kept = f"CASE WHEN t.{_GONE} THEN {missing} ELSE t.{name} END" if self.soft else f"t.{name}"
-                own = f"CASE WHEN s.{unknown(at)} THEN {kept} ELSE s.{name} END"
-                inserted = f"CASE WHEN s.{unknown(at)} THEN {missing} ELSE s.{name} END"
-            if at not in shape.keys:
-                sets.append(f"{name} = {own}")
-            names.append(name)
-            values.append(inserted)
-        carried = [quoted(c.name) for c in shape.carried]
-        sets += [f"{name} = s.{name}" for name in carried]
-        names += carried
-        values += [f"s.{name}" for name in carried]
-        if self.soft:
-            sets.append(f"{_GONE} = false")
-            names.append(_GONE)
-            values.append("false")
-        return sets, names, values
 
-    def _delete(self, shape: Shape) -> str:
-        if not self.soft:
-            return "DELETE"
-        sets = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in shape.carried]
-        return f"UPDATE SET {', '.join([*sets, f'{_GONE} = true'])}"
-
-    def _truncate(self, part: TablePart) -> str:
-        if not part.truncated:
-            return ""
-        if not self.soft:
-            return " WHEN NOT MATCHED BY SOURCE THEN DELETE"
-        last = part.truncated[-1]
-        lineage = [c for c in part.shape.carried if c in LINEAGE]  # the others are kept columns
-        sets = [f"{quoted(c.name)} = {typed_literal(getattr(last, LINEAGE[c]), c)}" for c in lineage]
-        sets.append(f"{_GONE} = true")
-        return f" WHEN NOT MATCHED BY SOURCE AND NOT t.{_GONE} THEN UPDATE SET {', '.join(sets)}"
+def _assignments(shape: Shape, unsent: frozenset[int]) -> tuple[list[str], list[str], list[str]]:
+    """What an update sets, and the columns and values of an insert."""
+    sets, names, values = [], [], []
+    missing = f"raise_error({literal(MISSING_ROW)})"
+    for at, column in enumerate(shape.columns):
+        name = quoted(column.name)
+        own, inserted = f"s.{name}", f"s.{name}"
+        if at in unsent:
+            own = f"CASE WHEN s.{unknown(at)} THEN t.{name} ELSE s.{name} END"
+            inserted = f"CASE WHEN s.{unknown(at)} THEN {missing} ELSE s.{name} END"
+        if at not in shape.keys:
+            sets.append(f"{name} = {own}")
+        names.append(name)
+        values.append(inserted)
+    carried = [quoted(c.name) for c in shape.carried]
+    sets += [f"{name} = s.{name}" for name in carried]
+    names += carried
+    values += [f"s.{name}" for name in carried]
+    return sets, names, values

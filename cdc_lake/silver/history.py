@@ -5,9 +5,8 @@ transaction never existed. A delete or a truncate closes a version, a move to an
 opens one where it goes. What an update did not send is taken from the version before, so every version is whole. Where
 only some columns are tracked (`silver.tracked`), a transaction that changed none of them amends the version that holds.
 
-Changes are folded by row and transaction, rows become events of keys (there is a row now, or none), and of each key's
-events in order the rows are versions that end where the next event is. The first event of a key, or the truncate
-before it, closes the version that silver has.
+Of each key's events (`silver.events`) in order the rows are versions that end where the next event is. The first event
+of a key, or the truncate before it, closes the version that silver has.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING
 from cdc_lake.errors import ColumnNotTracked
 from cdc_lake.lake.store import SilverColumn, quoted
 from cdc_lake.model.truncated import Truncated
-from cdc_lake.silver.changes import FROM, OP, POSITION, TIME, TO, segment
-from cdc_lake.silver.complete import MISSING_BASE, any_of, base_rows
+from cdc_lake.silver.changes import OP, POSITION, TIME
+from cdc_lake.silver.events import HERE, SEGMENT, key_events, key_names
 from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
 from cdc_lake.silver.merge_sql import insert, same_key, typed_literal
-from cdc_lake.silver.net_change import ORIGIN, ROW, last_and_known
 from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO, with_own
 from cdc_lake.silver.shape import Shape, comparable
-from cdc_lake.silver.tracked import AMENDS, SEGMENT, key_names, merged_runs
+from cdc_lake.silver.tracked import AMENDS, merged_runs
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -71,11 +69,7 @@ class History:
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """Rows that end or amend the version silver has of a key, and new versions; `_cdc_op` says which is which."""
-        changes = changes.withColumn(SEGMENT, segment(part.truncated))
-        states = _states(changes, part.shape, part.unsent, traced=traced)
-        if part.unsent:
-            states = _whole(states, target, part.shape, part.unsent)
-        events = _lasting(_events(states, part.shape), part.truncated)
+        events = key_events(changes, target, part, traced=traced)
         if self.track is not None:
             events = merged_runs(events, target, part.shape, self._tracked(part.shape))
         return _versions(events, part)
@@ -125,82 +119,6 @@ def _truncate(part: TablePart) -> str:
     return f" WHEN NOT MATCHED BY SOURCE AND t.{quoted(IS_CURRENT.name)} THEN UPDATE SET {', '.join(sets)}"
 
 
-def _states(changes: DataFrame, shape: Shape, unsent: frozenset[int], *, traced: bool) -> DataFrame:
-    """The state of each row after each transaction that changed it.
-
-    Beside the columns of changes: `_cdc_group`, which row it is, `_cdc_before`, the key it had before the span (NULL:
-    it was none), and `_cdc_kept_<n>`, a struct of the last value sent in the transaction, NULL where none was.
-    """
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
-
-    here = F.coalesce(TO, FROM)
-    if traced:
-        group = F.struct(F.col(ROW).alias("n"), F.when(F.col(ROW).isNull(), here).alias("key"))
-        before = F.when(F.col(ROW).isNull(), here).otherwise(F.col(ORIGIN))
-    else:
-        group, before = F.struct(F.lit(None).cast("bigint").alias("n"), here.alias("key")), here
-    by = [F.col(SEGMENT), group.alias("_cdc_group"), F.col(POSITION)]
-    changes = changes.withColumn("_cdc_before", before)
-    return (
-        last_and_known(changes, by, shape, unsent, ("_cdc_before", TIME)).select("*", "_cdc_last.*").drop("_cdc_last")
-    )
-
-
-def _whole(states: DataFrame, target: DataFrame | None, shape: Shape, unsent: frozenset[int]) -> DataFrame:
-    """States with every value: the last one sent before, otherwise that of the version silver has."""
-    from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    so_far = Window.partitionBy(SEGMENT, "_cdc_group").orderBy(POSITION).rowsBetween(Window.unboundedPreceding, 0)
-    for at in sorted(unsent):
-        states = states.withColumn(f"_cdc_kept_{at}", F.last(f"_cdc_kept_{at}", ignorenulls=True).over(so_far))
-    lacks = (F.col(OP) != "D") & any_of([F.col(f"_cdc_kept_{at}").isNull() for at in sorted(unsent)])
-    missing = F.raise_error(F.lit(MISSING_BASE))
-    if target is not None:
-        based = F.when(lacks & (F.col(SEGMENT) == 0), F.col("_cdc_before"))
-        states = states.withColumn("_cdc_base", based)
-        found = base_rows(states.select("_cdc_base").distinct(), target, shape, unsent)
-        # Kept by the executors, not planned again: Spark 4.1 does not find an Iceberg table that a MERGE's view reads
-        # behind a window ("No plan for TableReference", tried).
-        found = found.localCheckpoint()
-        states = states.join(F.broadcast(found), "_cdc_base", "left")
-    for at in sorted(unsent):
-        name, kept = shape.columns[at].name, F.col(f"_cdc_kept_{at}")
-        base = missing if target is None else F.when(F.col("_cdc_found"), F.col(f"_cdc_base_{at}")).otherwise(missing)
-        value = F.when(kept.isNotNull() | (F.col(OP) == "D"), kept["v"]).otherwise(base.cast(shape.columns[at].type))
-        states = states.withColumn(name, value)
-    return states
-
-
-def _events(states: DataFrame, shape: Shape) -> DataFrame:
-    """What happened to keys, one a key and transaction: `_cdc_row`, the row that is there now, NULL for none."""
-    from pyspark.sql import Window  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    of_row = Window.partitionBy(SEGMENT, "_cdc_group").orderBy(POSITION)
-    state_before = F.lag(F.struct(F.col(TO).alias("key"))).over(of_row)
-    left = F.when(state_before.isNull(), F.col("_cdc_before")).otherwise(state_before["key"])
-    stays = F.col(OP) != "D"
-    row = F.struct(*(F.col(quoted(c.name)) for c in (*shape.columns, *shape.carried))).alias("_cdc_row")
-    here = F.struct(*_keys(shape, TO), F.lit(1).alias("_cdc_rank"), row)
-    gone = F.struct(*_keys(shape, "_cdc_left"), F.lit(0).alias("_cdc_rank"), F.lit(None).alias("_cdc_row"))
-    leaves = F.col("_cdc_left").isNotNull() & (~stays | (F.col("_cdc_left") != F.col(TO)))
-    both = F.array_compact(F.array(F.when(stays, here), F.when(leaves, gone)))
-    events = states.withColumn("_cdc_left", left).select(SEGMENT, POSITION, TIME, F.inline(both))
-    last = F.max_by(F.struct(SEGMENT, TIME, "_cdc_row"), F.struct(SEGMENT, "_cdc_rank")).alias("_cdc_event")
-    return events.groupBy(*key_names(shape), POSITION).agg(last).select("*", "_cdc_event.*").drop("_cdc_event")
-
-
-def _lasting(events: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:
-    """The events that stand at the end of their transactions: what the same one truncated later never was."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    if not truncated:
-        return events
-    next_truncate = F.get(F.array(*(F.lit(one.position) for one in truncated)), F.col(SEGMENT))
-    return events.where(next_truncate.isNull() | (next_truncate > F.col(POSITION)))
-
-
 def _versions(events: DataFrame, part: TablePart) -> DataFrame:
     """The rows for the MERGE: what ends a key's first event brings about in silver, and versions with their ends."""
     from pyspark.sql import Window  # noqa: PLC0415
@@ -221,7 +139,7 @@ def _versions(events: DataFrame, part: TablePart) -> DataFrame:
     epoch = F.lit(part.span.epoch)
     names = [c.name for c in (*shape.columns, *shape.carried)]
     version = F.struct(
-        *(F.col(f"_cdc_row.{quoted(name)}").alias(name) for name in names),
+        *(F.col(f"{HERE}.{quoted(name)}").alias(name) for name in names),
         *_named(VALID_FROM, epoch, F.col(POSITION), F.col(TIME)),
         *_named(VALID_TO, F.when(F.col("_cdc_until").isNotNull(), epoch), *_parts("_cdc_until")),
         F.col("_cdc_until").isNull().alias(IS_CURRENT.name),
@@ -235,10 +153,10 @@ def _versions(events: DataFrame, part: TablePart) -> DataFrame:
         F.lit(False).alias(IS_CURRENT.name),
         F.lit(_CLOSE).alias(OP),
     )
-    first_of_key, begins = F.col("_cdc_nth") == 1, F.col("_cdc_row").isNotNull()
+    first_of_key, begins = F.col("_cdc_nth") == 1, F.col(HERE).isNotNull()
     if AMENDS in events.columns:
         amend = F.struct(
-            *(F.col(f"_cdc_row.{quoted(name)}").alias(name) for name in names),
+            *(F.col(f"{HERE}.{quoted(name)}").alias(name) for name in names),
             *_named(VALID_FROM, *(F.lit(None) for _ in VALID_FROM)),
             *_named(VALID_TO, F.when(F.col("_cdc_until").isNotNull(), epoch), *_parts("_cdc_until")),
             F.col("_cdc_until").isNull().alias(IS_CURRENT.name),
@@ -265,12 +183,3 @@ def _parts(place: str) -> tuple[Column, Column]:
 
 def _named(columns: Sequence[SilverColumn], *values: Column) -> list[Column]:
     return [value.cast(c.type).alias(c.name) for c, value in zip(columns, values, strict=True)]
-
-
-def _keys(shape: Shape, texts: str) -> list[Column]:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    return [
-        F.expr(shape.typed(at, f"{texts}[{index}]")).alias(name)
-        for index, (at, name) in enumerate(zip(shape.keys, key_names(shape), strict=True))
-    ]

@@ -19,12 +19,13 @@ from cdc_lake.silver.history import History
 from cdc_lake.silver.kind import Kind
 from cdc_lake.silver.own_columns import LINEAGE, old_column
 from cdc_lake.silver.shape import without_key
+from cdc_lake.silver.soft import Soft
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _PLAIN: Final = Current()
-_KNOWN: Final[tuple[Kind, ...]] = (History(), Append(), Current(soft=True), Copies())
+_KNOWN: Final[tuple[Kind, ...]] = (History(), Append(), Soft(), Copies())
 """The kinds that a table's columns tell."""
 
 
@@ -32,8 +33,9 @@ def kind_of(target: Target, relation: Relation) -> Kind:
     """The kind that the pipeline says, of a table with this layout."""
     match target.kind:
         case "current":
-            soft = target.deletes == "soft"
-            return Copies() if not soft and not target.keys and without_key(relation) else Current(soft=soft)
+            if target.deletes == "soft":
+                return Soft()
+            return Copies() if not target.keys and without_key(relation) else _PLAIN
         case "history":
             return History(target.track)
         case "append":

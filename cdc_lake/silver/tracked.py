@@ -12,21 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from cdc_lake.lake.store import SilverColumn, quoted
 from cdc_lake.silver.changes import POSITION, TIME
+from cdc_lake.silver.events import HERE, SEGMENT, key_names
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-SEGMENT: Final = "_cdc_part"
-"""How many truncates are before a change."""
-
 AMENDS: Final = "_cdc_amends"
 """Whether an event goes on with the version that silver has."""
-
-
-def key_names(shape: Shape) -> list[str]:
-    """The columns of events that are the key, typed."""
-    return [f"_cdc_key_{index}" for index in range(len(shape.keys))]
 
 
 def merged_runs(
@@ -40,8 +33,8 @@ def merged_runs(
 
     keys = key_names(shape)
     of_key = Window.partitionBy(*keys).orderBy(POSITION)
-    values = F.struct(*(F.col(f"_cdc_row.{quoted(c.name)}").alias(f"v{n}") for n, c in enumerate(tracked)))
-    here = F.when(F.col("_cdc_row").isNotNull(), F.struct(F.col(SEGMENT).alias("part"), values.alias("tracked")))
+    values = F.struct(*(F.col(f"{HERE}.{quoted(c.name)}").alias(f"v{n}") for n, c in enumerate(tracked)))
+    here = F.when(F.col(HERE).isNotNull(), F.struct(F.col(SEGMENT).alias("part"), values.alias("tracked")))
     before = F.lag(here).over(of_key)
     if target is not None:
         found = _holding(events, target, shape, tracked)
@@ -54,7 +47,7 @@ def merged_runs(
     run = F.sum(F.when(F.col("_cdc_same"), 0).otherwise(1)).over(so_far)
     numbered = events.withColumn("_cdc_same", same).withColumn("_cdc_run", run)
     begins = F.min_by(F.struct(POSITION, TIME, SEGMENT), POSITION).alias("_cdc_begins")
-    ends = F.max_by(F.struct("_cdc_row"), POSITION).alias("_cdc_ends")
+    ends = F.max_by(F.struct(HERE), POSITION).alias("_cdc_ends")
     runs = numbered.groupBy(*keys, "_cdc_run").agg(begins, ends)
     return runs.select(*keys, "_cdc_begins.*", "_cdc_ends.*", (F.col("_cdc_run") == 0).alias(AMENDS))
 

@@ -70,6 +70,19 @@ def test_soft_deletes_keep_the_row_and_a_key_that_comes_back_is_a_row_again(
     ]  # fmt: skip
 
 
+def test_rows_that_came_and_went_in_one_span_are_deleted_rows_as_in_many(spark: Any, lake_root: Path) -> None:
+    lake = lake_of(lake_root, spark, "soft_span", "delta", deletes="soft", lineage=True)
+    lake.land(insert("1", "1"), insert("2", "2"), insert("3", "3"), delete("3"))
+    lake.land(update("1", "5"), insert("4", "4"))
+    one = lake.land(delete("1"))
+    two = lake.land(update("4", "9"), Truncate(T), insert("5", "5"), delete("5"))
+    lake.land(Truncate(T))
+    lake.advance()
+    assert rows_of(lake, "id", "amount", "_is_deleted", "_xid") == [
+        (1, 5, True, one), (2, 2, True, two), (4, 4, True, two),
+    ]  # fmt: skip
+
+
 @FORMATS
 def test_history_has_a_version_for_each_transaction_and_says_from_when_until_when(
     spark: Any, lake_root: Path, fmt: str
@@ -199,8 +212,10 @@ def test_rows_without_a_key_come_and_go_one_by_one(spark: Any, lake_root: Path, 
     lake.land(Update(bare, two, one, OldKind.FULL), Insert(bare, two))
     lake.advance()
     found = read_silver(lake.project, lake.target()).to_pylist()
-    rows = sorted((row["position"], str(row["ordinal"]), row["body"], row["_copy"]) for row in found)
-    assert rows == [(1, "0.5", "large", 1), (1, "0.5", "large", 2), (1, "nan", None, 1), (2, "0.5", "large", 1)]
+    rows = sorted((r["position"], str(r["ordinal"]), r["body"], r["_copy"], r["_ordinal"]) for r in found)
+    assert rows == [
+        (1, "0.5", "large", 1, 1), (1, "0.5", "large", 2, 2), (1, "nan", None, 1, 1), (2, "0.5", "large", 1, 2),
+    ]  # fmt: skip
     lake.land(Delete(bare, ("7", None, None), OldKind.FULL))
     with pytest.raises(MergeRefused):
         lake.advance()

@@ -230,7 +230,6 @@ class Copies:
             if op == "D":
                 self.rows.remove(row)
             else:
-                assert truncated or row not in self.rows
                 self.rows.add(row)
 
     def counted(self) -> Counter[tuple[str | None, ...]]:
