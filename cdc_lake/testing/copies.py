@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -17,18 +17,30 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries
 
 Row: TypeAlias = tuple[str | None, ...]
+Place: TypeAlias = tuple[int, int]
+"""A position and an ordinal."""
 
 
 class CopiesHistory:
     """Makes transactions for a relation; the same seed makes the same ones. `large`: the last column, unsent where it
-    did not change; `truncates`: how often of a thousand transactions the table is emptied.
+    did not change; `truncates`: how often of a thousand transactions the table is emptied; `texts`: what the values of
+    a column are drawn from, where they are not small numbers.
     """
 
-    def __init__(self, seed: int, relation: Relation, *, first: str | None = None, truncates: int = 0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        relation: Relation,
+        *,
+        first: str | None = None,
+        truncates: int = 0,
+        texts: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self._random = random.Random(seed)
         self._relation = relation
         self._first = first
         self._truncates = truncates
+        self._texts = texts or {}
         self._rows: list[Row] = []
 
     def transaction(self, position: int) -> Transaction:
@@ -61,8 +73,11 @@ class CopiesHistory:
         return Update(self._relation, new, before, OldKind.FULL)
 
     def _values(self) -> Row:
-        names = self._relation.names
-        row = [None if self._random.random() < 0.2 else str(self._random.randrange(4)) for _ in names]
+        numbers = tuple(map(str, range(4)))
+        row = [
+            None if self._random.random() < 0.2 else self._random.choice(self._texts.get(name, numbers))
+            for name in self._relation.names
+        ]
         if self._first is not None:
             row[0] = self._first
         return tuple(row)
@@ -70,25 +85,32 @@ class CopiesHistory:
 
 @dataclass
 class CopiesOracle:
-    """The rows of one table, as often as they are there. With `fails` a change of a failing row is held, and every
-    later one that takes or brings a row which a held one touches, until a truncate.
+    """The rows of one table, each as often as it is there, by the places of the changes that brought its copies; the
+    youngest goes first. With `fails` a change of a failing row is held, and every later one that takes or brings a row
+    which a held one touches, until a truncate.
     """
 
     fails: Callable[[Row], bool] | None = None
-    rows: Counter[Row] = field(default_factory=Counter)
+    copies: dict[Row, list[Place]] = field(default_factory=dict)
     waiting: set[Row] = field(default_factory=set)
-    held: list[tuple[int, int]] = field(default_factory=list)
+    held: list[Place] = field(default_factory=list)
+
+    @property
+    def rows(self) -> Counter[Row]:
+        """The rows, as often as they are there."""
+        return Counter({row: len(places) for row, places in self.copies.items()})
 
     def run(self, transactions: Sequence[Transaction]) -> None:
         """Apply transactions in order."""
         for transaction in transactions:
             for ordinal, change in enumerate(transaction.changes, start=1):
-                if not self._change(change):
-                    self.held.append((transaction.bounds.position, ordinal))
+                place = (transaction.bounds.position, ordinal)
+                if not self._change(change, place):
+                    self.held.append(place)
 
-    def _change(self, change: Change) -> bool:
+    def _change(self, change: Change, place: Place) -> bool:
         if isinstance(change, Truncate):
-            self.rows.clear()
+            self.copies.clear()
             self.waiting.clear()
             return True
         before = _texts(change.old, ()) if isinstance(change, Update | Delete) and change.old is not None else None
@@ -101,15 +123,15 @@ class CopiesOracle:
         if before is not None:
             self._take(before)
         if after is not None:
-            self.rows[after] += 1
+            self.copies.setdefault(after, []).append(place)
         return True
 
     def _take(self, row: Row) -> None:
-        if not self.rows[row]:
+        if row not in self.copies:
             raise ValueError("a change takes a row away that is not there")
-        self.rows[row] -= 1
-        if not self.rows[row]:
-            del self.rows[row]
+        self.copies[row].pop()
+        if not self.copies[row]:
+            del self.copies[row]
 
 
 def _texts(values: Tuple, before: Row) -> Row:

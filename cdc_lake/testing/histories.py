@@ -28,6 +28,7 @@ class History:
     `large`: columns whose unchanged values are not sent. `fixed`: key columns that always have one value, so that many
     histories fit in one table. `truncates`: how often of a thousand transactions one table is emptied. `identified`:
     columns that identify a row where they are not the primary key; those in `nullable` may be NULL, in one row.
+    `texts`: what the values of a column are drawn from, where they are not numbers or large.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class History:
         truncates: int = 0,
         identified: Mapping[TableName, tuple[str, ...]] | None = None,
         nullable: frozenset[str] = frozenset(),
+        texts: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._random = random.Random(seed)
         self._relations = list(relations)
@@ -50,6 +52,7 @@ class History:
         self._truncates = truncates
         self._identified = identified or {}
         self._nullable = nullable
+        self._texts = texts or {}
         self._rows: dict[TableName, dict[_Key, _Row]] = {r.table: {} for r in relations}
 
     def add_column(self, relation: Relation) -> None:
@@ -170,6 +173,8 @@ class History:
         pick = self._random.random()
         if pick < 0.1:
             return None
+        if name in self._texts:
+            return self._random.choice(self._texts[name])
         if name in self._large:
             return f"large {self._random.randrange(1000)} " + "é" * self._random.randrange(30)
         return str(self._random.randrange(100))
@@ -189,7 +194,9 @@ class History:
         if name in self._fixed:
             return self._fixed[name]
         number = self._random.randrange(self._keys)
-        return None if name in self._nullable and number == 0 else str(number)
+        if name in self._nullable and number == 0:
+            return None
+        return self._texts[name][number % len(self._texts[name])] if name in self._texts else str(number)
 
     def _key(self, relation: Relation) -> tuple[str, ...]:
         return self._identified.get(relation.table, relation.primary_key)

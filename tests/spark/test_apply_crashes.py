@@ -37,8 +37,8 @@ from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction
 from cdc_lake.testing.oracle import Oracle, Row
 
 from .test_apply_cases import FORMATS
-from .test_apply_property import PLAIN, WHOLE, breaks
-from .test_apply_property import lake as make_lake
+from .two_tables import PLAIN, WHOLE, breaks
+from .two_tables import lake as make_lake
 
 pytestmark = pytest.mark.spark
 

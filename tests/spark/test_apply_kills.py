@@ -27,7 +27,7 @@ from cdc_lake.testing.oracle import Oracle
 
 from .test_apply_cases import FORMATS
 from .test_apply_crashes import TABLES, same
-from .test_apply_property import PLAIN, WHOLE, breaks
+from .two_tables import PLAIN, WHOLE, breaks
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("jars")]
 

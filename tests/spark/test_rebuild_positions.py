@@ -22,7 +22,7 @@ from cdc_lake.testing.oracle import Oracle
 
 from .conftest import make_project
 from .test_apply_crashes import same
-from .test_apply_property import PLAIN, RULE, WHOLE, breaks
+from .two_tables import PLAIN, RULE, WHOLE, breaks
 
 pytestmark = pytest.mark.spark
 
