@@ -123,7 +123,9 @@ class Oracle:
             rows.append((after, whole))
             return True
         at = self._find(relation, rows, before)
-        row = _row(relation, new, rows[at][1])
+        # An old row that the server logs whole tells what was not sent, also where another one is the first at the key.
+        told_row = _row(relation, old, {}) if old is not None and relation.identity is ReplicaIdentity.FULL else {}
+        row = _row(relation, new, rows[at][1] | told_row)
         if self._held(relation, row, [before, after], force=force):
             return False
         if after == before:
