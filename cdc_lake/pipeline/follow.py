@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
+from cdc_lake.errors import TooManyFollowed
 from cdc_lake.pipeline.judge import UNJUDGED, Survey, conditions, foreign, has_null, survey
 from cdc_lake.pipeline.tracing import (
     FAILED,
@@ -36,6 +37,10 @@ from cdc_lake.silver.projection import Projection
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+FOLLOWED_AT_MOST = 500_000
+"""Changes that are followed one by one, by their keys and in the driver's Python: 1.2 GiB (measured). Spans are closed
+before; only one transaction may hold more."""
+
 
 @dataclass(frozen=True)
 class Followed:
@@ -49,12 +54,14 @@ class Followed:
 
 @dataclass(frozen=True)
 class TableChanges:
-    """What is to be followed. `rows`: bronze's rows of `changes`; `target`: silver's live rows before, None: nothing;
-    `held`: keys with open holds. All have the columns of the source (`silver.projection.Projection.back`).
+    """What is to be followed. `rows`: bronze's rows of `changes`; `unfiltered`: these before a filter left any out;
+    `target`: silver's live rows before, None: nothing; `held`: keys with open holds. All have the columns of the source
+    (`silver.projection.Projection.back`).
     """
 
     rows: DataFrame
     changes: DataFrame
+    unfiltered: DataFrame
     target: DataFrame | None
     table: Target
     part: TablePart
@@ -81,17 +88,21 @@ class TableChanges:
 def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Followed:
     """Follow what must be followed, of rows that a key identifies. `missing`: as `missing_keys` gives them."""
     changes, table, part, seen = span.changes, span.table, span.part, span.seen
-    uncertain = (_moving_keys(changes) if found.moved else frozenset()) | missing
-    uncertain |= _null_keys(changes) if found.nulls else frozenset()
+    source = span.unfiltered if found.lacking else changes
+    moved = found.moved or (found.lacking and span.filtered)
+    uncertain = (_moving_keys(source) if moved else frozenset()) | missing
+    uncertain |= _null_keys(source) if found.nulls else frozenset()
+    check_few(len(uncertain) // 2, table)  # what a filter leaves out moves too
     existing = _existing(span, uncertain)
     if found.lacking:
-        first, _ = trace(events(changes, uncertain, seen), existing=existing, filtered=span.filtered)
+        # Values that are not known decide what a filter leaves out, so rows are followed as the source has them.
+        first, _ = trace(events(source, uncertain, seen), existing=existing, filtered=span.filtered)
         needed = {at for c in conditions(table, part, span.projection) for at in c.columns if at in part.unsent}
-        known_place = placed(changes, first, seen)
-        changes = complete_for_rules(known_place, span.target, part.shape, sorted(needed))
+        changes = complete_for_rules(placed(source, first, seen), span.target, part.shape, sorted(needed))
         if span.projection.transforms.any:
             changes = filled(changes, span.projection, needed, foreign(table, span.projection))
-        changes = unplaced(changes)
+        # Kept by the executors: it is asked five times, and each time would cost windows and a join with the target.
+        changes = unplaced(changes).localCheckpoint()
     judge = conditions(table, part, span.projection, completed=bool(found.lacking))
     found = survey(changes, table, part, judge, seen) if found.lacking else found
     changes = changes.withColumn(FAILED, failed_names(judge))
@@ -104,6 +115,15 @@ def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Follow
     traced, closings = trace(followed, existing=existing, held=span.held, filtered=span.filtered)
     done = sorted_out(span.rows, changes, traced, seen)
     return Followed(done.free, done.held, tuple(closings), found)
+
+
+def check_few(many: int, table: Target) -> None:
+    """Raise TooManyFollowed where more changes would have to be followed than the driver takes."""
+    if many > FOLLOWED_AT_MOST:
+        text = (
+            f"{many:,} changes of {table.source} move a key or are held; {FOLLOWED_AT_MOST:,} can be followed at a time"
+        )
+        raise TooManyFollowed(text, where=table.label)
 
 
 def follow_content(span: TableChanges) -> Followed:

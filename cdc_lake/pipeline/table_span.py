@@ -19,7 +19,7 @@ from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.nearby import as_they_are
 from cdc_lake.bronze.outline import Outline, cleared_before, outline, span_files
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, KeylessDelete, NoKey, TableChangedMeanwhile, TooManyFollowed
+from cdc_lake.errors import CdcLakeError, KeylessDelete, NoKey, TableChangedMeanwhile
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.row_marks import mark_when_large
@@ -29,7 +29,15 @@ from cdc_lake.model.span import Span
 from cdc_lake.model.succession import made_again
 from cdc_lake.pipeline.division import divide
 from cdc_lake.pipeline.evolve import evolve, next_layout
-from cdc_lake.pipeline.follow import Followed, TableChanges, follow, follow_content, missing_keys, without_failing
+from cdc_lake.pipeline.follow import (
+    Followed,
+    TableChanges,
+    check_few,
+    follow,
+    follow_content,
+    missing_keys,
+    without_failing,
+)
 from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.pipeline.redaction_change import check_unchanged
 from cdc_lake.pipeline.transforms import check_possible, projection_of
@@ -46,11 +54,6 @@ from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-FOLLOWED_AT_MOST = 500_000
-"""Changes that are followed one by one, by their keys and in the driver's Python: 1.2 GiB (measured). Spans are closed
-before; only one transaction may hold more."""
 
 
 ONE_TASK = 20_000
@@ -227,10 +230,10 @@ def fold(
     projection = projection or plain(shape)
     unsent = unsent_columns(seen, shape)
     part = TablePart(shape, unsent, seen.truncated, span)
-    changes = typed(rows, shape, unsent, old_values(projection))
-    changes = concerning(changes, projection) if kind.identity is RowIdentity.PLACE else filtered(changes, projection)
+    source = typed(rows, shape, unsent, old_values(projection))
+    changes = concerning(source, projection) if kind.identity is RowIdentity.PLACE else filtered(source, projection)
     back = None if target is None else projection.back(target)
-    whole = TableChanges(rows, changes, back, table, part, seen, held, projection)
+    whole = TableChanges(rows, changes, source, back, table, part, seen, held, projection)
     traced = False
     match kind.identity:
         case RowIdentity.KEY:
@@ -295,15 +298,6 @@ def _check_logged(shape: Shape, number: int) -> None:
         if place is None or not columns[place].key:
             name = shape.relation.columns[at].name
             raise NoKey(f"the server did not log column `{name}` of {shape.relation.table} for deletes: it is no key")
-
-
-def check_few(many: int, table: Target) -> None:
-    """Raise TooManyFollowed where more changes would have to be followed than the driver takes."""
-    if many > FOLLOWED_AT_MOST:
-        text = (
-            f"{many:,} changes of {table.source} move a key or are held; {FOLLOWED_AT_MOST:,} can be followed at a time"
-        )
-        raise TooManyFollowed(text, where=table.label)
 
 
 def _projection(spark: SparkSession, job: TableJob, numbers: Sequence[int], kind: Kind) -> Projection:

@@ -15,6 +15,7 @@ from cdc_lake.bronze.outline import Outline
 from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, segment
 from cdc_lake.silver.lineage import TRUNCATE, Event, Key, Traced
 from cdc_lake.silver.net_change import ORIGIN, ROW
+from cdc_lake.silver.projecting import LEFT_TO
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -27,6 +28,7 @@ PARTIAL: Final = "_cdc_partial"
 
 HELD: Final = "_cdc_held"
 SEGMENT: Final = "_cdc_segment"
+_WAITS: Final = "_cdc_waits"
 _BROKE: Final = "_cdc_broke"
 _PLACE: Final = [POSITION, ORDINAL]
 _TRACED: Final = pa.schema(
@@ -36,6 +38,7 @@ _TRACED: Final = pa.schema(
         (ROW, pa.int64()),
         (ORIGIN, pa.list_(pa.string())),
         (HELD, pa.bool_()),
+        (_WAITS, pa.bool_()),
         (_BROKE, pa.string()),
     ]
 )
@@ -44,7 +47,7 @@ _TRACED: Final = pa.schema(
 @dataclass(frozen=True)
 class Sorted:
     """Changes sorted out. `free`: those to be folded, with `_cdc_row` and `_cdc_origin`; `held`: bronze's rows of the
-    others, with `rules` they break (empty: they wait), `key` and `from_key`; None where there are none.
+    others, with the `rules` they break (none: they wait), `key` and `from_key`; None where there are none.
     """
 
     free: DataFrame
@@ -65,19 +68,20 @@ def _touching(changes: DataFrame, keys: frozenset[Key]) -> list[Event]:
         return []
     failed = F.size(FAILED) > 0 if FAILED in changes.columns else F.lit(False)
     partial = F.col(PARTIAL) if PARTIAL in changes.columns else F.lit(False)
+    left_to = F.col(LEFT_TO) if LEFT_TO in changes.columns else F.lit(None)
     touching = key_frame(changes.sparkSession, keys)
     hit = (
-        changes.select(*_PLACE, OP, FROM, TO, failed.alias("failed"), partial.alias("partial"))
+        changes.select(*_PLACE, OP, FROM, TO, failed.alias("failed"), partial.alias("partial"), left_to.alias("left"))
         .withColumn("_cdc_key", F.explode(F.array_distinct(F.array_compact(F.array(FROM, TO)))))
         .join(F.broadcast(touching), "_cdc_key", "left_semi")
         .drop("_cdc_key")
         .dropDuplicates(_PLACE)
         .toArrow()
     )
-    columns = (hit[name].to_pylist() for name in (*_PLACE, OP, FROM, TO, "failed", "partial"))
+    columns = (hit[name].to_pylist() for name in (*_PLACE, OP, FROM, TO, "failed", "partial", "left"))
     return [
-        Event(p, o, op, _key(f), _key(t), failed=bad, partial=part)
-        for p, o, op, f, t, bad, part in zip(*columns, strict=True)
+        Event(p, o, op, _key(f), _key(t), failed=bad, partial=part, left_to=_key(left))
+        for p, o, op, f, t, bad, part, left in zip(*columns, strict=True)
     ]
 
 
@@ -100,6 +104,7 @@ def placed(changes: DataFrame, traced: Sequence[Traced], seen: Outline) -> DataF
             pa.array((t.row for t in traced), pa.int64()),
             pa.array((None if t.origin is None else list(t.origin) for t in traced), pa.list_(pa.string())),
             pa.array((t.held for t in traced), pa.bool_()),
+            pa.array((t.waits for t in traced), pa.bool_()),
             pa.array((t.broke for t in traced), pa.string()),
         ],
         schema=_TRACED,
@@ -111,7 +116,7 @@ def placed(changes: DataFrame, traced: Sequence[Traced], seen: Outline) -> DataF
 
 def unplaced(changes: DataFrame) -> DataFrame:
     """What `placed` added taken away."""
-    return changes.drop(ROW, ORIGIN, HELD, _BROKE, SEGMENT)
+    return changes.drop(ROW, ORIGIN, HELD, _WAITS, _BROKE, SEGMENT)
 
 
 def sorted_out(rows: DataFrame, changes: DataFrame, traced: Sequence[Traced], seen: Outline) -> Sorted:
@@ -119,10 +124,11 @@ def sorted_out(rows: DataFrame, changes: DataFrame, traced: Sequence[Traced], se
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     known = placed(changes, traced, seen)
-    free = known.where(f"NOT coalesce({HELD}, false)").drop(FAILED, PARTIAL, HELD, _BROKE, SEGMENT)
+    free = known.where(f"NOT coalesce({HELD}, false)").drop(FAILED, PARTIAL, HELD, _WAITS, _BROKE, SEGMENT)
     if not any(t.held for t in traced):
         return Sorted(free, None)
-    rules = F.when(F.col(_BROKE).isNull(), F.col(FAILED)).otherwise(F.array_append(FAILED, F.col(_BROKE)))
+    broken = F.when(F.col(_BROKE).isNull(), F.col(FAILED)).otherwise(F.array_append(FAILED, F.col(_BROKE)))
+    rules = F.filter(broken, lambda _: ~F.col(_WAITS))
     return Sorted(free, with_rules(rows, known.where(HELD).withColumn(FAILED, rules)))
 
 
@@ -135,7 +141,7 @@ def with_rules(rows: DataFrame, changes: DataFrame) -> pa.Table:
         F.col(POSITION).alias("position"),
         F.col(ORDINAL).alias("ordinal"),
         F.col(FAILED).alias("rules"),
-        F.coalesce(TO, FROM).alias("key"),
+        F.coalesce(*([LEFT_TO] if LEFT_TO in changes.columns else []), TO, FROM).alias("key"),
         F.col(FROM).alias("from_key"),
     )
     raw: list[Column] = [F.col(c) for c in ("op", "layout", "new", "old", "old_kind", "unchanged")]

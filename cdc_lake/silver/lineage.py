@@ -11,6 +11,7 @@ Promises:
   first leaves it first.
 * A change that touches a held key is held, and holds every key it touches: silver still shows the held rows, so
   nothing may overtake them. TRUNCATE ends all holds.
+* A change that waits breaks nothing by itself: what it does not say, no row that is known could tell.
 * A change that needs a row which is not there, and one that brings a second row to a key, are held by themselves.
 * Where a row cannot leave its key because the change is held, a row that took that key in the same transaction is held
   too: at the end of a transaction no key has two rows.
@@ -39,7 +40,8 @@ class Event:
     """One change, reduced to what moves rows: `old` is the key it leaves, `new` the key it has afterwards.
 
     Insert: new. Delete: old. Update: both, equal where the key stayed. Truncate (`op` T): neither. `failed`: a rule
-    holds it; `partial`: it is held where its row is not there.
+    holds it; `partial`: it is held where its row is not there. `left_to`: the key that a row went to as it left silver,
+    as only silver's row tells: where the change waits that is not the source's row, and that key waits too.
     """
 
     position: int
@@ -49,13 +51,14 @@ class Event:
     new: Key | None = None
     failed: bool = False
     partial: bool = False
+    left_to: Key | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
     """What became of an event: `row` numbers rows, `origin` is the key the row had in silver, None if it is new.
 
-    `broke`: why it is held by itself, where no rule holds it; None where it waits for another one.
+    `waits`: a key of it was held before. `broke`: why it is held by itself, where no rule holds it.
     """
 
     position: int
@@ -63,6 +66,7 @@ class Traced:
     row: int
     origin: Key | None
     held: bool
+    waits: bool = False
     broke: str | None = None
 
 
@@ -124,9 +128,9 @@ def _transaction(
         broke = None if event.failed or waits else _broken(event, rows, forced)
         is_held = event.failed or waits or broke is not None or event.ordinal in forced
         if is_held:
-            holds |= touched
+            holds |= touched if event.left_to is None else {*touched, event.left_to}
         row = rows.follow(event, move=not is_held)
-        traced.append(Traced(event.position, event.ordinal, row.number, row.origin, is_held, broke))
+        traced.append(Traced(event.position, event.ordinal, row.number, row.origin, is_held, waits, broke))
     return traced, closings, frozenset(holds)
 
 
@@ -148,10 +152,11 @@ def trace_content(events: Iterable[Event], held: frozenset[Key]) -> tuple[list[T
             holds = set()
             continue
         touched = {key for key in (event.old, event.new) if key is not None}
-        is_held = event.failed or not holds.isdisjoint(touched)
+        waits = not holds.isdisjoint(touched)
+        is_held = event.failed or waits
         if is_held:
             holds |= touched
-        traced.append(Traced(event.position, event.ordinal, 0, None, is_held))
+        traced.append(Traced(event.position, event.ordinal, 0, None, is_held, waits))
     return traced, closings
 
 

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 BLIND = "_cdc_blind"
 """Whether the row after a change cannot be worked out: a value that is needed is not known."""
 
-_WHOLE = "_cdc_whole"  # the change tells the row before it
+LEFT_TO = "_cdc_left_to"
+"""The key that a row has after an update which does not tell by itself whether the row matches."""
+
+_WHOLE = "_cdc_whole"  # the change tells the row before it, as far as the filter reads it
 _WAS = "_cdc_was"
+_INSIDE = "_cdc_inside"  # silver has the row before a change
 
 
 def old_values(projection: Projection) -> dict[str, str]:
@@ -30,8 +34,10 @@ def old_values(projection: Projection) -> dict[str, str]:
     if projection.where is None:
         return {}
     shape = projection.source
-    olds = {_old(at): shape.value(at, shape.text(at, "old")) for at in sorted(projection.condition)}
-    return {_WHOLE: "coalesce(old_kind = 'full', false)", **olds}
+    texts = {at: shape.text(at, "old") for at in sorted(projection.condition)}
+    readable = [f"({shape.fits(at, f'({text})')})" for at, text in texts.items() if shape.may_misfit(at)]
+    whole = " AND ".join(["coalesce(old_kind = 'full', false)", *readable])
+    return {_WHOLE: whole, **{_old(at): shape.value(at, text) for at, text in texts.items()}}
 
 
 def filtered(changes: DataFrame, projection: Projection) -> DataFrame:
@@ -41,13 +47,12 @@ def filtered(changes: DataFrame, projection: Projection) -> DataFrame:
     change does not tell the row before it, silver may have that; where the filter reads a value that is not known, the
     row may match, and `_cdc_matches` is true.
     """
+    return changes if projection.where is None else _rewritten(_with_matches(changes, projection), projection)
+
+
+def _rewritten(after: DataFrame, projection: Projection) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
-    if projection.where is None:
-        return changes
-    after = _with_matches(changes, projection)
-    if BLIND in after.columns:  # held as it is: what more the span knows must not change which keys wait
-        after = after.withColumn(MATCHES, F.col(MATCHES) | F.col(BLIND))
     was, out = _before(after, projection), F.col(OP).isin("I", "U") & ~F.col(MATCHES)
     operation = F.when(out, "D").when((F.col(OP) == "U") & ~F.col(_WAS), "I").otherwise(F.col(OP))
     kept = was.where(F.col(MATCHES) | F.col(_WAS)).withColumns(
@@ -83,10 +88,12 @@ def _with_matches(changes: DataFrame, projection: Projection) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     assert projection.where is not None
-    unknown = any_of([~F.col(known(at)) for at in sorted(projection.condition) if known(at) in changes.columns])
+    reads = sorted(projection.condition)
+    unknown = any_of([~F.col(known(at)) for at in reads if known(at) in changes.columns])
+    unreadable = any_of([~F.col(fits(at)) for at in reads if projection.source.may_misfit(at)])
     stays = F.col(OP).isin("I", "U")
     matches = F.coalesce(F.when(stays, F.expr(projection.where.sql)), F.lit(False))
-    return changes.withColumn(MATCHES, stays & (unknown | matches))
+    return changes.withColumn(MATCHES, stays & (unknown | unreadable | matches))
 
 
 def _before(changes: DataFrame, projection: Projection) -> DataFrame:
@@ -109,33 +116,49 @@ def _before(changes: DataFrame, projection: Projection) -> DataFrame:
 def filled(
     changes: DataFrame, projection: Projection, completed: Collection[int], foreign: Collection[int]
 ) -> DataFrame:
-    """Changes whose values in `completed` stand in `_cdc_judged_<n>`: they take their places, and are known.
+    """Changes, none left out yet, in which values that were not sent have their places, filtered by them.
 
-    They are filtered by them, and `_cdc_blind` says for which that is not enough. `foreign`: columns that are needed
-    and that silver lacks.
+    `completed`: columns whose values stand in `_cdc_judged_<n>`; `foreign`: columns that are needed and that silver
+    lacks. A value counts where the change sent it, or where silver keeps its column and has the row before the change:
+    had a span ended there, nothing else would tell it. Where that is not enough, `_cdc_blind` is true. `_cdc_left_to`
+    is the key that a row has after an update that does not tell by itself whether it matches.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    own = sorted(at for at in completed if at in projection.needed)
-    sent = {at: f"_cdc_sent_{at}" for at in completed}
-    changes = changes.withColumns({name: F.col(known(at)) for at, name in sent.items()})
-    if own:
-        values = {projection.source.columns[at]: F.col(judged(at)) for at in own}
-        changes = changes.withColumns({c.name: value.cast(c.type) for c, value in values.items()})
-        changes = changes.withColumns({known(at): F.col(told(at)) for at in own})
+    changes = changes.withColumns({_sent(at): F.col(known(at)) for at in completed})
+    inside: Column = F.lit(True)
+    if projection.where is not None:
+        guessed = _with_values(changes, projection, completed)
+        # What was worked out of the change before is right up to the first change of the row that is held.
+        before = F.lag(F.struct(F.col(MATCHES).alias("matched"))).over(row_window(F.col(ORDER)))
+        there = F.when(before.isNull(), F.col(FOUND)).otherwise(before["matched"])
+        changes = _with_matches(guessed, projection).withColumn(_INSIDE, F.coalesce(there, F.lit(False)))
+        inside = F.col(_INSIDE)
+    counts = {at: F.col(_sent(at)) | (F.lit(at not in foreign) & inside & F.col(told(at))) for at in completed}
+    changes = changes.withColumns({told(at): of for at, of in counts.items()})
+    changes = changes.withColumns({judged(at): F.when(F.col(told(at)), F.col(judged(at))) for at in completed})
+    changes = _with_values(changes, projection, completed)
 
     def lacks(places: Collection[int]) -> Column:
-        return any_of([~F.col(sent[at]) for at in sorted(places) if at in sent])
+        return any_of([~F.col(told(at)) for at in sorted(places) if at in counts])
 
     blind = lacks(foreign)
     if projection.where is not None:
         changes = _with_matches(changes, projection)
-        # Silver knows the other values of a row only where the row was in it before the change, whatever the span.
-        before = F.lag(F.struct(F.col(MATCHES).alias("matched"))).over(row_window(F.col(ORDER)))
-        inside = F.when(before.isNull(), F.coalesce(F.col(FOUND), F.lit(False))).otherwise(before["matched"])
-        blind = blind | (~inside & (lacks(projection.condition) | (F.col(MATCHES) & lacks(projection.needed))))
-    changes = changes.withColumn(BLIND, (F.col(OP) == "U") & blind).drop(*sent.values())
-    return filtered(changes, projection)
+        blind = lacks(projection.condition) | (F.col(MATCHES) & lacks(projection.needed.union(foreign)))
+    update, doubt = F.col(OP) == "U", any_of([~F.col(_sent(at)) for at in counts if at in projection.condition])
+    changes = changes.withColumns({BLIND: update & blind, LEFT_TO: F.when(update & doubt, F.col(TO))})
+    changes = changes.drop(_INSIDE, *(_sent(at) for at in completed))
+    return changes if projection.where is None else _rewritten(changes, projection)
+
+
+def _with_values(changes: DataFrame, projection: Projection, completed: Collection[int]) -> DataFrame:
+    """The values in `_cdc_judged_<n>` in the places of the columns that silver depends on."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    own = {at: projection.source.columns[at] for at in sorted(completed) if at in projection.needed}
+    changes = changes.withColumns({c.name: F.col(judged(at)).cast(c.type) for at, c in own.items()})
+    return changes.withColumns({known(at): F.col(told(at)) for at in own})
 
 
 def projected(changes: DataFrame, projection: Projection, unsent: frozenset[int]) -> tuple[DataFrame, frozenset[int]]:
@@ -152,7 +175,7 @@ def _silver_columns(
     source, silver = projection.source, projection.silver
     spent = {c.name for c in source.columns}
     spent |= {name(at) for at in range(len(source.columns)) for name in (known, fits, fits_old, judged, told)}
-    spent |= {MATCHES, BLIND, FOUND, _WHOLE} | {_old(at) for at in projection.condition}
+    spent |= {MATCHES, BLIND, FOUND, LEFT_TO, _WHOLE} | {_old(at) for at in projection.condition}
     columns = [F.col(quoted(name)) for name in changes.columns if name not in spent]
     unknown: set[int] = set()
     stays = F.col(OP).isin("I", "U")
@@ -200,3 +223,7 @@ def _unsent_sql(projection: Projection) -> str:
 
 def _old(at: int) -> str:
     return f"_cdc_old_{at}"
+
+
+def _sent(at: int) -> str:
+    return f"_cdc_sent_{at}"

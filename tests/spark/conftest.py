@@ -10,7 +10,7 @@ import pytest
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.session import start
+from cdc_lake.lake.session import derive, start
 from tests.conftest import filling_jars
 
 
@@ -32,3 +32,20 @@ def spark(lake_root: Path) -> Iterator[Any]:
         session = start(make_project(lake_root))
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def interpreted(spark: Any) -> Any:
+    """For tests of hundreds of small rows and large plans: to compile what they ask takes longer than to interpret it
+    (half the time of such a test, measured).
+    """
+    session = derive(spark)
+    settings = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+    }
+    for key, value in settings.items():
+        session.conf.set(key, value)
+    return session

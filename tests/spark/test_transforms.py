@@ -118,6 +118,19 @@ def test_a_row_that_enters_without_a_value_silver_lacks_is_held_and_the_others_g
     assert lake.held() == [("failed", ["not_sent"]), ("waiting", [])]
 
 
+def test_a_row_is_held_whose_value_a_filter_cannot_read(spark: Any, lake_root: Path) -> None:
+    dated = table("public.t", identity=ReplicaIdentity.FULL, id="int4", day="date")
+    lake = lake_of(lake_root, spark, "unreadable", "delta", {"where": "day > DATE'2020-01-01'"})
+    one, old, odd = ("1", "2026-01-01"), ("2", "1999-01-01"), ("3", "infinity")
+    lake.land(Insert(dated, one), Insert(dated, old), Insert(dated, odd))
+    lake.land(
+        Update(dated, ("1", "infinity"), one, OldKind.FULL), Update(dated, ("3", "1999-01-01"), odd, OldKind.FULL)
+    )
+    lake.advance()
+    assert lake.found("id") == [(1,)]
+    assert lake.held() == [("failed", ["type_day"]), ("failed", ["type_day"]), ("waiting", [])]
+
+
 def test_history_of_a_filtered_table_has_the_time_a_row_matched(spark: Any, lake_root: Path) -> None:
     given = {"where": "amount > 5", "compute": {"twice": "amount * 2"}, "columns": ["id", "amount"]}
     lake = lake_of(lake_root, spark, "matched", "delta", given, kind="history")

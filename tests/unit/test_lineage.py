@@ -66,3 +66,14 @@ def test_where_silver_lacks_rows_of_the_source_a_row_at_a_key_that_nobody_has_is
     found, _ = trace(events, existing=frozenset({("b",)}), filtered=True)
     assert [one.origin for one in found] == [("b",), None]
     assert [one.origin for one in trace(events, existing=frozenset({("b",)}))[0]] == [("b",), ("b",)]
+
+
+def test_a_row_that_leaves_silver_makes_the_key_wait_that_it_goes_to_only_where_it_waits_itself():
+    events = [
+        Event(10, 1, "U", ONE, ONE, failed=True),
+        Event(20, 1, "D", ONE, left_to=TWO),
+        Event(30, 1, "D", NINE, left_to=ONE),
+        Event(40, 1, "U", TWO, TWO),
+    ]
+    traced, _ = trace(events, existing=frozenset({ONE, NINE}), filtered=True)
+    assert [(t.held, t.waits) for t in traced] == [(True, False), (True, True), (False, False), (True, True)]
