@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from cdc_lake.lake.store import quoted
 from cdc_lake.model.truncated import Truncated
-from cdc_lake.silver.changes import FROM, OP, POSITION, TIME, TO, segment
+from cdc_lake.silver.changes import FROM, OP, ORDER, POSITION, TIME, TO, segment
 from cdc_lake.silver.complete import MISSING_BASE, any_of, base_rows
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.net_change import ORIGIN, ROW, last_and_known
@@ -28,7 +28,7 @@ HERE: Final = "_cdc_row"
 """The row that is at the key after the transaction, a struct; NULL: there is none."""
 
 BY: Final = "_cdc_by"
-"""The lineage of the change that made the event, a struct of its columns behind `there`, which is true."""
+"""Of an event without a row: the lineage of the change that ended it, a struct behind `there`, which is true."""
 
 
 def key_names(shape: Shape) -> list[str]:
@@ -64,9 +64,10 @@ def _states(changes: DataFrame, shape: Shape, unsent: frozenset[int], *, traced:
         group, before = F.struct(F.lit(None).cast("bigint").alias("n"), here.alias("key")), here
     by = [F.col(SEGMENT), group.alias("_cdc_group"), F.col(POSITION)]
     changes = changes.withColumn("_cdc_before", before)
-    return (
-        last_and_known(changes, by, shape, unsent, ("_cdc_before", TIME)).select("*", "_cdc_last.*").drop("_cdc_last")
-    )
+    # The row that was at the key before is ended by the first delete of its group: what came after it is another row.
+    deleted = F.min_by(_by(shape), F.when(F.col(OP) == "D", F.col(ORDER))).alias("_cdc_deleted")
+    states = last_and_known(changes, by, shape, unsent, ("_cdc_before", TIME), (deleted,))
+    return states.select("*", "_cdc_last.*").drop("_cdc_last")
 
 
 def _whole(states: DataFrame, target: DataFrame | None, shape: Shape, unsent: frozenset[int]) -> DataFrame:
@@ -109,10 +110,16 @@ def _events(states: DataFrame, shape: Shape) -> DataFrame:
     gone = F.struct(*_keys(shape, "_cdc_left"), F.lit(0).alias("_cdc_rank"), F.lit(None).alias(HERE))
     leaves = F.col("_cdc_left").isNotNull() & (~stays | (F.col("_cdc_left") != F.col(TO)))
     both = F.array_compact(F.array(F.when(stays, here), F.when(leaves, gone)))
-    by = F.struct(F.lit(True).alias("there"), *(c.name for c in shape.carried if c in LINEAGE)).alias(BY)
+    by = F.coalesce("_cdc_deleted", _by(shape)).alias(BY)
     events = states.withColumn("_cdc_left", left).select(SEGMENT, POSITION, TIME, by, F.inline(both))
     last = F.max_by(F.struct(SEGMENT, TIME, BY, HERE), F.struct(SEGMENT, "_cdc_rank")).alias("_cdc_event")
     return events.groupBy(*key_names(shape), POSITION).agg(last).select("*", "_cdc_event.*").drop("_cdc_event")
+
+
+def _by(shape: Shape) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return F.struct(F.lit(True).alias("there"), *(c.name for c in shape.carried if c in LINEAGE))
 
 
 def _lasting(events: DataFrame, truncated: Sequence[Truncated]) -> DataFrame:

@@ -53,10 +53,16 @@ def settle(folded: DataFrame, shape: Shape, unsent: frozenset[int]) -> DataFrame
 
 
 def last_and_known(
-    changes: DataFrame, by: Sequence[Column], shape: Shape, unsent: frozenset[int], extra: Sequence[str] = ()
+    changes: DataFrame,
+    by: Sequence[Column],
+    shape: Shape,
+    unsent: frozenset[int],
+    extra: Sequence[str] = (),
+    also: Sequence[Column] = (),
 ) -> DataFrame:
     """Changes grouped: `_cdc_last`, a struct of the last change's operation, keys, `extra` and the columns that every
-    change sent, and `_cdc_kept_<n>`, a struct of the last value of another one, NULL where none was sent.
+    change sent, and `_cdc_kept_<n>`, a struct of the last value of another one, NULL where none was sent; `also`:
+    further aggregates.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -68,7 +74,7 @@ def last_and_known(
         ).alias(f"_cdc_kept_{at}")
         for at in sorted(unsent)
     ]
-    return changes.groupBy(*by).agg(last, *kept)
+    return changes.groupBy(*by).agg(last, *kept, *also)
 
 
 def _fold(

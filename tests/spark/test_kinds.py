@@ -74,12 +74,12 @@ def test_rows_that_came_and_went_in_one_span_are_deleted_rows_as_in_many(spark: 
     lake = lake_of(lake_root, spark, "soft_span", "delta", deletes="soft", lineage=True)
     lake.land(insert("1", "1"), insert("2", "2"), insert("3", "3"), delete("3"))
     lake.land(update("1", "5"), insert("4", "4"))
-    one = lake.land(delete("1"))
+    one = lake.land(delete("1"), insert("1", "6"), delete("1"))
     two = lake.land(update("4", "9"), Truncate(T), insert("5", "5"), delete("5"))
     lake.land(Truncate(T))
     lake.advance()
-    assert rows_of(lake, "id", "amount", "_is_deleted", "_xid") == [
-        (1, 5, True, one), (2, 2, True, two), (4, 4, True, two),
+    assert rows_of(lake, "id", "amount", "_is_deleted", "_xid", "_ordinal") == [
+        (1, 5, True, one, 1), (2, 2, True, two, 2), (4, 4, True, two, 2),
     ]  # fmt: skip
 
 
