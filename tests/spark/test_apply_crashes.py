@@ -212,15 +212,13 @@ STREAMED = {"12 batch entered", "16 offset not written", "17 not committed"}
 
 
 @FORMATS
-def test_a_start_after_any_break_ends_at_the_oracles_state(
-    spark: Any, lake_root: Path, tmp_path: Path, fmt: str
-) -> None:
+def test_a_start_after_any_break_ends_at_the_oracles_state(spark: Any, lake_root: Path, fmt: str) -> None:
     seeds = [int(GIVEN)] if GIVEN else [random.randrange(1 << 20) for _ in range(1 if BUDGET == 1 else 10)]
     for seed in seeds:
         dice = random.Random(seed)
         points = dice.sample([*POINTS], 2 if BUDGET == 1 else len(POINTS))
         print(f"seed {seed}, {fmt}: {', '.join(points)}")
-        project = make_lake(tmp_path, lake_root, fmt, seed)
+        project = make_lake(lake_root, fmt, seed)
         # One table at a time, so that what dies between two is the same each time; spans are not what is tried here.
         settings = project.pipeline.apply.model_copy(update={"parallelism": 1, "span_rows": 1000})
         project = replace(project, pipeline=project.pipeline.model_copy(update={"apply": settings}))
