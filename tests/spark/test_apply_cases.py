@@ -277,7 +277,7 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
         return [Insert(priced, (name[1:], price)) for name, price in given.items()]
 
     policy = {"numeric": "decimal(5,2)", "misfit": "stop"}
-    lake = Lake(lake_root, spark, "misfits", "delta", table={"types": policy})
+    lake = Lake(lake_root, spark, "misfit_stops", "delta", table={"types": policy})
     first = lake.land(*prices(_1="1.50", _2="2"))
     odd = lake.land(*prices(_3="3"), Update(priced, ("1", "123.456")))
     lake.land(*prices(_4="4"))
