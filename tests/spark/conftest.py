@@ -13,6 +13,16 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.session import derive, start
 from tests.conftest import filling_jars
 
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""For tests of hundreds of small rows and large plans: to compile what they ask takes longer than to interpret it
+(half the time of such a test, measured).
+"""
+
 
 def make_project(root: Path, name: str = "shop", **sections: Any) -> Project:
     source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
@@ -36,16 +46,8 @@ def spark(lake_root: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def interpreted(spark: Any) -> Any:
-    """For tests of hundreds of small rows and large plans: to compile what they ask takes longer than to interpret it
-    (half the time of such a test, measured).
-    """
+    """A session with the settings `INTERPRETED`."""
     session = derive(spark)
-    settings = {
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.shuffle.partitions": "1",
-    }
-    for key, value in settings.items():
+    for key, value in INTERPRETED.items():
         session.conf.set(key, value)
     return session
