@@ -287,7 +287,7 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
         assert (stopped.value.code, stopped.value.exit_code) == ("QUA501", 5)
         assert ([r["id"] for r in lake.rows()], lake.marker().position, lake.held()) == ([1, 2], first, [])
     given = {"from": "public.t", "types": {**policy, "misfit": "quarantine"}}
-    silver = {"defaults": {"namespace": "misfits_delta"}, "tables": [given]}
+    silver = {"defaults": {"namespace": lake.project.name}, "tables": [given]}
     lake.project = make_project(lake_root, lake.project.name, silver=silver, snapshot={"mode": "none"})
     lake.apply()
     assert [(r["id"], str(r["price"])) for r in lake.rows()] == [(1, "1.50"), (2, "2.00"), (3, "3.00"), (4, "4.00")]
