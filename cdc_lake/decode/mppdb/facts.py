@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from cdc_lake.model.relation import ReplicaIdentity, TableName
+from cdc_lake.model.relation import Missing, ReplicaIdentity, TableName
 
 
 class Storage(enum.Enum):
@@ -22,7 +22,8 @@ class FamilyColumn:
     """A column as the catalog has it.
 
     `type_name`: `pg_type.typname`, with the schema before it outside `pg_catalog`. `printed`: `format_type(oid, NULL)`,
-    what text rows print; needed only where the type is not built in.
+    what text rows print; needed only where the type is not built in. `number`: `pg_attribute.attnum`; `missing`: what
+    rows from before it hold (`model.relation.Column`).
     """
 
     name: str
@@ -30,6 +31,22 @@ class FamilyColumn:
     type_oid: int
     modifier: int = -1
     printed: str | None = None
+    number: int | None = None
+    missing: Missing | None = None
+
+    def describe(self) -> list[Any]:
+        """As JSON holds it."""
+        missing = None if self.missing is None else [self.missing.text]
+        return [self.name, self.type_name, self.type_oid, self.modifier, self.printed, self.number, missing]
+
+    @classmethod
+    def from_description(cls, told: Sequence[Any]) -> FamilyColumn:
+        """The inverse, also of those that know neither number nor default; raises TypeError."""
+        *known, missing = told if len(told) > _WITHOUT_NUMBER else (*told, None)
+        return cls(*known, missing=None if missing is None else Missing(*missing))
+
+
+_WITHOUT_NUMBER: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +55,7 @@ class FamilyTableFacts:
 
     `columns` in attribute order, without dropped ones. `identity_columns`: of the primary key under DEFAULT, of the
     index under INDEX; empty where the server logs no key. `type_names`: names by OID, of types that are not built in
-    and not of these columns.
+    and not of these columns. `oid`: the table's.
     """
 
     columns: tuple[FamilyColumn, ...]
@@ -47,6 +64,7 @@ class FamilyTableFacts:
     identity_columns: tuple[str, ...] = ()
     storage: Storage = Storage.ASTORE
     type_names: Mapping[int, str] = field(default_factory=dict)
+    oid: int | None = None
 
     @property
     def whole(self) -> bool:
@@ -57,24 +75,26 @@ class FamilyTableFacts:
     def describe(self) -> dict[str, Any]:
         """As JSON holds it."""
         return {
-            "columns": [[c.name, c.type_name, c.type_oid, c.modifier, c.printed] for c in self.columns],
+            "columns": [c.describe() for c in self.columns],
             "primary_key": list(self.primary_key),
             "identity": self.identity.value,
             "identity_columns": list(self.identity_columns),
             "storage": self.storage.value,
             "type_names": {str(oid): name for oid, name in self.type_names.items()},
+            "oid": self.oid,
         }
 
     @classmethod
     def from_description(cls, info: Mapping[str, Any]) -> FamilyTableFacts:
         """The inverse; raises KeyError, TypeError or ValueError where `info` is not one."""
         return cls(
-            columns=tuple(FamilyColumn(*column) for column in info["columns"]),
+            columns=tuple(map(FamilyColumn.from_description, info["columns"])),
             primary_key=tuple(info["primary_key"]),
             identity=ReplicaIdentity(info["identity"]),
             identity_columns=tuple(info["identity_columns"]),
             storage=Storage(info["storage"]),
             type_names={int(oid): name for oid, name in info["type_names"].items()},
+            oid=info.get("oid"),
         )
 
 

@@ -1,7 +1,7 @@
 """The relation of a row: columns and types are the row's, and what these do not say the catalog's or the last one's.
 
-Of each column the catalog of now adds the modifier where it has one of that name and type, else the layout before does;
-else the modifier is -1, which says that nobody knew.
+Of each column the catalog of now adds modifier, number and the default of old rows where it has one of that name and
+type, else the layout before does; else the modifier is -1, which says that nobody knew.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def relation_of(
         ),
         identity=ReplicaIdentity.FULL if whole else identity,
         primary_key=primary_key if set(primary_key) <= names else (),
+        oid=facts.oid if facts is not None else latest.oid if latest is not None else None,
     )
 
 
@@ -93,7 +94,7 @@ def _column(
 ) -> Column:
     for one in candidates:
         if one is not None and is_of(one, kind):
-            return Column(name, one.type_name, one.type_oid, one.modifier, key)
+            return Column(name, one.type_name, one.type_oid, one.modifier, key, number=one.number, missing=one.missing)
     if isinstance(kind, str):
         oid = OID_OF.get(kind, 0)
         return Column(name, BUILTIN[oid].name if oid else kind, oid, -1, key)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
 from cdc_lake.errors import NoReplicaIdentity
 from cdc_lake.model.relation import ReplicaIdentity, TableName
+from cdc_lake.source.gaussdb.defaults import missing_of
 from cdc_lake.source.quoting import identifier, literal
 from cdc_lake.source.wire.session import WireSession
 
@@ -27,7 +29,8 @@ _TABLE = (
     "WHERE n.nspname = {schema} AND c.relname = {name} AND c.relkind IN ('r', 'p')"
 )
 _COLUMNS = (
-    "SELECT a.attnum, a.attname, tn.nspname, t.typname, a.atttypid, a.atttypmod, format_type(a.atttypid, NULL) "
+    "SELECT a.attnum, a.attname, tn.nspname, t.typname, a.atttypid, a.atttypmod, format_type(a.atttypid, NULL), "
+    "encode(a.attinitdefval, 'hex'), a.atthasdef "
     "FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
     "WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
 )
@@ -66,11 +69,14 @@ def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
         return None
     oid, identity, options = found[0]
     columns, names = [], {}
-    for number, name, schema, kind, type_oid, modifier, printed in session.query(
+    decode = partial(_decoded, session, doing=doing)
+    for number, name, schema, kind, type_oid, modifier, printed, kept, has_default in session.query(
         _COLUMNS.format(oid=oid), doing=doing
     ).rows:
         type_name = (kind or "") if schema == "pg_catalog" else f"{schema}.{kind}"
-        columns.append(FamilyColumn(name or "", type_name, int(type_oid or 0), int(modifier or -1), printed))
+        missing = missing_of(type_name, kept, has_default=has_default == "t", decode=decode)
+        place = (int(type_oid or 0), int(modifier or -1), printed, int(number or 0))
+        columns.append(FamilyColumn(name or "", type_name, *place, missing))
         names[number or ""] = name or ""
     indexes = [_index(row, names) for row in session.query(_INDEXES.format(oid=oid), doing=doing).rows]
     how = ReplicaIdentity(identity or "d")
@@ -81,7 +87,17 @@ def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
         identity_columns=_identity_columns(how, indexes),
         storage=Storage.USTORE if "storage_type=ustore" in _options(options) else Storage.ASTORE,
         type_names=_TypeNames(session),
+        oid=int(oid or 0),
     )
+
+
+def _decoded(session: WireSession, image: bytes, *, doing: str) -> str | None:
+    """Bytes in the encoding of the database as text; None where they are none."""
+    if image.isascii():
+        return image.decode("ascii")
+    text = f"convert_from(decode({literal(image.hex())}, 'hex'), getdatabaseencoding())"
+    sql = f"SELECT CASE WHEN getdatabaseencoding() <> 'SQL_ASCII' THEN {text} END"
+    return session.query(sql, doing=doing).rows[0][0]
 
 
 class _TypeNames(Mapping[int, str]):

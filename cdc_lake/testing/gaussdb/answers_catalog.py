@@ -15,6 +15,55 @@ _KEY_COLUMNS: Final = {"indkey": "array_to_string((c.indkey::int2[])[0:c.indnkey
 """Of an index its key columns only: what PostgreSQL lists behind them, an index of the family has not."""
 
 
+def _turned(value: str, width: int = 0) -> str:
+    """SQL of the bytes of `value` from the last to the first, or of each `width` of them."""
+    step = width or "length(x)"
+    part = "substr(encode(x, 'hex'), 2 * n - 1, 2)"
+    turned = f"string_agg({part}, '' ORDER BY (n - 1) / {step}, n DESC)"
+    return (
+        f"(SELECT decode(coalesce({turned}, ''), 'hex') "
+        f"FROM (SELECT {value} AS x) AS given, generate_series(1, length(x)) AS n)"
+    )
+
+
+def _with_length(value: str) -> str:
+    return f"{_turned(f'int4send((length({value}) + 4) << 2)')} || {value}"
+
+
+_SENT: Final = "numeric_send(v::numeric)"
+_SIGN_AND_SCALE: Final = (
+    f"substr(int4send(256 * (get_byte({_SENT}, 4) + get_byte({_SENT}, 6)) + get_byte({_SENT}, 7)), 3)"
+)
+_NUMERIC: Final = f"({_turned(f'{_SIGN_AND_SCALE} || substr({_SENT}, 3, 2) || substr({_SENT}, 9)', 2)})"
+_KEPT: Final = {
+    "bool": "CASE WHEN v::bool THEN '\\x01'::bytea ELSE '\\x00'::bytea END",
+    "int2": _turned("int2send(v::int2)"),
+    "int4": _turned("int4send(v::int4)"),
+    "int8": _turned("int8send(v::int8)"),
+    "float4": _turned("float4send(v::float4)"),
+    "float8": _turned("float8send(v::float8)"),
+    "timestamp": _turned("timestamp_send(v::timestamp)"),
+    "timestamptz": _turned("timestamptz_send(v::timestamptz)"),
+    "date": _turned("date_send(v::date)"),
+    "text": _with_length("convert_to(v, getdatabaseencoding())"),
+    "varchar": _with_length("convert_to(v, getdatabaseencoding())"),
+    "bpchar": _with_length("convert_to(v, getdatabaseencoding())"),
+    "bytea": _with_length("v::bytea"),
+    "numeric": _with_length(_NUMERIC),
+}
+"""What `pg_attribute.attinitdefval` holds, by type: SQL over the text `v` that PostgreSQL keeps of a default."""
+
+_KEPT_BELOW: Final = 128
+"""Bytes: the server writes rows anew with a longer default."""
+
+_INITIAL: Final = (
+    f"(SELECT CASE WHEN length(kept) < {_KEPT_BELOW} THEN kept END "
+    f"FROM (SELECT CASE t.typname {' '.join(f'WHEN {literal(name)} THEN {kept}' for name, kept in _KEPT.items())} END "
+    "AS kept FROM pg_catalog.pg_type AS t, (SELECT (c.attmissingval::text::text[])[1] AS v) AS missing "
+    "WHERE t.oid = c.atttypid AND c.atthasmissing) AS given)"
+)
+
+
 class ShownCatalog:
     """Partitions are no tables of their own, `keyless` tables have no identity, the stand-in's schema is not there."""
 
@@ -40,6 +89,7 @@ class ShownCatalog:
                 f"SELECT {self._listed(relay, 'pg_class', self._of_class)} FROM pg_catalog.pg_class AS c "
                 f"WHERE NOT relispartition AND relnamespace <> ALL (ARRAY{_HIDDEN})"
             ),
+            "pg_attribute": lambda: f"SELECT c.*, {_INITIAL} AS attinitdefval FROM pg_catalog.pg_attribute AS c",
             "pg_index": lambda: f"SELECT {self._listed(relay, 'pg_index', _KEY_COLUMNS)} FROM pg_catalog.pg_index AS c",
         }
 

@@ -112,9 +112,11 @@ class DeclaredTables:
             schema, _, kind = column.type_name.rpartition(".")
             printed = table.printed[number - 1] if table is not None and table.printed else column.type_name
             place = (str(number), column.name, schema or "pg_catalog", kind)
-            rows.append((*place, str(column.type_oid), str(column.modifier), printed))
+            rows.append((*place, str(column.type_oid), str(column.modifier), printed, None, "f"))
         shown = (("attnum", 21), ("attname", 19), ("nspname", 19), ("typname", 19), ("atttypid", 26))
-        return ResultSet(columns(*shown, ("atttypmod", 23), ("format_type", 25)), rows)
+        return ResultSet(
+            columns(*shown, ("atttypmod", 23), ("format_type", 25), ("encode", 25), ("atthasdef", 16)), rows
+        )
 
     def _indexes(self, table: DeclaredTable | None) -> ResultSet:
         rows = []
