@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from cdc_lake.lake.store import SilverColumn, quoted
-from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
-from cdc_lake.silver.own_columns import CHANGE, UNSENT, old_column, with_own
+from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
+from cdc_lake.silver.own_columns import CHANGE, UNSENT, old_column
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -21,30 +21,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
-    """Every change (`silver.kind.Kind`). `old_values`: and what the server said of the old row."""
+class Append(Kind):
+    """Every change. `old_values`: and what the server said of the old row."""
+
+    words: ClassVar = "`kind: append`"
+    own: ClassVar = (*CHANGE, UNSENT)
+    identity: ClassVar = RowIdentity.PLACE
 
     old_values: bool = False
-
-    @property
-    def words(self) -> str:
-        """As the pipeline says it."""
-        return "`kind: append`"
-
-    @property
-    def own(self) -> tuple[SilverColumn, ...]:
-        """Operation and place, and which columns were not sent."""
-        return (*CHANGE, UNSENT)
-
-    @property
-    def flag(self) -> Flag | None:
-        """No change refers to another."""
-        return None
-
-    @property
-    def identity(self) -> RowIdentity:
-        """A change has a place, not a key."""
-        return RowIdentity.PLACE
 
     def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
         """Operation and place of the change, and which columns were not sent."""
@@ -53,10 +37,6 @@ class Append:
             for at, column in enumerate(shape.columns):
                 old[old_column(column)] = shape.value(at, shape.text(at, "old"))
         return {**CHANGE, UNSENT: shape.unsent_names(), **old}
-
-    def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
-        """The source's, then operation and place."""
-        return with_own(shape)
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """Each change as it is."""

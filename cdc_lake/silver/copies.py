@@ -7,16 +7,15 @@ that came last goes first. To take away what is not there fails the job: silver 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from cdc_lake.lake.store import SilverColumn, quoted
+from cdc_lake.lake.store import quoted
 from cdc_lake.silver.changes import FROM, OP, ORDER, TO, after_truncates
 from cdc_lake.silver.complete import MISSING_BASE
-from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
+from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
 from cdc_lake.silver.merge_sql import insert, same_key
-from cdc_lake.silver.own_columns import COPY, with_own
+from cdc_lake.silver.own_columns import COPY
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -26,37 +25,12 @@ _COPY = quoted(COPY.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
-    """Rows that only their values identify (`silver.kind.Kind`)."""
+class Copies(Kind):
+    """Rows that only their values identify."""
 
-    @property
-    def words(self) -> str:
-        """As the pipeline and the source say it."""
-        return "`kind: current` without a key"
-
-    @property
-    def own(self) -> tuple[SilverColumn, ...]:
-        """`_copy`."""
-        return (COPY,)
-
-    @property
-    def flag(self) -> Flag | None:
-        """All rows."""
-        return None
-
-    @property
-    def identity(self) -> RowIdentity:
-        """All values."""
-        return RowIdentity.CONTENT
-
-    def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
-        """None of its own."""
-        del shape
-        return {}
-
-    def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
-        """The source's, then lineage, then `_copy`."""
-        return with_own(shape, self.own)
+    words: ClassVar = "`kind: current` without a key"
+    own: ClassVar = (COPY,)
+    identity: ClassVar = RowIdentity.CONTENT
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """Copies to be added, `_cdc_op` U, and taken away, D."""

@@ -6,17 +6,15 @@ have to be inserted with such a column fails the statement, because silver is th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from cdc_lake.lake.store import SilverColumn, literal, quoted
+from cdc_lake.lake.store import literal, quoted
 from cdc_lake.silver.changes import OP, after_truncates
 from cdc_lake.silver.complete import complete_moved
-from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
+from cdc_lake.silver.kind import Kind, TablePart
 from cdc_lake.silver.merge_sql import insert, same_key
 from cdc_lake.silver.net_change import net_change, settle, unknown
-from cdc_lake.silver.own_columns import with_own
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -26,37 +24,10 @@ MISSING_ROW = "cdc_lake: an update refers to a row that silver does not have"
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
-    """The rows as they are now (`silver.kind.Kind`)."""
+class Current(Kind):
+    """The rows as they are now."""
 
-    @property
-    def words(self) -> str:
-        """As the pipeline says it."""
-        return "`kind: current`"
-
-    @property
-    def own(self) -> tuple[SilverColumn, ...]:
-        """None."""
-        return ()
-
-    @property
-    def flag(self) -> Flag | None:
-        """All rows."""
-        return None
-
-    @property
-    def identity(self) -> RowIdentity:
-        """One row a key."""
-        return RowIdentity.KEY
-
-    def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
-        """None of its own."""
-        del shape
-        return {}
-
-    def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
-        """The source's, then lineage."""
-        return with_own(shape)
+    words: ClassVar = "`kind: current`"
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """One row a key (`silver.net_change`)."""

@@ -11,18 +11,18 @@ of a key, or the truncate before it, closes the version that silver has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from cdc_lake.errors import ColumnNotTracked
 from cdc_lake.lake.store import SilverColumn, quoted
 from cdc_lake.model.truncated import Truncated
 from cdc_lake.silver.changes import OP, POSITION, TIME
 from cdc_lake.silver.events import HERE, SEGMENT, key_events, key_names
-from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
+from cdc_lake.silver.kind import Flag, Kind, TablePart
 from cdc_lake.silver.merge_sql import insert, same_key, typed_literal
-from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO, with_own
+from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO
 from cdc_lake.silver.shape import Shape, comparable
 from cdc_lake.silver.tracked import AMENDS, merged_runs
 
@@ -33,39 +33,14 @@ _CLOSE, _AMEND, _VERSION = "C", "A", "V"  # what a row for the MERGE does
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """Every version (`silver.kind.Kind`). `track`: the source's columns that make one; None: every change does."""
+class History(Kind):
+    """Every version. `track`: the source's columns that make one; None: every change does."""
+
+    words: ClassVar = "`kind: history`"
+    own: ClassVar = (*VALID_FROM, *VALID_TO, IS_CURRENT)
+    flag: ClassVar = Flag(IS_CURRENT, value=True)
 
     track: tuple[str, ...] | None = None
-
-    @property
-    def words(self) -> str:
-        """As the pipeline says it."""
-        return "`kind: history`"
-
-    @property
-    def own(self) -> tuple[SilverColumn, ...]:
-        """From when until when."""
-        return (*VALID_FROM, *VALID_TO, IS_CURRENT)
-
-    @property
-    def flag(self) -> Flag | None:
-        """The versions that hold now."""
-        return Flag(IS_CURRENT, value=True)
-
-    @property
-    def identity(self) -> RowIdentity:
-        """Versions are of a key."""
-        return RowIdentity.KEY
-
-    def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
-        """None of its own."""
-        del shape
-        return {}
-
-    def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
-        """The source's, then lineage, then from when until when."""
-        return with_own(shape, self.own)
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """Rows that end or amend the version silver has of a key, and new versions; `_cdc_op` says which is which."""

@@ -1,4 +1,4 @@
-"""Kinds: what a silver table keeps of its source table, as the port that the apply loop merges through.
+"""Kinds: what a silver table keeps of its source table, as what the apply loop merges through.
 
 `current` keeps the rows as they are now, `history` every version of a row, `append` every change. A kind says which
 columns the table has, turns changes into what is to be written, and writes it in one statement.
@@ -7,13 +7,15 @@ columns the table has, turns changes into what is to be written, and writes it i
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.span import Span
 from cdc_lake.model.truncated import Truncated
+from cdc_lake.silver.own_columns import with_own
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -51,55 +53,47 @@ class RowIdentity(enum.Enum):
     """Nothing: every change is a row of its own."""
 
 
-class Kind(Protocol):
+class Kind(ABC):
     """One kind of table."""
 
-    @property
-    def words(self) -> str:
-        """The kind as the pipeline file says it."""
-        ...
+    __slots__ = ()
 
-    @property
-    def own(self) -> tuple[SilverColumn, ...]:
-        """The columns by which a table is known to be of this kind; none of the plainest."""
-        ...
-
-    @property
-    def flag(self) -> Flag | None:
-        """Which rows the source's table has now, and changes may refer to; None: all."""
-        ...
-
-    @property
-    def identity(self) -> RowIdentity:
-        """By what changes find their rows."""
-        ...
+    words: ClassVar[str]
+    """The kind as the pipeline file says it."""
+    own: ClassVar[tuple[SilverColumn, ...]] = ()
+    """The columns by which a table is known to be of this kind; none of the plainest."""
+    flag: ClassVar[Flag | None] = None
+    """Which rows the source's table has now, and changes may refer to; None: all."""
+    identity: ClassVar[RowIdentity] = RowIdentity.KEY
+    """By what changes find their rows."""
 
     def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
         """Columns of the table that come with each change, by the SQL over bronze's row that gives them."""
-        ...
+        del shape
+        return {}
 
     def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
-        """All columns of the silver table. Raises NameTaken where the source has one of our own."""
-        ...
+        """All columns of the silver table: the source's, those that come with changes, its own. Raises NameTaken."""
+        return with_own(shape, [column for column in self.own if column not in shape.carried])
 
+    @abstractmethod
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """What is to be written, from typed changes; `target`: its live rows before, None: none.
 
         `traced`: the changes carry `_cdc_row` and `_cdc_origin` (`pipeline.follow`).
         """
-        ...
 
+    @abstractmethod
     def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
         """The SQL that makes view `view`, which holds what `net` gave, part of `table`.
 
         `bounds`: smallest and largest value of an integer first key column, a condition that lets files be skipped.
         """
-        ...
 
+    @abstractmethod
     def appended(self, table: str, view: str, part: TablePart) -> str:
         """The same where no key of view `view` is in `table`: its rows are put behind those that are there."""
-        ...
 
+    @abstractmethod
     def first(self, table: str, view: str, shape: Shape) -> str:
         """The SQL that makes the rows of a snapshot the whole content of `table`."""
-        ...

@@ -110,9 +110,11 @@ def trace(
 
 
 def _transaction(
-    events: list[Event], rows: _Rows, held: frozenset[Key], forced: Mapping[int, str | None]
+    events: Iterable[Event], rows: _Rows | None, held: frozenset[Key], forced: Mapping[int, str | None]
 ) -> tuple[list[Traced], list[Closing], frozenset[Key]]:
-    """One transaction with the changes in `forced` held whatever they are; what waits after it."""
+    """One transaction with the changes in `forced` held whatever they are; what waits after it. `rows`: None where
+    nobody tells them apart.
+    """
     holds = set(held)
     traced: list[Traced] = []
     closings: list[Closing] = []
@@ -120,7 +122,8 @@ def _transaction(
         if event.op == TRUNCATE:
             if holds:
                 closings.append(Closing(event.position, event.ordinal))
-            rows.clear()
+            if rows is not None:
+                rows.clear()
             holds = set()
             continue
         touched = {key for key in (event.old, event.new) if key is not None}
@@ -129,34 +132,20 @@ def _transaction(
         is_held = event.failed or waits or broke is not None or event.ordinal in forced
         if is_held:
             holds |= touched if event.left_to is None else {*touched, event.left_to}
-        row = rows.follow(event, move=not is_held)
+        row = _ANY if rows is None else rows.follow(event, move=not is_held)
         traced.append(Traced(event.position, event.ordinal, row.number, row.origin, is_held, waits, broke))
     return traced, closings, frozenset(holds)
 
 
-def _broken(event: Event, rows: _Rows, forced: Mapping[int, str | None]) -> str | None:
-    if event.partial and event.old is not None and not rows.has(event.old):
+def _broken(event: Event, rows: _Rows | None, forced: Mapping[int, str | None]) -> str | None:
+    if rows is not None and event.partial and event.old is not None and not rows.has(event.old):
         return MISSING
     return forced.get(event.ordinal)
 
 
 def trace_content(events: Iterable[Event], held: frozenset[Key]) -> tuple[list[Traced], list[Closing]]:
     """What waits among rows that their content alone identifies: any number of them may have one key."""
-    holds = set(held)
-    traced: list[Traced] = []
-    closings: list[Closing] = []
-    for event in events:
-        if event.op == TRUNCATE:
-            if holds:
-                closings.append(Closing(event.position, event.ordinal))
-            holds = set()
-            continue
-        touched = {key for key in (event.old, event.new) if key is not None}
-        waits = not holds.isdisjoint(touched)
-        is_held = event.failed or waits
-        if is_held:
-            holds |= touched
-        traced.append(Traced(event.position, event.ordinal, 0, None, is_held, waits))
+    traced, closings, _ = _transaction(events, None, held, {})
     return traced, closings
 
 
@@ -175,6 +164,9 @@ class _Row:
     number: int
     origin: Key | None
     arrival: int
+
+
+_ANY: Final = _Row(0, None, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,16 @@ the span has none, only silver's row may end in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from cdc_lake.lake.store import SilverColumn, quoted
 from cdc_lake.model.truncated import Truncated
 from cdc_lake.silver.changes import OP, POSITION
 from cdc_lake.silver.events import BY, HERE, SEGMENT, key_events, key_names
-from cdc_lake.silver.kind import Flag, RowIdentity, TablePart
+from cdc_lake.silver.kind import Flag, Kind, TablePart
 from cdc_lake.silver.merge_sql import insert, same_key, typed_literal
-from cdc_lake.silver.own_columns import DELETED, LINEAGE, with_own
+from cdc_lake.silver.own_columns import DELETED, LINEAGE
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -30,37 +29,12 @@ _GONE = quoted(DELETED.name)
 
 
 @dataclass(frozen=True, slots=True)
-class Soft:
-    """The rows as they are now or were last (`silver.kind.Kind`)."""
+class Soft(Kind):
+    """The rows as they are now or were last."""
 
-    @property
-    def words(self) -> str:
-        """As the pipeline says it."""
-        return "`kind: current` with soft deletes"
-
-    @property
-    def own(self) -> tuple[SilverColumn, ...]:
-        """`_is_deleted`."""
-        return (DELETED,)
-
-    @property
-    def flag(self) -> Flag | None:
-        """Those that are not deleted."""
-        return Flag(DELETED, value=False)
-
-    @property
-    def identity(self) -> RowIdentity:
-        """One row a key."""
-        return RowIdentity.KEY
-
-    def carried(self, shape: Shape) -> Mapping[SilverColumn, str]:
-        """None of its own."""
-        del shape
-        return {}
-
-    def columns(self, shape: Shape) -> tuple[SilverColumn, ...]:
-        """The source's, then lineage, then `_is_deleted`."""
-        return with_own(shape, self.own)
+    words: ClassVar = "`kind: current` with soft deletes"
+    own: ClassVar = (DELETED,)
+    flag: ClassVar = Flag(DELETED, value=False)
 
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """One row a key: `_cdc_op` U, whole and with `_is_deleted`; D where only silver's row may be gone."""
