@@ -1,6 +1,6 @@
 """The fixed cost of a span: 1,000 changes into 200,000 rows, and ten small tables in one span.
 
-    python benchmarks/small_spans.py [--rounds 7] [--formats delta iceberg]
+    python benchmarks/small_spans.py [--rounds 7] [--warm 8] [--formats delta iceberg]
 
 See `span_pair.py` for what is timed. Ten tables: 20,000 rows and 100 changes each; the plain MERGEs run one after the
 other, apply runs several tables at a time.
@@ -14,14 +14,14 @@ from spans import options, phases, ratios, rounds_of, session
 
 
 def main() -> None:
-    given = options(__doc__, rounds=7).parse_args()
+    given = options(__doc__, rounds=7, warm=8).parse_args()
     small, many = [], []
     with session(given.folder, given.heap) as (spark, root):
         for fmt in given.formats:
             pair = lambda: Pair(spark, root, fmt, "small", tables=1, rows=200_000, changes=1_000, files=2)  # noqa: E731, B023
-            small += rounds_of(pair, fmt, given.rounds)
+            small += rounds_of(pair, fmt, given.rounds, given.warm)
             pair = lambda: Pair(spark, root, fmt, "many", tables=10, rows=20_000, changes=100, files=1)  # noqa: E731, B023
-            many += rounds_of(pair, f"{fmt}, 10 tables", given.rounds // 2)
+            many += rounds_of(pair, f"{fmt}, 10 tables", given.rounds // 2, given.warm // 2)
     tables = [
         ratios("1,000 changes into 200,000 rows; 100 into each of ten tables of 20,000", [*small, *many]),
         phases("Where a small span's time goes", small),
@@ -29,7 +29,7 @@ def main() -> None:
     if given.no_save:
         show(tables)
     else:
-        parameters = {"rounds": given.rounds, "heap_mib": given.heap}
+        parameters = {"rounds": given.rounds, "warm": given.warm, "heap_mib": given.heap}
         save("small_spans", parameters=parameters, runs=[*small, *many], tables=tables)
 
 
