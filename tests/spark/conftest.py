@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,18 @@ import pytest
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.session import derive, start
+from cdc_lake.lake.session import RUNTIME_SETTINGS, configured, start
 from tests.conftest import filling_jars
 
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
 }
-"""For tests of hundreds of small rows and large plans: to compile what they ask takes longer than to interpret it
-(half the time of such a test, measured).
+"""How Spark runs tests of few rows and large plans: compiling takes longer than interpreting (half the time, measured).
+With a greater budget, and in tests marked `compiled`, it runs as in production.
 """
 
 
@@ -44,10 +46,12 @@ def spark(lake_root: Path) -> Iterator[Any]:
     session.stop()
 
 
-@pytest.fixture(scope="session")
-def interpreted(spark: Any) -> Any:
-    """A session with the settings `INTERPRETED`."""
-    session = derive(spark)
-    for key, value in INTERPRETED.items():
-        session.conf.set(key, value)
-    return session
+@pytest.fixture(autouse=True)
+def settings(spark: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The settings of the session and of those that are derived from it."""
+    if BUDGET == 1 and request.node.get_closest_marker("compiled") is None:
+        for key, value in INTERPRETED.items():
+            monkeypatch.setitem(RUNTIME_SETTINGS, key, value)
+    for key in INTERPRETED.keys() - RUNTIME_SETTINGS.keys():
+        spark.conf.unset(key)
+    configured(spark)

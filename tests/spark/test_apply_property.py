@@ -24,7 +24,6 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.names import silver_names
-from cdc_lake.lake.session import RUNTIME_SETTINGS
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
@@ -39,7 +38,7 @@ from tests.random_tables import RandomTable, Traffic, random_tables
 from tests.seeds import seeds
 from tests.silver_rows import Texts, as_texts, silver_rows
 
-from .conftest import INTERPRETED, make_project
+from .conftest import make_project
 
 pytestmark = pytest.mark.spark
 
@@ -216,11 +215,7 @@ def traffic(seed: int) -> tuple[list[RandomTable], list[Transaction]]:
 
 
 @pytest.mark.parametrize("seed", seeds(ROUNDS))
-def test_any_spans_crashes_and_replays_give_the_oracles_silver(
-    spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    for name, value in INTERPRETED.items() if BUDGET == 1 or seed % 2 else ():
-        monkeypatch.setitem(RUNTIME_SETTINGS, name, value)
+def test_any_spans_crashes_and_replays_give_the_oracles_silver(spark: Any, lake_root: Path, seed: int) -> None:
     tables, transactions = traffic(seed)
     print(f"CDC_LAKE_SEED={seed}: {len(tables) * HISTORIES} histories through Delta and as many through Iceberg")
     lakes = [Lake(spark, lake_root, seed, nth, tables) for nth in range(2)]

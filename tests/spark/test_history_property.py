@@ -84,7 +84,7 @@ def _key(row: dict[str, Any]) -> tuple[str, ...]:
     ],
 )
 def test_any_cut_gives_the_oracles_versions(
-    interpreted: Any, tmp_path: Path, identity: ReplicaIdentity, rules: bool, track: tuple[str, ...] | None
+    spark: Any, tmp_path: Path, identity: ReplicaIdentity, rules: bool, track: tuple[str, ...] | None
 ) -> None:
     seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
     print(f"CDC_LAKE_SEED={seed}, {SEEDS} histories, identity {identity.name}, rules {rules}, track {track}")
@@ -97,11 +97,11 @@ def test_any_cut_gives_the_oracles_versions(
     rule = Between(rule="between", column="amount", min=0, max=89, on_fail="quarantine")
     fails = (lambda _, row: row["amount"] is not None and int(row["amount"]) > 89) if rules else None
     target = Target(T, "silver", "many", "delta", None, (rule,) if rules else (), kind="history", track=track)
-    followed(interpreted, tmp_path, seed, layout, transactions, target, Oracle(fails=fails))
+    followed(spark, tmp_path, seed, layout, transactions, target, Oracle(fails=fails))
 
 
 @pytest.mark.parametrize("nth", range(2))
-def test_truncates_close_what_is_there(interpreted: Any, tmp_path: Path, nth: int) -> None:
+def test_truncates_close_what_is_there(spark: Any, tmp_path: Path, nth: int) -> None:
     seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30)) + nth
     print(f"CDC_LAKE_SEED={seed - nth}")
     layout = table("public.many", key=["seed", "id"], **dict.fromkeys(NAMES[:3], "int4"), body="text")
@@ -109,7 +109,7 @@ def test_truncates_close_what_is_there(interpreted: Any, tmp_path: Path, nth: in
     transactions = [history.transaction(1000 + 10 * n) for n in range(120)]
     track = ("amount",) if nth else None
     target = Target(T, "silver", "many", "delta", None, (), kind="history", track=track)
-    followed(interpreted, tmp_path, seed, layout, transactions, target, Oracle())
+    followed(spark, tmp_path, seed, layout, transactions, target, Oracle())
 
 
 def followed(

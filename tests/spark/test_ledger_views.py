@@ -26,6 +26,7 @@ from cdc_lake.testing.messages import TYPE_OIDS, boundaries, raw_transaction, ta
 from tests.bronze_places import FORMATS, Place
 
 pytestmark = [
+    pytest.mark.compiled,
     pytest.mark.spark,
     # py4j leaves its sockets to the garbage collector
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),

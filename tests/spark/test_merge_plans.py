@@ -17,7 +17,7 @@ from cdc_lake.pipeline import strategy
 
 from .test_apply_cases import FORMATS, Lake, T, insert
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.compiled]
 
 
 def plans_of(spark: Any, work: Callable[[], None]) -> list[str]:

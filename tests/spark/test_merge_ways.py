@@ -22,7 +22,7 @@ from cdc_lake.testing.messages import table
 
 from .test_apply_cases import FORMATS, Lake, T, insert, row
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.compiled]
 
 
 def facts(lake: Lake) -> dict[str, Any]:

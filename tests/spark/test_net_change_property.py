@@ -191,7 +191,7 @@ def run_oracles(case: Case, transactions: Sequence[Transaction]) -> Collection[O
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_any_cut_gives_the_oracles_state_and_the_same_holds(interpreted: Any, tmp_path: Path, case: Case) -> None:
+def test_any_cut_gives_the_oracles_state_and_the_same_holds(spark: Any, tmp_path: Path, case: Case) -> None:
     seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
     print(f"CDC_LAKE_SEED={seed}, {SEEDS} histories, {case}")
     given: dict[str, Any] = {"identified": {T: case.keys}, "nullable": case.nullable, "truncates": case.truncates}
@@ -203,7 +203,7 @@ def test_any_cut_gives_the_oracles_state_and_the_same_holds(interpreted: Any, tm
     reader, silver = landed(tmp_path, transactions), Silver(case.keys)
     held, held_keys, rules = [], set[Any](), Counter[str]()
     for span in spans(seed, transactions):
-        done = folded(interpreted, reader, case.target, case.relation, span, silver, held_keys)
+        done = folded(spark, reader, case.target, case.relation, span, silver, held_keys)
         silver.merge(done.net.toArrow().to_pylist(), done.part.unsent, truncated=bool(done.part.truncated))
         record(done, held, held_keys, rules)
     assert silver.rows == {key: row for oracle in oracles for key, row in oracle.tables.get(T, {}).items()}
@@ -237,9 +237,7 @@ class Copies:
 
 
 @pytest.mark.parametrize("rules", [False, True])
-def test_a_table_without_a_key_has_each_row_as_often_as_the_oracle(
-    interpreted: Any, tmp_path: Path, rules: bool
-) -> None:
+def test_a_table_without_a_key_has_each_row_as_often_as_the_oracle(spark: Any, tmp_path: Path, rules: bool) -> None:
     seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
     print(f"CDC_LAKE_SEED={seed}, {SEEDS} histories, rules {rules}")
     layout = relation(ReplicaIdentity.FULL, [])
@@ -257,7 +255,7 @@ def test_a_table_without_a_key_has_each_row_as_often_as_the_oracle(
     reader, silver = landed(tmp_path, transactions), Copies()
     held, waiting = [], set[Any]()
     for span in spans(seed, transactions):
-        done = folded(interpreted, reader, target, layout, span, silver, waiting)
+        done = folded(spark, reader, target, layout, span, silver, waiting)
         silver.merge(done.net.toArrow().to_pylist(), truncated=bool(done.part.truncated))
         record(done, held, waiting, Counter())
         numbers = Counter(row[:-1] for row in silver.rows)

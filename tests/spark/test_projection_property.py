@@ -308,7 +308,7 @@ def bronze_of(
     ],
 )
 def test_any_cut_gives_the_oracles_state_projected_and_filtered(
-    interpreted: Any, tmp_path: Path, transforms: Transforms, identity: ReplicaIdentity, large: set[str]
+    spark: Any, tmp_path: Path, transforms: Transforms, identity: ReplicaIdentity, large: set[str]
 ) -> None:
     seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
     print(f"seed {seed}, {SEEDS} histories, identity {identity.name}, {transforms.where}")
@@ -321,7 +321,7 @@ def test_any_cut_gives_the_oracles_state_projected_and_filtered(
     oracle = Oracle(fails=fails)
     oracle.run(matching(transactions, transforms))
     positions = [t.bounds.position for t in transactions]
-    apply = Apply(interpreted, bronze, target)
+    apply = Apply(spark, bronze, target)
     silver = apply.to([*sorted(random.Random(seed).sample(positions, 2)), positions[-1]])
     rows = [expected(row, transforms) for row in oracle.tables.get(T, {}).values()]
     assert silver.rows == {(row["seed"], row["id"]): row for row in rows if row is not None}
@@ -330,7 +330,7 @@ def test_any_cut_gives_the_oracles_state_projected_and_filtered(
 
 
 def test_what_cannot_be_worked_out_is_held_the_same_in_any_batching(
-    interpreted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows come in with values that were not sent: those changes are held, later ones of their keys wait, by a
     definition that knows no spans. In between the server is told to log whole rows.
@@ -346,7 +346,7 @@ def test_what_cannot_be_worked_out_is_held_the_same_in_any_batching(
         bronze, transactions = bronze_of(tmp_path / partly.name, phases, seed, {"body", "note"}, remembered())
         oracle = partly.oracle()
         oracle.run(transactions)
-        apply = Apply(interpreted, bronze, partly.target)
+        apply = Apply(spark, bronze, partly.target)
         positions = [t.bounds.position for t in transactions]
         silver = apply.to([*sorted(random.Random(seed).sample(positions, 2)), positions[-1]])
         rows = [expected(row, partly.transforms) for row in oracle.rows.values()]
@@ -358,7 +358,7 @@ def test_what_cannot_be_worked_out_is_held_the_same_in_any_batching(
 
 @pytest.mark.parametrize("identity", [ReplicaIdentity.FULL, ReplicaIdentity.DEFAULT])
 def test_every_change_has_what_the_server_said_of_the_old_row_by_silvers_names(
-    interpreted: Any, tmp_path: Path, identity: ReplicaIdentity
+    spark: Any, tmp_path: Path, identity: ReplicaIdentity
 ) -> None:
     seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
     print(f"seed {seed}, {SEEDS} histories, identity {identity.name}")
@@ -389,10 +389,8 @@ def test_every_change_has_what_the_server_said_of_the_old_row_by_silvers_names(
     seen, layouts = outline(files, T, span, snapshot=False), reader.layouts([T])
     kind = kind_of(target, layouts[seen.layouts[-1]])
     shape = shape_of(seen.layouts, layouts, target, kind)
-    projection = projection_of(interpreted, make_project(Path("/nowhere")), target, shape)
-    rows = read_changes(
-        interpreted, span_files(files, T, span, snapshot=False), T, span, snapshot=False, truncates=True
-    )
+    projection = projection_of(spark, make_project(Path("/nowhere")), target, shape)
+    rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False, truncates=True)
     net = fold(rows, None, target, kind, projection.source, seen, span, frozenset(), projection).net
     assert not {"note", "_old_note", "amount", "_old_amount"} & set(net.columns)
     found = net.select(*wanted[0]).orderBy("_position", "_ordinal").toArrow().to_pylist()

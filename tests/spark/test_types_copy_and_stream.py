@@ -28,6 +28,7 @@ from tests.spark.conftest import make_project
 from tests.type_cases import Values, create, create_types, every, insert
 
 pytestmark = [
+    pytest.mark.compiled,
     pytest.mark.spark,
     pytest.mark.live,
     # py4j leaves its sockets to the garbage collector

@@ -28,6 +28,7 @@ from cdc_lake.silver.shape import make_shape
 from tests.spark.conftest import make_project
 
 pytestmark = [
+    pytest.mark.compiled,
     pytest.mark.spark,
     # py4j leaves its sockets to the garbage collector
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),

@@ -18,6 +18,7 @@ from tests.spark.conftest import make_project
 from tests.type_cases import Case, cases
 
 pytestmark = [
+    pytest.mark.compiled,
     pytest.mark.spark,
     pytest.mark.live,
     # py4j leaves its sockets to the garbage collector
