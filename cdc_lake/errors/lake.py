@@ -63,6 +63,13 @@ class SparkDied(LakeError):
         super().__init__(f"the Java process that Spark runs in has ended ({how})")
 
 
+class OtherCatalog(LakeError):
+    """The session of Spark that runs already has the catalog of another pipeline under this one's name."""
+
+    code = "LAK406"
+    hint = "run this pipeline in a process of its own, or keep both in one folder: they share its lake and its catalog"
+
+
 class DestructiveChange(LakeError):
     """The source's table changed in a way that would lose or reinterpret data in silver."""
 

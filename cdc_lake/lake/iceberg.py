@@ -28,6 +28,7 @@ from cdc_lake.lake.marker import (
     layout_app_id,
     read_marker,
 )
+from cdc_lake.lake.spark_catalog import check_catalog
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 from cdc_lake.observe.failpoint import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
 
@@ -62,7 +63,8 @@ class IcebergSilver:
         return read_marker(self._project, self._target, stream)
 
     def columns(self) -> tuple[SilverColumn, ...] | None:
-        """From the table's schema."""
+        """From the table's schema. Raises OtherCatalog."""
+        check_catalog(self._spark, self._project)
         with _MAKING:  # the first use of the catalog in this session
             exists = self._spark.catalog.tableExists(self.name)
         if not exists:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 from urllib.parse import unquote, urlsplit
 
 from cdc_lake.config.project import Project
+from cdc_lake.errors import OtherCatalog
 from cdc_lake.lake.catalog import CatalogAddress, catalog_address
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.7"
 """Only where the catalog is a PostgreSQL database."""
@@ -34,6 +38,16 @@ def catalog_settings(project: Project) -> dict[str, str]:
     if address.warehouse is not None:
         settings["warehouse"] = address.warehouse
     return {prefix: "org.apache.iceberg.spark.SparkCatalog", **{f"{prefix}.{k}": v for k, v in settings.items()}}
+
+
+def check_catalog(spark: SparkSession, project: Project) -> None:
+    """Raise OtherCatalog where a session, which may be another pipeline's, has its tables elsewhere."""
+    name, key = project.pipeline.lake.iceberg.catalog, f"spark.sql.catalog.{project.pipeline.lake.iceberg.catalog}.uri"
+    uris = spark.conf.get(key, ""), catalog_settings(project)[key]
+    there, wanted = (uri.partition("?")[0].rstrip("/") for uri in uris)
+    if there and there != wanted:
+        said = f"this session of Spark has the Iceberg catalog `{name}` at {there}, the pipeline has it at {wanted}"
+        raise OtherCatalog(said, where=project.name)
 
 
 def _connection(address: CatalogAddress) -> dict[str, str]:

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cdc_lake.model.relation import Missing, TableName
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.lake.evolution import operations
+from cdc_lake.model.relation import Missing, Relation, TableName
+from cdc_lake.model.span import Span
 from cdc_lake.source.gaussdb.catalog import facts_of, quoted
 from cdc_lake.source.printing import PRINTING
 from cdc_lake.source.wire.session import WireSession
@@ -63,7 +67,7 @@ def check_old_rows(session: WireSession, table: TableName) -> None:
         for at, (one, text) in enumerate(zip(given, shown[2:], strict=True))
         if not same(one[0], found[f"c{at}"], text)
     ]
-    assert wrong == []
+    assert not wrong, wrong
     assert (found["id"], found["n"]) == (None, None)
     session.query(f"ALTER TABLE {name} ADD COLUMN later int")
     session.query(f"ALTER TABLE {name} ALTER COLUMN later SET DEFAULT 5")
@@ -85,3 +89,43 @@ def missing(session: WireSession, table: TableName) -> dict[str, Missing | None]
     assert facts is not None
     assert [column.number for column in facts.columns] == list(range(1, len(facts.columns) + 1))
     return {column.name: column.missing for column in facts.columns}
+
+
+CHANGES = [
+    "ADD COLUMN b text DEFAULT E'it''s {a,\"b\"}'",
+    "ADD COLUMN c numeric DEFAULT 1.50 NOT NULL",
+    "ADD COLUMN d timestamp DEFAULT clock_timestamp()",
+    "ADD COLUMN f int",
+    "RENAME COLUMN a TO aa",
+    "DROP COLUMN f, ADD COLUMN f int",
+    "ALTER COLUMN f TYPE bigint",
+    "DROP COLUMN aa",
+]
+"""Of a table with a key and `a text`, one after the other."""
+
+WORDS = [
+    ["add column b string to t"],
+    ["add column c string to t"],
+    ["add column d timestamp_ntz to t, rows before it unknown"],
+    ["add column f int to t"],
+    ["rename column a of t to aa"],
+    ["drop column f of t", "add column f int to t"],
+    ["change column f of t from int to bigint"],
+    ["keep column aa of t, NULL from now on"],
+]
+"""What they come to in silver."""
+
+
+def layouts(project: Project, table: TableName) -> list[Relation]:
+    """Those of a table's changes in bronze, in their order."""
+    reader = bronze_reader(project)
+    state = reader.state()
+    assert state is not None
+    found = reader.layouts([table])
+    numbers = reader.changes(table, Span(state.epoch, 0, state.upto))["layout"].to_pylist()
+    return [found[number] for number in dict.fromkeys(numbers)]
+
+
+def words(before: Relation, after: Relation) -> list[str]:
+    """What the second layout comes to in a silver table `t` of the first."""
+    return [change.text("t") for change in operations(before, after)]

@@ -14,8 +14,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.evolution import operations
-from cdc_lake.model.relation import Missing, Relation, TableName
+from cdc_lake.model.relation import Missing, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.action import ActionKind
 from cdc_lake.pipeline.cuts import IN, Cut, TableState, write_cut
@@ -23,6 +22,7 @@ from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.source_view import source_view
 from tests.conftest import Database
+from tests.live.old_rows import layouts, words
 
 pytestmark = pytest.mark.live
 T = TableName("public", "t")
@@ -51,20 +51,6 @@ def receive(project: Project) -> None:
     run(project, once=True, only="receive", stop=threading.Event(), tell=lambda _: None)
 
 
-def layouts(project: Project) -> list[Relation]:
-    """Those of the changes in bronze, in their order."""
-    reader = bronze_reader(project)
-    state = reader.state()
-    assert state is not None
-    found = reader.layouts([T])
-    numbers = reader.changes(T, Span(state.epoch, 0, state.upto))["layout"].to_pylist()
-    return [found[number] for number in dict.fromkeys(numbers)]
-
-
-def words(before: Relation, after: Relation) -> list[str]:
-    return [change.text("t") for change in operations(before, after)]
-
-
 def test_a_layout_says_what_the_stream_leaves_out(database: Database, tmp_path: Path) -> None:
     project = project_of(database, tmp_path)
     with database.connect() as conn:
@@ -87,7 +73,7 @@ def test_a_layout_says_what_the_stream_leaves_out(database: Database, tmp_path: 
             conn.execute(f"ALTER TABLE t {change}")
             conn.execute(f"INSERT INTO t (id) VALUES ({n})")
             receive(project)
-    found = layouts(project)
+    found = layouts(project, T)
     assert [words(*pair) for pair in pairwise(found)] == [
         ["add column b string to t"],
         ["add column c string to t"],
@@ -117,7 +103,7 @@ def test_a_table_dropped_and_made_again_is_another_one(database: Database, tmp_p
         conn.execute(f"ALTER PUBLICATION {project.publication} ADD TABLE t")
         conn.execute("INSERT INTO t VALUES (2)")
         receive(project)
-    assert words(*layouts(project)) == ["begin t again"]
+    assert words(*layouts(project, T)) == ["begin t again"]
 
 
 def test_a_default_of_a_redacted_column_is_redacted_too(database: Database, tmp_path: Path) -> None:
@@ -135,7 +121,7 @@ bronze:
         conn.execute("ALTER TABLE t ADD COLUMN secret text DEFAULT 'canary', ADD COLUMN none text DEFAULT 'canary'")
         conn.execute("INSERT INTO t (id) VALUES (1), (2)")
         receive(project)
-    (found,) = layouts(project)
+    (found,) = layouts(project, T)
     reader = bronze_reader(project)
     state = reader.state()
     assert state is not None
@@ -158,7 +144,7 @@ def test_plan_lists_what_bronze_has_and_then_what_the_source_has_with_their_mark
         )
         conn.execute("INSERT INTO t VALUES (1, 'x', 1)")
         receive(project)
-        cut_here(project, layouts(project)[-1].layout)
+        cut_here(project, layouts(project, T)[-1].layout)
         assert pending(project) == []
         conn.execute("ALTER TABLE t RENAME COLUMN a TO aa")
         conn.execute("INSERT INTO t VALUES (2, 'x', 1)")

@@ -78,7 +78,7 @@ class Lake:
             name,
             silver={"defaults": {"namespace": name}, "tables": sections},
             snapshot={"mode": "none"},
-            apply={"span_rows": HISTORIES * self.dice.randint(50, 500), "parallelism": 2},
+            apply={"span_rows": HISTORIES * self.dice.randint(120, 500), "parallelism": 2},
         )
         self.control = ControlTables(self.project.control)
         self.expected = {str(one.relation.table): one.expected() for one in self.tables}

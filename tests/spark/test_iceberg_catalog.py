@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.errors import TableChangedMeanwhile
+from cdc_lake.errors import OtherCatalog, TableChangedMeanwhile
 from cdc_lake.lake.iceberg import IcebergSilver
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.read import read_silver
@@ -62,3 +62,9 @@ def test_spark_and_pyiceberg_share_a_rest_catalog(spark: Any, tmp_path: Path) ->
             silver.commit("s", stale, 30, lambda to: session.sql(f"INSERT INTO {to} VALUES (3, 'c')"))
         assert silver.marker("s").position == 20
         assert sorted(read_silver(project, target)["id"].to_pylist()) == [1, 2]
+
+
+def test_a_session_that_has_another_pipelines_catalog_is_refused(spark: Any, tmp_path: Path) -> None:
+    project = make_project(tmp_path, silver={"defaults": {"format": "iceberg"}})
+    with pytest.raises(OtherCatalog, match=str(project.lake)):
+        IcebergSilver(derive(spark), project, project.target(TableName("public", "t"))).columns()

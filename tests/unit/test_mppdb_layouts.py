@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
@@ -9,7 +12,7 @@ from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
 from cdc_lake.errors import MalformedMessage, UnknownType, UnreadableRow
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
-from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 
 T = TableName("public", "t")
 ID, NAME, PRICE = (
@@ -255,3 +258,27 @@ def test_a_truncated_table_has_its_last_layout_the_catalogs_or_none():
     layouts.change(insert(id="1", price="2"))
     assert layouts.relation_of(T).names == ("id", "price")
     assert Layouts(Catalog(None)).relation_of(T) == Relation(T, (), ReplicaIdentity.DEFAULT)
+
+
+def test_what_the_catalog_knows_of_a_column_goes_with_it_also_when_the_catalog_has_it_no_more():
+    told = (replace(ID, number=1), replace(NAME, number=3, missing=Missing("it")), replace(PRICE, number=4))
+    catalog = Catalog(replace(KEYED, columns=told, oid=16399))
+    layouts = Layouts(catalog)
+    first = layouts.change(insert(**FULL_ROW)).relation
+    assert first.oid == 16399
+    assert [(c.number, c.missing) for c in first.columns] == [(1, None), (3, Missing("it")), (4, None)]
+    catalog.facts = None
+    again = layouts.change(insert(id="1", name="a", gone="x")).relation
+    assert again.oid == 16399
+    assert [(c.number, c.missing) for c in again.columns] == [(1, None), (3, Missing("it")), (None, None)]
+
+
+def test_facts_survive_being_written_down_also_by_a_version_that_knew_less():
+    whole = replace(NAME, printed="varchar", number=3, missing=Missing(None))
+    facts = replace(KEYED, columns=(ID, whole, replace(PRICE, missing=Missing("0"))), oid=16399)
+    told = json.loads(json.dumps(facts.describe()))
+    assert FamilyTableFacts.from_description(told) == facts
+    older = {**told, "columns": [column[:5] for column in told["columns"]]}
+    del older["oid"]
+    known = (ID, replace(NAME, printed="varchar"), PRICE)
+    assert FamilyTableFacts.from_description(older) == replace(KEYED, columns=known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from cdc_lake.model.relation import Missing, ReplicaIdentity, TableName
 
@@ -42,11 +42,9 @@ class FamilyColumn:
     @classmethod
     def from_description(cls, told: Sequence[Any]) -> FamilyColumn:
         """The inverse, also of those that know neither number nor default; raises TypeError."""
-        *known, missing = told if len(told) > _WITHOUT_NUMBER else (*told, None)
-        return cls(*known, missing=None if missing is None else Missing(*missing))
-
-
-_WITHOUT_NUMBER: Final = 5
+        name, type_name, type_oid, modifier, printed, number, missing = (*told, None, None)[:7]
+        before = None if missing is None else Missing(*missing)
+        return cls(name, type_name, type_oid, modifier, printed, number, before)
 
 
 @dataclass(frozen=True, slots=True)

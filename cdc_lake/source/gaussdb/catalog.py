@@ -69,12 +69,12 @@ def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
         return None
     oid, identity, options = found[0]
     columns, names = [], {}
-    decode = partial(_decoded, session, doing=doing)
+    ways = {"decode": partial(_decoded, session, doing=doing), "printed": partial(_printed, session, doing=doing)}
     for number, name, schema, kind, type_oid, modifier, printed, kept, has_default in session.query(
         _COLUMNS.format(oid=oid), doing=doing
     ).rows:
         type_name = (kind or "") if schema == "pg_catalog" else f"{schema}.{kind}"
-        missing = missing_of(type_name, kept, has_default=has_default == "t", decode=decode)
+        missing = missing_of(type_name, kept, has_default=has_default == "t", **ways)
         place = (int(type_oid or 0), int(modifier or -1), printed, int(number or 0))
         columns.append(FamilyColumn(name or "", type_name, *place, missing))
         names[number or ""] = name or ""
@@ -98,6 +98,11 @@ def _decoded(session: WireSession, image: bytes, *, doing: str) -> str | None:
     text = f"convert_from(decode({literal(image.hex())}, 'hex'), getdatabaseencoding())"
     sql = f"SELECT CASE WHEN getdatabaseencoding() <> 'SQL_ASCII' THEN {text} END"
     return session.query(sql, doing=doing).rows[0][0]
+
+
+def _printed(session: WireSession, number: str, *, doing: str) -> str | None:
+    """A numeric as the server prints it."""
+    return session.query(f"SELECT CAST({literal(number)} AS numeric)", doing=doing).rows[0][0]
 
 
 class _TypeNames(Mapping[int, str]):

@@ -19,11 +19,16 @@ from cdc_lake.model.relation import Missing
 Decode: TypeAlias = Callable[[bytes], str | None]
 """Text from bytes in the database's encoding; None where they are none."""
 
+Print: TypeAlias = Callable[[str], str | None]
+"""A numeric as this server prints it: by a setting with or without the zero before a point."""
+
 _EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001 - of no zone
 _TEXTS: Final = frozenset({"text", "varchar", "bpchar"})
 
 
-def missing_of(type_name: str, kept: str | None, *, has_default: bool, decode: Decode) -> Missing | None:
+def missing_of(
+    type_name: str, kept: str | None, *, has_default: bool, decode: Decode, printed: Print
+) -> Missing | None:
     """What rows from before a column hold in it: from `kept`, the bytes that the catalog keeps, in hexadecimal digits.
 
     Without them NULL, but where the column has a default (`has_default`): the rows may have been written anew with it,
@@ -34,8 +39,10 @@ def missing_of(type_name: str, kept: str | None, *, has_default: bool, decode: D
     image = bytes.fromhex(kept)
     if type_name in _TEXTS:
         return Missing(decode(_payload(image)))
-    printed = _PRINTED.get(type_name)
-    return Missing(None if printed is None else printed(image))
+    text = read(image) if (read := _READ.get(type_name)) is not None else None
+    if type_name == "numeric" and text is not None and text.lstrip("-").startswith("0."):
+        text = printed(text)
+    return Missing(text)
 
 
 def _payload(image: bytes) -> bytes:
@@ -97,7 +104,7 @@ def _day(image: bytes) -> str | None:
         return None
 
 
-_PRINTED: Final[Mapping[str, Callable[[bytes], str | None]]] = {
+_READ: Final[Mapping[str, Callable[[bytes], str | None]]] = {
     "bool": lambda image: "f" if image == b"\0" else "t",
     "int1": _number("<B"),
     "int2": _number("<h"),
