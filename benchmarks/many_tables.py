@@ -88,15 +88,19 @@ class Fleet:
         return [Update(layout, self._workloads[table].insert(key).new) for key in range(count)]
 
 
-def measured_fleet(spark: Any, root: Path, fmt: str, tables: int, spans: list[tuple[int, int]], rounds: int) -> Runs:
-    """Each kind of span `rounds` times and once more to warm up."""
-    fleet, runs = Fleet(spark, root, fmt, tables), []
+def measured_fleets(
+    spark: Any, root: Path, fmt: str, sizes: list[int], spans: list[tuple[int, int]], rounds: int
+) -> Runs:
+    """Each kind of span `rounds` times in each fleet, in turn, and once more to warm up."""
+    fleets, runs = [Fleet(spark, root, fmt, tables) for tables in sizes], []
     for number in range(rounds + 1):
-        for touched, changes in spans:
-            took = fleet.span(touched, changes)
-            runs.append({"format": fmt, "tables": tables, "touched": touched, "round": number, "seconds": took})
-            print(f"  {fmt}, {tables} tables, {touched} touched, round {number}: {took:.2f} s", flush=True)
-    fleet.close()
+        for tables, fleet in zip(sizes, fleets, strict=True):
+            for touched, changes in spans:
+                took = fleet.span(touched, changes)
+                runs.append({"format": fmt, "tables": tables, "touched": touched, "round": number, "seconds": took})
+                print(f"  {fmt}, {tables} tables, {touched} touched, round {number}: {took:.2f} s", flush=True)
+    for fleet in fleets:
+        fleet.close()
     return runs
 
 
@@ -138,10 +142,9 @@ def main() -> None:
     many: Runs = []
     with session(given.folder, given.heap) as (spark, root):
         for fmt in given.formats:
-            for tables in pipelines:
-                few += measured_fleet(spark, root, fmt, tables, [(FEW, OF_FEW)], given.rounds)
+            few += measured_fleets(spark, root, fmt, pipelines, [(FEW, OF_FEW)], given.rounds)
             spans = [(count, OF_MANY) for count in touched]
-            many += measured_fleet(spark, root, fmt, touched[-1], spans, max(1, given.rounds // 2))
+            many += measured_fleets(spark, root, fmt, touched[-1:], spans, max(1, given.rounds // 2))
     found = tables_of(few, many, list(given.formats), pipelines, touched)
     if given.no_save:
         show(found)

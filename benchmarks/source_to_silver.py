@@ -47,20 +47,19 @@ _PATIENCE = 900.0
 
 def project_of(server: EmbeddedServer, root: Path, fmt: str, heap: int) -> Project:
     """A pipeline over all tables, as a file: the receiver's process reads it too."""
-    folder = root / fmt
-    folder.mkdir()
-    (folder / "password").write_text(server.password)
-    (folder / "pipeline.yaml").write_text(
+    (root / "password").write_text(server.password)
+    file = root / f"live_{fmt}.yaml"  # one folder, so one lake: a session has one catalog of Iceberg
+    file.write_text(
         f"""version: 1
 pipeline: live_{fmt}
 source: {{type: postgres, host: {HOST}, port: {server.port}, database: postgres, user: {SUPERUSER},
-         password: "${{file:{folder / "password"}}}", tables: ["public.*"]}}
+         password: "${{file:{root / "password"}}}", tables: ["public.*"]}}
 snapshot: {{mode: none}}
 silver: {{defaults: {{format: {fmt}, namespace: live_{fmt}}}}}
 apply: {{driver_memory: {heap} MiB}}
 """
     )
-    return load_project(folder / "pipeline.yaml")
+    return load_project(file)
 
 
 def fill(spark: Any, project: Project, rows: int) -> None:
