@@ -27,11 +27,11 @@ from cdc_lake.pipeline.tracing import (
     with_rules,
 )
 from cdc_lake.quality.gate import failed_names
-from cdc_lake.silver.changes import FROM, OP, TO, known
+from cdc_lake.silver.changes import FROM, OP, known
 from cdc_lake.silver.complete import any_of, base_rows, complete_for_rules
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.lineage import Closing, Key, trace, trace_content
-from cdc_lake.silver.projecting import filled
+from cdc_lake.silver.projecting import filled, moves
 from cdc_lake.silver.projection import Projection
 
 if TYPE_CHECKING:
@@ -171,9 +171,7 @@ def _partial(span: TableChanges) -> Column:
 
 
 def _moving_keys(changes: DataFrame) -> frozenset[Key]:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    return keys_of(changes.where((F.col(OP) == "U") & (F.col(FROM) != F.col(TO))))
+    return keys_of(changes.where(moves(changes)))
 
 
 def _null_keys(changes: DataFrame) -> frozenset[Key]:

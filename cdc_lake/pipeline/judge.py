@@ -19,7 +19,7 @@ from cdc_lake.quality.rules import fails, rule_name
 from cdc_lake.silver.changes import FROM, OP, POSITION, TO, fits, fits_old, known
 from cdc_lake.silver.complete import any_of, judged
 from cdc_lake.silver.kind import TablePart
-from cdc_lake.silver.projecting import BLIND
+from cdc_lake.silver.projecting import BLIND, moves
 from cdc_lake.silver.projection import MATCHES, NOT_SENT, Projection
 
 if TYPE_CHECKING:
@@ -32,9 +32,10 @@ _INTEGERS = {"smallint", "int", "bigint"}
 class Survey:
     """What a span holds.
 
-    `moved`: updates that change the key; `nulls`: changes of a key with a part that is NULL; `failing`: changes to be
-    held; `lacking`: changes with a judged value that was not sent; `stop`: position and name of the first failing
-    `stop` rule; `bounds`: smallest and largest value of an integer first key column, None where keys move.
+    `moved`: updates that change the key, whether or not a filter takes both rows; `nulls`: changes of a key with a part
+    that is NULL; `failing`: changes to be held; `lacking`: changes with a judged value that was not sent; `stop`:
+    position and name of the first failing `stop` rule; `bounds`: smallest and largest value of an integer first key
+    column, None where keys move.
     """
 
     counts: tuple[RuleCount, ...]
@@ -138,7 +139,7 @@ def survey(changes: DataFrame, target: Target, part: TablePart, judge: Sequence[
     lacking = any_of([(F.col(OP) != "D") & ~F.col(known(at)) for at in sorted(unsent)])
     held = any_of([c.fails for c in judge if c.on_fail == "quarantine"])
     wanted = {
-        "moved": F.count_if((F.col(OP) == "U") & (F.col(FROM) != F.col(TO))),
+        "moved": F.count_if(moves(changes)),
         "nulls": F.count_if(has_null()) if shape.nullable else F.lit(0),
         "judged": F.count_if((F.col(OP) != "D") & (F.col(MATCHES) if MATCHES in changes.columns else F.lit(True))),
         "lacking": F.count_if(lacking),

@@ -24,6 +24,7 @@ BLIND = "_cdc_blind"
 LEFT_TO = "_cdc_left_to"
 """The key that a row has after an update which does not tell by itself whether the row matches."""
 
+_MOVED = "_cdc_moved"  # by a move the row came into silver, or left it
 _WHOLE = "_cdc_whole"  # the change tells the row before it, as far as the filter reads it
 _WAS = "_cdc_was"
 _INSIDE = "_cdc_inside"  # silver has the row before a change
@@ -58,6 +59,7 @@ def _rewritten(after: DataFrame, projection: Projection) -> DataFrame:
     kept = was.where(F.col(MATCHES) | F.col(_WAS)).withColumns(
         {
             OP: operation,
+            _MOVED: moves(was),
             FROM: F.when(F.col(_WAS), F.col(FROM)),
             TO: F.when(~out, F.col(TO)),
             # A row that moved and stopped matching is deleted where it was.
@@ -72,6 +74,15 @@ def _rewritten(after: DataFrame, projection: Projection) -> DataFrame:
         }
     )
     return kept.drop(_WAS)
+
+
+def moves(changes: DataFrame) -> Column:
+    """Whether a change moved a row to another key: also one that a filter made an insert or a delete of."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    if _MOVED in changes.columns:
+        return F.col(_MOVED)
+    return F.coalesce((F.col(OP) == "U") & (F.col(FROM) != F.col(TO)), F.lit(False))
 
 
 def concerning(changes: DataFrame, projection: Projection) -> DataFrame:
@@ -175,7 +186,7 @@ def _silver_columns(
     source, silver = projection.source, projection.silver
     spent = {c.name for c in source.columns}
     spent |= {name(at) for at in range(len(source.columns)) for name in (known, fits, fits_old, judged, told)}
-    spent |= {MATCHES, BLIND, FOUND, LEFT_TO, _WHOLE} | {_old(at) for at in projection.condition}
+    spent |= {MATCHES, BLIND, FOUND, LEFT_TO, _MOVED, _WHOLE} | {_old(at) for at in projection.condition}
     columns = [F.col(quoted(name)) for name in changes.columns if name not in spent]
     unknown: set[int] = set()
     stays = F.col(OP).isin("I", "U")

@@ -329,6 +329,28 @@ def test_any_cut_gives_the_oracles_state_projected_and_filtered(
     assert apply.held
 
 
+def test_a_row_that_enters_at_a_key_before_the_one_that_has_it_moves_out_stays(spark: Any, tmp_path: Path) -> None:
+    """Keys that are checked at the end of the transaction: for a while two rows have one."""
+    layout = layout_of(ReplicaIdentity.FULL)
+
+    def row(at: str, amount: str, body: str | None) -> Any:
+        return ("7", at, amount, body, None)
+
+    def update(old: Any, new: Any) -> Update:
+        return Update(layout, new, old, OldKind.FULL)
+
+    there, outside = row("1", "40", "there"), row("2", "4", None)
+    bronze = DeltaBronze(tmp_path / "bronze", durability="os")
+    bronze.begin_stream("test", 10)
+    enters, leaves = update(outside, row("1", "5", "came")), update(there, row("2", "40", None))
+    for position, changes in ((1000, [Insert(layout, there), Insert(layout, outside)]), (1010, [enters, leaves])):
+        bronze.append([raw_transaction(Transaction(boundaries(position), tuple(changes)))])
+    target = Target(T, "silver", "many", "delta", None, (), transforms=FILTERED)
+    for cuts in ([1000, 1010], [1010]):
+        silver = Apply(spark, tmp_path / "bronze", target).to(cuts)
+        assert [(key, one["body"], one["price"]) for key, one in silver.rows.items()] == [((7, 1), "came", 5)]
+
+
 def test_what_cannot_be_worked_out_is_held_the_same_in_any_batching(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
