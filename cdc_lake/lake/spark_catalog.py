@@ -42,11 +42,11 @@ def catalog_settings(project: Project) -> dict[str, str]:
 
 def check_catalog(spark: SparkSession, project: Project) -> None:
     """Raise OtherCatalog where a session, which may be another pipeline's, has its tables elsewhere."""
-    name, key = project.pipeline.lake.iceberg.catalog, f"spark.sql.catalog.{project.pipeline.lake.iceberg.catalog}.uri"
-    uris = spark.conf.get(key, ""), catalog_settings(project)[key]
+    address = catalog_address(project)
+    uris = spark.conf.get(f"spark.sql.catalog.{address.name}.uri", ""), _connection(address)["uri"]
     there, wanted = (uri.partition("?")[0].rstrip("/") for uri in uris)
     if there and there != wanted:
-        said = f"this session of Spark has the Iceberg catalog `{name}` at {there}, the pipeline has it at {wanted}"
+        said = f"this session of Spark has the Iceberg catalog `{address.name}` at {there}, the pipeline at {wanted}"
         raise OtherCatalog(said, where=project.name)
 
 

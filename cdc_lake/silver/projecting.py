@@ -78,11 +78,9 @@ def _rewritten(after: DataFrame, projection: Projection) -> DataFrame:
 
 def moves(changes: DataFrame) -> Column:
     """Whether a change moved a row to another key: also one that a filter made an insert or a delete of."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
-    if _MOVED in changes.columns:
-        return F.col(_MOVED)
-    return F.coalesce((F.col(OP) == "U") & (F.col(FROM) != F.col(TO)), F.lit(False))
+    return F.col(_MOVED) if _MOVED in changes.columns else (F.col(OP) == "U") & (F.col(FROM) != F.col(TO))
 
 
 def concerning(changes: DataFrame, projection: Projection) -> DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -114,6 +114,20 @@ WORDS = [
     ["keep column aa of t, NULL from now on"],
 ]
 """What they come to in silver."""
+
+
+def altered(
+    run: Callable[[str], object], receive: Callable[[], object], name: str, columns: str, changes: Sequence[str]
+) -> None:
+    """Make a table in SQL and alter it; a row of each of its layouts is received before the next one comes."""
+    run(f"CREATE TABLE {name} (id int PRIMARY KEY, {columns})")
+    receive()
+    run(f"INSERT INTO {name} (id) VALUES (1)")
+    receive()
+    for n, change in enumerate(changes, start=2):
+        run(f"ALTER TABLE {name} {change}")
+        run(f"INSERT INTO {name} (id) VALUES ({n})")
+        receive()
 
 
 def layouts(project: Project, table: TableName) -> list[Relation]:

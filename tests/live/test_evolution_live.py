@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.source_view import source_view
 from tests.conftest import Database
-from tests.live.old_rows import layouts, words
+from tests.live.old_rows import altered, layouts, words
 
 pytestmark = pytest.mark.live
 T = TableName("public", "t")
@@ -54,10 +55,6 @@ def receive(project: Project) -> None:
 def test_a_layout_says_what_the_stream_leaves_out(database: Database, tmp_path: Path) -> None:
     project = project_of(database, tmp_path)
     with database.connect() as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        receive(project)
-        conn.execute("INSERT INTO t VALUES (1, 'x')")
-        receive(project)
         changes = [
             "ADD COLUMN b text DEFAULT E'it''s {a,\"b\"}'",
             "ADD COLUMN c int[] DEFAULT '{1,NULL}'",
@@ -69,10 +66,7 @@ def test_a_layout_says_what_the_stream_leaves_out(database: Database, tmp_path: 
             "ALTER COLUMN f TYPE bigint",
             "DROP COLUMN aa",
         ]
-        for n, change in enumerate(changes, start=2):
-            conn.execute(f"ALTER TABLE t {change}")
-            conn.execute(f"INSERT INTO t (id) VALUES ({n})")
-            receive(project)
+        altered(conn.execute, partial(receive, project), "t", "a text", changes)
     found = layouts(project, T)
     assert [words(*pair) for pair in pairwise(found)] == [
         ["add column b string to t"],

@@ -1,6 +1,7 @@
-"""The whole path under faults: a real server, the public commands, kill -9 at every failpoint; then proof.
+"""The whole path under faults: a real server, the public commands, kill -9 at failpoints; then proof.
 
-`CDC_LAKE_BUDGET` above 1 adds rounds of random failpoints; a failing seed goes into `CDC_LAKE_SEED`.
+`CDC_LAKE_BUDGET` above 1 kills apply at every point and adds rounds of random failpoints; a failing seed goes into
+`CDC_LAKE_SEED`.
 """
 
 from __future__ import annotations

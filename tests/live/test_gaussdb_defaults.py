@@ -4,16 +4,16 @@ asks a real server the same.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.wire.connect import connect
-from tests.live.old_rows import CHANGES, WORDS, check_old_rows, layouts, words
+from tests.live.old_rows import CHANGES, WORDS, altered, check_old_rows, layouts, words
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once
@@ -30,23 +30,11 @@ def test_the_catalog_tells_what_old_rows_show(stand_in: StandIn) -> None:
         check_old_rows(session, TableName("public", "old_rows"))
 
 
-def altered(stand_in: StandIn, project: Project, columns: str, changes: list[str]) -> None:
-    """A table with a row of each of its layouts, received one by one."""
-    with stand_in.database.connect() as conn:
-        conn.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
-        once(project)
-        conn.execute("INSERT INTO t (id) VALUES (1)")
-        once(project)
-        for n, change in enumerate(changes, start=2):
-            conn.execute(f"ALTER TABLE t {change}")
-            conn.execute(f"INSERT INTO t (id) VALUES ({n})")
-            once(project)
-
-
 @pytest.mark.parametrize("kind", [Kind(Style.BINARY, batch=True), Kind(Style.SERIAL)], ids=str)
 def test_layouts_know_old_rows_and_renames(stand_in: StandIn, kind: Kind, tmp_path: Path) -> None:
     project = project_of(stand_in, kind, tmp_path)
-    altered(stand_in, project, "a text", CHANGES)
+    with stand_in.database.connect() as conn:
+        altered(conn.execute, partial(once, project), "t", "a text", CHANGES)
     found = layouts(project, T)
     assert [words(*pair) for pair in pairwise(found)] == WORDS
 
@@ -59,7 +47,9 @@ def test_a_default_of_a_redacted_column_is_redacted_too(stand_in: StandIn, tmp_p
     bronze = {"redact": redact, "redact_key": "k" * 32}
     project = project_of(stand_in, Kind(Style.BINARY, batch=True), tmp_path, bronze=bronze)
     again = "ADD COLUMN secret text DEFAULT 'canary', ADD COLUMN none text DEFAULT 'canary'"
-    altered(stand_in, project, "secret text, none text", ["DROP COLUMN secret, DROP COLUMN none", again])
+    changes = ["DROP COLUMN secret, DROP COLUMN none", again]
+    with stand_in.database.connect() as conn:
+        altered(conn.execute, partial(once, project), "t", "secret text, none text", changes)
     found = {c.name: c for c in layouts(project, T)[-1].columns}
     secret = found["secret"].missing
     assert secret is not None

@@ -45,9 +45,7 @@ _KEPT: Final = {
     "timestamp": _turned("timestamp_send(v::timestamp)"),
     "timestamptz": _turned("timestamptz_send(v::timestamptz)"),
     "date": _turned("date_send(v::date)"),
-    "text": _with_length("convert_to(v, getdatabaseencoding())"),
-    "varchar": _with_length("convert_to(v, getdatabaseencoding())"),
-    "bpchar": _with_length("convert_to(v, getdatabaseencoding())"),
+    **dict.fromkeys(("text", "varchar", "bpchar"), _with_length("convert_to(v, getdatabaseencoding())")),
     "bytea": _with_length("v::bytea"),
     "numeric": _with_length(_NUMERIC),
 }

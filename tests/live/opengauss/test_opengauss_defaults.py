@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.quoting import identifier
-from tests.live.old_rows import CHANGES, WORDS, check_old_rows, layouts, words
+from tests.live.old_rows import CHANGES, WORDS, altered, check_old_rows, layouts, words
 from tests.live.opengauss.receiving import FAST, SERIAL, Kind, Place, once
 
 pytestmark = pytest.mark.live
@@ -26,12 +27,5 @@ def test_layouts_know_old_rows_and_renames(place: Place, kind: Kind) -> None:
     project, name = place.project(kind), f"{identifier(place.name)}.t"
     with place.site.sql() as session:
         session.query(f"CREATE SCHEMA {identifier(place.name)}")
-        session.query(f"CREATE TABLE {name} (id int PRIMARY KEY, a text)")
-        once(project)
-        session.query(f"INSERT INTO {name} (id) VALUES (1)")
-        once(project)
-        for n, change in enumerate(CHANGES, start=2):
-            session.query(f"ALTER TABLE {name} {change}")
-            session.query(f"INSERT INTO {name} (id) VALUES ({n})")
-            once(project)
+        altered(session.query, partial(once, project), name, "a text", CHANGES)
     assert [words(*pair) for pair in pairwise(layouts(project, table))] == WORDS
