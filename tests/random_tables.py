@@ -17,7 +17,7 @@ from cdc_lake.testing.copies import CopiesHistory, CopiesOracle
 from cdc_lake.testing.expected import AppendRows, CopiesRows, CurrentRows, Expected, HistoryRows
 from cdc_lake.testing.histories import History, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, boundaries
-from cdc_lake.testing.oracle import Oracle, Versions
+from cdc_lake.testing.oracle import Key, Oracle, Row, Versions
 
 Way = Literal["current", "soft", "history", "tracked", "append", "copies"]
 WAYS: tuple[Way, ...] = ("current", "current", "soft", "history", "tracked", "append", "copies")
@@ -87,7 +87,7 @@ class RandomTable:
             return CopiesRows(self.relation, copies, lineage)
         if self.way == "append":
             return AppendRows(name, self.fails, misfits, bool(self.section.get("old_values")))
-        missing = self.section.get("missing_row") == "hold"
+        missing = "missing_row" in self.section
         oracle = Oracle({name: self.keys}, fails=lambda _, row: self.fails(row), missing=missing)
         if self.way in {"history", "tracked"}:
             track = self.section.get("track")
@@ -104,6 +104,15 @@ class RandomTable:
                 elif isinstance(other, History) and other is not history:
                     other.emptied(self.relation.table)
         return made
+
+    def reread(self, dice: random.Random) -> dict[Key, Row | None]:
+        """Some keys that its histories know, and some that they do not, with the rows that the source has of them."""
+        rows = [row for one in self.histories if isinstance(one, History) for row in one.rows(self.relation.table)]
+        found: dict[Key, Row | None] = {tuple(row[name] for name in self.keys): dict(row) for row in rows}
+        for key in dice.sample(sorted(found, key=repr), len(found) // 2):
+            other = (key[0], *dice.choice(sorted(found, key=repr))[1:])
+            found.setdefault(other, None)
+        return {key: found[key] for key in dice.sample(sorted(found, key=repr), min(len(found), 6))}
 
     def evolved(self) -> RandomTable:
         """The same with one more column from here on."""
@@ -136,8 +145,8 @@ def _table(
         section |= {"kind": "append", "old_values": dice.random() < 0.5}
     if dice.random() < 0.5:
         section["rules"] = [RULE]
-    if way != "append" and dice.random() < 0.5:
-        section["lineage"] = True
+    lineage = way != "append" and dice.random() < 0.5
+    section |= {"lineage": True} if lineage else {}
     typed = dice.sample(KINDS, dice.randint(1, 3))
     if way == "tracked":
         section["track"] = ["amount", *dice.sample([kind.column.name for kind in typed], dice.randint(0, 1))]
@@ -155,9 +164,9 @@ def _table(
     relation, keys, given = _identified(identity, name, others)
     if given:
         section["keys"] = list(keys)
-    missing = way != "append" and dice.random() < 0.2
-    if missing:
-        section["missing_row"] = "hold"
+    missing = way != "append" and dice.random() < 0.3
+    if missing:  # what is read again is no change, and has no lineage that could be foretold
+        section["missing_row"] = "hold" if lineage else "reread"
     nullable = frozenset({"maybe"})
     rows = [
         History(
@@ -217,14 +226,27 @@ def _relation(
     return Relation(TableName("public", name), flagged, identity, key)
 
 
+@dataclass(frozen=True)
+class Reread:
+    """What the source has of some keys of a table right before a position."""
+
+    relation: Relation
+    names: tuple[str, ...]
+    position: int
+    rows: dict[Key, Row | None]
+
+
 @dataclass
 class Traffic:
-    """Transactions over tables: each has changes of a few histories of any of them."""
+    """Transactions over tables: each has changes of a few histories of any of them. `rereads`: what is read again of
+    tables behind the transaction at a position.
+    """
 
     seed: int
     tables: list[RandomTable]
     position: int = 1000
     dice: random.Random = field(init=False)
+    rereads: dict[int, list[Reread]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
@@ -238,5 +260,10 @@ class Traffic:
                 changes += table.changes(self.dice.choice(table.histories), self.position)
             bounds = boundaries(self.position)
             out.append(Transaction(bounds, tuple(changes), tuple(self.position for _ in changes)))
+            self.rereads[self.position] = [
+                Reread(one.relation, one.keys, self.position + 1, one.reread(self.dice))
+                for one in self.tables
+                if one.section.get("missing_row") == "reread" and self.dice.random() < 0.2
+            ]
             self.position += 10
         return out

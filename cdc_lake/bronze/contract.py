@@ -19,12 +19,15 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
     (
         "ordinal",
         pa.int64(),
-        "0 = BEGIN, then the changes, last = COMMIT; NULL for layout rows; for snapshot rows unique over all tables",
+        (
+            "0 = BEGIN, then the changes, last = COMMIT; NULL for layout rows; for rows of the copy unique over all "
+            "tables; below zero for rows that were read again, which are so right before the position"
+        ),
     ),
     (
         "op",
         pa.string(),
-        "B begin, R layout, I U D T changes, M logical message, C commit, S snapshot row, X undecodable",
+        "B begin, R layout, I U D T changes, M logical message, C commit, S row of a snapshot, X undecodable",
     ),
     ("csn", pa.int64(), "commit sequence number, NULL where the source has none"),
     ("first_lsn", pa.int64(), "LSN of the transaction's first record, NULL where the source does not give it"),

@@ -34,6 +34,7 @@ def folded(reader: BronzeReader, epoch: int, keys: Mapping[str, Sequence[str]]) 
     tables: dict[str, Rows] = {name: {} for name in keys}
     wanted = (pc.field("epoch") == epoch) & pc.field("relation").isin(pa.array(list(keys), pa.string()))
     wanted &= pc.field("op").isin([SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE])
+    wanted &= pc.field("ordinal") >= 0  # rows that were read again are not of the stream
     for part in in_order(files, files.select(epoch=epoch, relations=list(keys)), _COLUMNS, wanted):
         for row in part.to_pylist():
             table = row["relation"]

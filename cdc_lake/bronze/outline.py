@@ -7,6 +7,7 @@ of the files whose statistics overlap the span.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE
 from cdc_lake.bronze.files import Files
 from cdc_lake.model.relation import TableName
+from cdc_lake.model.reread import Reread
 from cdc_lake.model.span import Span
 from cdc_lake.model.truncated import Truncated
 
@@ -36,7 +38,7 @@ class Outline:
     order. `unchanged`: layout → positions in the new tuple that some change did not send. `olds`: updates that carry an
     old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none. `inserts`:
     how many of the rows are. `by_key`: layouts in which a change names its old row by its key; `bare`: the position of
-    the first update or delete that does not name all of it.
+    the first update or delete that does not name all of it. `rereads`: whose rows are among the changes.
     """
 
     rows: int
@@ -48,6 +50,7 @@ class Outline:
     inserts: int = 0
     by_key: frozenset[int] = frozenset()
     bare: int | None = None
+    rereads: tuple[Reread, ...] = ()
 
     @property
     def layouts(self) -> tuple[int, ...]:
@@ -70,11 +73,15 @@ def span_files(files: Files, table: TableName, span: Span, *, snapshot: bool) ->
     return files.select(epoch=span.epoch, after=after, upto=span.upto, relations=[str(table)])
 
 
-def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Outline:
-    """Read the outline of `table` in `span`; with `snapshot` of its snapshot rows at `span.upto` instead."""
-    ops = [SNAPSHOT] if snapshot else [INSERT, UPDATE, DELETE, TRUNCATE]
-    position = pc.field("position")
-    wanted = (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table)) & pc.field("op").isin(ops)
+def outline(files: Files, table: TableName, span: Span, *, snapshot: bool, rereads: Sequence[Reread] = ()) -> Outline:
+    """Read the outline of `table` in `span`, with `rereads` in it; with `snapshot` of its snapshot rows at `span.upto`
+    instead.
+    """
+    op, ordinal, position = pc.field("op"), pc.field("ordinal"), pc.field("position")
+    wanted = op.isin([SNAPSHOT] if snapshot else [INSERT, UPDATE, DELETE, TRUNCATE])
+    for one in rereads:
+        wanted |= (op == SNAPSHOT) & (ordinal >= one.first) & (ordinal <= one.last)
+    wanted &= (pc.field("epoch") == span.epoch) & (pc.field("relation") == str(table))
     wanted &= (position <= span.upto) & (position > (span.upto - 1 if snapshot else span.after))
     paths = span_files(files, table, span, snapshot=snapshot)
     rows = files.read(paths, _COLUMNS, wanted)
@@ -85,7 +92,7 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Ou
         truncated = tuple(Truncated(**row) for row in found.sort_by(_ORDER).to_pylist())
     updates = rows.filter(pc.and_(pc.equal(rows["op"], UPDATE), pc.is_valid(rows["old_kind"])))
     nameless = rows.filter(pc.and_(pc.equal(rows["op"], DELETE), pc.is_null(rows["old_kind"])))
-    named = pc.equal(rows["old_kind"], "key")
+    named = pc.and_(pc.equal(rows["old_kind"], "key"), pc.not_equal(rows["op"], SNAPSHOT))
     whole = pc.fill_null(pc.equal(rows["old_kind"], "full"), False)
     old = rows.filter(pc.and_(pc.is_in(rows["op"], pa.array([UPDATE, DELETE])), pc.invert(whole)))
     return Outline(
@@ -98,6 +105,7 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool) -> Ou
         inserts=pc.sum(pc.equal(rows["op"], INSERT)).as_py() or 0,
         by_key=frozenset(rows.filter(pc.fill_null(named, False))["layout"].to_pylist()),
         bare=old["position"][0].as_py() if old.num_rows else None,
+        rereads=tuple(rereads),
     )
 
 

@@ -72,9 +72,17 @@ def build(
     return pa.table({name: columns[name] for name in SCHEMA.names}, schema=SCHEMA), head
 
 
-def snapshot_rows(
-    relation: Relation, rows: Any, *, stream: str, epoch: int, position: int, first_ordinal: int, ingest_ts: int
-) -> pa.Table:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows of a snapshot stand, and when they were written: microseconds since 1970."""
+
+    stream: str
+    epoch: int
+    position: int
+    ingest_ts: int
+
+
+def snapshot_rows(relation: Relation, rows: Any, place: Place, first_ordinal: int) -> pa.Table:
     """The rows of one snapshot chunk: its layout row, then one `S` row an entry of the list<string> array `rows`."""
     values = _one(rows, SCHEMA.field("new").type)
     size = len(values) + 1
@@ -84,17 +92,32 @@ def snapshot_rows(
     nothing = np.zeros(size, bool)
     nothing[0] = True
     columns = {
-        "position": pa.array(np.full(size, position, np.int64)),
+        "position": pa.array(np.full(size, place.position, np.int64)),
         "ordinal": pa.array(ordinal, mask=nothing),
         "op": pa.array([RELATION] + [SNAPSHOT] * len(values), pa.string()),
         "relation": pa.repeat(str(relation.table), size),
         "layout": pa.array(np.full(size, relation.layout, np.int64)),
         "new": pa.ListArray.from_arrays(pa.array(offsets), values.values, mask=pa.array(nothing)),
         "info": pa.array([_layout_info(relation)] + [None] * len(values), pa.string()),
-    } | _constants(size, stream=stream, epoch=epoch, ingest_ts=ingest_ts)
-    return pa.table(
-        {f.name: columns[f.name] if f.name in columns else pa.nulls(size, f.type) for f in SCHEMA}, schema=SCHEMA
-    )
+    } | _constants(size, stream=place.stream, epoch=place.epoch, ingest_ts=place.ingest_ts)
+    return _whole(columns, size)
+
+
+def absent_rows(relation: Relation, keys: Any, place: Place, first_ordinal: int) -> pa.Table:
+    """One `S` row without a new tuple an entry of `keys`, a list<string> array by position in the layout, where only
+    the key is told: a snapshot has no row of it.
+    """
+    size = len(keys)
+    columns = {
+        "position": pa.array(np.full(size, place.position, np.int64)),
+        "ordinal": pa.array(np.arange(first_ordinal, first_ordinal + size, dtype=np.int64)),
+        "op": pa.repeat(SNAPSHOT, size),
+        "relation": pa.repeat(str(relation.table), size),
+        "layout": pa.array(np.full(size, relation.layout, np.int64)),
+        "old": _one(keys, SCHEMA.field("old").type),
+        "old_kind": pa.repeat("key", size),
+    } | _constants(size, stream=place.stream, epoch=place.epoch, ingest_ts=place.ingest_ts)
+    return _whole(columns, size)
 
 
 @dataclass(frozen=True)
@@ -142,6 +165,13 @@ def _one(values: Any, kind: pa.DataType) -> Any:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     return values if values.type == kind else values.cast(kind)
+
+
+def _whole(columns: dict[str, Any], rows: int) -> pa.Table:
+    """A table of the contract; columns that are not given are NULL."""
+    return pa.table(
+        {f.name: columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in SCHEMA}, schema=SCHEMA
+    )
 
 
 def _constants(rows: int, *, stream: str, epoch: int, ingest_ts: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_lake.bronze.contract import DELETE, INSERT, SCHEMA, TRUNCATE, UPDATE
+from cdc_lake.bronze.contract import DELETE, INSERT, SCHEMA, SNAPSHOT, TRUNCATE, UPDATE
 from cdc_lake.bronze.files import Files
 from cdc_lake.errors import LakeError
 from cdc_lake.model.span import Span
@@ -63,7 +63,8 @@ def _rows(files: Files, span: Span) -> Iterator[pa.Table]:
     """The changes of a span, a part at a time."""
     position = pc.field("position")
     wanted = (pc.field("epoch") == span.epoch) & (position > span.after) & (position <= span.upto)
-    wanted &= pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE])
+    again = (pc.field("op") == SNAPSHOT) & (pc.field("ordinal") < 0)  # rows that were read again
+    wanted &= pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE]) | again
     paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto)
     return files.batches(paths, _COLUMNS, wanted)
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from cdc_lake.bronze.contract import snapshot_app
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed, Tabulate
-from cdc_lake.bronze.rows import build, snapshot_rows
+from cdc_lake.bronze.rows import Place, absent_rows, build, snapshot_rows
 from cdc_lake.bronze.table import BronzeTable, Written
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.digest import GENESIS
@@ -26,10 +26,17 @@ from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import AnotherReceiver, NoStream, NotInOrder
 from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.relation import Relation
+from cdc_lake.model.reread import Reread
 from cdc_lake.observe.failpoint import FILE_WRITTEN, STATE_READ, failpoint
 
 FILE_BYTES = 1 << 30
 """Size in memory above which a commit has more than one file: only a transaction larger than any batch gets there."""
+
+
+_REREAD_BITS, _REREAD_BELOW = 20, 1 << 62
+"""The ordinals of rows that are read again: the milliseconds of their writing, so many bits up, all below zero. So at
+their position they are before all changes, and what was written later is behind. At most a million at a time.
+"""
 
 
 def _now() -> int:
@@ -119,17 +126,23 @@ class TableBronze:
         last = self._table.last_chunk(app)
         if last is not None and chunk <= last:
             return _landed(state, self._table.version)
-        table = snapshot_rows(
-            relation,
-            rows,
-            stream=state.stream,
-            epoch=state.epoch,
-            position=position,
-            first_ordinal=first_ordinal,
-            ingest_ts=self._clock(),
-        )
+        place = Place(state.stream, state.epoch, position, self._clock())
+        table = snapshot_rows(relation, rows, place, first_ordinal)
         version, size = self._land(state, table, {app: chunk})
         return _landed(state, version, changes=table.num_rows - 1, bytes_written=size)
+
+    def append_reread(self, relation: Relation, rows: pa.Array, absent: pa.Array, position: int) -> Reread:
+        """Append rows that were read again at the source, as they are right before `position`, and keys that no row has
+        then: outside the chain and its markers, beside a receiver, as upkeep is. Both are list<string> by position in
+        the layout. Raises AnotherReceiver where the receiver came first.
+        """
+        state, now = self._stream(), self._clock()
+        first = (now // 1_000 << _REREAD_BITS) - _REREAD_BELOW
+        place = Place(state.stream, state.epoch, position, now)
+        there = snapshot_rows(relation, rows, place, first)
+        gone = absent_rows(relation, absent, place, first + len(rows))
+        self._land(state, pa.concat_tables([there, gone]), {})
+        return Reread(position, first, len(rows) + len(absent))
 
     # ── the table ──
 

@@ -59,7 +59,11 @@ TABLES: dict[str, Columns] = {
         _EPOCH,
         ("position", _LONG, "position the rows stand for"),
         ("tables", _TEXT, "JSON: table → what was copied"),
-        ("state", _TEXT, "started, complete or abandoned; the newest row of a snapshot counts"),
+        (
+            "state",
+            _TEXT,
+            "started, complete or abandoned, the newest row of a snapshot counts; reread: rows read again",
+        ),
         _RECORDED,
     ),
     "cuts": (

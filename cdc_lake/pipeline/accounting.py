@@ -33,7 +33,8 @@ class HeldChange:
     def keys(self, names: Sequence[str]) -> tuple[Key | None, Key | None]:
         """The key it leaves and the key it gives, None where there is none."""
         before = self.old if self.old is not None else self.new
-        leaves = None if self.op in (INSERT, SNAPSHOT) or before is None else _key(before, names)
+        arrives = self.op == INSERT or (self.op == SNAPSHOT and self.new is not None)
+        leaves = None if arrives or before is None else _key(before, names)
         gives = None
         if self.op != DELETE and self.new is not None:
             known = {**(self.old or {}), **{n: v for n, v in self.new.items() if n not in self.unchanged}}
@@ -92,7 +93,9 @@ def folded(
                 state[key] = dict(silver[key]) if key in silver else None
         before = state.get(leaves) if leaves is not None else None
         lacks = leaves is not None and before is None and not partial
-        if lacks or (leaves is None and gives is not None and state[gives]):
+        if change.op == SNAPSHOT:  # it was read again: whatever was before, this is so
+            odd -= {leaves, gives}
+        elif lacks or (leaves is None and gives is not None and state[gives]):
             odd.update(key for key in (leaves, gives) if key is not None)
         if leaves is not None and leaves != gives:
             state[leaves] = None

@@ -33,6 +33,7 @@ from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, check_kept, last_cut, write_cut
 from cdc_lake.pipeline.first_content import first_content
 from cdc_lake.pipeline.keeping import Keeper
+from cdc_lake.pipeline.reread import Rereader, reread_tables
 from cdc_lake.pipeline.table_steps import Load, TableSteps
 from cdc_lake.pipeline.waiting import undecoded
 from cdc_lake.source.stream import shown
@@ -65,6 +66,9 @@ class Advance:
         self._bronze = bronze_reader(project)
         self._control = ControlTables(project.control)
         self._steps = TableSteps(project, spark, tell, allowed)
+        silver = project.pipeline.silver
+        rereads = "reread" in {silver.defaults.missing_row, *(table.missing_row for table in silver.tables)}
+        self._rereader = Rereader(project, self._bronze, self._control, tell) if rereads else None
         self._keeper = Keeper(project, self._control, self._steps.sql, tell)
         self._run = uuid.uuid4().hex[:12]
         self._began = datetime.now(UTC)
@@ -101,13 +105,16 @@ class Advance:
         top = state.upto if goal is None else min(goal, state.upto)
         tables = self._catch_up(state, tables, position)
         while position < top and not stop.is_set():
-            commits = self._next(state, Span(state.epoch, position, top))
-            if not commits:
+            ahead = Span(state.epoch, position, top)
+            commits = self._next(state, ahead)
+            if not commits and not self._only_rereads(state, ahead):
                 break
-            position, tables = self._span(state, tables, position, commits)
+            position, tables = self._span(state, tables, position, commits, commits[-1].position if commits else top)
             self.done.upto = position
             if position < top:
                 tables = self._catch_up(state, tables, position)
+        if position >= top and self._rereader is not None and not stop.is_set():
+            self._rereader.step(state, tables)
 
     def record(self, seconds: float, outcome: str) -> None:
         """Write the row of this run into `runs`."""
@@ -160,28 +167,35 @@ class Advance:
             self._tell(Progress("apply", f"silver waits: {error.message}", facts={"code": error.code}))
         self._waiting = error.message
 
+    def _only_rereads(self, state: BronzeState, ahead: Span) -> bool:
+        """Whether a span without transactions has rows that were read again."""
+        if self._rereader is None or not reread_tables(self._control.snapshots(), state.stream, ahead):
+            return False
+        return next(iter(self._bronze.commits_in_turn(ahead)), None) is None
+
     def _span(
-        self, state: BronzeState, tables: dict[str, TableState], after: int, commits: Sequence[CommitRow]
+        self, state: BronzeState, tables: dict[str, TableState], after: int, commits: Sequence[CommitRow], upto: int
     ) -> tuple[int, dict[str, TableState]]:
         """Apply one span, up to where a table needs another layout; the position reached and the tables there.
 
         A table that waits is not of it: it catches up alone.
         """
-        upto = commits[-1].position
         touched = {relation for commit in commits for relation in commit.counts}
+        touched |= reread_tables(self._control.snapshots(), state.stream, Span(state.epoch, after, upto))
         touched -= {relation for relation, table in tables.items() if table.state == BROKEN}
         load = Load(sum(commit.changes for commit in commits), sum(commit.size for commit in commits))
         jobs = self._steps.jobs(state, tables, touched, Span(state.epoch, after, upto), load)
         layouts = [job.next_layout for job in jobs if job.next_layout is not None]
         if layouts:
-            return self._span(state, tables, after, [c for c in commits if c.position < min(layouts)])
+            fewer = [c for c in commits if c.position < min(layouts)]
+            return self._span(state, tables, after, fewer, fewer[-1].position if fewer else min(layouts) - 1)
         prepared = self._steps.prepare(jobs, tables)
         stops = sorted(p.stop for p in prepared if p.stop is not None)
         if stops:
             position, rule = stops[0]
             before = [c for c in commits if c.position < position]
             if before:
-                self._span(state, tables, after, before)
+                self._span(state, tables, after, before, before[-1].position)
             for one in prepared:
                 if not before:
                     self.done.count(one)

@@ -95,7 +95,9 @@ class FamilySide:
     def rows(self, relation: Relation, one: Published) -> pa.Table:
         """See CompareSource."""
         columns = ", ".join(identifier(name) for name in relation.names)
-        query, codec = f"SELECT {columns} FROM {quoted(one.table)}", sql_codec(self._project, self._facts.encoding)
+        where = f" WHERE {one.row_filter}" if one.row_filter else ""
+        query = f"SELECT {columns} FROM {quoted(one.table)}{where}"
+        codec = sql_codec(self._project, self._facts.encoding)
         with ExitStack() as held:
             if codec.python != "utf-8":
                 held.enter_context(own_encoding(self._reading, codec.encoding, query))

@@ -31,7 +31,9 @@ class CompareSource(Protocol):
         ...
 
     def rows(self, relation: Relation, one: Published) -> pa.Table:
-        """All rows of a captured table in the snapshot: large_string columns by name, text as the server prints it."""
+        """The rows of a captured table in the snapshot that its row filter takes: large_string columns by name, text as
+        the server prints it.
+        """
         ...
 
     def ahead(self, shown: Shown, after: int) -> Sequence[Unlanded] | None:

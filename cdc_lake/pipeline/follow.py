@@ -77,7 +77,7 @@ class TableChanges:
     @property
     def holds_missing(self) -> bool:
         """Whether changes of rows that silver lacks are held for that; a filter keeps rows out of silver itself."""
-        return self.table.missing_row == "hold" and not self.filtered
+        return self.table.missing_row != "stop" and not self.filtered
 
     @property
     def needed_unsent(self) -> frozenset[int]:

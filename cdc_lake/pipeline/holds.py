@@ -1,16 +1,18 @@
 """Holds: which keys of a table wait, kept in the control table `held`.
 
 A row of it is one change that was kept back (`failed`: it breaks a rule; `waiting`: a change of the same key is held
-before it), or `closed`: a truncate that ended all holds of its table. Rows count only up to the table's watermark:
-those above it belong to a span that was not merged, and are written again with it. Nor do they count beside another
-generation of the table than theirs: a rebuild judges every change again and records its own.
+before it), or `closed`: what ended holds, a truncate those of its table, a row that was read again those of its key.
+Rows count only up to the table's watermark: those above it belong to a span that was not merged, and are written again
+with it. Nor do they count beside another generation of the table than theirs: a rebuild judges every change again and
+records its own.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,11 +41,25 @@ def open_holds(held: pa.Table, relation: str, epoch: int, generation: int, water
         & (pc.field("generation") == generation)
         & (pc.field("position") <= watermark)
     ).sort_by([("position", "ascending"), ("ordinal", "ascending")])
-    reasons = mine["reason"].to_pylist()
-    if CLOSED in reasons:
-        mine = mine.slice(len(reasons) - reasons[::-1].index(CLOSED))
-    keys = [*mine["key"].to_pylist(), *mine["from_key"].to_pylist()]
-    return OpenHolds(mine, frozenset(tuple(key) for key in keys if key is not None))
+    rows = mine.select(["reason", "key", "from_key"]).to_pylist()
+    ends = [at for at, row in enumerate(rows) if row["reason"] == CLOSED and row["key"] is None]
+    first = ends[-1] + 1 if ends else 0
+    since: dict[Key, int] = {}  # key → the first of its changes that are held
+    for at, row in enumerate(rows[first:], first):
+        for key in _keys(row):
+            if row["reason"] == CLOSED:
+                since.pop(key, None)
+            else:
+                since.setdefault(key, at)
+    stays = [
+        at >= first and row["reason"] != CLOSED and any(since.get(key, at + 1) <= at for key in _keys(row))
+        for at, row in enumerate(rows)
+    ]
+    return OpenHolds(mine.filter(pa.array(stays, pa.bool_())), frozenset(since))
+
+
+def _keys(row: Mapping[str, Any]) -> set[Key]:
+    return {tuple(key) for key in (row["key"], row["from_key"]) if key is not None}
 
 
 def record(
@@ -68,6 +84,8 @@ def record(
             f"relation = '{text}' AND epoch = {span.epoch} AND generation = {generation} AND position > {span.after}",
         )
     rows = [_row(target, stream, span, generation, closing.position, closing.ordinal) for closing in closings]
+    for row, closing in zip(rows, closings, strict=True):
+        row.update({} if closing.key is None else {"op": "S", "key": list(closing.key)})
     if held is not None:
         for change in held.to_pylist():
             row = _row(target, stream, span, generation, change["position"], change["ordinal"])

@@ -89,7 +89,7 @@ def point(bronze: BronzeReader, shown: Shown, lowest: int, ahead: Callable[[int]
     if more is None:
         state = _awaited(bronze, state, shown.position)
     touches = [Touch(one.position, one.number, one.tables, landed=False) for one in more or ()]
-    touches += _landed(bronze, state, shown, lowest)
+    touches += landed_near(bronze, state, shown, lowest)
     return Point(shown, tuple(touches), complete=more is not None or state.upto >= shown.position)
 
 
@@ -101,7 +101,7 @@ def _awaited(bronze: BronzeReader, state: BronzeState, position: int) -> BronzeS
     return state
 
 
-def _landed(bronze: BronzeReader, state: BronzeState, shown: Shown, lowest: int) -> Iterable[Touch]:
+def landed_near(bronze: BronzeReader, state: BronzeState, shown: Shown, lowest: int) -> Iterable[Touch]:
     """Landed transactions that the snapshot may not show or that lie above the lowest watermark."""
     span = Span(state.epoch, -1, state.upto)
     files = bronze.files()

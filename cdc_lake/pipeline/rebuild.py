@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from cdc_lake.bronze.nearby import Nearby
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
@@ -47,6 +46,7 @@ from cdc_lake.pipeline.division import check_divided, check_divisible
 from cdc_lake.pipeline.holds import forget, open_holds, record
 from cdc_lake.pipeline.merging import merge
 from cdc_lake.pipeline.rebuild_plan import rebuild_plan
+from cdc_lake.pipeline.reread import rereads_of
 from cdc_lake.pipeline.sessions import guarded
 from cdc_lake.pipeline.table_span import TableJob, prepare, shape_of
 from cdc_lake.pipeline.transforms import projection_of
@@ -230,7 +230,10 @@ class _Rebuild:
             allowed=self._allowing,
             known=lambda: self._reader.layouts([draft.source]).values(),
         )
-        return job if layout is not None else replace(job, seen=outline(files, draft.source, span, snapshot=False))
+        if layout is not None:
+            return job
+        rereads = rereads_of(self._control.snapshots(), self._state.stream, str(draft.source), span)
+        return replace(job, rereads=rereads).outlined()
 
     def _step(self, spark: SparkSession, job: TableJob, at: _At) -> _At:
         """One part into the draft; what is so behind it."""

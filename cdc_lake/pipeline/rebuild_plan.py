@@ -20,6 +20,7 @@ from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, Snap
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
+from cdc_lake.pipeline.reread import rereads_of
 from cdc_lake.pipeline.waiting import undecoded
 from cdc_lake.source.stream import shown
 
@@ -69,6 +70,9 @@ def rebuild_plan(
         number = next(iter(known))  # of its first change, which is behind `upto`: there were no rows yet
     touched = [commit for commit in commits if str(table) in commit.counts]
     parts = _parts(touched, str(table), ahead, project.pipeline.apply)
+    rest = Span(ahead.epoch, parts[-1].span.upto if parts else begins, upto)
+    if rereads_of(ControlTables(project.control).snapshots(), state.stream, str(table), rest):
+        parts.append(Part(rest, 0))
     return RebuildPlan(begins, upto, layout, known[number], tuple(parts))
 
 

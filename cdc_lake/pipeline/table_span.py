@@ -25,6 +25,7 @@ from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.row_marks import mark_when_large
 from cdc_lake.lake.store import SilverStore, store
 from cdc_lake.model.relation import Relation
+from cdc_lake.model.reread import Reread, rereads_in
 from cdc_lake.model.span import Span
 from cdc_lake.model.succession import made_again
 from cdc_lake.pipeline.division import divide
@@ -67,7 +68,8 @@ class TableJob:
     they follow. `held`: keys with open holds; `stood`: the table's marker when the span was chosen. `size`: bytes that
     the changes took as they were received, at most; None where nobody knows. `near`: where Spark reads data files.
     `follows`: the layout that silver's rows have, None: nobody knows; `allowed`: destructive operations in words;
-    `known`: all layouts of the table. `seen`: the outline, where it was read.
+    `known`: all layouts of the table. `seen`: the outline, where it was read. `rereads`: what of the table
+    was read again and comes into force in the span.
     """
 
     project: Project
@@ -85,6 +87,7 @@ class TableJob:
     allowed: Container[str] = frozenset()
     known: Callable[[], Iterable[Relation]] = tuple
     seen: Outline | None = None
+    rereads: tuple[Reread, ...] = ()
 
     @property
     def snapshot(self) -> bool:
@@ -102,7 +105,12 @@ class TableJob:
     def until(self, position: int) -> TableJob:
         """The same up to before a position."""
         span = Span(self.span.epoch, self.span.after, position - 1)
-        return replace(self, span=span, seen=outline(self.files, self.target.source, span, snapshot=False))
+        return replace(self, span=span, seen=None, rereads=rereads_in(self.rereads, span)).outlined()
+
+    def outlined(self) -> TableJob:
+        """The same, with the outline read."""
+        seen = outline(self.files, self.target.source, self.span, snapshot=self.snapshot, rereads=self.rereads)
+        return replace(self, seen=seen)
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,8 @@ class Prepared:
 def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     """Read and judge a table's span; None where nothing of it is there. `spark` is used for nothing else meanwhile."""
     table, span, snapshot = job.target.source, job.span, job.snapshot
-    seen = job.seen or outline(job.files, table, span, snapshot=snapshot)
+    seen = job.seen or job.outlined().seen
+    assert seen is not None, "it was just read"
     if seen.rows == 0:
         if job.layout is not None:
             # The source's table was empty: so is silver, but it is there.
@@ -167,7 +176,8 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
         mark_when_large(spark, silver, job.project, job.target)
     base = _base(silver, job)
     paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
-    rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=kind.identity is RowIdentity.PLACE)
+    whole = kind.identity is RowIdentity.PLACE
+    rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=whole, rereads=job.rereads)
     if seen.rows <= ONE_TASK and len(paths) <= _ONE_TASK_FILES:
         rows = rows.coalesce(1)
     # A copy of the source's table is a content of its own: what silver had before has no part in it.

@@ -32,6 +32,7 @@ from cdc_lake.pipeline.cuts import BROKEN, IN, TableState, found
 from cdc_lake.pipeline.holds import open_holds, record
 from cdc_lake.pipeline.intact import damage, may_go_on
 from cdc_lake.pipeline.merging import Merged, merge
+from cdc_lake.pipeline.reread import rereads_of
 from cdc_lake.pipeline.sessions import Sessions, guarded
 from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
 
@@ -112,7 +113,7 @@ class TableSteps:
         A table that no cut lists yet stands at the span's beginning.
         """
         after, upto, names = span.after, span.upto, sorted(touched)
-        files, held = self._bronze.applied(), self._control.read("held")
+        files, held, rereads = self._bronze.applied(), self._control.read("held"), self._control.snapshots()
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
         parts = self._splitter.split(files, span) if large else None
         jobs = []
@@ -160,8 +161,8 @@ class TableSteps:
                 follows=self._follows(target, layout, layouts),
                 allowed=self._allowed,
                 known=partial(self._all_layouts, target),
-                seen=outline(files if part is None else part, target.source, mine, snapshot=False),
-            )
+                rereads=rereads_of(rereads, state.stream, relation, mine),
+            ).outlined()
             if marker.position is None and (renamed := self._renamed(job, tables)) is not None:
                 self._break(target, watermark, renamed, tables)
                 continue

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from cdc_lake.bronze.outline import Outline
+from cdc_lake.model.reread import Reread
 from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, segment
+from cdc_lake.silver.complete import any_of
 from cdc_lake.silver.lineage import TRUNCATE, Event, Key, Traced
 from cdc_lake.silver.net_change import ORIGIN, ROW
 from cdc_lake.silver.projecting import LEFT_TO
@@ -57,31 +59,35 @@ class Sorted:
 def events(changes: DataFrame, keys: Iterable[Key], seen: Outline) -> list[Event]:
     """The changes that touch one of `keys`, and all truncates, in order."""
     found = [Event(position, ordinal, TRUNCATE) for position, ordinal in seen.truncates]
-    found += _touching(changes, frozenset(keys))
+    found += _touching(changes, frozenset(keys), seen.rereads)
     return sorted(found, key=lambda event: (event.position, event.ordinal))
 
 
-def _touching(changes: DataFrame, keys: frozenset[Key]) -> list[Event]:
+def _touching(changes: DataFrame, keys: frozenset[Key], rereads: Sequence[Reread]) -> list[Event]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
     if not keys:
         return []
-    failed = F.size(FAILED) > 0 if FAILED in changes.columns else F.lit(False)
-    partial = F.col(PARTIAL) if PARTIAL in changes.columns else F.lit(False)
-    left_to = F.col(LEFT_TO) if LEFT_TO in changes.columns else F.lit(None)
+    here = changes.columns
+    told = {
+        "failed": F.size(FAILED) > 0 if FAILED in here else F.lit(False),
+        "partial": F.col(PARTIAL) if PARTIAL in here else F.lit(False),
+        "left": F.col(LEFT_TO) if LEFT_TO in here else F.lit(None),
+        "again": any_of([F.col(ORDINAL).between(one.first, one.last) for one in rereads]),
+    }
     touching = key_frame(changes.sparkSession, keys)
     hit = (
-        changes.select(*_PLACE, OP, FROM, TO, failed.alias("failed"), partial.alias("partial"), left_to.alias("left"))
+        changes.select(*_PLACE, OP, FROM, TO, *(column.alias(name) for name, column in told.items()))
         .withColumn("_cdc_key", F.explode(F.array_distinct(F.array_compact(F.array(FROM, TO)))))
         .join(F.broadcast(touching), "_cdc_key", "left_semi")
         .drop("_cdc_key")
         .dropDuplicates(_PLACE)
         .toArrow()
     )
-    columns = (hit[name].to_pylist() for name in (*_PLACE, OP, FROM, TO, "failed", "partial", "left"))
+    columns = (hit[name].to_pylist() for name in (*_PLACE, OP, FROM, TO, *told))
     return [
-        Event(p, o, op, _key(f), _key(t), failed=bad, partial=part, left_to=_key(left))
-        for p, o, op, f, t, bad, part, left in zip(*columns, strict=True)
+        Event(p, o, op, _key(f), _key(t), failed=bad, partial=part, left_to=_key(left), again=again)
+        for p, o, op, f, t, bad, part, left, again in zip(*columns, strict=True)
     ]
 
 

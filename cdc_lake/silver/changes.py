@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cdc_lake.model.relation import TableName
+from cdc_lake.model.reread import Reread
 from cdc_lake.model.span import Span
 from cdc_lake.model.truncated import Truncated
 from cdc_lake.silver.shape import Shape
@@ -70,11 +71,18 @@ def segment(truncated: Sequence[Truncated]) -> Column:
 
 
 def read_changes(
-    spark: SparkSession, files: Sequence[str], table: TableName, span: Span, *, snapshot: bool, truncates: bool = False
+    spark: SparkSession,
+    files: Sequence[str],
+    table: TableName,
+    span: Span,
+    *,
+    snapshot: bool,
+    truncates: bool = False,
+    rereads: Sequence[Reread] = (),
 ) -> DataFrame:
     """The bronze rows of a table's changes in a span; with `snapshot` its snapshot rows at `span.upto`.
 
-    `truncates`: these too.
+    `truncates`, `rereads`: these too.
 
     `files` are the data files that may hold them: bronze is append-only and knows neither deletion vectors nor renamed
     columns, so its files are read as they are, without planning by the log (0.2 s a table saved, measured).
@@ -86,9 +94,11 @@ def read_changes(
     where = (F.col("epoch") == span.epoch) & (F.col("relation") == str(table))
     if snapshot:
         return rows.where(where & (at == span.upto) & (F.col("op") == "S"))
-    return rows.where(
-        where & (at > span.after) & (at <= span.upto) & F.col("op").isin("I", "U", "D", *("T" * truncates))
-    )
+    op = F.col("op")
+    wanted = op.isin("I", "U", "D", *("T" * truncates))
+    for one in rereads:
+        wanted |= (op == "S") & F.col("ordinal").between(one.first, one.last)
+    return rows.where(where & (at > span.after) & (at <= span.upto) & wanted)
 
 
 def typed(
@@ -105,9 +115,9 @@ def typed(
     unsent = frozenset(unsent)
     columns = [
         F.expr("struct(position, ordinal)").alias(ORDER),
-        F.expr("CASE op WHEN 'S' THEN 'I' ELSE op END").alias(OP),
+        F.expr("CASE WHEN op <> 'S' THEN op WHEN new IS NULL THEN 'D' ELSE 'I' END").alias(OP),
         F.expr(_from_sql(shape)).alias(FROM),
-        F.expr(f"CASE WHEN op NOT IN ('D', 'T') THEN {shape.key_texts('new')} END").alias(TO),
+        F.expr(f"CASE WHEN new IS NOT NULL THEN {shape.key_texts('new')} END").alias(TO),
         F.col("commit_ts").alias(TIME),
     ]
     columns += [F.expr(text).alias(column.name) for column, text in shape.carried.items()]
@@ -132,8 +142,8 @@ def value_text(shape: Shape, at: int, unsent: frozenset[int]) -> str:
     """The text of column `at` in a bronze row, from whichever tuple has it."""
     new, old = shape.text(at, "new"), shape.text(at, "old")
     if at not in unsent:
-        return f"CASE WHEN op = 'D' THEN {old} ELSE {new} END"
-    return f"CASE WHEN op = 'D' OR NOT {shape.sent(at)} THEN {old} ELSE {new} END"
+        return f"CASE WHEN new IS NULL THEN {old} ELSE {new} END"
+    return f"CASE WHEN new IS NULL OR NOT {shape.sent(at)} THEN {old} ELSE {new} END"
 
 
 def _known_sql(shape: Shape, at: int) -> str:
@@ -144,6 +154,6 @@ def _known_sql(shape: Shape, at: int) -> str:
 
 def _from_sql(shape: Shape) -> str:
     return (
-        f"CASE WHEN op IN ('I', 'S') THEN NULL WHEN old IS NOT NULL THEN {shape.key_texts('old')} "
-        f"ELSE {shape.key_texts('new')} END"
+        f"CASE WHEN op = 'I' OR (op = 'S' AND new IS NOT NULL) THEN NULL "
+        f"WHEN old IS NOT NULL THEN {shape.key_texts('old')} ELSE {shape.key_texts('new')} END"
     )

@@ -10,7 +10,7 @@ Promises:
 * A key has one row at a time, except inside a transaction with a deferred constraint: then the row that had the key
   first leaves it first.
 * A change that touches a held key is held, and holds every key it touches: silver still shows the held rows, so
-  nothing may overtake them. TRUNCATE ends all holds.
+  nothing may overtake them. TRUNCATE ends all holds, and a row that was read again at the source ends those of its key.
 * A change that waits breaks nothing by itself: what it does not say, no row that is known could tell.
 * A change that needs a row which is not there, and one that brings a second row to a key, are held by themselves.
 * Where a row cannot leave its key because the change is held, a row that took that key in the same transaction is held
@@ -41,7 +41,8 @@ class Event:
 
     Insert: new. Delete: old. Update: both, equal where the key stayed. Truncate (`op` T): neither. `failed`: a rule
     holds it; `partial`: it is held where its row is not there. `left_to`: the key that a row went to as it left silver,
-    as only silver's row tells: where the change waits that is not the source's row, and that key waits too.
+    as only silver's row tells: where the change waits that is not the source's row, and that key waits too. `again`: no
+    change, but what a key has by then, as the source was asked: an insert, or a delete where no row has it.
     """
 
     position: int
@@ -52,6 +53,7 @@ class Event:
     failed: bool = False
     partial: bool = False
     left_to: Key | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,11 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """A truncate that ended at least one hold."""
+    """What ended holds: a truncate those of all keys (`key`: None), a row that was read again those of its own."""
 
     position: int
     ordinal: int
+    key: Key | None = None
 
 
 def trace(
@@ -127,7 +130,13 @@ def _transaction(
             holds = set()
             continue
         touched = {key for key in (event.old, event.new) if key is not None}
-        waits = not holds.isdisjoint(touched)
+        if event.again and not event.failed:
+            closings += [Closing(event.position, event.ordinal, key) for key in touched & holds]
+            holds -= touched
+            row = _ANY if rows is None else rows.put(event)
+            traced.append(Traced(event.position, event.ordinal, row.number, row.origin, held=False))
+            continue
+        waits = not event.again and not holds.isdisjoint(touched)
         broke = None if event.failed or waits else _broken(event, rows, forced)
         is_held = event.failed or waits or broke is not None or event.ordinal in forced
         if is_held:
@@ -196,6 +205,15 @@ class _Rows:
             here.popleft()
         if move and new is not None and (new != old or not here):
             self._rows(new).append(replace(row, arrival=event.ordinal))
+        return row
+
+    def put(self, event: Event) -> _Row:
+        """The row that a key has now, whatever it had before; it goes on where there was one."""
+        key = event.new if event.new is not None else event.old
+        assert key is not None, "a row that was read again has a key"
+        here = self._rows(key)
+        row = here[0] if here else _Row(self._number(), None, 0)
+        self._at[key] = deque([] if event.new is None else [row])
         return row
 
     def has(self, key: Key) -> bool:

@@ -75,6 +75,15 @@ class CurrentRows:
         """Apply one transaction."""
         before = self._live
         self.oracle.apply(of_table(transaction, self.table, lineage=self.lineage))
+        self._leave(before)
+
+    def reread(self, relation: Relation, position: int, rows: Mapping[Key, Row | None]) -> None:
+        """See Oracle."""
+        before = self._live
+        self.oracle.reread(relation, position, rows)
+        self._leave(before)
+
+    def _leave(self, before: dict[Key, Row]) -> None:
         gone = {key: {c: v for c, v in row.items() if c not in LINEAGE} for key, row in before.items()}
         self.gone = {key: row for key, row in (self.gone | gone).items() if key not in self._live}
 
@@ -108,6 +117,10 @@ class HistoryRows:
     def run(self, transaction: Transaction) -> None:
         """Apply one transaction."""
         self.versions.run([of_table(transaction, self.table, lineage=self.lineage)])
+
+    def reread(self, relation: Relation, position: int, rows: Mapping[Key, Row | None]) -> None:
+        """See Oracle."""
+        self.versions.reread(relation, position, rows)
 
     @property
     def rows(self) -> list[Row]:

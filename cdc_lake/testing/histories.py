@@ -67,6 +67,10 @@ class History:
         if table in self._rows:
             self._rows[table].clear()
 
+    def rows(self, table: TableName) -> list[dict[str, str | None]]:
+        """The rows of a table as they are now."""
+        return list(self._rows[table].values())
+
     def transaction(self, position: int) -> Transaction:
         """One transaction that ends at `position`."""
         changes: list[Change] = []

@@ -21,6 +21,10 @@ Key: TypeAlias = tuple[str | None, ...]
 Row: TypeAlias = dict[str, str | None]
 
 
+AGAIN = -1
+"""The ordinal of what was read again, in `Oracle.held`."""
+
+
 @dataclass
 class Oracle:
     """The state of all tables after the transactions applied so far: table → key → row by column name."""
@@ -51,6 +55,20 @@ class Oracle:
                 raise ValueError(msg)
             kept_back.add(clash)
         self.held += [(transaction.bounds.position, ordinal) for ordinal in held]
+
+    def reread(self, relation: Relation, position: int, rows: Mapping[Key, Row | None]) -> None:
+        """Keys have these rows right before a position, None for none, whatever waited; what fails is held."""
+        state, waiting = dict(self.tables.get(relation.table, {})), set(self.held_keys.get(relation.table, ()))
+        for key, row in rows.items():
+            if row is not None and self.fails is not None and self.fails(relation.table, row):
+                waiting.add(key)
+                self.held.append((position, AGAIN))
+                continue
+            waiting.discard(key)
+            state.pop(key, None)
+            if row is not None:
+                state[key] = dict(row)
+        self.tables[relation.table], self.held_keys[relation.table] = state, waiting
 
     def _attempt(self, transaction: Transaction, kept_back: set[int]) -> tuple[list[int], int | None]:
         """The ordinals held, and that of the last change that brought a second row to a key."""
@@ -187,6 +205,12 @@ class Versions:
             for table in before.keys() | self.oracle.tables.keys():
                 emptied = any(isinstance(c, Truncate) and c.relation.table == table for c in transaction.changes)
                 self._step(table, before.get(table, {}), transaction.bounds.position, emptied=emptied)
+
+    def reread(self, relation: Relation, position: int, rows: Mapping[Key, Row | None]) -> None:
+        """See Oracle: each row begins a version."""
+        before = dict(self.oracle.tables.get(relation.table, {}))
+        self.oracle.reread(relation, position, rows)
+        self._step(relation.table, before, position, emptied=False)
 
     def of(self, table: TableName) -> set[Version]:
         """All versions of a table."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.bronze.rows import build, snapshot_rows
+from cdc_lake.bronze.rows import Place, build, snapshot_rows
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.digest import GENESIS, chain_of, content_of
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
@@ -158,7 +158,7 @@ def test_nulls_that_own_values_come_out_as_nulls():
 
 def test_a_snapshot_chunk_is_its_layout_and_its_rows():
     chunk = pa.array([["0", "-"], ["1", None], ["2", ""]], pa.list_(pa.string()))[1:]
-    rows = snapshot_rows(ORDERS, chunk, stream="s", epoch=1, position=90, first_ordinal=5, ingest_ts=0)
+    rows = snapshot_rows(ORDERS, chunk, Place("s", 1, 90, 0), 5)
     rows.validate(full=True)
     assert rows.schema.equals(SCHEMA)
     assert rows["op"].to_pylist() == ["R", "S", "S"]
@@ -169,7 +169,5 @@ def test_a_snapshot_chunk_is_its_layout_and_its_rows():
 
 
 def test_an_empty_snapshot_chunk_is_only_a_layout():
-    rows = snapshot_rows(
-        ORDERS, pa.array([], pa.list_(pa.string())), stream="s", epoch=1, position=1, first_ordinal=1, ingest_ts=0
-    )
+    rows = snapshot_rows(ORDERS, pa.array([], pa.list_(pa.string())), Place("s", 1, 1, 0), 1)
     assert rows["op"].to_pylist() == ["R"]

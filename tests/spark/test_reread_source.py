@@ -1,0 +1,130 @@
+"""Rows that a stream without a copy never told, read again at a real server, on both formats."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.config.project import Project
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.read import read_silver
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import Progress, silent
+from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.rebuild import rebuild
+from cdc_lake.pipeline.run import run
+from tests.conftest import Database
+
+from .conftest import make_project
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.live,
+    # py4j leaves its sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+RULE = {"rule": "between", "column": "n", "min": 0, "max": 100, "on_fail": "quarantine"}
+ODD = "it's \\ \"odd\"; --"
+
+
+def project_of(database: Database, root: Path) -> Project:
+    name = database.name[:63].lower()
+    source = {
+        "type": "postgres",
+        "host": database.host,
+        "port": database.port,
+        "database": database.name,
+        "user": database.user,
+        "password": database.password,
+        "slot": {"name": name},
+        "tables": ["public.*"],
+    }
+    silver = {
+        "defaults": {"namespace": "never_told", "missing_row": "reread"},
+        "tables": [
+            {"from": "public.delta", "rules": [RULE]},
+            {"from": "public.ice", "rules": [RULE], "format": "iceberg", "kind": "history"},
+        ],
+    }
+    return make_project(root, name, source=source, silver=silver, snapshot={"mode": "none"})
+
+
+class Shop:
+    def __init__(self, spark: Any, database: Database, folder: Path) -> None:
+        self.spark, self.database = spark, database
+        self.project = project_of(database, folder)
+        self.told: list[str] = []
+
+    def both(self, *statements: str) -> None:
+        """Run them for both tables, each in one transaction."""
+        with self.database.connect() as conn:
+            for table in ("delta", "ice"):
+                for statement in statements:
+                    conn.execute(statement.replace("@", table))
+
+    def run(self) -> None:
+        run(self.project, once=True, only="receive", stop=threading.Event(), tell=silent)
+        apply(self.project, once=True, stop=threading.Event(), tell=self._tell, spark=self.spark)
+
+    def _tell(self, told: Progress) -> None:
+        if told.stage in {"reread", "warning"}:
+            self.told.append(told.text)
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        rows = read_silver(self.project, self.project.target(TableName("public", table))).to_pylist()
+        return sorted((r["id"], r["n"], len(r["body"] or "")) for r in rows if r.get("is_current", True))
+
+    def open_keys(self) -> set[int]:
+        cut = ControlTables(self.project.control).last_cut()
+        assert cut is not None
+        return {entry["held"] for entry in __import__("json").loads(cut.tables).values()}
+
+    def verdicts(self) -> list[Verdict]:
+        return [t.verdict for t in compare(self.project, [], tell=silent).tables]
+
+
+def test_rows_that_silver_never_had_are_read_again_and_the_holds_end(
+    spark: Any, database: Database, lake_root: Path
+) -> None:
+    shop = Shop(spark, database, lake_root)
+    shop.both(
+        "CREATE TABLE @ (id text PRIMARY KEY, n int, body text)",
+        "ALTER TABLE @ ALTER COLUMN body SET STORAGE EXTERNAL",
+        "INSERT INTO @ SELECT g::text, g, repeat('x', 5000 + g) FROM generate_series(1, 6) AS g",
+    )
+    with database.connect() as conn:
+        for table in ("delta", "ice"):
+            conn.execute(f"INSERT INTO {table} VALUES (%s, 7, repeat('x', 5007))", [ODD])
+    shop.run()
+    shop.both(
+        "UPDATE @ SET n = 10 WHERE id IN ('1', '3')",
+        "UPDATE @ SET id = '20', n = 2 WHERE id = '2'",
+        "UPDATE @ SET n = 11 WHERE n = 7",
+        "DELETE FROM @ WHERE id = '3'",
+        "UPDATE @ SET n = 5 WHERE id = '4'",
+        "UPDATE @ SET n = 500 WHERE id = '4'",
+        "INSERT INTO @ VALUES ('9', 9, 'small')",
+    )
+    shop.run()
+    assert [shop.rows(table) for table in ("delta", "ice")] == [[("9", 9, 5)]] * 2
+    assert shop.open_keys() == {6}
+    assert shop.told == ["never_told.delta: read again at the source", "never_told.ice: read again at the source"]
+    shop.both("UPDATE @ SET n = 12 WHERE id = '1'", "INSERT INTO @ VALUES ('3', 3, 'again')")
+    shop.run()
+    whole = [("1", 12, 5001), ("20", 2, 5002), ("3", 3, 5), ("9", 9, 5), (ODD, 11, 5007)]
+    assert [shop.rows(table) for table in ("delta", "ice")] == [whole] * 2
+    assert shop.open_keys() == {1}, "a row that breaks a rule is held for that"
+    assert shop.verdicts() == [Verdict.DIFFERENT] * 2, "rows that no change ever touched are missing"
+    shop.both("UPDATE @ SET n = n WHERE id IN ('5', '6')", "UPDATE @ SET n = 6 WHERE id = '4'")
+    shop.run()
+    assert len(shop.told) == 4
+    shop.run()
+    assert shop.verdicts() == [Verdict.EQUAL_BUT_HELD] * 2, "without another change the next run brings them"
+    assert len(shop.told) == 4, "what a rule holds is not asked for"
+    for table in ("delta", "ice"):
+        assert rebuild(shop.project, table, dry_run=True, spark=spark).difference.changed == 0
