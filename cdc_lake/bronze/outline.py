@@ -39,6 +39,7 @@ class Outline:
     old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none. `inserts`:
     how many of the rows are. `by_key`: layouts in which a change names its old row by its key; `bare`: the position of
     the first update or delete that does not name all of it. `rereads`: whose rows are among the changes.
+    `whole_deletes`: deletes that name all of their row.
     """
 
     rows: int
@@ -51,6 +52,7 @@ class Outline:
     by_key: frozenset[int] = frozenset()
     bare: int | None = None
     rereads: tuple[Reread, ...] = ()
+    whole_deletes: int = 0
 
     @property
     def layouts(self) -> tuple[int, ...]:
@@ -106,6 +108,7 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool, rerea
         by_key=frozenset(rows.filter(pc.fill_null(named, False))["layout"].to_pylist()),
         bare=old["position"][0].as_py() if old.num_rows else None,
         rereads=tuple(rereads),
+        whole_deletes=pc.sum(pc.and_(whole, pc.equal(rows["op"], DELETE))).as_py() or 0,
     )
 
 

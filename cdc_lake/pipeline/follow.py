@@ -27,7 +27,7 @@ from cdc_lake.pipeline.tracing import (
     with_rules,
 )
 from cdc_lake.quality.gate import failed_names
-from cdc_lake.silver.changes import FROM, OP, known
+from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, known
 from cdc_lake.silver.complete import any_of, base_rows, complete_for_rules
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.lineage import Closing, Key, trace, trace_content
@@ -85,12 +85,12 @@ class TableChanges:
         return self.part.unsent & self.projection.used
 
 
-def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Followed:
-    """Follow what must be followed, of rows that a key identifies. `missing`: as `missing_keys` gives them."""
+def follow(span: TableChanges, found: Survey, others: frozenset[Key]) -> Followed:
+    """Follow what must be followed, of rows that a key identifies. `others`: keys that the survey knows nothing of."""
     changes, table, part, seen = span.changes, span.table, span.part, span.seen
     source = span.unfiltered if found.lacking else changes
     moved = found.moved or (found.lacking and span.filtered)
-    uncertain = (_moving_keys(source) if moved else frozenset()) | missing
+    uncertain = (_moving_keys(source) if moved else frozenset()) | others
     uncertain |= _null_keys(source) if found.nulls else frozenset()
     check_few(len(uncertain) // 2, table)  # what a filter leaves out moves too
     existing = _existing(span, uncertain)
@@ -106,12 +106,12 @@ def follow(span: TableChanges, found: Survey, missing: frozenset[Key]) -> Follow
     judge = conditions(table, part, span.projection, completed=bool(found.lacking))
     found = survey(changes, table, part, judge, seen) if found.lacking else found
     changes = changes.withColumn(FAILED, failed_names(judge))
-    others = (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset()) | span.held
+    waiting = (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset()) | span.held
     if span.holds_missing or span.filtered:
-        existing |= _existing(span, others - uncertain)
+        existing |= _existing(span, waiting - uncertain)
     if span.holds_missing:
         changes = changes.withColumn(PARTIAL, _partial(span))
-    followed = events(changes, uncertain | others, seen)
+    followed = events(changes, uncertain | waiting, seen)
     traced, closings = trace(followed, existing=existing, held=span.held, filtered=span.filtered)
     done = sorted_out(span.rows, changes, traced, seen)
     return Followed(done.free, done.held, tuple(closings), found)
@@ -161,6 +161,31 @@ def missing_keys(span: TableChanges) -> frozenset[Key]:
         there = base_rows(partial, span.target, span.part.shape, ()).select("_cdc_base")
         partial = partial.join(there, "_cdc_base", "left_anti")
     return frozenset(tuple(key) for key in partial.toArrow()["_cdc_base"].to_pylist())
+
+
+def taken_keys(span: TableChanges) -> frozenset[Key]:
+    """Keys that a new row came to while another one had them, which left later in the same transaction: only tracing
+    tells which of the two a delete is of.
+
+    A server allows that where a key is checked at the end of a transaction. Such a key is no replica identity, so the
+    deletes of its table name whole rows.
+    """
+    from pyspark.sql import Window  # noqa: PLC0415 - DataFrames come from a session that has it
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    if not (span.seen.whole_deletes and span.seen.inserts):
+        return frozenset()
+    changes = span.changes.select(OP, POSITION, ORDINAL, F.coalesce(TO, FROM).alias("_cdc_base"))
+    comes, goes = (F.when(F.col(OP) == op, F.col(ORDINAL)) for op in ("I", "D"))
+    by_transaction = changes.groupBy("_cdc_base", POSITION).agg(F.min(comes).alias("comes"), F.max(goes).alias("goes"))
+    both = by_transaction.where("comes < goes").select("_cdc_base").distinct()
+    before = F.lag(OP).over(Window.partitionBy("_cdc_base").orderBy(POSITION, ORDINAL))
+    arrivals = changes.join(both, "_cdc_base", "left_semi").withColumn("before", before).where(F.col(OP) == "I")
+    taken = arrivals.where("before <> 'D'").select("_cdc_base")
+    if span.target is not None:
+        first = arrivals.where("before IS NULL").select("_cdc_base").distinct()
+        taken = taken.unionByName(base_rows(first, span.target, span.part.shape, ()).select("_cdc_base"))
+    return frozenset(tuple(key) for key in taken.distinct().toArrow()["_cdc_base"].to_pylist())
 
 
 def _partial(span: TableChanges) -> Column:

@@ -37,6 +37,7 @@ from cdc_lake.pipeline.follow import (
     follow,
     follow_content,
     missing_keys,
+    taken_keys,
     without_failing,
 )
 from cdc_lake.pipeline.judge import Survey, conditions, survey
@@ -248,10 +249,10 @@ def fold(
     match kind.identity:
         case RowIdentity.KEY:
             found = survey(changes, table, part, conditions(table, part, projection), seen)
-            missing = missing_keys(whole)
-            traced = not found.plain or bool(held) or bool(missing)
-            check_few(found.moved + found.nulls + found.failing + len(missing), table)
-            followed = follow(whole, found, missing) if traced else Followed(changes, None, (), found)
+            others = missing_keys(whole) | taken_keys(whole)
+            traced = not found.plain or bool(held) or bool(others)
+            check_few(found.moved + found.nulls + found.failing + len(others), table)
+            followed = follow(whole, found, others) if traced else Followed(changes, None, (), found)
         case RowIdentity.CONTENT:
             followed = follow_content(whole)
         case RowIdentity.PLACE:

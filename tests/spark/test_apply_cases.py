@@ -17,7 +17,7 @@ from cdc_lake.lake.control import ControlTables, SnapshotRow, now
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.advance import Advance
@@ -100,6 +100,24 @@ def insert(id_: str, amount: str | None, body: str | None = "b") -> Insert:
 
 def row(id_: int, amount: int | None, body: str | None = "b") -> dict[str, Any]:
     return {"id": id_, "amount": amount, "body": body}
+
+
+@FORMATS
+def test_a_row_that_comes_to_a_key_before_the_one_that_has_it_goes_stays(spark: Any, lake_root: Path, fmt: str) -> None:
+    full = table("public.t", key=["id"], identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
+
+    def gone(*row: str) -> Delete:
+        return Delete(full, row, OldKind.FULL)
+
+    lake = Lake(lake_root, spark, "deferred", fmt, table={"keys": ["id"]})
+    lake.land(*(Insert(full, (id_, "1", "old")) for id_ in "123"))
+    lake.advance()
+    lake.land(Insert(full, ("1", "2", "new")), gone("1", "1", "old"), gone("2", "1", "old"))
+    lake.land(Insert(full, ("4", "1", "old")), Insert(full, ("5", "1", "brief")), gone("5", "1", "brief"))
+    lake.land(Insert(full, ("4", "1", "old")), gone("4", "1", "old"), Insert(full, ("2", "3", "back")))
+    lake.land(Insert(full, ("1", "3", "newer")), gone("1", "2", "new"))
+    lake.advance()
+    assert lake.rows() == [row(1, 3, "newer"), row(2, 3, "back"), row(3, 1, "old"), row(4, 1, "old")]
 
 
 @FORMATS

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 RULE = {"rule": "between", "column": "n", "min": 0, "max": 100, "on_fail": "quarantine"}
-ODD = "it's \\ \"odd\"; --"
+ODD = 'it\'s \\ "odd"; --'
 
 
 def project_of(database: Database, root: Path) -> Project:
