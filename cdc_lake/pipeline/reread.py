@@ -43,8 +43,8 @@ from cdc_lake.silver.shape import default_keys
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.quoting import identifier, literal
 
-KEYS_AT_MOST = 10_000
-"""Keys of a table that are read at a time."""
+KEYS_AT_MOST = 5_000
+"""Keys of a table that are read at a time: a statement names them."""
 
 _FAR = (1 << 63) - 1
 _AGAIN = 5.0  # seconds between two looks at the source
@@ -74,16 +74,22 @@ def wanted_keys(held: Sequence[Mapping[str, Any]]) -> frozenset[Key]:
 
     Keys that one held change touches wait together.
     """
-    groups: list[tuple[set[Key], set[str]]] = []
+    leader: dict[Key, Key] = {}
+    broke: dict[Key, set[str]] = {}
+
+    def led(key: Key) -> Key:
+        while (other := leader.setdefault(key, key)) != key:
+            leader[key] = leader[other]
+            key = other
+        return key
+
     for row in held:
-        keys = {tuple(key) for key in (row["key"], row["from_key"]) if key is not None}
-        broke = set(row["rules"] or ()) if row["reason"] == FAILED else set()
-        for group in [one for one in groups if one[0] & keys]:
-            groups.remove(group)
-            keys |= group[0]
-            broke |= group[1]
-        groups.append((keys, broke))
-    return frozenset(key for keys, broke in groups if broke == {MISSING} for key in keys)
+        first, *others = [led(tuple(key)) for key in (row["key"], row["from_key"]) if key is not None]
+        for other in others:
+            leader[other] = first
+            broke.setdefault(first, set()).update(broke.pop(other, ()) if other != first else ())
+        broke.setdefault(first, set()).update((row["rules"] or ()) if row["reason"] == FAILED else ())
+    return frozenset(key for key in leader if broke[led(key)] == {MISSING})
 
 
 def land_reread(
@@ -169,8 +175,8 @@ class Rereader:
                 continue
             if rereads_of(done, state.stream, relation, Span(state.epoch, table.position, _FAR)):
                 continue
-            rows = open_holds(held, relation, state.epoch, table.generation, table.position).rows.to_pylist()
-            if keys := wanted_keys(rows):
+            rows = open_holds(held, relation, state.epoch, table.generation, table.position).rows
+            if keys := wanted_keys(rows.select(["reason", "rules", "key", "from_key"]).to_pylist()):
                 out[target.source] = frozenset(sorted(keys, key=repr)[:KEYS_AT_MOST])
         return out
 
@@ -197,8 +203,10 @@ class Rereader:
             return None
         names = target.keys or default_keys(now)
         rules = rules_of(self._project)
-        hidden = any(rules(one.table, name) is not None for name in names)
-        rows = source.rows(now, one if hidden else replace(one, row_filter=_filter(one, names, keys)))
+        if any(rules(one.table, name) is not None for name in names):
+            self._say(f"held rows of {one.table} cannot be read again: its key is redacted", None)
+            return None
+        rows = source.rows(now, replace(one, row_filter=_filter(one, names, keys)))
         found: dict[Key, list[str | None]] = {}
         for row in rows.select(list(layout.names)).to_pylist():
             key = tuple(row[name] for name in names)
@@ -261,12 +269,15 @@ class Rereader:
 
 def _filter(one: Published, names: Sequence[str], keys: frozenset[Key]) -> str:
     """The condition that only rows of these keys meet, beside the one that the stream has."""
-    alternatives = (
-        " AND ".join(
-            f"{identifier(name)} IS NULL" if text is None else f"{identifier(name)} = {literal(text)}"
-            for name, text in zip(names, key, strict=True)
-        )
-        for key in sorted(keys, key=repr)
-    )
-    mine = " OR ".join(f"({condition})" for condition in alternatives)
-    return f"({mine})" if one.row_filter is None else f"({one.row_filter}) AND ({mine})"
+    told = sorted((key for key in keys if None not in key), key=repr)
+    columns = ", ".join(identifier(name) for name in names)
+    mine = [f"({columns}) IN ({', '.join(_row(key) for key in told)})"] if told else []
+    for key in sorted(keys - {*told}, key=repr):
+        pairs = zip((identifier(name) for name in names), key, strict=True)
+        mine.append("(" + " AND ".join(f"{c} IS NULL" if v is None else f"{c} = {literal(v)}" for c, v in pairs) + ")")
+    others = "" if one.row_filter is None else f"({one.row_filter}) AND "
+    return f"{others}({' OR '.join(mine)})"
+
+
+def _row(key: Key) -> str:
+    return f"({', '.join(literal(text) for text in key if text is not None)})"

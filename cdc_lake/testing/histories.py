@@ -19,7 +19,17 @@ from cdc_lake.testing.messages import boundaries
 _Row = dict[str, str | None]
 _Key = tuple[str | None, ...]
 
-KINDS = {"insert": 5, "update": 6, "delete": 2, "move": 2, "chain": 1, "swap": 1, "rotate": 1, "again": 1}
+KINDS = {
+    "insert": 5,
+    "update": 6,
+    "delete": 2,
+    "move": 2,
+    "chain": 1,
+    "swap": 1,
+    "rotate": 1,
+    "again": 1,
+    "takeover": 1,
+}
 
 
 class History:
@@ -130,6 +140,17 @@ class History:
         row = dict(zip(self._key(relation), key, strict=True)) | self._values(relation)
         self._rows[relation.table][key] = row
         return [*gone, Insert(relation, _tuple(relation, row))]
+
+    def _takeover(self, relation: Relation) -> list[Change]:
+        """A row comes to a key before the one that has it goes: such a key is no replica identity."""
+        key = self._some_key(relation)
+        if key is None or relation.identity is not ReplicaIdentity.FULL:
+            return []
+        before = self._rows[relation.table][key]
+        row = dict(zip(self._key(relation), key, strict=True)) | self._values(relation)
+        self._rows[relation.table][key] = row
+        gone = Delete(relation, self._old(relation, before), _old_kind(relation))
+        return [Insert(relation, _tuple(relation, row)), gone]
 
     def _cycle(self, relation: Relation, length: int) -> list[Change]:
         """Each of some rows takes the key of the next: two rows have one key for a moment."""

@@ -108,6 +108,10 @@ def test_keys_are_read_again_where_nothing_else_holds_them_or_a_key_they_hang_to
         {"reason": "failed", "rules": ["late"], "key": ["7"], "from_key": None},
     ]
     assert wanted_keys(rows) == {ONE, TWO}
+    rows.append({"reason": "waiting", "rules": None, "key": ["7"], "from_key": ["2"]})
+    assert wanted_keys(rows) == frozenset()
+    many = [{"reason": "failed", "rules": [MISSING], "key": [str(n)], "from_key": [str(n // 2)]} for n in range(3000)]
+    assert len(wanted_keys(many)) == 3000
     assert wanted_keys([]) == frozenset()
 
 
