@@ -1,0 +1,229 @@
+"""Reading rows again at a real server: what is read counts only where it is the row at silver's watermark."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import Progress, silent
+from cdc_lake.pipeline import reread
+from cdc_lake.pipeline.cuts import IN, TableState
+from cdc_lake.pipeline.holds import record
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.reread import Rereader
+from cdc_lake.silver.lineage import MISSING
+from tests.conftest import Database
+
+pytestmark = pytest.mark.live
+T = TableName("public", "t")
+ODD = 'it\'s \\ "odd"'
+
+
+class Shop:
+    """A table whose rows the stream never told, and silver's side of it played by hand."""
+
+    def __init__(self, database: Database, root: Path) -> None:
+        values = {
+            "version": 1,
+            "pipeline": database.name,
+            "source": database.source,
+            "snapshot": {"mode": "none"},
+            "silver": {"defaults": {"missing_row": "reread"}},
+            "bronze": {"durability": "os"},
+        }
+        self.project = Project(Pipeline.model_validate(values), root / "pipeline.yaml", root)
+        self.database = database
+        self.told: list[str] = []
+        self.control = ControlTables(self.project.control)
+        self.bronze = bronze_reader(self.project)
+        self.rereader = Rereader(self.project, self.bronze, self.control, self._tell)
+
+    def _tell(self, told: Progress) -> None:
+        self.told.append(told.text)
+
+    def sql(self, *statements: str) -> None:
+        with self.database.connect() as conn:
+            for statement in statements:
+                conn.execute(statement)
+
+    def receive(self) -> None:
+        receive(self.project, bronze_writer(self.project), once=True, stop=threading.Event(), tell=silent)
+
+    def top(self) -> int:
+        """The position of the last transaction in bronze."""
+        found = self.bronze.highest_commit(1)
+        assert found is not None
+        return found
+
+    def hold(self, upto: int) -> None:
+        """Every change up to there is held, since silver has no row of it."""
+        state = self.bronze.state()
+        assert state is not None
+        rows = self.bronze.changes(T, Span(1, -1, upto)).to_pylist()
+        names = ("position", "ordinal", "op", "layout", "new", "old", "old_kind", "unchanged")
+        held = [{name: row[name] for name in names} | self._key(row) | {"rules": [MISSING]} for row in rows]
+        record(self.control, self.project.target(T), state.stream, Span(1, -1, upto), 1, pa.Table.from_pylist(held), ())
+
+    @staticmethod
+    def _key(row: dict[str, list[str] | None]) -> dict[str, list[str]]:
+        new, old = row["new"] or row["old"] or [], row["old"] or row["new"] or []
+        return {"key": new[:2], "from_key": old[:2]}
+
+    def step(self, watermark: int) -> None:
+        """What apply does with silver at a watermark."""
+        state = self.bronze.state()
+        assert state is not None
+        (layout,) = self.bronze.layouts([T])
+        self.rereader.step(state, {str(T): TableState("silver.t", "delta", 0, watermark, IN, 1, 1, layout)})
+
+    def landed(self) -> list[tuple[int, list[str] | None, list[str] | None]]:
+        """Position, new and old tuple of what was landed, large values by their length."""
+        found = []
+        for row in self.control.snapshots():
+            if row.state == "reread":
+                first = json.loads(row.tables)["first"]
+                of = self.bronze.history_rows(T).to_pylist()
+                found += [
+                    (r["position"], r["new"] and [*r["new"][:3], str(len(r["new"][3]))], r["old"])
+                    for r in of
+                    if r["op"] == "S" and first <= r["ordinal"] < first + json.loads(row.tables)["rows"]
+                ]
+        return found
+
+
+@pytest.fixture
+def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    monkeypatch.setattr(reread, "_AGAIN", 0.0)
+    shop = Shop(database, tmp_path)
+    shop.sql(
+        "CREATE TABLE t (a int, b text, n int, body text, PRIMARY KEY (a, b))",
+        "ALTER TABLE t ALTER COLUMN body SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT g, 'k', 0, repeat('x', 5000) FROM generate_series(1, 5) AS g",
+    )
+    shop.receive()
+    return shop
+
+
+def test_what_is_read_lands_right_behind_the_watermark(shop: Shop) -> None:
+    with shop.database.connect() as conn:
+        conn.execute("UPDATE t SET a = 10, b = %s, n = 1 WHERE a = 1", [ODD])
+    shop.sql("UPDATE t SET n = 2 WHERE a = 2", "DELETE FROM t WHERE a = 2")
+    shop.sql("UPDATE t SET n = 3 WHERE a = 3")
+    shop.receive()
+    top = shop.top()
+    rows = shop.bronze.changes(T, Span(1, -1, top))
+    assert {len(row) for row in rows["unchanged"].to_pylist() if row} == {1}, "large values are not sent"
+    shop.hold(top)
+    shop.step(top)
+    assert sorted(shop.landed(), key=repr) == sorted(
+        [
+            (top + 1, ["10", ODD, "1", "5000"], None),
+            (top + 1, ["3", "k", "3", "5000"], None),
+            (top + 1, None, ["1", "k", None, None]),
+            (top + 1, None, ["2", "k", None, None]),
+        ],
+        key=repr,
+    )
+    assert shop.told == ["silver.t: read again at the source"]
+    shop.step(top)
+    assert len(shop.landed()) == 4, "what is not in force yet is not read once more"
+
+
+def test_a_row_that_silver_is_behind_of_waits_until_silver_is_there(shop: Shop) -> None:
+    shop.sql("UPDATE t SET n = 1 WHERE a = 1")
+    shop.receive()
+    first = shop.top()
+    shop.sql("UPDATE t SET n = 2 WHERE a = 1", "UPDATE t SET n = 9 WHERE a = 5")
+    shop.receive()
+    last = shop.top()
+    shop.hold(first)
+    shop.step(first)
+    assert shop.landed() == []
+    shop.step(last)
+    assert shop.landed() == [(last + 1, ["1", "k", "2", "5000"], None)]
+
+
+def test_what_bronze_does_not_have_yet_is_waited_for(shop: Shop) -> None:
+    shop.sql("UPDATE t SET n = 1 WHERE a = 1")
+    shop.receive()
+    first = shop.top()
+    shop.hold(first)
+    shop.sql("UPDATE t SET n = 2 WHERE a = 1")
+    shop.step(first)
+    assert shop.landed() == []
+    shop.receive()
+    shop.step(first)
+    assert shop.landed() == []
+    shop.step(shop.top())
+    assert shop.landed() == [(shop.top() + 1, ["1", "k", "2", "5000"], None)]
+
+
+@pytest.fixture
+def receiving(shop: Shop) -> Iterator[None]:
+    stop = threading.Event()
+    writer = bronze_writer(shop.project)
+    thread = threading.Thread(target=lambda: receive(shop.project, writer, once=False, stop=stop, tell=silent))
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_what_silver_is_ahead_of_is_read_anew_and_others_rows_do_not_matter(shop: Shop, receiving: None) -> None:
+    shop.sql("UPDATE t SET n = 1 WHERE a = 1")
+    until(lambda: (shop.bronze.highest_commit(1) or 0) > 0)
+    first = shop.top()
+    shop.hold(first)
+    with shop.database.connect(autocommit=False) as mine, shop.database.connect(autocommit=False) as other:
+        mine.execute("UPDATE t SET n = 2 WHERE a = 1")
+        other.execute("UPDATE t SET n = 9 WHERE a = 5")
+        shop.step(first)  # the snapshot shows neither; a receiver reads the slot, so nobody can say what it has
+        shop.sql("UPDATE t SET n = 8 WHERE a = 4")
+        mine.commit()
+        other.commit()
+    until(lambda: len(shop.bronze.commits(Span(1, first, 1 << 62))) == 3)
+    last = shop.top()
+    assert shop.landed() == []
+    until(lambda: (shop.step(last), bool(shop.landed()))[1])
+    assert shop.landed() == [(last + 1, ["1", "k", "2", "5000"], None)]
+    assert shop.told == ["silver.t: read again at the source"]
+
+
+def refuse(shop: Shop, connections: str) -> None:
+    with psycopg.connect(shop.database.server.dsn("postgres"), autocommit=True) as admin:
+        admin.execute(f'ALTER DATABASE "{shop.database.name}" ALLOW_CONNECTIONS {connections}')
+
+
+def test_a_source_that_cannot_be_asked_is_told_once(shop: Shop) -> None:
+    shop.sql("UPDATE t SET n = 1 WHERE a = 1")
+    shop.receive()
+    top = shop.top()
+    shop.hold(top)
+    refuse(shop, connections="false")
+    shop.step(top)
+    shop.step(top)
+    refuse(shop, connections="true")
+    (told,) = shop.told
+    assert told.startswith("held rows cannot be read again: ")
+    shop.step(top)
+    assert len(shop.landed()) == 1
