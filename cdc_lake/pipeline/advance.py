@@ -113,7 +113,7 @@ class Advance:
             self.done.upto = position
             if position < top:
                 tables = self._catch_up(state, tables, position)
-        if position >= top and self._rereader is not None and not stop.is_set():
+        if self._rereader is not None and not stop.is_set():
             self._rereader.step(state, tables)
 
     def record(self, seconds: float, outcome: str) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pytest
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -26,25 +28,25 @@ from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.reread import Rereader
 from cdc_lake.silver.lineage import MISSING
 from tests.conftest import Database
+from tests.live.test_gaussdb_receive import project_of
+from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 
 pytestmark = pytest.mark.live
+__all__ = ["stand_in"]
 T = TableName("public", "t")
+SECTIONS: dict[str, Any] = {
+    "snapshot": {"mode": "none"},
+    "silver": {"defaults": {"missing_row": "reread"}},
+    "bronze": {"durability": "os"},
+}
 ODD = 'it\'s \\ "odd"'
 
 
 class Shop:
     """A table whose rows the stream never told, and silver's side of it played by hand."""
 
-    def __init__(self, database: Database, root: Path) -> None:
-        values = {
-            "version": 1,
-            "pipeline": database.name,
-            "source": database.source,
-            "snapshot": {"mode": "none"},
-            "silver": {"defaults": {"missing_row": "reread"}},
-            "bronze": {"durability": "os"},
-        }
-        self.project = Project(Pipeline.model_validate(values), root / "pipeline.yaml", root)
+    def __init__(self, database: Database, project: Project) -> None:
+        self.project = project
         self.database = database
         self.told: list[str] = []
         self.control = ControlTables(self.project.control)
@@ -86,7 +88,7 @@ class Shop:
         """What apply does with silver at a watermark."""
         state = self.bronze.state()
         assert state is not None
-        (layout,) = self.bronze.layouts([T])
+        *_, layout = self.bronze.layouts([T])
         self.rereader.step(state, {str(T): TableState("silver.t", "delta", 0, watermark, IN, 1, 1, layout)})
 
     def landed(self) -> list[tuple[int, list[str] | None, list[str] | None]]:
@@ -107,7 +109,13 @@ class Shop:
 @pytest.fixture
 def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setattr(reread, "_AGAIN", 0.0)
-    shop = Shop(database, tmp_path)
+    document = {"version": 1, "pipeline": database.name, "source": database.source, **SECTIONS}
+    project = Project(Pipeline.model_validate(document), tmp_path / "pipeline.yaml", tmp_path)
+    return begun(Shop(database, project))
+
+
+def begun(shop: Shop) -> Shop:
+    """With rows that the stream does not tell."""
     shop.sql(
         "CREATE TABLE t (a int, b text, n int, body text, PRIMARY KEY (a, b))",
         "ALTER TABLE t ALTER COLUMN body SET STORAGE EXTERNAL",
@@ -140,6 +148,33 @@ def test_what_is_read_lands_right_behind_the_watermark(shop: Shop) -> None:
     assert shop.told == ["silver.t: read again at the source"]
     shop.step(top)
     assert len(shop.landed()) == 4, "what is not in force yet is not read once more"
+
+
+@pytest.mark.parametrize("kind", [Kind(Style.BINARY, batch=True), Kind(Style.JSON, by_csn=True)], ids=lambda k: k.slot)
+def test_the_gaussdb_family_is_asked_as_well(
+    stand_in: StandIn, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reread, "_AGAIN", 0.0)
+    shop = begun(Shop(stand_in.database, project_of(stand_in, kind, tmp_path, **SECTIONS)))
+    with shop.database.connect() as conn:
+        conn.execute("UPDATE t SET a = 10, b = %s, n = 1 WHERE a = 1", [ODD])
+    shop.sql("UPDATE t SET n = 2 WHERE a = 2", "UPDATE t SET n = 3 WHERE a = 2")
+    shop.receive()
+    top = shop.top()
+    shop.hold(top)
+    shop.sql("UPDATE t SET n = 9 WHERE a = 5")
+    shop.step(top)
+    assert shop.landed() == [], "of what bronze lacks only the tables are known"
+    shop.receive()
+    shop.step(top)
+    assert sorted(shop.landed(), key=repr) == sorted(
+        [
+            (top + 1, ["10", ODD, "1", "5000"], None),
+            (top + 1, ["2", "k", "3", "5000"], None),
+            (top + 1, None, ["1", "k", None, None]),
+        ],
+        key=repr,
+    )
 
 
 def test_a_row_that_silver_is_behind_of_waits_until_silver_is_there(shop: Shop) -> None:
