@@ -26,6 +26,7 @@ FULL: tuple[tuple[str, ...], ...] = (
     ("apply_span.py",),
     ("many_tables.py",),
     ("source_to_silver.py",),
+    ("source_to_silver.py", "--changes", "10000000", "--rounds", "0"),
 )
 QUICK: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py", "--changes", "100000", "--rounds", "2", "--no-save"),
