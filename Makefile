@@ -47,6 +47,7 @@ docs: $(VENV)/.dev ## regenerate the reference pages
 	@$(BIN)/python -m cdc_lake.cli.reference
 	@$(BIN)/python -m cdc_lake.lake.types_page docs/reference/types.md
 	@$(BIN)/python docs/reference/generate.py
+	@$(BIN)/python docs/reference/licences.py
 
 lock: $(VENV)/.uv ## solve the versions of constraints.txt again
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-header --no-annotate --no-emit-index-url \

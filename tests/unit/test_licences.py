@@ -1,0 +1,69 @@
+"""Every dependency at run time is on the page of licences, and none of them forbids the use."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from cdc_lake.lake.session import PACKAGES
+from cdc_lake.lake.spark_catalog import POSTGRES_DRIVER
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def licences() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("licences", ROOT / "docs/reference/licences.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def listed() -> dict[str, str]:
+    """The page's own table: licence by distribution."""
+    page = (ROOT / "docs/reference/licences.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| ([\w.-]+) \| ([^|]+) \| [^|]+ \|$", page.partition("## Jars")[0], re.MULTILINE))
+
+
+def test_every_direct_dependency_is_listed(listed: dict[str, str]) -> None:
+    extras = PROJECT["optional-dependencies"]
+    direct = [*PROJECT["dependencies"], *(r for extra in extras if extra != "dev" for r in extras[extra])]
+    names = {canonicalize_name(Requirement(text).name) for text in direct} - {"cdc-lake"}
+    assert len(names) > 15
+    assert names <= set(listed)
+
+
+def test_the_page_is_what_the_installed_distributions_state(licences: ModuleType) -> None:
+    """Line by line: another Python or another system may bring a few more or less than the one it was made with."""
+    lines = (ROOT / "docs/reference/licences.md").read_text(encoding="utf-8").splitlines()
+    missing = [row for entry in licences.entries() if (row := licences.row(entry)) not in lines]
+    assert not missing, "run `python docs/reference/licences.py`"
+
+
+def test_what_is_listed_is_pinned(listed: dict[str, str]) -> None:
+    pinned = {
+        canonicalize_name(n) for n in re.findall(r"^([\w.-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    }
+    assert set(listed) - {"distribution"} <= pinned
+
+
+def test_no_licence_forbids_the_use(licences: ModuleType, listed: dict[str, str]) -> None:
+    looked_at = licences.PERMISSIVE | licences.OF_THE_LIBRARY
+    stated = {**{n: x for n, x in listed.items() if n != "distribution"}, **licences.JARS}
+    strange = {name: text for name, text in stated.items() if licences.short_names(text) - looked_at}
+    assert not strange, "look at these licences before they come in"
+
+
+def test_the_jars_that_spark_is_told_of_are_listed(licences: ModuleType) -> None:
+    assert {jar.rpartition(":")[0] for jar in (*PACKAGES, POSTGRES_DRIVER)} <= set(licences.JARS)
