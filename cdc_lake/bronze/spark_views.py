@@ -16,7 +16,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.typed import PLACES, Misfits, TableColumns
 from cdc_lake.errors import ViewNotMade
 from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.store import quoted
+from cdc_lake.lake.store import literal, quoted
 from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -127,7 +127,7 @@ def changes_sql(
 ) -> str:
     """The changes of one table, as `bronze.typed` gives them; an undecodable transaction stops the query."""
     ops = "'I', 'U', 'D', 'T', 'S'" if snapshot else "'I', 'U', 'D', 'T'"
-    own = f"relation = {_literal(str(of.table))} AND op IN ({ops})"
+    own = f"relation = {literal(str(of.table))} AND op IN ({ops})"
     known = "".join(f" AND NOT (epoch = {epoch} AND position = {position})" for epoch, position in later)
     what = "raise_error(concat('the transaction at position ', position, ' of epoch ', epoch, ' is not decoded'))"
     where = _and(f"({own} OR (op = 'X'{known} AND {what} IS NOT NULL))", span)
@@ -162,7 +162,7 @@ class _Changes:
         of = self._of
         out = [f"{source} AS {name}" for name, source in PLACES.items()]
         out += [f"{self._value('new', at)} AS {quoted(name)}" for at, name in enumerate(of.names)]
-        fields = ", ".join(f"{_literal(name)}, {self._value('old', at)}" for at, name in enumerate(of.names))
+        fields = ", ".join(f"{literal(name)}, {self._value('old', at)}" for at, name in enumerate(of.names))
         out += [f"CASE WHEN had_old THEN named_struct({fields}) END AS _old", "old_kind AS _old_kind"]
         out += ["unsent AS _unchanged", "absent AS _absent"]
         return [*out, f"{self._kept} AS _misfit"] if self._misfits == "keep" else out
@@ -174,7 +174,7 @@ class _Changes:
         if fits == "true":
             return value
         what = f"`{self._of.names[at]}` is no {kind.sql}"
-        stop = f"raise_error(concat({_literal(f'a value of {what} at position ')}, position, ' of epoch ', epoch))"
+        stop = f"raise_error(concat({literal(f'a value of {what} at position ')}, position, ' of epoch ', epoch))"
         return f"CASE WHEN {fits} THEN {value}{f' ELSE {stop}' if self._misfits == 'stop' else ''} END"
 
     @property
@@ -184,7 +184,7 @@ class _Changes:
             for at, (name, column) in enumerate(zip(self._of.names, self._of.columns, strict=True)):
                 fits = fits_sql(f"{array}_{at}", column_type(column))
                 if fits != "true":
-                    entry = f"struct({_literal(prefix + name)} AS key, {array}_{at} AS value)"
+                    entry = f"struct({literal(prefix + name)} AS key, {array}_{at} AS value)"
                     entries.append(f"CASE WHEN NOT {fits} THEN {entry} END")
         if not entries:
             return "CAST(NULL AS MAP<STRING, STRING>)"
@@ -209,7 +209,7 @@ class _Changes:
 
     @cached_property
     def _unknown(self) -> str:
-        return f"raise_error({_literal(f'{self._of.table} has another layout since the view was made: make it again')})"
+        return f"raise_error({literal(f'{self._of.table} has another layout since the view was made: make it again')})"
 
 
 def _frame(spark: SparkSession, paths: Sequence[str], query: Query) -> DataFrame:
@@ -231,8 +231,4 @@ def _and(where: str, span: Span | None) -> str:
 
 
 def _array(names: Sequence[str]) -> str:
-    return f"array({', '.join(map(_literal, names))})"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return f"array({', '.join(map(literal, names))})"

@@ -104,5 +104,9 @@ def quoted(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """A string literal in Spark SQL."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    """A string literal in Spark SQL.
+
+    Before anything else Spark puts settings and the environment of its process in place of `${name}`, in strings too,
+    so no dollar stands as one.
+    """
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("$", "\\u0024") + "'"

@@ -10,8 +10,8 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed
 from cdc_lake.pipeline.family_facts import FamilyRole, captured, catalog
 from cdc_lake.pipeline.family_facts import tables as facts_of_tables
-from cdc_lake.source.gaussdb.catalog import check_identities, quoted
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.gaussdb.catalog import check_identities
+from cdc_lake.source.quoting import identifier, quoted
 from cdc_lake.source.wire.session import WireSession
 
 

@@ -21,9 +21,9 @@ from cdc_lake.pipeline.postgres_facts import (
     tables,
 )
 from cdc_lake.source import publication, slot
-from cdc_lake.source.catalog import check_identities, quoted
+from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, connect
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.quoting import identifier, literal, quoted
 from cdc_lake.source.server import OLDEST
 from cdc_lake.source.tables import select_tables
 
@@ -88,7 +88,7 @@ def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
         return
     if found is not None and state is None:
         fix = (
-            f"if nothing else uses it: SELECT pg_drop_replication_slot('{project.slot}');\n"
+            f"if nothing else uses it: SELECT pg_drop_replication_slot({literal(project.slot)});\n"
             "otherwise name another one in `source.slot.name`"
         )
         text = f"{project.slot} exists, but bronze holds nothing"

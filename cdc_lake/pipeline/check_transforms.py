@@ -15,6 +15,7 @@ from cdc_lake.pipeline.transforms import check_possible, words_read
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.projection import silver_shape
 from cdc_lake.silver.shape import make_shape
+from cdc_lake.source.quoting import quoted
 
 _ALWAYS_SENT: Final = frozenset(
     {
@@ -60,7 +61,7 @@ def _table(project: Project, target: Target, layout: Relation) -> Iterator[Check
         return
     if doubtful := _doubtful(target, layout):
         text = f"{layout.table}: an update may not send {', '.join(doubtful)}; where silver lacks the value, it is held"
-        fix = f"ALTER TABLE {layout.table} REPLICA IDENTITY FULL;  or leave the columns out"
+        fix = f"ALTER TABLE {quoted(layout.table)} REPLICA IDENTITY FULL;  or leave the columns out"
         yield CheckLine(ok=None, subject="transforms", text=text, fix=fix)
 
 

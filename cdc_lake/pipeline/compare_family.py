@@ -28,11 +28,11 @@ from cdc_lake.pipeline.family_frames import assembler_of, codec_of, frames_of, r
 from cdc_lake.pipeline.family_stream import check_resume, server_facts
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.copy_csv import csv_statement, table_of
-from cdc_lake.source.gaussdb.catalog import FamilyTables, quoted
+from cdc_lake.source.gaussdb.catalog import FamilyTables
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn
 from cdc_lake.source.gaussdb.snapshot import exported, own_encoding
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.quoting import identifier, quoted
 from cdc_lake.source.stream import StreamIdentity, shown
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession

@@ -14,8 +14,8 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.source import publication
-from cdc_lake.source.catalog import quoted
 from cdc_lake.source.connection import Session, connect, named
+from cdc_lake.source.quoting import quoted
 from cdc_lake.source.tables import select_tables
 
 

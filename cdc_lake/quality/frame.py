@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from cdc_lake.lake.store import quoted
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -73,10 +75,10 @@ def ordered_frame(frame: DataFrame, columns: AbstractSet[str]) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - a report needs no Spark
 
     def judged(name: str) -> Any:
-        quoted = "`" + name.replace("`", "``") + "`"
+        sql = quoted(name)
         if frame.schema[name].dataType.simpleString() != "timestamp_ntz":
-            return F.col(quoted)
-        parts = [f"{part}({quoted})" for part in ("year", "month", "day", "hour", "minute")]
-        return F.expr(f"make_timestamp({', '.join(parts)}, extract(SECOND FROM {quoted}), 'UTC')").alias(name)
+            return F.col(sql)
+        parts = [f"{part}({sql})" for part in ("year", "month", "day", "hour", "minute")]
+        return F.expr(f"make_timestamp({', '.join(parts)}, extract(SECOND FROM {sql}), 'UTC')").alias(name)
 
     return frame.select(*(judged(name) for name in sorted(columns)))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from cdc_lake.config.model import Between, InSet, LengthBetween, Matches, NotNull, Rule
 from cdc_lake.errors import DuplicateRule, QualityError, RuleColumnMissing, RuleDoesNotFit
+from cdc_lake.lake.store import quoted
 from cdc_lake.quality.constants import Constant, Family, Unfit, bounds, family, member
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def fails(rule: Rule, data_type: DataType | str, column: Column | None = None) -
 
     type_name = data_type if isinstance(data_type, str) else data_type.simpleString()
     check_rule(rule, type_name)
-    value = F.col(_quoted(rule.column)) if column is None else column
+    value = F.col(quoted(rule.column)) if column is None else column
     match rule:
         case NotNull():
             return value.isNull()
@@ -198,7 +199,3 @@ def _literal(value: Constant, type_name: str) -> Column:
         return F.expr(f"DATE '{value.isoformat()}'")
     # A float column is compared as double: the bound keeps its digits, as PostgreSQL compares real with a number.
     return F.lit(value) if isinstance(value, str | bool | float) else F.lit(value).cast(type_name)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

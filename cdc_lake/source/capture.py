@@ -19,7 +19,7 @@ from psycopg import pq
 
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
-from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.quoting import command_literal, identifier
 
 _STATUS: Final = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
 _START: Final = struct.Struct(">Q")  # of 'w', behind its letter
@@ -62,7 +62,7 @@ class PostgresCapture:
                 f"creating the temporary slot `{slot}`",
             )[0]
             self.start = str(Lsn.parse(made["consistent_point"] or ""))
-        said = ", ".join(f"{identifier(name)} {literal(value)}" for name, value in options.items())
+        said = ", ".join(f"{identifier(name)} {command_literal(value)}" for name, value in options.items())
         command(
             self._pgconn,
             f"START_REPLICATION SLOT {identifier(slot)} LOGICAL 0/0" + (f" ({said})" if said else ""),

@@ -12,7 +12,7 @@ from cdc_lake.decode.announced import ColumnFacts, TableFacts
 from cdc_lake.errors import NoReplicaIdentity, NoTableMatches
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.source.connection import Session, named
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.quoting import quoted
 
 _TYPE_NAME = "CASE WHEN tn.nspname = 'pg_catalog' THEN t.typname::text ELSE tn.nspname || '.' || t.typname END"
 
@@ -167,8 +167,3 @@ def check_identities(session: Session, tables: Sequence[TableName]) -> None:
             where=f"{info.host}:{info.port}/{info.dbname}",
             hint=f"add primary keys, or run: {statements}; or leave them out: `!{bare[0]}` in `source.tables`",
         )
-
-
-def quoted(table: TableName) -> str:
-    """The table's name in SQL."""
-    return f"{identifier(table.schema)}.{identifier(table.name)}"

@@ -19,7 +19,7 @@ from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
 from cdc_lake.source.gathering import Gathering
-from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.quoting import command_literal, identifier
 
 _STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
 _KEEPALIVE = struct.Struct(">QqB")  # WAL end, clock, reply wanted
@@ -56,7 +56,7 @@ class PostgresStream:
         self._asked = False
         self._told_at = clock()
         send_as_stored(self._pgconn)
-        options = f"proto_version '1', publication_names {literal(identifier(publication))}"
+        options = f"proto_version '1', publication_names {command_literal(identifier(publication))}"
         command(
             self._pgconn,
             f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)} ({options})",

@@ -13,7 +13,7 @@ from cdc_lake.errors import PublicationMissing, PublicationUnfit
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.captured import Published
 from cdc_lake.source.connection import Session, named
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.quoting import identifier, quoted
 
 
 def tables_in_database(session: Session) -> list[TableName]:
@@ -46,7 +46,7 @@ def publication_exists(session: Session, name: str) -> bool:
 
 def create_publication(session: Session, name: str, tables: Sequence[TableName]) -> None:
     """Make a publication of exactly these tables; changes of partitions appear as their root's."""
-    listed = ", ".join(f"{identifier(t.schema)}.{identifier(t.name)}" for t in tables)
+    listed = ", ".join(map(quoted, tables))
     with named(f"creating publication `{name}`"):
         statement = f"CREATE PUBLICATION {identifier(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
         session.execute(statement.encode())
@@ -82,10 +82,9 @@ def check_published(name: str, carried: Iterable[TableName], wanted: Iterable[Ta
     """Raise PublicationUnfit where a publication that was there before carries other tables than the pipeline wants."""
     have, want = set(carried), set(wanted)
     if missing := sorted(want - have):
-        listed = ", ".join(map(str, missing))
         raise PublicationUnfit(
-            f"publication `{name}` does not carry {listed}",
-            hint=f"ALTER PUBLICATION {identifier(name)} ADD TABLE {listed}",
+            f"publication `{name}` does not carry {', '.join(map(str, missing))}",
+            hint=f"ALTER PUBLICATION {identifier(name)} ADD TABLE {', '.join(map(quoted, missing))}",
         )
     if extra := sorted(have - want):
         listed = ", ".join(map(str, extra))

@@ -22,6 +22,7 @@ from cdc_lake.errors import (
     SourcePermission,
     TlsRefused,
 )
+from cdc_lake.source.quoting import identifier
 
 # libpq takes the family's code 10 for SASL; PostgreSQL itself always offers a mechanism that libpq knows
 _OF_FAMILY = ("none of the server's SASL authentication mechanisms are supported", "HA port in thread_pool")
@@ -64,7 +65,7 @@ def connection_kind(said: str, database: str) -> type[SourceError]:
 def connection_error(said: str, *, user: str, database: str, place: str) -> SourceError:
     """The error for a refused connection, with its message and remedy."""
     kind = connection_kind(said, database)
-    hint = f'a superuser runs: ALTER ROLE "{user}" REPLICATION' if kind is RoleLacksReplication else None
+    hint = f"a superuser runs: ALTER ROLE {identifier(user)} REPLICATION" if kind is RoleLacksReplication else None
     if any(words in said for words in _OF_FAMILY):
         hint = "the server is of the GaussDB family: `source.type: gaussdb`, `opengauss` or `mogdb`"
     words = first_line(said).removeprefix("connection failed: ")

@@ -6,10 +6,9 @@ import pyarrow as pa
 
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.source.catalog import quoted
 from cdc_lake.source.connection import Session, as_stored, named
 from cdc_lake.source.copy_csv import csv_statement, table_of
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.quoting import identifier, quoted
 
 
 def read_rows(session: Session, relation: Relation, codec: Codec, row_filter: str | None = None) -> pa.Table:

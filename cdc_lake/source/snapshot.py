@@ -15,10 +15,9 @@ import pyarrow as pa
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.errors import TableRewritten
 from cdc_lake.model.relation import Relation
-from cdc_lake.source.catalog import quoted
 from cdc_lake.source.connection import Session, as_stored, named
 from cdc_lake.source.copy_text import chunks_of
-from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.quoting import identifier, literal, quoted
 
 _UTF8: Final = Codec()
 

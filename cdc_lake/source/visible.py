@@ -14,8 +14,8 @@ from typing import Any
 
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
-from cdc_lake.source.catalog import quoted
 from cdc_lake.source.connection import Session, named
+from cdc_lake.source.quoting import quoted
 
 _HALF, _WHOLE = 1 << 31, 1 << 32
 

@@ -11,8 +11,9 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.evolution import operations
 from cdc_lake.model.relation import Missing, Relation, TableName
 from cdc_lake.model.span import Span
-from cdc_lake.source.gaussdb.catalog import facts_of, quoted
+from cdc_lake.source.gaussdb.catalog import facts_of
 from cdc_lake.source.printing import PRINTING
+from cdc_lake.source.quoting import quoted
 from cdc_lake.source.wire.session import WireSession
 
 KEPT = {

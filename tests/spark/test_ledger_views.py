@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,15 @@ from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.lake.arrow_values import read_texts
 from cdc_lake.lake.casts import cast_sql, fits_sql
+from cdc_lake.lake.store import literal, quoted
 from cdc_lake.lake.types import column_type
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import Column
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import TYPE_OIDS, boundaries, raw_transaction, table
 from tests.bronze_places import FORMATS, Place
+from tests.odd_names import PIECES, odd_name, odd_text
+from tests.seeds import seeds
 
 pytestmark = [
     pytest.mark.compiled,
@@ -159,3 +163,14 @@ def plain(rows: pa.Table) -> list[Any]:
     """Rows in order, every value as text (floats and maps have no order of their own)."""
     places = [name for name in ("_position", "_ordinal", "position") if name in rows.column_names]
     return [repr(row) for row in rows.sort_by([(name, "ascending") for name in places]).to_pylist()]
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_spark_reads_texts_and_names_as_they_were(spark: Any, seed: int) -> None:
+    """Also `${env:HOME}`, which it would put something else in place of; no name of silver has a brace."""
+    rng = random.Random(seed)
+    texts = [*PIECES, *(odd_text(rng) for _ in range(40))]
+    assert list(spark.range(1).selectExpr(*(f"{literal(t)} AS c{n}" for n, t in enumerate(texts))).first()) == texts
+    assert list(spark.sql(f"SELECT {', '.join(map(literal, texts))}").first()) == texts
+    names = [name for name in (odd_name(rng) for _ in range(40)) if "${" not in name]
+    assert spark.sql(f"SELECT {', '.join(f'1 AS {quoted(name)}' for name in names)}").columns == names

@@ -13,7 +13,7 @@ from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
 from cdc_lake.errors import NoReplicaIdentity
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.source.gaussdb.defaults import missing_of
-from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.quoting import literal, quoted
 from cdc_lake.source.wire.session import WireSession
 
 _FIRST_OF_USERS = 16384
@@ -153,11 +153,6 @@ def check_identities(facts: Mapping[TableName, FamilyTableFacts], place: str) ->
             where=place,
             hint=f"add primary keys, or run: {statements}; or leave them out: `!{bare[0]}` in `source.tables`",
         )
-
-
-def quoted(table: TableName) -> str:
-    """The table's name in SQL."""
-    return f"{identifier(table.schema)}.{identifier(table.name)}"
 
 
 def _index(row: Sequence[str | None], names: Mapping[str, str]) -> _Index:

@@ -18,10 +18,9 @@ from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.model.relation import Relation
 from cdc_lake.source.copy_csv import csv_chunks, csv_statement
 from cdc_lake.source.copy_text import chunks_of
-from cdc_lake.source.gaussdb.catalog import quoted
 from cdc_lake.source.gaussdb.server import CsnSnapshot, snapshot_and_csn
 from cdc_lake.source.gaussdb.slot import CreatedSlot, check_name
-from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.quoting import identifier, literal, quoted
 from cdc_lake.source.wire.session import WireSession
 
 _UNDEFINED_FUNCTION = "(42883)"

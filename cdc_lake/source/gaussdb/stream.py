@@ -14,7 +14,7 @@ from cdc_lake.errors import ServerUnreachable, SourceError, StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.gathering import Frames, Gathering
 from cdc_lake.source.gaussdb.messages import DATA, DATA_HEADER, read_keepalive, reply
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.quoting import command_literal, identifier
 from cdc_lake.source.wire import protocol
 from cdc_lake.source.wire.session import WireSession
 
@@ -30,7 +30,7 @@ _DOING = "reading the stream"
 
 def start_command(slot: str, start: int, options: Mapping[str, str]) -> str:
     """The command that begins a stream. Option names are the server's; values go quoted."""
-    given = ", ".join(f'"{name}" {_quoted(value)}' for name, value in options.items())
+    given = ", ".join(f"{identifier(name)} {command_literal(value)}" for name, value in options.items())
     return f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)}" + (f" ({given})" if given else "")
 
 
@@ -205,7 +205,3 @@ class GaussStream:
             self._outgoing += protocol.copy_data(words)
         self._outgoing = self._channel.send_now(self._outgoing)
         self._told_at = self._clock()
-
-
-def _quoted(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

@@ -31,6 +31,7 @@ from cdc_lake.errors import (
     StandbyNeeded,
     WrongOutputOrder,
 )
+from cdc_lake.source.quoting import identifier
 from cdc_lake.source.refusals import connection_kind, statement_kind, statement_words
 from cdc_lake.source.wire.protocol import ServerMessage
 
@@ -117,7 +118,7 @@ def _family_kind(said: ServerMessage) -> type[SourceError] | None:
 
 def _hint(kind: type[SourceError], said: ServerMessage, user: str) -> str | None:
     if kind is RoleLacksReplication:
-        role = f'"{user}"' if user else "<user>"
+        role = identifier(user) if user else "<user>"
         return f"an administrator runs: ALTER ROLE {role} REPLICATION, or grants it gs_role_replication"
     if kind is ServerSettings:
         return next((hint for words, hint in _SETTINGS_HINTS if words in said.message.lower()), None)
