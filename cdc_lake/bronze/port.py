@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -39,6 +39,7 @@ class Landed:
     repeats: int  # transactions dropped because bronze already held them
     bytes_written: int
     version: int  # of the bronze table
+    operations: Mapping[str, int] = field(default_factory=dict)  # of the changes: `I U D T M X` → how many
 
 
 Tabulate: TypeAlias = Callable[[Sequence[Any]], ChangeColumns]

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 
 from cdc_lake.bronze.contract import snapshot_app
@@ -96,9 +97,11 @@ class TableBronze:
         confirm = max(before.confirm, given.confirm)
         state = replace(before, upto=given.upto, confirm=confirm, head=head, empty=given.empty)
         version, size = self._land(state, rows, {})
-        return _landed(
+        landed = _landed(
             state, version, transactions=len(fresh), changes=len(changes), repeats=repeats, bytes_written=size
         )
+        numbers = np.bincount(changes.op).tolist()
+        return replace(landed, operations={chr(code): number for code, number in enumerate(numbers) if number})
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> Landed:
         """Record that nothing is missing up to `position`: the markers rise, or nothing happens."""

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, Strict
 
+from cdc_lake.config.observe import Observe
 from cdc_lake.config.quantity import Bytes, Milliseconds
 from cdc_lake.config.redact import Redact, RedactKey
 from cdc_lake.config.section import Count, Name, Section, Text
@@ -351,3 +352,5 @@ class Pipeline(Section):
     """Current tables."""
     apply: Apply = Apply()
     """From bronze to silver."""
+    observe: Observe = Observe()
+    """What monitoring is shown."""

@@ -144,6 +144,12 @@ class Project:
         return self.lake / "reports" / self.name
 
     @property
+    def textfile(self) -> Path | None:
+        """File that apply writes its metrics into."""
+        given = self.pipeline.observe.textfile
+        return None if given is None else self.root / given
+
+    @property
     def iceberg_uri(self) -> str:
         """Address of the Iceberg catalog."""
         return self.pipeline.lake.iceberg.uri or f"sqlite:///{self.lake / 'catalog.db'}"

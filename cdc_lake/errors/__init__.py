@@ -9,7 +9,7 @@
     ├─ LakeError        LAK4xx  tables: bronze, silver, control; Spark; catalogs
     ├─ QualityError     QUA5xx  rules and reports
     ├─ StateError       STA6xx  watermarks, fences, order
-    └─ DeployError      DEP7xx  bundles and jobs
+    └─ DeployError      DEP7xx  bundles, jobs, metrics
 
 The message says what failed and where, the hint what to do, `retry` whether waiting helps. The cause is chained,
 never pasted into the message; no message holds a row value or a secret. Each code has a page in `docs/errors/`.
@@ -46,6 +46,8 @@ from cdc_lake.errors.decode import (
 )
 from cdc_lake.errors.deploy import (
     DeployError,
+    MetricsNotServed,
+    MetricsNotWritten,
 )
 from cdc_lake.errors.lake import (
     ApplyFailed,
@@ -226,6 +228,8 @@ __all__ = [
     "MalformedMessage",
     "MalformedPosition",
     "MergeRefused",
+    "MetricsNotServed",
+    "MetricsNotWritten",
     "NameTaken",
     "NoFreeSlot",
     "NoKey",

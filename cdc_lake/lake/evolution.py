@@ -130,6 +130,17 @@ class BeginAgain:
 SchemaChange: TypeAlias = AddColumn | KeepColumn | DropColumn | RenameColumn | ChangeType | BeginAgain
 
 
+KINDS = {
+    AddColumn: "add_column",
+    KeepColumn: "keep_column",
+    DropColumn: "drop_column",
+    RenameColumn: "rename_column",
+    ChangeType: "change_type",
+    BeginAgain: "begin_again",
+}
+"""Operations as metrics and progress call them."""
+
+
 def layout_columns(relation: Relation, types: TypePolicy = UNDECLARED) -> tuple[SilverColumn, ...]:
     """The silver columns of a layout."""
     return tuple(SilverColumn(one.name, one.type.sql) for one in typed_columns(relation, types))

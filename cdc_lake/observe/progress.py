@@ -11,9 +11,9 @@ from typing import TypeAlias
 class Progress:
     """One thing that happened.
 
-    `stage` is a stable word (`connect`, `snapshot`, `receive`, `landed`, `apply`, `merge`, `cut`, `compare`, `retry`,
-    `done`); `text` says it to a person without row values; `done` of `total` in `unit` where it can be counted;
-    `facts` are numbers and names for `--json`.
+    `stage` is a stable word (`connect`, `snapshot`, `receive`, `landed`, `apply`, `layout`, `merge`, `cut`, `compare`,
+    `retry`, `done`); `text` says it to a person without row values; `done` of `total` in `unit` where it can be
+    counted; `facts` are numbers and names for `--json`.
     """
 
     stage: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.pipeline.holds import WAITING
 from cdc_lake.pipeline.merging import Merged
 from cdc_lake.pipeline.table_span import Prepared
 
@@ -12,7 +14,8 @@ from cdc_lake.pipeline.table_span import Prepared
 @dataclass
 class Applied:
     """What was done so far; `ways`: how often a table was written in which way (`pipeline.strategy`); `written`: files
-    and bytes (`lake.written`); `broken`: silver table → why it waits.
+    and bytes (`lake.written`); `held_by`: changes that were held, by silver table and rule; `broken`: silver table →
+    why it waits.
     """
 
     stream: str | None = None
@@ -22,6 +25,7 @@ class Applied:
     changes: int = 0
     merges: int = 0
     held: int = 0
+    held_by: Counter[tuple[str, str]] = field(default_factory=Counter)
     ways: dict[str, int] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
     rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
@@ -33,6 +37,15 @@ class Applied:
             total = self.rules.setdefault((one.table, one.rule, one.on_fail), [0, 0])
             total[0] += one.evaluated
             total[1] += one.failed
+
+    def count_held(self, prepared: Prepared) -> None:
+        """Add what of a table is held; a change that breaks several rules once to each."""
+        held, table = prepared.folded.held, prepared.job.target.label
+        if held is None:
+            return
+        self.held += held.num_rows
+        for rules in held["rules"].to_pylist():
+            self.held_by.update((table, rule) for rule in rules or [WAITING])
 
     def count_merge(self, merged: Merged) -> None:
         """Add a table that was written."""

@@ -26,6 +26,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.allowed import Allowed
 from cdc_lake.pipeline.applied import Applied
+from cdc_lake.pipeline.watching import Watcher, watching
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,14 +91,16 @@ def _apply(
     tell: Tell,
     allowed: Allowed,
 ) -> Applied:
-    began = time.monotonic()
-    with Advance(project, spark, tell, waits=not once, allowed=allowed) as advance:
-        outcome = "failed"
+    began, watcher = time.monotonic(), watching(project, tell)
+    with watcher, Advance(project, spark, watcher.heard, waits=not once, allowed=allowed) as advance:
+        watcher.follow(advance.done)
+        clock, outcome = _Clock(advance, stop, watcher), "failed"
         try:
-            advance.run(goal, stop)
+            with watcher.walking(goal):
+                advance.run(goal, stop)
             if not stop.is_set():
-                allowed.say(tell)
-                _follow(project, spark, advance, once=once, stop=stop, tell=tell)
+                allowed.say(watcher.heard)
+                _follow(project, spark, clock, once=once, stop=stop, tell=watcher.heard)
             outcome = "failed" if advance.done.broken else "done"
         except RuleStopped:
             outcome = "stopped"
@@ -116,7 +119,7 @@ def _apply(
 
 
 def _follow(
-    project: Project, spark: SparkSession, advance: Advance, *, once: bool, stop: threading.Event, tell: Tell
+    project: Project, spark: SparkSession, clock: _Clock, *, once: bool, stop: threading.Event, tell: Tell
 ) -> None:
     """Let the stream on bronze call `advance`; between its calls the idle timer does.
 
@@ -126,7 +129,7 @@ def _follow(
     """
     if bronze_reader(project).version() is None or (once and not _streams(project)):
         return
-    clock, tries, last = _Clock(advance, stop), 0, -_AGAIN_SECONDS
+    tries, last = 0, -_AGAIN_SECONDS
     while True:
         try:
             _listen(project, spark, clock, once=once, stop=stop)
@@ -191,9 +194,10 @@ def _ticks(project: Project, spark: SparkSession, clock: _Clock) -> StreamingQue
 class _Clock:
     """Calls `advance`, one call at a time; keeps the first failure for the loop to raise as it is."""
 
-    def __init__(self, advance: Advance, stop: threading.Event) -> None:
+    def __init__(self, advance: Advance, stop: threading.Event, watcher: Watcher) -> None:
         self._advance = advance
         self._stop = stop
+        self._watcher = watcher
         self._turn = threading.Lock()
         self._last = time.monotonic()
         self.failure: CdcLakeError | None = None
@@ -213,7 +217,8 @@ class _Clock:
             if self._stop.is_set() or self.failure is not None:
                 return
             try:
-                self._advance.run(None, self._stop)
+                with self._watcher.walking(None):
+                    self._advance.run(None, self._stop)
             except CdcLakeError as failure:
                 self.failure = failure
             except Exception:

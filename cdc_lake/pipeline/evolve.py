@@ -16,6 +16,7 @@ from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
 from cdc_lake.errors import DestructiveChange
 from cdc_lake.lake.evolution import (
+    KINDS,
     AddColumn,
     SchemaChange,
     for_the_table,
@@ -24,6 +25,7 @@ from cdc_lake.lake.evolution import (
 from cdc_lake.lake.store import SilverColumn, SilverStore, quoted
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import LAYOUT_DONE, failpoint
+from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.layout_changes import check_columns, check_computed, layout_changes
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import check_kind, own_names
@@ -41,6 +43,7 @@ def evolve(
     follows: Relation | None,
     allowed: Container[str],
     known: Callable[[], Iterable[Relation]],
+    tell: Tell,
 ) -> Shape:
     """Make the silver table, or do what the layout of `shape` asks of it; the shape, with the columns that are kept.
 
@@ -63,6 +66,9 @@ def evolve(
             if to_do := for_the_table(changes):
                 silver.reshape(stream, base, position, to_do, _live(kind))
                 failpoint(LAYOUT_DONE)
+                for change in to_do:
+                    facts = {"table": target.label, "kind": KINDS[type(change)]}
+                    tell(Progress("layout", change.text(target.label), facts=facts))
                 have = silver.columns() or ()
     kept = {column.name: column for column in have if column.name not in {c.name for c in wanted}}
     if kept:

@@ -77,6 +77,11 @@ class CapturedAssembler:
         return self._assembler.open_csn
 
     @property
+    def open_bytes(self) -> int:
+        """See TransactionAssembler."""
+        return self._assembler.open_bytes
+
+    @property
     def completed(self) -> Sequence[RecordTransaction]:
         """See TransactionAssembler."""
         return self._captured.of(self._assembler.completed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,18 +21,19 @@ _APPEND = Strategy("append", sent=False, bounds=None)
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What became of it: the table's new version, how it was written, and what that took."""
+    """What became of it: the table's new version, how it was written, what that took, and how long."""
 
     version: int
     strategy: Strategy
     written: Written
+    seconds: float
 
 
 def merge(spark: SparkSession, prepared: Prepared) -> Merged:
     """Merge a prepared span; `spark` is used for nothing else meanwhile. Raises TableChangedMeanwhile."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - the receiver shares this package and has no Spark
 
-    job, net = prepared.job, prepared.folded.net
+    began, job, net = time.monotonic(), prepared.job, prepared.folded.net
     strategy = strategy_of(prepared)
     (F.broadcast(net) if strategy.sent else net).createOrReplaceTempView(_VIEW)
     try:
@@ -40,7 +42,7 @@ def merge(spark: SparkSession, prepared: Prepared) -> Merged:
         )
     finally:
         spark.catalog.dropTempView(_VIEW)
-    return Merged(version, strategy, written(job.project, job.target, version))
+    return Merged(version, strategy, written(job.project, job.target, version), time.monotonic() - began)
 
 
 def strategy_of(prepared: Prepared) -> Strategy:

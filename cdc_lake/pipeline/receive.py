@@ -24,6 +24,7 @@ from cdc_lake.pipeline.connect import open_stream
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
 from cdc_lake.pipeline.outlasting import OutlastingBronze, retrying
+from cdc_lake.pipeline.pulse import Pulse
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.receiving import ReceiveSummary, Receiving
 
@@ -41,18 +42,20 @@ def receive(
     tell: Tell,
     control: ControlTables | None = None,
     slot_patience: float = PATIENCE,
+    pulse: Pulse | None = None,
 ) -> ReceiveSummary:
     """Receive until `stop` is set or, with `once`, until bronze holds everything committed before the start.
 
     Reconnects by itself once it was connected: without end, or with `once` for at most `ONCE_PATIENCE` seconds. A lake
-    that is away or full is waited for without end; with `once` the run ends.
+    that is away or full is waited for without end; with `once` the run ends. `pulse`: where the loop says how it does.
     Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
     """
     control = control or ControlTables(project.control, project.pipeline.bronze.durability)
     with ReceiverNote(project.lake, project.name, tell) as note:
         outlasting = None if once else OutlastingBronze(bronze, stop, tell, note)
         bronze, waiting = outlasting or bronze, outlasting or nullcontext()
-        run = Receiving(project, bronze, control, once=once, stop=stop, tell=tell, connected=waiting)
+        pulse = pulse or Pulse()
+        run = Receiving(project, bronze, control, once=once, stop=stop, tell=tell, connected=waiting, pulse=pulse)
         _connections(run, partial(open_stream, project, bronze, control, stop, tell, patience=slot_patience), note)
     return run.summary()
 

@@ -26,6 +26,7 @@ from cdc_lake.pipeline.gaps import keep_late, record_gap
 from cdc_lake.pipeline.landing import PART_BYTES, Landing
 from cdc_lake.pipeline.open_stream import OpenStream
 from cdc_lake.pipeline.order import Closed
+from cdc_lake.pipeline.pulse import Pulse
 
 ADVANCE_EVERY = 10.0
 """Seconds between empty commits that only move the position on (hard on the log of the table, so not often)."""
@@ -62,6 +63,7 @@ class Receiving:
         stop: threading.Event,
         tell: Tell,
         connected: AbstractContextManager[object],
+        pulse: Pulse,
     ) -> None:
         self._project = project
         self._limits = project.pipeline.bronze.batch
@@ -71,6 +73,7 @@ class Receiving:
         self.stop = stop
         self.tell = tell
         self._while_connected = connected
+        self._pulse = pulse
         self._goal: int | None = None
         self._started = time.monotonic()
         self._summary = ReceiveSummary()
@@ -92,7 +95,8 @@ class Receiving:
         self._batch = OpenBatch(self._limits, time.monotonic, state.upto, state.confirm)
         self._advanced_at = time.monotonic()
         try:
-            self._loop(stream)
+            with self._pulse.beating(state):
+                self._loop(stream)
         finally:
             self.count(repeats=stream.order.repeats)
 
@@ -106,6 +110,7 @@ class Receiving:
                     continue
                 self._read(stream, landing)
                 self._commit_what_is_due(stream, landing)
+                self._pulse.turned(stream.assembler.open_bytes, idle=not landing.busy and not len(self._batch))
             self._finish(stream, landing)
 
     def _done(self, landing: Landing) -> bool:
@@ -185,6 +190,7 @@ class Receiving:
         landing.decode(self._batch.hand_over())
         batch = self._batch.take()
         self.count(bytes=sum(transaction.size for transaction in batch.transactions))
+        self._pulse.lands(batch.upto, batch.transactions[-1].bounds.commit_ts)
         landing.append(batch)
 
     def _advance(self, stream: OpenStream, landing: Landing) -> None:
@@ -230,6 +236,7 @@ class Receiving:
             failpoint(BRONZE_COMMITTED)
         self._note(landed.upto, landed.confirm)
         stream.frames.confirm(landed.confirm)
+        self._pulse.landed(landed.upto, landed.confirm)
         if landed.transactions:
             failpoint(CONFIRMED)
         self.count(transactions=landed.transactions, changes=landed.changes, repeats=landed.repeats)
@@ -238,6 +245,7 @@ class Receiving:
                 "upto": landed.upto,
                 "transactions": landed.transactions,
                 "changes": landed.changes,
+                "operations": dict(landed.operations),
                 "bytes": landed.bytes_written,
                 "version": landed.version,
                 "server_end": stream.frames.keepalive_end,

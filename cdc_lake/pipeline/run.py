@@ -106,9 +106,14 @@ def _loops(
 def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell) -> ReceiveSummary:
     from cdc_lake.pipeline.receive import receive  # noqa: PLC0415  # applying alone needs no database driver
 
-    bronze = bronze_writer(project)
-    with Upkeep(project, tell) as upkeep:
-        return receive(project, bronze, once=once, stop=stop, tell=upkeep.heard)
+    bronze, address = bronze_writer(project), project.pipeline.observe.metrics
+    if once or address is None:  # a run with an end says what it did
+        with Upkeep(project, tell) as upkeep:
+            return receive(project, bronze, once=once, stop=stop, tell=upkeep.heard)
+    from cdc_lake.pipeline.receiver_metrics import ReceiverMetrics  # noqa: PLC0415  # only where it is asked for
+
+    with ReceiverMetrics(project, address, tell) as metrics, Upkeep(project, metrics.heard) as upkeep:
+        return receive(project, bronze, once=once, stop=stop, tell=upkeep.heard, pulse=metrics.pulse)
 
 
 def _once(

@@ -28,6 +28,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.model.reread import Reread, rereads_in
 from cdc_lake.model.span import Span
 from cdc_lake.model.succession import made_again
+from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.pipeline.division import divide
 from cdc_lake.pipeline.evolve import evolve, next_layout
 from cdc_lake.pipeline.follow import (
@@ -89,6 +90,7 @@ class TableJob:
     known: Callable[[], Iterable[Relation]] = tuple
     seen: Outline | None = None
     rereads: tuple[Reread, ...] = ()
+    tell: Tell = silent
 
     @property
     def snapshot(self) -> bool:
@@ -209,6 +211,7 @@ def _evolved(silver: SilverStore, job: TableJob, kind: Kind, projection: Project
         follows=job.follows,
         allowed=job.allowed,
         known=job.known,
+        tell=job.tell,
     )
     return projection.carrying(shape.carried)
 

@@ -162,6 +162,7 @@ class TableSteps:
                 allowed=self._allowed,
                 known=partial(self._all_layouts, target),
                 rereads=rereads_of(rereads, state.stream, relation, mine),
+                tell=self._tell,
             ).outlined()
             if marker.position is None and (renamed := self._renamed(job, tables)) is not None:
                 self._break(target, watermark, renamed, tables)
@@ -280,8 +281,8 @@ class TableSteps:
             )
             self.done.count(one)
             self.done.count_merge(merged)
-            self.done.held += 0 if one.folded.held is None else one.folded.held.num_rows
-            facts = {**merged.strategy.facts, **merged.written.facts}
+            self.done.count_held(one)
+            facts = {**merged.strategy.facts, **merged.written.facts, "seconds": round(merged.seconds, 3)}
             self._tell(Progress("merge", target.label, one.seen.rows, unit="changes", facts=facts))
         self._nearby.release()
 

@@ -122,6 +122,11 @@ class TransactionAssembler(Protocol):
         ...
 
     @property
+    def open_bytes(self) -> int:
+        """Bytes of changes held for transactions whose COMMIT has not come."""
+        ...
+
+    @property
     def completed(self) -> Sequence[Raw]:
         """After `feed` raised: the transactions that its payload completed before that."""
         ...

@@ -1,4 +1,4 @@
-"""The pages of bronze and of the control tables, from the tables' own definitions.
+"""The pages of bronze, of the control tables and of metrics, from their own definitions.
 
     python docs/reference/generate.py
 
@@ -24,6 +24,7 @@ from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.lake.control import TABLES
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.metric_names import METRICS
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 REFERENCE = Path(__file__).resolve().parent
@@ -210,6 +211,20 @@ bronze and silver. Read them with anything that reads Delta.
 
 {tables}"""
 
+_METRICS = """# Metrics
+
+What monitoring is shown where `observe` asks for it: the receiver serves it, apply writes it into a file
+([how](../guides/monitoring.md)). Every series has the label `pipeline` besides those named here. Counters and
+histograms count since the start of their process. What is not known at the moment is left out.
+
+| name | type | of | labels | meaning |
+|---|---|---|---|---|
+{metrics}
+
+A histogram has `_bucket` (label `le`), `_sum` and `_count` behind its name. Labels hold names of tables, rules,
+operations and codes; never a row value.
+"""
+
 _ABOUT = {
     "streams": "One row a stream: which slot of which server bronze is fed from, and where the stream starts.",
     "snapshots": "The steps of each initial copy.",
@@ -238,7 +253,7 @@ _WORDS = {
 
 def pages() -> dict[str, str]:
     """Every generated page by file name."""
-    return {"bronze.md": bronze_page(), "control.md": control_page()}
+    return {"bronze.md": bronze_page(), "control.md": control_page(), "metrics.md": metrics_page()}
 
 
 def bronze_page() -> str:
@@ -286,6 +301,16 @@ def control_page() -> str:
         for name, columns in TABLES.items()
     ]
     return _MADE + _CONTROL.format(tables="\n".join(parts))
+
+
+def metrics_page() -> str:
+    """Every metric."""
+    rows = [
+        f"| `{one.name}` | {one.kind} | {', '.join(one.loops)} | {', '.join(f'`{name}`' for name in one.labels)} "
+        f"| {one.help} |"
+        for one in METRICS
+    ]
+    return _MADE + _METRICS.format(metrics="\n".join(rows))
 
 
 def _columns(columns: tuple[tuple[str, pa.DataType, str], ...]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
@@ -22,6 +23,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.watching import watching
 from cdc_lake.source.stream import shown
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
@@ -71,10 +73,19 @@ class Lake:
 
     def advance(self) -> None:
         """What `apply` does between two beats of its clock; the clock itself has tests of its own."""
-        with Advance(self.project, self.spark, silent) as advance:
-            advance.run(None, threading.Event())
+        watcher = watching(self.project, silent)
+        with watcher, Advance(self.project, self.spark, watcher.heard) as advance:
+            watcher.follow(advance.done)
+            with watcher.walking(None):
+                advance.run(None, threading.Event())
             for error in advance.done.broken.values():
                 raise error
+
+    def shown(self) -> dict[str, float]:
+        """What the file of metrics says, by name and labels."""
+        assert self.project.textfile is not None
+        families = text_string_to_metric_families(self.project.textfile.read_text())
+        return {" ".join([s.name, *sorted(s.labels.values())]): s.value for f in families for s in f.samples}
 
     def rows(self, relation: Relation = T) -> list[dict[str, Any]]:
         return sorted(read_silver(self.project, self.target(relation)).to_pylist(), key=lambda row: row["id"])
@@ -161,7 +172,7 @@ def test_truncate_between_changes_is_a_barrier_and_ends_holds(spark: Any, lake_r
 @FORMATS
 def test_what_follows_a_held_change_of_its_key_waits_and_other_keys_flow(spark: Any, lake_root: Path, fmt: str) -> None:
     rule = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
-    lake = Lake(lake_root, spark, "holds", fmt, [rule])
+    lake = Lake(lake_root, spark, "holds", fmt, [rule], observe={"textfile": f"holds_{fmt}.prom"})
     lake.land(insert("1", "1"), insert("2", "2"))
     lake.advance()
     lake.land(Update(T, ("1", "99", UNCHANGED)))
@@ -172,6 +183,14 @@ def test_what_follows_a_held_change_of_its_key_waits_and_other_keys_flow(spark: 
     lake.advance()
     assert lake.rows() == [row(1, 1), row(2, 7)]
     assert [reason for reason, _ in lake.held()] == ["failed", "waiting", "waiting"]
+    said, label = lake.shown(), f"holds_{fmt}"
+    assert said[f"cdc_lake_held_rows_total {label} {label}.t waiting"] == 2
+    assert said[f"cdc_lake_held_keys {label} {label}.t"] == 1
+    assert said[f"cdc_lake_table_broken {label} {label}.t"] == 0
+    assert said[f"cdc_lake_merge_duration_seconds_count {label} {label}.t"] == 1
+    assert said[f"cdc_lake_applied_changes_total {label}"] == 3
+    assert said[f"cdc_lake_applied_lag_seconds {label}"] == 0
+    assert f"cdc_lake_last_success_timestamp_seconds apply {label}" in said
 
 
 @FORMATS
@@ -295,7 +314,8 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
         return [Insert(priced, (name[1:], price)) for name, price in given.items()]
 
     policy = {"numeric": "decimal(5,2)", "misfit": "stop"}
-    lake = Lake(lake_root, spark, "misfit_stops", "delta", table={"types": policy})
+    observe = {"textfile": "misfit_stops.prom"}
+    lake = Lake(lake_root, spark, "misfit_stops", "delta", table={"types": policy}, observe=observe)
     first = lake.land(*prices(_1="1.50", _2="2"))
     odd = lake.land(*prices(_3="3"), Update(priced, ("1", "123.456")))
     lake.land(*prices(_4="4"))
@@ -304,9 +324,16 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
             lake.apply()
         assert (stopped.value.code, stopped.value.exit_code) == ("QUA501", 5)
         assert ([r["id"] for r in lake.rows()], lake.marker().position, lake.held()) == ([1, 2], first, [])
+        said = lake.shown()
+        assert said["cdc_lake_errors_total QUA501 apply misfit_stops_delta"] == 1
+        assert "cdc_lake_last_success_timestamp_seconds apply misfit_stops_delta" not in said
     given = {"from": "public.t", "types": {**policy, "misfit": "quarantine"}}
     silver = {"defaults": {"namespace": lake.project.name}, "tables": [given]}
-    lake.project = make_project(lake_root, lake.project.name, silver=silver, snapshot={"mode": "none"})
+    lake.project = make_project(lake_root, lake.project.name, silver=silver, snapshot={"mode": "none"}, observe=observe)
     lake.apply()
+    said, label = lake.shown(), "misfit_stops_delta"
+    assert said[f"cdc_lake_held_rows_total {label} {label}.t type_price"] == 1
+    assert said[f"cdc_lake_rule_failures_total {label} {label}.t type_price"] == 1
+    assert "cdc_lake_last_success_timestamp_seconds apply misfit_stops_delta" in said
     assert [(r["id"], str(r["price"])) for r in lake.rows()] == [(1, "1.50"), (2, "2.00"), (3, "3.00"), (4, "4.00")]
     assert lake.held() == [("failed", ["type_price"])]

@@ -22,7 +22,7 @@ from cdc_lake.lake.session import derive
 from cdc_lake.lake.store import SilverColumn, store
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
-from cdc_lake.observe.progress import silent
+from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import evolve
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.silver.kinds import source_rows
@@ -65,6 +65,7 @@ class Lake:
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
         self.bronze.begin_stream("test", 10)
         self.position = 100
+        self.told: list[Progress] = []
 
     def __getitem__(self, name: str) -> Evolving:
         return self.tables[name]
@@ -79,7 +80,7 @@ class Lake:
     def advance(self, *allowed: str, everything: bool = False) -> dict[str, Any]:
         """Apply; the errors of the tables that wait."""
         words = Anything() if everything else frozenset(allowed)
-        with Advance(self.project, self.spark, silent, allowed=words) as advance:
+        with Advance(self.project, self.spark, self.told.append, allowed=words) as advance:
             advance.run(None, threading.Event())
             return {label.split(".")[1]: error for label, error in advance.done.broken.items()}
 
@@ -174,6 +175,8 @@ def test_what_is_destructive_waits_until_it_is_allowed_and_other_tables_flow(
     assert lake.advance(drop) == {}
     assert lake.rows("one", whole=True) == one.expected()
     assert lake.columns("one") == {"id": "bigint", "remark": "string"}
+    kinds = [one.facts["kind"] for one in lake.told if one.stage == "layout"]
+    assert kinds == ["add_column", "rename_column", "drop_column", "change_type"]
     cut = ControlTables(lake.project.control).last_cut("test")
     assert cut is not None
     assert cut.position == lake.position

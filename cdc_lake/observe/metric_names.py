@@ -1,0 +1,209 @@
+"""The names of all metrics, with units and meanings: what the two loops show, and what anybody may rely on.
+
+Base units as Prometheus wants them: seconds, bytes, numbers. Every series has the label `pipeline` besides its own; the
+values of labels are names of tables, rules, operations and codes, never of rows.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+
+class Kind(enum.StrEnum):
+    """What a series does: goes up and down, only counts up, or counts into buckets."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+class Loop(enum.StrEnum):
+    """Which loop shows a metric; the label `loop` where both do."""
+
+    RECEIVE = "receive"
+    APPLY = "apply"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name. `labels`: besides `pipeline`; `buckets`: upper bounds of a histogram's."""
+
+    name: str
+    kind: Kind
+    loops: tuple[Loop, ...]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names a query may use."""
+        if self.kind is Kind.HISTOGRAM:
+            return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
+        return (self.name,)
+
+
+_RECEIVE: Final = (Loop.RECEIVE,)
+_APPLY: Final = (Loop.APPLY,)
+_BOTH: Final = (Loop.RECEIVE, Loop.APPLY)
+_ROWS: Final = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0, 1_000_000.0)
+_DURATIONS: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
+
+HEALTHY: Final = Metric(
+    "cdc_lake_healthy",
+    Kind.GAUGE,
+    _RECEIVE,
+    "1 while the receiver lands and confirms, as `/healthz` says; otherwise 0.",
+)
+SOURCE_REACHABLE: Final = Metric(
+    "cdc_lake_source_reachable",
+    Kind.GAUGE,
+    _RECEIVE,
+    "1 where the source answered in the last half minute; otherwise 0, and what only the source knows is left out.",
+)
+RECEIVED_LAG_BYTES: Final = Metric(
+    "cdc_lake_received_lag_bytes",
+    Kind.GAUGE,
+    _RECEIVE,
+    "WAL of the source that the receiver has not read yet; not known where CSNs order the stream.",
+)
+LANDED_LAG_BYTES: Final = Metric(
+    "cdc_lake_landed_lag_bytes",
+    Kind.GAUGE,
+    _RECEIVE,
+    "WAL of the source that bronze is behind; not known where CSNs order the stream.",
+)
+LANDED_LAG_TRANSACTIONS: Final = Metric(
+    "cdc_lake_landed_lag_transactions",
+    Kind.GAUGE,
+    _RECEIVE,
+    "Transactions of the source that bronze is behind, where CSNs order the stream and count them.",
+)
+LANDED_LAG_SECONDS: Final = Metric(
+    "cdc_lake_landed_lag_seconds",
+    Kind.GAUGE,
+    _RECEIVE,
+    "How long ago the oldest transaction that is not in bronze was committed, at most; 0 where none is known.",
+)
+SLOT_ACTIVE: Final = Metric(
+    "cdc_lake_slot_active",
+    Kind.GAUGE,
+    _RECEIVE,
+    "1 while the slot is read; 0 where nobody reads it, or it is not there.",
+)
+SLOT_RETAINED_WAL_BYTES: Final = Metric(
+    "cdc_lake_slot_retained_wal_bytes", Kind.GAUGE, _RECEIVE, "WAL that the server keeps for the slot."
+)
+TRANSACTIONS_TOTAL: Final = Metric(
+    "cdc_lake_transactions_total", Kind.COUNTER, _RECEIVE, "Transactions landed in bronze and confirmed."
+)
+CHANGES_TOTAL: Final = Metric(
+    "cdc_lake_changes_total",
+    Kind.COUNTER,
+    _RECEIVE,
+    "Changes landed, by operation: I insert, U update, D delete, T truncate, M message, X undecodable, S copied row.",
+    ("op",),
+)
+OPEN_TRANSACTION_BYTES: Final = Metric(
+    "cdc_lake_open_transaction_bytes",
+    Kind.GAUGE,
+    _RECEIVE,
+    "Changes held in memory of a transaction whose COMMIT has not come.",
+)
+BATCH_ROWS: Final = Metric(
+    "cdc_lake_batch_rows", Kind.HISTOGRAM, _RECEIVE, "Changes of one commit to bronze.", buckets=_ROWS
+)
+APPLIED_LAG_SECONDS: Final = Metric(
+    "cdc_lake_applied_lag_seconds",
+    Kind.GAUGE,
+    _APPLY,
+    "How long ago the oldest transaction was committed that is in bronze and not in silver; 0 where none is.",
+)
+APPLIED_TRANSACTIONS_TOTAL: Final = Metric(
+    "cdc_lake_applied_transactions_total", Kind.COUNTER, _APPLY, "Transactions of the spans that were applied."
+)
+APPLIED_CHANGES_TOTAL: Final = Metric(
+    "cdc_lake_applied_changes_total", Kind.COUNTER, _APPLY, "Changes of the spans that were applied."
+)
+MERGE_DURATION_SECONDS: Final = Metric(
+    "cdc_lake_merge_duration_seconds",
+    Kind.HISTOGRAM,
+    _APPLY,
+    "How long writing one table's part of a span took.",
+    ("table",),
+    _DURATIONS,
+)
+RULE_FAILURES_TOTAL: Final = Metric(
+    "cdc_lake_rule_failures_total",
+    Kind.COUNTER,
+    _APPLY,
+    "Changes that broke a rule, whatever it does.",
+    ("table", "rule"),
+)
+HELD_ROWS_TOTAL: Final = Metric(
+    "cdc_lake_held_rows_total",
+    Kind.COUNTER,
+    _APPLY,
+    "Changes that were held, by the rule they break; `waiting`: behind a held change of their key.",
+    ("table", "rule"),
+)
+HELD_KEYS: Final = Metric(
+    "cdc_lake_held_keys", Kind.GAUGE, _APPLY, "Keys with held changes as of the last cut.", ("table",)
+)
+TABLE_BROKEN: Final = Metric(
+    "cdc_lake_table_broken",
+    Kind.GAUGE,
+    _APPLY,
+    "1 where a silver table could not go on and waits; otherwise 0.",
+    ("table",),
+)
+SCHEMA_CHANGES_TOTAL: Final = Metric(
+    "cdc_lake_schema_changes_total",
+    Kind.COUNTER,
+    _APPLY,
+    "Operations on the columns of silver tables that new layouts of the source asked for.",
+    ("kind",),
+)
+ERRORS_TOTAL: Final = Metric(
+    "cdc_lake_errors_total",
+    Kind.COUNTER,
+    _BOTH,
+    "Failures and warnings with a code, also those that are waited out; `cdc-lake explain CODE` prints a code's page.",
+    ("loop", "code"),
+)
+LAST_SUCCESS_TIMESTAMP_SECONDS: Final = Metric(
+    "cdc_lake_last_success_timestamp_seconds",
+    Kind.GAUGE,
+    _BOTH,
+    "When the loop last had everything: received and landed and confirmed; or walked to the top of bronze.",
+    ("loop",),
+)
+
+METRICS: Final = (
+    HEALTHY,
+    SOURCE_REACHABLE,
+    RECEIVED_LAG_BYTES,
+    LANDED_LAG_BYTES,
+    LANDED_LAG_TRANSACTIONS,
+    LANDED_LAG_SECONDS,
+    SLOT_ACTIVE,
+    SLOT_RETAINED_WAL_BYTES,
+    TRANSACTIONS_TOTAL,
+    CHANGES_TOTAL,
+    OPEN_TRANSACTION_BYTES,
+    BATCH_ROWS,
+    APPLIED_LAG_SECONDS,
+    APPLIED_TRANSACTIONS_TOTAL,
+    APPLIED_CHANGES_TOTAL,
+    MERGE_DURATION_SECONDS,
+    RULE_FAILURES_TOTAL,
+    HELD_ROWS_TOTAL,
+    HELD_KEYS,
+    TABLE_BROKEN,
+    SCHEMA_CHANGES_TOTAL,
+    ERRORS_TOTAL,
+    LAST_SUCCESS_TIMESTAMP_SECONDS,
+)
+"""Every metric, in the order of its page."""

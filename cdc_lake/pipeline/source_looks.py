@@ -1,0 +1,108 @@
+"""Looks at the source, now and then: where its log ends and what it keeps for the slot, while a receiver runs.
+
+They need a connection of their own and a thread; what is read is a value that anybody may ask for at any time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.pipeline.pulse import Pulse
+from cdc_lake.pipeline.source_view import SlotSeen, SourceView, source_view
+from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
+from cdc_lake.pipeline.status_values import Lag
+from cdc_lake.source.stream import domain_of
+
+LOOK_EVERY: Final = 10.0
+"""Seconds between two looks."""
+_FRESH: Final = 3 * LOOK_EVERY  # older ones are of a source that does not answer
+_REMEMBERED: Final = 360  # an hour of looks: how exactly an older lag is known matters to nobody
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the source said; lags as `status` has them, empty where no stream is begun."""
+
+    at: float
+    slot: SlotSeen | None
+    received: Lag
+    landed: Lag
+
+
+class SourceLooks:
+    """Looks while started. `pulse` says how far bronze is."""
+
+    def __init__(self, project: Project, pulse: Pulse) -> None:
+        self._project = project
+        self._pulse = pulse
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="cdc-lake-look", daemon=True)
+        self._last: Look | None = None
+        self._stream: str | None = None
+        self._ends: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; a look that hangs is left to itself."""
+        self._over.set()
+        self._thread.join(timeout=_FRESH)
+
+    def last(self) -> Look | None:
+        """The newest look, None where the source does not answer."""
+        last = self._last
+        return last if last is not None and time.monotonic() - last.at <= _FRESH else None
+
+    def landed_seconds(self) -> float | None:
+        """How long ago the oldest transaction that is not in bronze was committed, at most.
+
+        Whatever is missing was committed after the newest that landed, and after a look at which the source's log ended
+        where bronze is now: a source that rests lets the first grow old, but not the second.
+        """
+        state, ends = self._pulse.state, list(self._ends)
+        if state is None or not ends or self.last() is None or self._stream != state.stream:
+            return None
+        if ends[-1][1] <= state.upto:
+            return 0.0
+        bounds = [time.monotonic() - at for at, end in ends if end <= state.upto][-1:]
+        if self._pulse.commit_ts is not None:
+            bounds.append(max(0.0, time.time() - self._pulse.commit_ts / 1_000_000))
+        return min(bounds, default=None)
+
+    def _look_on(self) -> None:
+        while not self._over.is_set():
+            try:
+                with source_view(self._project) as view:
+                    while not self._over.is_set():
+                        self._last = self._look(view)
+                        self._over.wait(LOOK_EVERY)
+            except CdcLakeError:  # `source_reachable` says so; why, the receiver tells, who needs the source too
+                self._last = None
+                self._over.wait(LOOK_EVERY)
+
+    def _look(self, view: SourceView) -> Look:
+        state, slot = self._pulse.state, view.slot()
+        if state is None:
+            return Look(time.monotonic(), slot, Lag(), Lag())
+        at, end = time.monotonic(), view.end(domain_of(state.stream))
+        if state.stream != self._stream:
+            self._ends.clear()
+            self._stream = state.stream
+        self._ends.append((at, end))
+        lags = lags_of(SourceSide(None, end, view.received(), slot), _lake(state), datetime.now(UTC))
+        return Look(at, slot, lags["received"], lags["landed"])
+
+
+def _lake(state: BronzeState) -> LakeSide:
+    """As far as a receiver knows it without asking."""
+    return LakeSide(state, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())

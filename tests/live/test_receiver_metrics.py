@@ -1,0 +1,173 @@
+"""What monitoring sees of a real receiver: over HTTP, while it copies, streams, loses its source and gets it back."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc_lake.config.observe import Observe
+from cdc_lake.config.project import Project
+from cdc_lake.errors import MetricsNotServed
+from cdc_lake.observe.metric_names import METRICS, Loop
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline import source_looks
+from cdc_lake.pipeline.run import run
+from tests.conftest import CDC_PASSWORD, Database
+from tests.live.test_pipeline_views import project_of
+from tests.unit.test_metrics import free_port, get
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def project(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setattr(source_looks, "LOOK_EVERY", 0.1)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE orders (id int PRIMARY KEY, amount int)")
+        conn.execute("INSERT INTO orders SELECT g, g FROM generate_series(1, 100) AS g")
+    made = project_of(database, tmp_path, CDC_PASSWORD)
+    observe = Observe(metrics=f"127.0.0.1:{free_port()}")
+    return replace(made, pipeline=made.pipeline.model_copy(update={"observe": observe}))
+
+
+@contextmanager
+def receiving(project: Project, told: list[Progress]) -> Iterator[None]:
+    """A receiver without end, in a thread; what it raises is raised at the end."""
+    stop, raised = threading.Event(), []
+
+    def receive() -> None:
+        try:
+            run(project, once=False, only="receive", stop=stop, tell=told.append)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            raised.append(error)
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    for error in raised:
+        raise error
+
+
+def healthz(address: str) -> tuple[int, dict[str, object]]:
+    try:
+        status, _, text = get(address, "/healthz")
+    except OSError:
+        return 0, {}  # not listening yet
+    return status, json.loads(text)
+
+
+def metrics(address: str) -> dict[str, float]:
+    """Values by name, with the labels behind it."""
+    text = get(address, "/metrics")[2]
+    assert CDC_PASSWORD not in text
+    return {
+        " ".join([one.name, *(f"{k}={v}" for k, v in sorted(one.labels.items()) if k != "pipeline")]): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def wait_for(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+def test_a_receiver_says_what_it_does_and_whether_it_does_it(database: Database, project: Project) -> None:
+    address = project.pipeline.observe.metrics
+    assert address is not None
+    told: list[Progress] = []
+    with receiving(project, told):
+        wait_for(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
+        status, said = healthz(address)
+        assert (status, said["healthy"], said["code"], said["pipeline"]) == (200, True, None, "shop")
+        assert said["schema"] == "cdc-lake/healthz/1"
+        with database.connect() as conn:
+            conn.execute("INSERT INTO orders SELECT g, g FROM generate_series(101, 130) AS g")
+            conn.execute("UPDATE orders SET amount = 0 WHERE id <= 7")
+            conn.execute("DELETE FROM orders WHERE id = 130")
+            with conn.transaction():
+                conn.execute("TRUNCATE orders")
+        wait_for(lambda: metrics(address)["cdc_lake_transactions_total"] == 4, "four transactions")
+        wait_for(lambda: metrics(address)["cdc_lake_landed_lag_seconds"] == 0, "bronze has what the source had")
+        seen = metrics(address)
+        assert {key[-1]: value for key, value in seen.items() if key.startswith("cdc_lake_changes_total")} == {
+            "S": 100, "I": 30, "U": 7, "D": 1, "T": 1, "M": 0, "X": 0,
+        }  # fmt: skip
+        assert seen["cdc_lake_batch_rows_sum"] == 39
+        assert 1 <= seen["cdc_lake_batch_rows_count"] <= 4
+        assert (seen["cdc_lake_healthy"], seen["cdc_lake_source_reachable"], seen["cdc_lake_slot_active"]) == (1, 1, 1)
+        assert seen["cdc_lake_slot_retained_wal_bytes"] > 0
+        assert seen["cdc_lake_landed_lag_bytes"] >= 0
+        assert abs(time.time() - seen["cdc_lake_last_success_timestamp_seconds loop=receive"]) < 60
+        exposed = {key.partition(" ")[0] for key in seen}
+        mine = {series for one in METRICS if Loop.RECEIVE in one.loops for series in one.series}
+        assert exposed <= mine
+        assert mine - exposed == {"cdc_lake_landed_lag_transactions", "cdc_lake_errors_total"}, "no CSNs, no errors"
+        with pytest.raises(MetricsNotServed, match="Address already in use"):
+            run(project, once=False, only="receive", stop=threading.Event(), tell=told.append)
+        assert healthz(address)[0] == 200, "the other one never touched the slot"
+    assert healthz(address) == (0, {}), "nothing answers for a receiver that ended"
+
+
+def test_an_open_transaction_shows_once_its_changes_come(database: Database, project: Project) -> None:
+    """PostgreSQL sends a transaction when it commits, so what is open is what did not fit into one read."""
+    address = project.pipeline.observe.metrics
+    assert address is not None
+    most = 0.0
+    with receiving(project, []), database.connect(autocommit=False) as conn:
+        wait_for(lambda: healthz(address)[0] == 200, "it streams")
+        conn.execute("INSERT INTO orders SELECT g, g FROM generate_series(1000, 150000) AS g")
+        conn.commit()
+        while (seen := metrics(address))["cdc_lake_transactions_total"] < 1:
+            most = max(most, seen["cdc_lake_open_transaction_bytes"])
+        assert most > 0
+        wait_for(lambda: metrics(address)["cdc_lake_open_transaction_bytes"] == 0, "it has landed")
+
+
+def test_a_receiver_without_its_source_says_so_and_is_well_again_when_it_is_back(
+    database: Database, project: Project
+) -> None:
+    address = project.pipeline.observe.metrics
+    assert address is not None
+    with receiving(project, []):
+        wait_for(lambda: healthz(address)[0] == 200, "it streams")
+        wait_for(lambda: metrics(address)["cdc_lake_source_reachable"] == 1, "the source is looked at")
+        database.server.stop()
+        wait_for(lambda: healthz(address)[1]["state"] == "waiting", "it waits for the source")
+        status, said = healthz(address)
+        assert (status, said["healthy"]) == (503, False)
+        assert str(said["code"]).startswith("SRC")
+        assert CDC_PASSWORD not in json.dumps(said)
+        wait_for(lambda: metrics(address)["cdc_lake_source_reachable"] == 0, "no look succeeds")
+        seen = metrics(address)
+        assert seen["cdc_lake_healthy"] == 0
+        assert not [key for key in seen if "lag" in key or "slot" in key], "what only the source knows"
+        assert sum(value for key, value in seen.items() if key.startswith("cdc_lake_errors_total")) >= 1
+        database.server.start()
+        wait_for(lambda: healthz(address)[0] == 200, "it goes on by itself")
+        wait_for(lambda: metrics(address)["cdc_lake_source_reachable"] == 1, "the source is looked at again")
+        with database.connect() as conn:
+            conn.execute("INSERT INTO orders VALUES (101, 1)")
+        wait_for(lambda: metrics(address)["cdc_lake_transactions_total"] == 1, "and lands")
+
+
+def test_a_run_with_an_end_serves_nothing(project: Project) -> None:
+    address = project.pipeline.observe.metrics
+    assert address is not None
+    answers: list[int] = []
+    run(project, once=True, only="receive", stop=threading.Event(), tell=lambda _: answers.append(healthz(address)[0]))
+    assert set(answers) == {0}

@@ -1,0 +1,173 @@
+"""The file of metrics of apply: true at every moment it is written, replaced as a whole, and never in apply's way."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc_lake.config.observe import Observe
+from cdc_lake.config.project import Project
+from cdc_lake.errors import RuleStopped, StoreUnavailable
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline import apply_metrics
+from cdc_lake.pipeline.applied import Applied
+from cdc_lake.pipeline.apply_metrics import ApplyMetrics
+from cdc_lake.pipeline.cuts import BROKEN
+from cdc_lake.pipeline.watching import Nobody, watching
+from tests.cut_lake import PG, CutLake, at
+
+
+def shown(file: Path) -> dict[str, float]:
+    """Values by name and labels, without the pipeline's."""
+    return {
+        " ".join([one.name, *(f"{k}={v}" for k, v in sorted(one.labels.items()) if k != "pipeline")]): one.value
+        for family in text_string_to_metric_families(file.read_text())
+        for one in family.samples
+    }
+
+
+def watched(lake: CutLake, file: str = "shop.prom") -> Project:
+    observe = Observe(textfile=file)
+    pipeline = lake.project.pipeline.model_copy(update={"observe": observe})
+    return Project(pipeline, lake.project.file, lake.project.root)
+
+
+def metrics_of(lake: CutLake, told: list[Progress]) -> ApplyMetrics:
+    project = watched(lake)
+    assert project.textfile is not None
+    return ApplyMetrics(project, project.textfile, told.append)
+
+
+def test_nobody_watches_unless_the_pipeline_names_a_file(tmp_path: Path) -> None:
+    lake, told = CutLake(tmp_path), list[Progress]()
+    assert isinstance(watching(lake.project, told.append), Nobody)
+    assert isinstance(watching(watched(lake), told.append), ApplyMetrics)
+
+
+def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None:
+    lake, told, done = CutLake(tmp_path), list[Progress](), Applied(stream=PG)
+    lake.land(200)
+    lake.land(300, minutes=5)
+    lake.cut(200, 0, t=lake.state("t", 1, 200, held=3), u=lake.state("u", None, 100, state=BROKEN))
+    merge = Progress("merge", "silver.t", 7, unit="changes", facts={"seconds": 1.5})
+    with metrics_of(lake, told) as metrics:
+        metrics.follow(done)
+        with metrics.walking(None):
+            metrics.heard(merge)
+            metrics.heard(Progress("layout", "add column …", facts={"kind": "add_column"}))
+            metrics.heard(Progress("broken", "silver.u waits", facts={"code": "LAK410"}))
+            done.upto, done.transactions, done.changes = 200, 1, 7
+            done.rules["silver.t", "between_a", "quarantine"] = [7, 2]
+            done.held_by.update({("silver.t", "between_a"): 2, ("silver.t", "waiting"): 1})
+    file = tmp_path / "shop.prom"
+    seen = shown(file)
+    lag = seen.pop("cdc_lake_applied_lag_seconds")
+    assert abs(lag - (datetime.now(UTC) - at(5)).total_seconds()) < 60
+    buckets = {key: value for key, value in seen.items() if "_bucket" in key}
+    assert buckets["cdc_lake_merge_duration_seconds_bucket le=1.0 table=silver.t"] == 0
+    assert buckets["cdc_lake_merge_duration_seconds_bucket le=2.0 table=silver.t"] == 1
+    assert {key: value for key, value in seen.items() if key not in buckets} == {
+        "cdc_lake_applied_transactions_total": 1,
+        "cdc_lake_applied_changes_total": 7,
+        "cdc_lake_merge_duration_seconds_sum table=silver.t": 1.5,
+        "cdc_lake_merge_duration_seconds_count table=silver.t": 1,
+        "cdc_lake_rule_failures_total rule=between_a table=silver.t": 2,
+        "cdc_lake_held_rows_total rule=between_a table=silver.t": 2,
+        "cdc_lake_held_rows_total rule=waiting table=silver.t": 1,
+        "cdc_lake_held_keys table=silver.t": 3,
+        "cdc_lake_held_keys table=silver.u": 0,
+        "cdc_lake_table_broken table=silver.t": 0,
+        "cdc_lake_table_broken table=silver.u": 1,
+        "cdc_lake_schema_changes_total kind=add_column": 1,
+        "cdc_lake_errors_total code=LAK410 loop=apply": 1,
+    }, "nothing of a success: bronze held more as the walk began"
+    assert told[0] == merge
+    assert [found.name for found in tmp_path.iterdir() if "prom" in found.name] == ["shop.prom"], (
+        "nothing lies beside it"
+    )
+
+
+def test_a_walk_succeeds_where_it_reaches_what_bronze_held_as_it_began(tmp_path: Path) -> None:
+    lake, done = CutLake(tmp_path), Applied(stream=PG)
+    key = "cdc_lake_last_success_timestamp_seconds loop=apply"
+    lake.land(200)
+    with metrics_of(lake, []) as metrics:
+        metrics.follow(done)
+        with metrics.walking(None):
+            lake.land(300)  # while it walks
+            lake.cut(200, 0, t=lake.state("t", 1, 200))
+            done.upto = 200
+        assert abs(time.time() - shown(tmp_path / "shop.prom")[key]) < 60
+    with metrics_of(lake, []) as metrics:
+        metrics.follow(done)
+        with metrics.walking(None):
+            pass  # asked to stop before its end
+    assert key not in shown(tmp_path / "shop.prom")
+    with metrics_of(lake, []) as metrics:
+        metrics.follow(done)
+        with metrics.walking(200):
+            pass
+    assert key in shown(tmp_path / "shop.prom"), "a run with a goal is done at its goal"
+
+
+def test_the_error_that_ends_a_run_is_in_the_file_and_one_that_was_told_counts_once(tmp_path: Path) -> None:
+    lake, done = CutLake(tmp_path), Applied(stream=PG)
+    with pytest.raises(RuleStopped), metrics_of(lake, []):
+        raise RuleStopped("rule `a` stops the run")
+    assert shown(tmp_path / "shop.prom")["cdc_lake_errors_total code=QUA501 loop=apply"] == 1
+    waits = StoreUnavailable("the store is away")
+    metrics = metrics_of(lake, [])
+    metrics.follow(done)
+    metrics.heard(Progress("broken", "silver.t waits", facts={"code": waits.code}))
+    done.broken["silver.t"] = waits
+    with pytest.raises(StoreUnavailable), metrics:
+        raise waits
+    assert shown(tmp_path / "shop.prom")["cdc_lake_errors_total code=LAK435 loop=apply"] == 1
+
+
+def test_a_lake_that_does_not_answer_leaves_out_what_only_it_knows(tmp_path: Path) -> None:
+    lake = CutLake(tmp_path)
+    lake.cut(100, 0, t=lake.state("t", 1, 100))
+    for entry in (lake.project.control / "cuts" / "_delta_log").iterdir():
+        entry.write_text("{")
+    with metrics_of(lake, []) as metrics:
+        metrics.follow(Applied(stream=PG, transactions=4))
+    seen = shown(tmp_path / "shop.prom")
+    assert seen == {"cdc_lake_applied_transactions_total": 4, "cdc_lake_applied_changes_total": 0}
+
+
+def test_a_file_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
+    lake, told = CutLake(tmp_path), list[Progress]()
+    project = watched(lake, "missing/shop.prom")
+    assert project.textfile is not None
+    with ApplyMetrics(project, project.textfile, told.append) as metrics:
+        metrics.follow(Applied(stream=PG))
+        with metrics.walking(None):
+            pass
+    assert [(one.stage, one.facts["code"]) for one in told] == [("warning", "DEP711")]
+    assert "No such file or directory" in told[0].text
+    assert "make the folder of `observe.textfile`" in told[0].text
+    (tmp_path / "missing").mkdir()
+    with ApplyMetrics(project, project.textfile, told.append):
+        pass
+    assert (tmp_path / "missing" / "shop.prom").exists()
+    assert len(told) == 1
+
+
+def test_cuts_that_follow_one_another_write_the_file_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, file = CutLake(tmp_path), tmp_path / "shop.prom"
+    with metrics_of(lake, []) as metrics:
+        metrics.heard(Progress("cut", "1 of 1 tables"))
+        file.unlink()
+        monkeypatch.setattr(apply_metrics, "WRITE_EVERY", 3600)
+        metrics.heard(Progress("cut", "1 of 1 tables"))
+        assert not file.exists()
+        monkeypatch.setattr(apply_metrics, "WRITE_EVERY", 0)
+        metrics.heard(Progress("cut", "1 of 1 tables"))
+        assert file.exists()
