@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -24,6 +23,7 @@ from cdc_lake.source.stream import domain_of
 LOOK_EVERY: Final = 10.0
 """Seconds between two looks."""
 _FRESH: Final = 3 * LOOK_EVERY  # older ones are of a source that does not answer
+_GRACE: Final = 2.0  # seconds for a look under way to end
 _REMEMBERED: Final = 360  # an hour of looks: how exactly an older lag is known matters to nobody
 
 
@@ -47,7 +47,7 @@ class SourceLooks:
         self._thread = threading.Thread(target=self._look_on, name="cdc-lake-look", daemon=True)
         self._last: Look | None = None
         self._stream: str | None = None
-        self._ends: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
+        self._ends: tuple[tuple[float, int], ...] = ()
 
     def start(self) -> None:
         """Begin to look."""
@@ -56,7 +56,7 @@ class SourceLooks:
     def stop(self) -> None:
         """Look no more; a look that hangs is left to itself."""
         self._over.set()
-        self._thread.join(timeout=_FRESH)
+        self._thread.join(timeout=_GRACE)
 
     def last(self) -> Look | None:
         """The newest look, None where the source does not answer."""
@@ -69,7 +69,7 @@ class SourceLooks:
         Whatever is missing was committed after the newest that landed, and after a look at which the source's log ended
         where bronze is now: a source that rests lets the first grow old, but not the second.
         """
-        state, ends = self._pulse.state, list(self._ends)
+        state, ends = self._pulse.state, self._ends
         if state is None or not ends or self.last() is None or self._stream != state.stream:
             return None
         if ends[-1][1] <= state.upto:
@@ -84,23 +84,23 @@ class SourceLooks:
             try:
                 with source_view(self._project) as view:
                     while not self._over.is_set():
-                        self._last = self._look(view)
+                        self.look(view)
                         self._over.wait(LOOK_EVERY)
             except CdcLakeError:  # `source_reachable` says so; why, the receiver tells, who needs the source too
                 self._last = None
                 self._over.wait(LOOK_EVERY)
 
-    def _look(self, view: SourceView) -> Look:
-        state, slot = self._pulse.state, view.slot()
+    def look(self, view: SourceView) -> None:
+        """Ask the source once. Raises SourceError."""
+        state, slot, at = self._pulse.state, view.slot(), time.monotonic()
         if state is None:
-            return Look(time.monotonic(), slot, Lag(), Lag())
-        at, end = time.monotonic(), view.end(domain_of(state.stream))
-        if state.stream != self._stream:
-            self._ends.clear()
-            self._stream = state.stream
-        self._ends.append((at, end))
+            self._last = Look(at, slot, Lag(), Lag())
+            return
+        end = view.end(domain_of(state.stream))
         lags = lags_of(SourceSide(None, end, view.received(), slot), _lake(state), datetime.now(UTC))
-        return Look(at, slot, lags["received"], lags["landed"])
+        before = self._ends if state.stream == self._stream else ()
+        self._stream, self._ends = state.stream, (*before, (at, end))[-_REMEMBERED:]
+        self._last = Look(at, slot, lags["received"], lags["landed"])
 
 
 def _lake(state: BronzeState) -> LakeSide:
