@@ -24,6 +24,9 @@ class PatientRestCatalog(RestCatalog):  # type: ignore[misc]  # mypy does not lo
             session.mount(scheme, _Adapter())
         return session
 
+    def _warn_oauth_tokens_deprecation(self) -> None:
+        """Nothing: pyiceberg's own warning shows the catalog's address, with a password that may be in it."""
+
 
 class _Adapter(HTTPAdapter):
     def send(self, request: PreparedRequest, *args: Any, **given: Any) -> Response:
