@@ -24,6 +24,7 @@ from cdc_lake.errors import CdcLakeError, Retry, StoreUnavailable
 from cdc_lake.model.position import Lsn
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiver_metrics import ReceiverMetrics
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.status import status
 from cdc_lake.testing.faults import Pipeline
@@ -32,6 +33,7 @@ from cdc_lake.testing.object_store import LocalStore, storage_at
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
+from tests.unit.test_metrics import free_port, get
 
 pytestmark = pytest.mark.live
 NOTHING = BronzeState("", 0, -1, -1, b"")
@@ -103,7 +105,13 @@ def _read_by(conn: psycopg.Connection[Any]) -> tuple[int, str] | None:
 
 @contextmanager
 def receiving(
-    project: Project, workload: Workload, conn: psycopg.Connection[Any], told: list[Progress], *, slot_patience: int
+    project: Project,
+    workload: Workload,
+    conn: psycopg.Connection[Any],
+    told: list[Progress],
+    *,
+    slot_patience: int,
+    watched: ReceiverMetrics | None = None,
 ) -> Iterator[Future[Any]]:
     """A receiver that has landed something; it is asked to stop at the end and waited for."""
     stop = threading.Event()
@@ -114,8 +122,9 @@ def receiving(
             bronze_writer(project),
             once=False,
             stop=stop,
-            tell=told.append,
+            tell=told.append if watched is None else watched.heard,
             slot_patience=slot_patience,
+            pulse=None if watched is None else watched.pulse,
         )
         try:
             _until(lambda: _read_by(conn) or run.done())
@@ -138,9 +147,13 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
         workload.create_tables()
         workload.run(10)
         note = ReceiverNote(project.lake, project.name)
-
-        with receiving(project, workload, conn, told, slot_patience=2) as run:
+        address = f"127.0.0.1:{free_port()}"
+        with (
+            ReceiverMetrics(project, address, told.append) as watched,
+            receiving(project, workload, conn, told, slot_patience=2, watched=watched) as run,
+        ):
             assert note.read() is None
+            assert get(address, "/healthz")[0] == 200
             proxy.choose = lambda _: Fault.FAILED
             workload.run(60)  # more than the batches that wait for the store hold
             _until(note.read)
@@ -151,6 +164,9 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
             with pytest.raises(StoreUnavailable) as asked:
                 status(project)
             assert "the receiver waits for it since" in asked.value.remedy
+            status_code, _, text = get(address, "/healthz")
+            said = json.loads(text)
+            assert (status_code, said["state"], said["code"]) == (503, "waiting", waits.code)
             assert _read_by(conn) == before, "one connection all the while, and nothing confirmed"
             proxy.choose = honest
             workload.run(5)
@@ -158,6 +174,7 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
             _until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
             assert (_read_by(conn) or ())[0] == (before or ())[0]
             assert note.read() is None
+            _until(lambda: get(address, "/healthz")[0] == 200)
         assert run.result().reconnects == 0
         assert_equal_to_source(project, database)
         verdict = verify(bronze_reader(project))

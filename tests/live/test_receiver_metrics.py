@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cdc_lake.config.load import load_project
 from cdc_lake.config.observe import Observe
 from cdc_lake.config.project import Project
 from cdc_lake.errors import MetricsNotServed
 from cdc_lake.observe.metric_names import METRICS, Loop
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import source_looks
+from cdc_lake.pipeline.receiver_process import ReceiverProcess
 from cdc_lake.pipeline.run import run
 from tests.conftest import CDC_PASSWORD, Database
 from tests.live.test_pipeline_views import project_of
@@ -173,3 +176,23 @@ def test_a_run_with_an_end_serves_nothing(project: Project) -> None:
     answers: list[int] = []
     run(project, once=True, only="receive", stop=threading.Event(), tell=lambda _: answers.append(healthz(address)[0]))
     assert set(answers) == {0}
+
+
+def test_a_port_in_use_ends_a_run_with_its_receiver_in_a_process_by_the_same_error(
+    database: Database, tmp_path: Path
+) -> None:
+    made = project_of(database, tmp_path, CDC_PASSWORD)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        with made.file.open("a") as file:
+            file.write(f"observe: {{metrics: {address}}}\n")
+        told: list[Progress] = []
+        with (
+            pytest.raises(MetricsNotServed, match=address) as refused,
+            ReceiverProcess(load_project(made.file), threading.Event(), told.append) as receiver,
+        ):
+            assert receiver.over.wait(60)
+    assert "a port of its own" in refused.value.remedy
+    assert not [one for one in told if one.stage == "retry"], "waiting would not help"
