@@ -1,15 +1,44 @@
-"""Looks for texts in every file below a folder, whatever they are packed in."""
+"""Canaries: texts that are to be nowhere. Looks for them in every file below a folder, whatever they are packed in, and
+in all that a command writes.
+"""
 
 from __future__ import annotations
 
 import gzip
 import io
+import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+
+from cdc_lake.cli.app import app
+from cdc_lake.cli.process import run_command
+
+CANARY = "hunter2canary"
+
+Told = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def told(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Runs a command in a project of this pipeline file; its exit code, and all that it wrote."""
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith(("PG", "CDC_LAKE_", "AWS_"))]:
+        monkeypatch.delenv(name)
+
+    def run(text: str, *arguments: str) -> tuple[int, str]:
+        (tmp_path / "pipelines").mkdir(exist_ok=True)
+        (tmp_path / "pipelines" / "shop.yaml").write_text(text, encoding="utf-8")
+        capfd.readouterr()
+        code = run_command(app, list(arguments))
+        out, err = capfd.readouterr()
+        return code, out + err
+
+    return run
 
 
 def leaks(root: Path, tokens: Iterable[str]) -> list[str]:

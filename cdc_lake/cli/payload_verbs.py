@@ -11,6 +11,7 @@ import typer
 
 from cdc_lake.cli.inspect_verbs import inspect_app
 from cdc_lake.cli.process import EXIT_FAILED, EXIT_INTERRUPTED
+from cdc_lake.cli.traces import keep_out
 from cdc_lake.cli.verb import Call, Environment, verb
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def record(
     from cdc_lake.pipeline.record import Limits
     from cdc_lake.pipeline.record import record as run
 
-    project = load_project(pipeline, environment=environment)
+    project = keep_out(load_project(pipeline, environment=environment))
     limits = Limits(seconds, None if size is None else _bytes(size), transactions)
     with StopOnSignal(lambda _: call.view.note("stopping: the recording is closed")) as stop:
         told = plugin.value if plugin else None

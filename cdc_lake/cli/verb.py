@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdc_lake.cli.traces import keep_out
 from cdc_lake.cli.view import Look, View
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Call:
         """The loaded pipeline. Raises ConfigInvalid, PipelineNotChosen."""
         from cdc_lake.config.load import load_project
 
-        return load_project(self.file(), environment=self.environment)
+        return keep_out(load_project(self.file(), environment=self.environment))
 
 
 class Interrupted(BaseException):

@@ -12,7 +12,6 @@ import shutil
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from cdc_lake.cli.document import document, dumps, plain
 from cdc_lake.cli.render_error import diagnostic_text, error_text
 from cdc_lake.cli.stages import REPEATING, line
+from cdc_lake.cli.traces import trace
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.observe.progress import Progress
@@ -142,7 +142,7 @@ class View:
             _write(sys.stdout, dumps(_error_document(error), indent=None if self.verb == "run" else 2))
         _write(stderr(), error_text(error, colour=self.look.colour(stderr())))
         if self.look.debug:
-            _write(stderr(), "".join(traceback.format_exception(error)))
+            _write(stderr(), trace(error))
 
     def bug(self, error: BaseException) -> None:
         """Something nobody foresaw."""
@@ -164,7 +164,7 @@ class View:
             "      in the project's issue tracker; look it over first, a traceback may name your tables",
         )
         if self.look.debug:
-            _write(stderr(), "".join(traceback.format_exception(error)))
+            _write(stderr(), trace(error))
 
     def end_progress(self) -> None:
         """Leave the bars as they stand."""

@@ -44,7 +44,6 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     patterns = _patterns(root, out)
     _silver(root, patterns, out)
     _lake(root, out)
-    _password(root, out)
     out.found += undecodable_rules(root, patterns)
     _hosts(root, out)
     out.found += kind_rules(root)
@@ -245,16 +244,6 @@ def _iceberg(root: MappingNode, out: _Findings) -> None:
         out.error(Problem.LAKE_LAYOUT, summary, uri.mark, "lake.iceberg.uri", hint)
 
 
-def _password(root: MappingNode, out: _Findings) -> None:
-    node = at(root, "source", "password")
-    if isinstance(node, ScalarNode) and node.value and not node.references:
-        hint = "use ${env:NAME} or ${file:path}; a password in a file is read by everyone who reads the file"
-        place = node.mark.location("source.password")
-        out.found.append(
-            Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, "the password is written in the file", place, hint)
-        )
-
-
 def _hosts(root: MappingNode, out: _Findings) -> None:
     """Where a PostgreSQL is; of the GaussDB family `family_rules` tells it."""
     source = root.entries.get("source")
@@ -271,5 +260,5 @@ def _hosts(root: MappingNode, out: _Findings) -> None:
         try:
             host_and_port(text)
         except ValueError as bad:
-            summary = f"`{text}` is no host: {bad}"
+            summary = f"this is no host: {bad}"
             out.error(Problem.SOURCE_COMBINATION, summary, node.mark, f"source.hosts[{i}]", "write db1 or db1:5432")

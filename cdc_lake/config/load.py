@@ -17,6 +17,7 @@ from cdc_lake.config.problems import ConfigInvalid, Problem
 from cdc_lake.config.project import Origin, Project
 from cdc_lake.config.references import References, Secrets
 from cdc_lake.config.schema import check
+from cdc_lake.config.secret_checks import secret_rules
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join, parse
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 
@@ -73,7 +74,7 @@ def _load(file: Path, environment: str | None, secrets: Secrets | None) -> _Load
     references = References(loaded.root, secrets)
     references.resolve(tree)
     pipeline, problems = check(tree)
-    loaded.found += [*references.found, *problems, *cross_field(tree)]
+    loaded.found += [*references.found, *problems, *cross_field(tree), *secret_rules(tree, loaded.root)]
     loaded.found.sort(key=_reading_order(display(file)))
     if not any(d.severity is Severity.ERROR for d in loaded.found):
         loaded.pipeline = pipeline

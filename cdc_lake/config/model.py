@@ -93,7 +93,7 @@ class Iceberg(Section):
     """Name of the catalog, the same for every program that opens it."""
     type: Literal["sql", "rest"] = "sql"
     """`sql`: a SQLite file or a PostgreSQL database (`postgresql+psycopg://…`); `rest`: a REST catalog server."""
-    uri: Text | None = None
+    uri: Annotated[Text | None, Field(repr=False)] = None
     """Catalog address; SQLite in `<lake.path>/catalog.db` by default. A password in it is never shown."""
     warehouse: Text | None = None
     """Folder or address of the tables, `<lake.path>/warehouse` by default; of a REST catalog a warehouse's name."""

@@ -2,8 +2,8 @@
 
 One grammar for every value. `$${` writes a literal `${`. A value that is one reference as a whole stands as if its
 text had been written there; `:-` gives the default where the variable is unset or empty, as in a shell. File paths are
-relative to the project, and one trailing line end is not part of the value. This is the only place that reads the
-environment.
+relative to the project, and one trailing line end is not part of the value. What is no reference is not repeated in its
+problem: it may be a part of a password. This is the only place that reads the environment.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ class References:
             return self._file(rest)
         if kind == "secret" and rest:
             return self._secret(rest)
-        raise _Unresolved(Problem.REFERENCE, f"`${{{body}}}` is not a reference", _GRAMMAR)
+        raise _Unresolved(Problem.REFERENCE, "`${…}` is not a reference", _GRAMMAR)
 
     def _env(self, rest: str) -> str:
         name, has_default, default = rest.partition(":-")
         if not _NAME.fullmatch(name):
-            raise _Unresolved(Problem.REFERENCE, f"`{name}` is not a name of an environment variable", _GRAMMAR)
+            raise _Unresolved(Problem.REFERENCE, "`${env:…}` does not name an environment variable", _GRAMMAR)
         value = self.environ.get(name)
         if has_default:
             return value or default
@@ -131,7 +131,7 @@ class References:
     def _secret(self, rest: str) -> str:
         scope, slash, key = rest.partition("/")
         if not (scope and slash and key):
-            raise _Unresolved(Problem.REFERENCE, f"`{rest}` is not scope/key", _GRAMMAR)
+            raise _Unresolved(Problem.REFERENCE, "`${secret:…}` does not name scope/key", _GRAMMAR)
         if self.secrets is None:
             raise _Unresolved(
                 Problem.SECRET,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
@@ -162,7 +163,14 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
     else:
         hint = f"known here: {', '.join(known)}"
     place = f" in `{parent_path}`" if parent_path else ""
-    return _error(Problem.UNKNOWN_KEY, f"unknown key `{name}`{place}", mark, join(parent_path, name), hint)
+    word = _first_word(name)
+    return _error(Problem.UNKNOWN_KEY, f"unknown key `{word}`{place}", mark, join(parent_path, word), hint)
+
+
+def _first_word(name: str) -> str:
+    """A key as it is shown: `password:secret` without a blank is a key too."""
+    word = re.match(r"[\w-]*", name)
+    return name if word is None or word[0] == name else f"{word[0]}…"
 
 
 def _source_types_with(name: str) -> str:

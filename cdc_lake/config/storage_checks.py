@@ -13,8 +13,6 @@ from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode, SequenceNode
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 
-_SECRETS = ("access_key_id", "secret_access_key", "session_token")
-
 
 def storage_rules(root: MappingNode) -> Iterator[Diagnostic]:
     """Everything that is wrong with addresses and with `lake.storage`."""
@@ -81,13 +79,6 @@ def _section(storage: MappingNode) -> Iterator[Diagnostic]:
     if (_text(endpoint) or "").startswith("http://") and not allowed:
         hint = "use https://, or say `allow_http: true` where nobody else can reach the network between"
         yield _error("the endpoint has no TLS", endpoint, "lake.storage.endpoint", hint)
-    for name in _SECRETS:
-        node = _at(storage, name)
-        if isinstance(node, ScalarNode) and node.value and not node.references:
-            hint = "use ${env:NAME} or ${file:path}; a key in a file is read by everyone who reads the file"
-            place = node.mark.location(f"lake.storage.{name}")
-            summary = f"`{name}` is written in the file"
-            yield Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, summary, place, hint)
 
 
 def _error(summary: str, node: Node | None, path: str, hint: str) -> Diagnostic:

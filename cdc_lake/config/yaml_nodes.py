@@ -242,16 +242,16 @@ class _Reader:
         return mapping
 
     def _check_features(self, event: yaml.Event, mark: Mark, path: str) -> None:
+        # what stands there is not said: it may be a password that nobody quoted
         if isinstance(event, yaml.AliasEvent):
-            hint = f'to write a text that starts with `*`, quote it: "*{event.anchor}"'
-            self._report(Problem.YAML_FEATURE, f"YAML alias `*{event.anchor}`", mark, path, hint)
-        elif (anchor := getattr(event, "anchor", None)) is not None:
-            hint = "write the value out where it is needed: anchors are not supported"
-            self._report(Problem.YAML_FEATURE, f"YAML anchor `&{anchor}`", mark, path, hint)
-        elif (tag := getattr(event, "tag", None)) is not None:
-            written = tag.replace("tag:yaml.org,2002:", "!!")
-            hint = f'to write a text that starts with `!`, quote it: "{written}"'
-            self._report(Problem.YAML_FEATURE, f"YAML tag `{written}`", mark, path, hint)
+            hint = 'to write a text that starts with `*`, quote it: "*…"'
+            self._report(Problem.YAML_FEATURE, "a YAML alias `*…`", mark, path, hint)
+        elif getattr(event, "anchor", None) is not None:
+            hint = 'write the value out where it is needed; to write a text that starts with `&`, quote it: "&…"'
+            self._report(Problem.YAML_FEATURE, "a YAML anchor `&…`", mark, path, hint)
+        elif getattr(event, "tag", None) is not None:
+            hint = 'to write a text that starts with `!`, quote it: "!…"'
+            self._report(Problem.YAML_FEATURE, "a YAML tag `!…`", mark, path, hint)
 
 
 def _blamed(bad: yaml.MarkedYAMLError) -> _Place | None:
@@ -274,7 +274,7 @@ def _syntax(bad: yaml.MarkedYAMLError, mark: Mark, text: str) -> tuple[str, Mark
         return "expected `key: value`", mark, "a colon is missing, or a quote before"
     if "mapping values are not allowed" in problem:
         return "a second `:` in one line", mark, "quote the value, or put the inner key on a line of its own"
-    if bad.context == "while scanning a tag":
+    if bad.context == "while scanning a tag" or "tag handle" in problem:
         return "a tag that is not valid", mark, 'to write a text that starts with `!`, quote it: "!public.tmp_*"'
     context = f" {bad.context}" if bad.context else ""
     return f"not valid YAML: {problem}{context}", mark, "is a bracket or a quote not closed, an indentation off?"

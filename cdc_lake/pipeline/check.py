@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.load import validate
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import CdcLakeError, ConfigError, SourceError
+from cdc_lake.model.diagnostic import Severity
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.check_machine import machine
 from cdc_lake.pipeline.check_transforms import transforms
@@ -37,7 +39,14 @@ class Examination:
 
 def examine(project: Project) -> Examination:
     """Look at machine, lake, server, role, slot, tables and types. Raises nothing that it can say."""
-    found = [*machine(project), *_store(project), *_source(project), *_redaction(project), *transforms(project)]
+    found = [
+        *_warnings(project),
+        *machine(project),
+        *_store(project),
+        *_source(project),
+        *_redaction(project),
+        *transforms(project),
+    ]
     try:
         types = type_ledger(project)
     except SourceError:
@@ -48,6 +57,16 @@ def examine(project: Project) -> Examination:
 def check(project: Project) -> list[CheckLine]:
     """The findings alone, one line each."""
     return list(examine(project).lines)
+
+
+def _warnings(project: Project) -> Iterator[CheckLine]:
+    """What `validate` warns of."""
+    if not project.file.is_file():
+        return  # made in Python
+    for found in validate([project.file], environment=project.environment):
+        if found.severity is Severity.WARNING:
+            text = f"{found.summary} ({found.location})" if found.location else found.summary
+            yield CheckLine(ok=None, subject="configuration", text=text, fix=found.hint, code=found.code)
 
 
 def _store(project: Project) -> Iterator[CheckLine]:

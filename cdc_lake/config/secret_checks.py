@@ -1,0 +1,103 @@
+"""Secrets of a pipeline: which values are, which are written in a file, and which others on the machine can read.
+
+Judged on the tree of nodes like the rules of `checks`. A file is readable by others where its mode says so and no
+folder above keeps them out; on systems without such modes nothing is said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from cdc_lake.config.problems import Problem
+from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode, join
+from cdc_lake.model.diagnostic import Diagnostic, Severity
+
+PATHS = (
+    "source.password",
+    "bronze.redact_key",
+    "lake.storage.access_key_id",
+    "lake.storage.secret_access_key",
+    "lake.storage.session_token",
+    "lake.iceberg.uri",
+)
+"""Values that are secret; of an address only a password in it is."""
+PROPERTIES = "lake.iceberg.properties"
+"""A mapping: secret are the values of names that say so."""
+
+_ADDRESS = re.compile(r"[^/]*//[^/@]*:[^/@]+@")
+_NAMED = re.compile(r"token|credential|secret|password|key", re.IGNORECASE)
+_FILE = "file:"
+
+
+def secret_rules(root: MappingNode, folder: Path) -> Iterator[Diagnostic]:
+    """Warnings about the secrets of a pipeline; `folder` is that of the project."""
+    told: set[Path] = set()
+    for path, node in _secrets(root):
+        if not node.references and path != "bronze.redact_key":  # which is refused, by the rules of redaction
+            yield _written(path, node)
+        for file in _files(node, folder):
+            if file not in told and _readable_by_others(file):
+                told.add(file)
+                yield _exposed(file, path, node)
+    key = _at(root, "source.tls.key")
+    if isinstance(key, ScalarNode) and isinstance(key.value, str) and _readable_by_others(folder / key.value):
+        yield _exposed(folder / key.value, "source.tls.key", key)
+
+
+def _secrets(root: MappingNode) -> Iterator[tuple[str, ScalarNode]]:
+    """The secret values that are there, by path."""
+    for path in PATHS:
+        node = _at(root, path)
+        if isinstance(node, ScalarNode) and node.value and not node.broken:
+            if path == "lake.iceberg.uri" and _ADDRESS.match(node.text) is None:
+                continue
+            yield path, node
+    properties = _at(root, PROPERTIES)
+    for name, node in properties.entries.items() if isinstance(properties, MappingNode) else ():
+        if isinstance(node, ScalarNode) and node.value and not node.broken and _NAMED.search(name):
+            yield join(PROPERTIES, name), node
+
+
+def _files(node: ScalarNode, folder: Path) -> Iterator[Path]:
+    """The files a secret stands in."""
+    if not node.references:
+        yield Path(node.mark.file)
+    for reference in node.references:
+        if reference.startswith(_FILE):
+            yield folder / reference.removeprefix(_FILE)
+
+
+def _readable_by_others(file: Path) -> bool:
+    if os.name != "posix":
+        return False
+    try:
+        full = file.resolve(strict=True)
+        reached = all(above.stat().st_mode & stat.S_IXOTH for above in full.parents)
+        return reached and bool(full.stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False  # missing or out of our own reach: said elsewhere
+
+
+def _written(path: str, node: ScalarNode) -> Diagnostic:
+    names = {"source.password": "the password", "lake.iceberg.uri": "the password of the catalog"}
+    what = names.get(path) or f"`{path.removeprefix(f'{PROPERTIES}.').removeprefix('lake.storage.')}`"
+    hint = "use ${env:NAME} or ${file:path}; a secret in a file is read by everyone who reads the file"
+    summary = f"{what} is written in the file"
+    return Diagnostic(Severity.WARNING, Problem.PLAIN_PASSWORD, summary, node.mark.location(path), hint)
+
+
+def _exposed(file: Path, path: str, node: ScalarNode) -> Diagnostic:
+    summary = f"everyone on this machine can read the secret in `{file}`"
+    hint = f"`chmod o= {file}`, or `chmod 600 {file}` where no group needs it"
+    return Diagnostic(Severity.WARNING, Problem.EXPOSED, summary, node.mark.location(path), hint)
+
+
+def _at(root: MappingNode, path: str) -> Node | None:
+    node: Node | None = root
+    for part in path.split("."):
+        node = node.entries.get(part) if isinstance(node, MappingNode) else None
+    return node
