@@ -14,7 +14,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import OptionRefused, ServerSettings
-from cdc_lake.pipeline import family_start
+from cdc_lake.pipeline import family_start, source_looks
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
@@ -24,6 +24,8 @@ from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import bronze_rows, once, tables_at_source, tables_from_bronze
+from tests.live.test_receiver_metrics import healthz, metrics, receiving, wait_for
+from tests.unit.test_metrics import free_port
 
 pytestmark = pytest.mark.live
 
@@ -216,3 +218,21 @@ def test_starts_that_broke_off_one_after_the_other_do_not_take_their_own_slot_fo
                 once(project)
     assert once(project).snapshot_rows == 2
     assert_equal_to_source(project, stand_in)
+
+
+def test_monitoring_sees_the_lag_in_transactions_where_csns_order_the_stream(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_looks, "LOOK_EVERY", 0.1)
+    address = f"127.0.0.1:{free_port()}"
+    kind = Kind(Style.BINARY, batch=True)
+    project = project_of(stand_in, kind, tmp_path, observe={"metrics": address})
+    with stand_in.database.connect() as conn, receiving(project, []):
+        wait_for(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
+        Workload(conn, SEED, truncates=False).run(20)
+        wait_for(lambda: metrics(address)["cdc_lake_transactions_total"] > 0, "transactions")
+        wait_for(lambda: metrics(address).get("cdc_lake_landed_lag_transactions") == 0, "nothing is missing")
+        seen = metrics(address)
+        assert (seen["cdc_lake_slot_active"], seen["cdc_lake_source_reachable"]) == (1, 1)
+        assert not [key for key in seen if key.endswith("lag_bytes")], "a distance of CSNs is no number of bytes"
+        assert str(healthz(address)[1]["position"]).isdecimal()
