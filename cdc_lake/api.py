@@ -20,6 +20,7 @@ from cdc_lake.observe.progress import Tell, silent
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
     from cdc_lake.bronze.ledger import Ledger
     from cdc_lake.config.references import Secrets
@@ -149,15 +150,17 @@ def run(
     stop: threading.Event | None = None,
     tell: Tell = silent,
     allowed: Iterable[str] = (),
+    spark: SparkSession | None = None,
 ) -> RunSummary:
     """Run both loops, or `only` one, until `stop` is set or, with `once`, until the goal fixed at the start.
 
-    `allowed`: destructive operations on silver tables that may be done, in the words of `plan`.
+    `allowed`: destructive operations on silver tables that may be done, in the words of `plan`; `spark`: the session of
+    a platform that brings its own.
     """
     from cdc_lake.pipeline.run import run as execute
 
     event = stop or threading.Event()
-    return execute(project, once=once, only=only, stop=event, tell=tell, allowed=frozenset(allowed))
+    return execute(project, once=once, only=only, stop=event, tell=tell, allowed=frozenset(allowed), spark=spark)
 
 
 def run_once(
@@ -205,12 +208,18 @@ def report(project: Project) -> ReportFiles:
 
 
 def maintain(
-    project: Project, *, dry_run: bool = False, force: bool = False, only: str | None = None, tell: Tell = silent
+    project: Project,
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    only: str | None = None,
+    tell: Tell = silent,
+    spark: SparkSession | None = None,
 ) -> Maintenance:
     """Keep bronze and silver up, or `only` one of them. See `cdc_lake.pipeline.maintain`."""
     from cdc_lake.pipeline.maintain import maintain as keep_up
 
-    return keep_up(project, dry_run=dry_run, force=force, only=only, tell=tell)
+    return keep_up(project, dry_run=dry_run, force=force, only=only, tell=tell, spark=spark)
 
 
 def _loaded(project: Project | str | Path) -> Project:

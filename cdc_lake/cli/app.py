@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cdc_lake.cli.bundle_verbs import register as register_bundle
 from cdc_lake.cli.cuts_verbs import cuts_app
 from cdc_lake.cli.held_verbs import held_app
 from cdc_lake.cli.inspect_verbs import inspect_app
@@ -37,6 +38,7 @@ app.add_typer(held_app, name="held")
 app.add_typer(cuts_app, name="cuts")
 register_payload_verbs(app)
 register_rebuild(app)
+register_bundle(app)
 
 
 def _version(on: bool) -> None:
@@ -66,7 +68,7 @@ def shared(
 @verb(app, "init", pipeline=False)
 def init(
     call: Call,
-    template: Annotated[str, typer.Argument(help="demo, postgres, gaussdb or empty.")],
+    template: Annotated[str, typer.Argument(help="demo, postgres, gaussdb, databricks or empty.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the new project.")],
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:

@@ -82,5 +82,7 @@ def _next(template: str, folder: Path) -> tuple[str, ...]:
     match template:
         case "demo":
             return (*go, "python pipelines/shop_workload.py start", "cdc-lake run --once", "cdc-lake compare")
+        case "databricks":
+            return (*go, "cdc-lake bundle --out deploy")
         case _:
             return (*go, "cdc-lake validate", "cdc-lake check", "cdc-lake run --once")

@@ -66,23 +66,23 @@ class _Loaded:
 
 def _load(file: Path, environment: str | None, secrets: Secrets | None) -> _Loaded:
     loaded = _Loaded(project_root(file))
-    base = _read(file, loaded.found)
-    over = _read_environment(loaded.root, environment, loaded.found) if environment is not None else None
-    if base is None:
+    tree, loaded.found = read_tree(file, environment)
+    if tree is None:
         return loaded
-    tree = lay_over(base, over) if over is not None else base
     references = References(loaded.root, secrets)
     references.resolve(tree)
     pipeline, problems = check(tree)
     loaded.found += [*references.found, *problems, *cross_field(tree), *secret_rules(tree, loaded.root)]
-    loaded.found.sort(key=_reading_order(display(file)))
+    loaded.found.sort(key=reading_order(display(file)))
     if not any(d.severity is Severity.ERROR for d in loaded.found):
         loaded.pipeline = pipeline
     _origins(tree, "", loaded.origins)
     return loaded
 
 
-def _reading_order(first: str) -> Callable[[Diagnostic], tuple[bool, str, int, int]]:
+def reading_order(first: str) -> Callable[[Diagnostic], tuple[bool, str, int, int]]:
+    """The order to tell problems in: those of the file `first`, as it is shown, then by file, line and column."""
+
     def key(found: Diagnostic) -> tuple[bool, str, int, int]:
         place = found.location
         return (place.file != first, place.file, place.line, place.column) if place else (False, "", 0, 0)
@@ -97,6 +97,14 @@ def display(file: Path) -> str:
         return full.relative_to(Path.cwd()).as_posix()
     except ValueError:
         return str(full)
+
+
+def read_tree(file: Path, environment: str | None) -> tuple[MappingNode | None, list[Diagnostic]]:
+    """A pipeline file with its environment laid over it, references as written; and what hinders reading it."""
+    found: list[Diagnostic] = []
+    base = _read(file, found)
+    over = _read_environment(project_root(file), environment, found) if environment is not None else None
+    return (lay_over(base, over) if base is not None and over is not None else base), found
 
 
 def _read(file: Path, found: list[Diagnostic]) -> MappingNode | None:

@@ -28,6 +28,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GRAMMAR = "references are ${env:NAME}, ${env:NAME:-default}, ${file:path} and ${secret:scope/key}; $${ is a literal ${"
 
 
+def bodies(text: str) -> tuple[str, ...]:
+    """What stands between `${` and `}` in a text, reference by reference: `env:NAME:-default`."""
+    return tuple(m["body"] for m in _REFERENCE.finditer(text) if not m["escape"])
+
+
 class _Unresolved(Exception):  # never leaves this module
     def __init__(self, problem: Problem, summary: str, hint: str) -> None:
         super().__init__(summary)

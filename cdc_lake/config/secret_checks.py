@@ -16,13 +16,14 @@ from cdc_lake.config.problems import Problem
 from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode, join
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 
+CATALOG = "lake.iceberg.uri"
 PATHS = (
     "source.password",
     "bronze.redact_key",
     "lake.storage.access_key_id",
     "lake.storage.secret_access_key",
     "lake.storage.session_token",
-    "lake.iceberg.uri",
+    CATALOG,
 )
 """Values that are secret; of an address only a password in it is."""
 PROPERTIES = "lake.iceberg.properties"
@@ -48,12 +49,22 @@ def secret_rules(root: MappingNode, folder: Path) -> Iterator[Diagnostic]:
         yield _exposed(folder / key.value, "source.tls.key", key)
 
 
+def is_secret(path: str) -> bool:
+    """Whether the value at a path of a pipeline is a secret, or has one in it; of properties, any may be one."""
+    return path in PATHS or path.startswith(f"{PROPERTIES}.")
+
+
+def has_password(address: str) -> bool:
+    """Whether an address has a password in it."""
+    return _ADDRESS.match(address) is not None
+
+
 def _secrets(root: MappingNode) -> Iterator[tuple[str, ScalarNode]]:
     """The secret values that are there, by path."""
     for path in PATHS:
         node = _at(root, path)
         if isinstance(node, ScalarNode) and node.value and not node.broken:
-            if path == "lake.iceberg.uri" and _ADDRESS.match(node.text) is None:
+            if path == CATALOG and not has_password(node.text):
                 continue
             yield path, node
     properties = _at(root, PROPERTIES)
@@ -83,7 +94,7 @@ def _readable_by_others(file: Path) -> bool:
 
 
 def _written(path: str, node: ScalarNode) -> Diagnostic:
-    names = {"source.password": "the password", "lake.iceberg.uri": "the password of the catalog"}
+    names = {"source.password": "the password", CATALOG: "the password of the catalog"}
     what = names.get(path) or f"`{path.removeprefix(f'{PROPERTIES}.').removeprefix('lake.storage.')}`"
     hint = "use ${env:NAME} or ${file:path}; a secret in a file is read by everyone who reads the file"
     summary = f"{what} is written in the file"

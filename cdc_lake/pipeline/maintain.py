@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from cdc_lake.bronze import upkeep
 from cdc_lake.bronze.compaction import Group, plan
@@ -24,6 +25,9 @@ from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.cuts import last_cut
 from cdc_lake.pipeline.maintain_silver import TableUpkeep, maintain_silver, spark_is_here
 from cdc_lake.source.stream import shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _END = (1 << 63) - 1
 _TOGETHER = 2  # files in a row that the command puts together: it is not called often
@@ -72,11 +76,12 @@ def maintain(
     only: str | None = None,
     tell: Tell = silent,
     at: datetime | None = None,
+    spark: SparkSession | None = None,
 ) -> Maintenance:
     """Keep bronze and silver up, or `only` one of them, or say what that would be.
 
-    Without Spark on this machine silver is left out, unless it is asked for by `only`. Raises NoStream, BronzeBusy,
-    SilverBusy, LakeError.
+    Without Spark on this machine silver is left out, unless it is asked for by `only`; `spark`: the session of a
+    platform that brings its own, otherwise one is started. Raises NoStream, BronzeBusy, SilverBusy, LakeError.
     """
     table, reader, now = bronze_table(project), bronze_reader(project), at or datetime.now(UTC)
     state = reader.state()
@@ -86,7 +91,7 @@ def maintain(
     if only != "silver":
         done = _bronze(project, table, reader, state, now, dry_run=dry_run, force=force, tell=tell)
     if only == "silver" or (only is None and spark_is_here()):
-        kept_up = maintain_silver(project, state, dry_run=dry_run, now=now, tell=tell)
+        kept_up = maintain_silver(project, state, dry_run=dry_run, now=now, tell=tell, spark=spark)
         done = replace(done, silver=kept_up)
     return done
 

@@ -54,20 +54,22 @@ def run(
     stop: threading.Event,
     tell: Tell,
     allowed: frozenset[str] = frozenset(),
+    spark: SparkSession | None = None,
 ) -> RunSummary:
     """Run until `stop` or, with `once`, until silver is where the source was at the start.
 
     `only`: `receive` or `apply` for one of the two loops; `allowed`: destructive operations on silver tables that may
-    be done, in the words of `plan`. A row goes to the control table `runs` at the end. Raises
-    CdcLakeError; bronze and silver are then whole up to their last commits.
+    be done, in the words of `plan`; `spark`: the session of a platform that brings its own, otherwise one is started. A
+    row goes to the control table `runs` at the end. Raises CdcLakeError; bronze and silver are then whole up to their
+    last commits.
     """
-    if only != "receive":
+    if only != "receive" and spark is None:
         from cdc_lake.lake.session import require_java  # noqa: PLC0415  # a receiver needs no Spark
 
         require_java()  # before anything is made: a missing Java is told at once
     began, at = time.monotonic(), datetime.now(UTC)
     try:
-        received, applied = _loops(project, once=once, only=only, stop=stop, tell=tell, allowed=allowed)
+        received, applied = _loops(project, once=once, only=only, stop=stop, tell=tell, allowed=allowed, spark=spark)
     except CdcLakeError as error:
         if project.control.exists():
             _record(project, at, only, "failed", {"error": error.code})
@@ -91,16 +93,17 @@ def _loops(
     stop: threading.Event,
     tell: Tell,
     allowed: frozenset[str],
+    spark: SparkSession | None,
 ) -> tuple[ReceiveSummary | None, ApplySummary | None]:
     match only:
         case "receive":
             return _receive(project, once=once, stop=stop, tell=tell), None
         case "apply":
-            return None, apply(project, once=once, goal=None, stop=stop, tell=tell, allowed=allowed)
+            return None, apply(project, once=once, goal=None, stop=stop, tell=tell, spark=spark, allowed=allowed)
         case _ if once:
-            return _once(project, stop, tell, allowed)
+            return _once(project, _Starting(project, spark), stop, tell, allowed)
         case _:
-            return None, _continuous(project, stop, tell, allowed)
+            return None, _continuous(project, _Starting(project, spark), stop, tell, allowed)
 
 
 def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell) -> ReceiveSummary:
@@ -117,9 +120,8 @@ def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell)
 
 
 def _once(
-    project: Project, stop: threading.Event, tell: Tell, allowed: frozenset[str]
+    project: Project, spark: _Starting, stop: threading.Event, tell: Tell, allowed: frozenset[str]
 ) -> tuple[ReceiveSummary | None, ApplySummary | None]:
-    spark = _Starting(project)
     received = _receive(project, once=True, stop=stop, tell=tell)
     if stop.is_set():
         return received, None
@@ -129,8 +131,9 @@ def _once(
     return received, apply(project, once=True, goal=received.upto, stop=stop, tell=tell, spark=session, allowed=allowed)
 
 
-def _continuous(project: Project, stop: threading.Event, tell: Tell, allowed: frozenset[str]) -> ApplySummary | None:
-    spark = _Starting(project)
+def _continuous(
+    project: Project, spark: _Starting, stop: threading.Event, tell: Tell, allowed: frozenset[str]
+) -> ApplySummary | None:
     with ReceiverProcess(project, stop, tell) as receiver:
         if not _wait_for_stream(project, receiver.over):
             return None
@@ -155,14 +158,15 @@ def _wait_for_stream(project: Project, over: threading.Event) -> bool:
 
 
 class _Starting:
-    """Spark coming up in the background."""
+    """Spark coming up in the background, where it is not given."""
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, given: SparkSession | None) -> None:
         self._project = project
-        self._session: SparkSession | None = None
+        self._session = given
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._start, name="spark", daemon=True)
-        self._thread.start()
+        if given is None:
+            self._thread.start()
 
     @property
     def ready(self) -> bool:
@@ -171,7 +175,8 @@ class _Starting:
 
     def wait(self) -> SparkSession:
         """The session. Raises what its start raised."""
-        self._thread.join()
+        if self._session is None:
+            self._thread.join()
         if self._failure is not None:
             raise self._failure
         assert self._session is not None

@@ -10,6 +10,7 @@ import pytest
 from cdc_lake import errors
 from cdc_lake.cli import pages, scaffold
 from cdc_lake.config import problems
+from cdc_lake.deploy import bundle_check
 from cdc_lake.errors import CdcLakeError
 
 SECTIONS = ["## What happened", "## Why", "## What to do", "## Example"]
@@ -20,7 +21,7 @@ def tree(kind: type[CdcLakeError] = CdcLakeError) -> list[type[CdcLakeError]]:
 
 
 def all_codes() -> list[str]:
-    assert all((errors, problems, scaffold))  # the modules that define errors
+    assert all((errors, problems, scaffold, bundle_check))  # the modules that define errors
     own = [k for k in tree() if "code" in vars(k) and k.__module__.startswith("cdc_lake.")]
     return [k.code for k in own] + [str(p.value) for p in problems.Problem]
 

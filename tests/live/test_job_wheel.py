@@ -1,0 +1,249 @@
+"""A bundle's jobs without a workspace: the wheel, an environment of its own, and its entry points called as there.
+
+What Databricks does is done here in a few lines: variables and secrets are put into the environment of a cluster, the
+entry point is looked up in the wheel's metadata and called with the named parameters on the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import site
+import subprocess
+import sys
+import time
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cdc_lake.api import load_pipeline, open_bronze, read
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.deploy.secret_names import variable
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.pipeline.streams import is_complete
+from tests.conftest import Database
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0
+
+CALL = """
+import importlib.metadata, sys
+import cdc_lake
+assert "site-packages" in cdc_lake.__file__, cdc_lake.__file__
+package, name, *sys.argv[1:] = sys.argv[1:]
+[entry] = [e for e in importlib.metadata.distribution(package).entry_points if e.name == name]
+assert entry.load()() is None
+"""
+"""As a wheel task is run: the entry point by its name, whatever its group."""
+
+RUNTIME = """
+import shlex, sys
+from pyspark.sql import SparkSession
+from cdc_lake.lake.session import EXCLUDES, PACKAGES
+spark = (
+    SparkSession.builder.appName("runtime").master("local[2]")
+    .config("spark.jars.packages", ",".join(PACKAGES)).config("spark.jars.excludes", ",".join(EXCLUDES))
+    .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+    .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    .config("spark.ui.enabled", "false").getOrCreate()
+)
+calls = [shlex.split(line) for line in sys.argv[1:]]
+for sys.argv in (["job", *call] for call in calls):
+    exec(CALL)
+    assert spark.sparkContext.appName == SparkSession.builder.getOrCreate().sparkContext.appName == "runtime"
+"""
+"""Several jobs after one another, in a session of Spark that is there already; Delta is all it has."""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel, and beside it what the wheel needs."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
+    made = subprocess.run(build, capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"the wheel could not be built, its build system is not at hand: {made.stderr[-300:]}")
+    venv.create(folder / "venv", with_pip=False)
+    python = folder / "venv" / "bin" / "python"
+    into = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*into, *map(str, folder.glob("*.whl"))], check=True)
+    packages = next((folder / "venv" / "lib").glob("python*/site-packages"))
+    (packages / "beside.pth").write_text("\n".join(site.getsitepackages()))
+    return python
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A deployed bundle: jobs, and the values of its variables and secrets."""
+
+    python: Path
+    files: Path
+    bundle: dict[str, Any]
+    values: dict[str, str]
+    secrets: dict[str, str]
+
+    def resolved(self, text: str) -> str:
+        variables = self.bundle["variables"]
+        given = self.bundle["targets"]["prod"].get("variables", {}) | self.values
+
+        def value(found: re.Match[str]) -> str:
+            name = found[1]
+            if name.startswith("var."):
+                name = name.removeprefix("var.")
+                return str(given[name] if name in given else variables[name]["default"])
+            return {"workspace.file_path": str(self.files), "bundle.target": "prod"}[name]
+
+        text = re.sub(r"\$\{([\w.]+)\}", value, text)
+        return re.sub(r"\{\{secrets/([^}]+)\}\}", lambda m: self.secrets[m[1]], text)
+
+    def task(self, what: str) -> dict[str, Any]:
+        return self.bundle["resources"]["jobs"][f"shop_{what}"]["tasks"][0]["python_wheel_task"]
+
+    def call(self, what: str) -> list[str]:
+        task = self.task(what)
+        named = [f"--{key}={self.resolved(value)}" for key, value in task["named_parameters"].items()]
+        return [task["package_name"], task["entry_point"], *named]
+
+    def environment(self, what: str) -> dict[str, str]:
+        job = self.bundle["resources"]["jobs"][f"shop_{what}"]
+        cluster = job["job_clusters"][0]["new_cluster"]["spark_env_vars"]
+        mine = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "PYTHON"))}
+        return {**mine, **{key: self.resolved(value) for key, value in cluster.items()}}
+
+    def start(self, what: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.python, "-c", CALL, *self.call(what)],
+            env=self.environment(what),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@pytest.fixture
+def workspace(installed: Path, database: Database, tmp_path: Path) -> Workspace:
+    """The template's project with a lake on this machine, its bundle as the installed command writes it."""
+    with database.connect() as db:
+        db.execute("CREATE TABLE orders (id int PRIMARY KEY, amount numeric(10,2))")
+        db.execute("INSERT INTO orders SELECT g, g FROM generate_series(1, 100) AS g")
+    command = [installed, "-m", "cdc_lake.cli.app"]
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "PYTHON"))}
+    project = tmp_path / "shop"
+    subprocess.run([*command, "init", "databricks", str(project)], env=plain, check=True, capture_output=True)
+    file = project / "pipelines" / "shop.yaml"
+    text = file.read_text().replace("{mode: require}", "{mode: prefer}")
+    file.write_text(text.replace("${env:SOURCE_USER:-cdc}", "${secret:ops/user}"))
+    conf = project / "conf" / "prod.yaml"
+    conf.write_text(
+        re.sub(r"path: .*", f"path: {tmp_path}/${{env:CATALOG:-main}}/lake", conf.read_text()).replace(
+            "{name: shop}", f"{{name: {database.name}}}"
+        )
+    )
+    bundle = [*command, "bundle", str(file), "--schedule", "0 0/5 * * * ?"]
+    subprocess.run(bundle, env=plain, check=True, capture_output=True)
+    return Workspace(
+        python=installed,
+        files=project,
+        bundle=yaml.safe_load((project / "deploy" / "databricks.yml").read_text()),
+        values={"source_host": database.host, "source_port": str(database.port), "source_database": database.name},
+        secrets={"shop/SOURCE_PASSWORD": database.password, "ops/user": database.user},
+    )
+
+
+def loaded(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The pipeline as its jobs load it."""
+    for key, value in workspace.environment("receive").items():
+        monkeypatch.setenv(key, value)
+    secrets = {("ops", "user"): os.environ[variable("ops", "user")]}
+    file = workspace.files / "pipelines" / "shop.yaml"
+    return load_pipeline(file, environment="prod", secrets=lambda scope, key: secrets[scope, key])
+
+
+def received(workspace: Workspace, project: Project, database: Database) -> None:
+    """The job that receives, with its own parameters: it has no end, so it is cancelled as Databricks cancels it."""
+    receiver = workspace.start("receive")
+    try:
+        wait(lambda: copied(project), receiver)
+        landed = upto(project)
+        with database.connect() as db:
+            db.execute("UPDATE orders SET amount = 0 WHERE id = 1")
+        wait(lambda: upto(project) > landed, receiver)
+    finally:
+        receiver.kill()
+        receiver.communicate()
+
+
+def copied(project: Project) -> bool:
+    state = bronze_reader(project).state()
+    return state is not None and is_complete(ControlTables(project.control), state.stream, state.epoch)
+
+
+def upto(project: Project) -> int:
+    state = bronze_reader(project).state()
+    assert state is not None
+    return state.upto
+
+
+def wait(reached: Any, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not reached():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+@pytest.mark.live
+def test_the_wheels_receiver_runs_as_its_bundle_says(
+    workspace: Workspace, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = loaded(workspace, monkeypatch)
+    received(workspace, project, database)
+    assert open_bronze(project).transactions().num_rows >= 1
+    files = [f for f in project.lake.rglob("*") if f.is_file()]
+    assert not any(database.password.encode() in f.read_bytes() for f in files)
+
+
+@pytest.mark.live
+def test_a_job_that_fails_ends_with_code_and_remedy_and_an_exit_code(workspace: Workspace, database: Database) -> None:
+    workspace.secrets["shop/SOURCE_PASSWORD"] = "wrong horse"
+    job = workspace.start("receive")
+    said = job.communicate(timeout=PATIENCE)[0]
+    assert job.returncode == 1
+    assert "error[SRC202]" in said
+    assert "`source.password`" in said
+    assert "wrong horse" not in said
+
+
+@pytest.mark.live
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("jars")
+def test_all_four_jobs_of_the_wheel_run_in_a_runtimes_own_spark(
+    workspace: Workspace, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = loaded(workspace, monkeypatch)
+    received(workspace, project, database)
+    calls = [shlex.join(workspace.call(what)) for what in ("apply", "report", "maintain", "apply")]
+    done = subprocess.run(
+        [workspace.python, "-c", f"CALL = {CALL!r}\n{RUNTIME}", *calls],
+        env=workspace.environment("apply"),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = {row["id"]: row["amount"] for row in read(project, "public.orders").to_pylist()}
+    assert len(rows) == 100
+    assert (rows[1], rows[100]) == (0, 100)
+    assert (project.reports / "report.html").is_file()
