@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.testing.gaussdb.authentication import Credentials, Method
+from cdc_lake.testing.gaussdb.ledger import Ledger
+from cdc_lake.testing.gaussdb.server import GaussServer
 from tests.canary import CANARY, Told, leaks
 
 HEAD = "version: 1\npipeline: shop\n"
@@ -178,3 +181,20 @@ def test_a_verb_that_fails_shows_no_secret(
         assert code in {0, 1, 2, 4}, (arguments, said)
     (tmp_path / "secret.pem").unlink()
     assert leaks(tmp_path, [CANARY]) == []
+
+
+@pytest.mark.parametrize("method", [Method.PASSWORD, Method.MD5, Method.SHA256, Method.SM3, Method.REJECT])
+@pytest.mark.parametrize("password", [CANARY, f"the server's {CANARY}"], ids=["wrong", "right"])
+def test_a_server_of_the_gaussdb_family_that_refuses_shows_no_secret(
+    told: Told, method: Method, password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The password of the server too: with the right one the login is done, and the server, which has no SQL, refuses."""
+    monkeypatch.setenv("CANARY_PASSWORD", password)
+    users = {"u": Credentials(f"the server's {CANARY}")}
+    with GaussServer(Ledger(), users=users, method=method) as server:
+        at = f"port: {server.port}, replication_port: {server.replication_port}, tls: {{mode: disable}}"
+        source = flow('password: "${env:CANARY_PASSWORD}"').replace("postgres", "opengauss").replace("port: 1", at)
+        for arguments in (["check"], ["plan"], ["run", "--once", "--only", "receive"], ["status"]):
+            code, said = told(source, "--json", "--debug", *arguments)
+            assert CANARY not in said, (arguments, said)
+            assert code in {0, 1, 4}, (arguments, said)
