@@ -43,7 +43,7 @@ Where the source's type leaves a choice, the pipeline makes it, for numerics of 
 ```yaml
 silver:
   defaults:
-    types: {{numeric: decimal(38,9)}}     # of numerics that no decimal holds whole; string by default
+    types: {{numeric: "decimal(38,9)"}}   # of numerics that no decimal holds whole; string by default
   tables:
     - from: public.orders
       types:

@@ -1,7 +1,7 @@
 """Every code block of the documentation is looked at by some test, or says why not; translations have the same ones.
 
 A block that nothing reads is marked in the line before it: `<!-- not run: why -->`, or `<!-- run by: FILE -->` where a
-test elsewhere does. Pages of errors show what is wrong, on purpose, and are left to `test_docs.py`.
+test elsewhere does. Of the pages of errors, which quote what is said, pipeline files and parts of them are looked at.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, indent
 
 import pytest
 
@@ -22,11 +22,12 @@ MARK = re.compile(r"<!-- (not run|run by): (.+) -->\n$")
 MADE = re.compile(r"<!-- (made|generated) by ")
 OTHERS = [p for p in PAGES if p.parent.name != "errors" and not MADE.match(p.read_text(encoding="utf-8"))]
 SHELL = re.compile(r"(?:make|cd|export|chmod|python|\.venv/bin/pytest) .*|#.*|")
-WHOLE = b"""
+WHOLE = """
 version: 1
 pipeline: shop
 source: {type: postgres, host: h, database: d, user: u, tables: ["*.*"]}
 """
+OF_THE_FAMILY = r"decoding:|replication_port|mppdb|type: (gaussdb|opengauss|mogdb)|csn"
 
 
 def found(page: Path) -> list[tuple[str, str, str]]:
@@ -51,12 +52,15 @@ def documents(text: str) -> list[object]:
 def part_problems(text: str) -> list[str]:
     """What is wrong with a part of a pipeline file, laid over a whole one. A list is one of silver tables."""
     if text.startswith("-"):
-        text = "silver:\n  tables:\n" + "".join(f"    {line}\n" for line in text.splitlines())
-    base, over = parse(WHOLE, "whole")[0], parse(text.encode(), "part")
+        text = "silver:\n  tables:\n" + indent(text, "    ")
+    elif (top := re.match(r"(rules|keys|tables|tls):", text)) is not None and top[1] in ("tables", "tls"):
+        text = "source:\n" + indent(text, "  ")
+    elif top is not None:
+        text = "silver:\n  tables:\n    - from: public.t\n" + indent(text, "      ")
+    whole = WHOLE.replace("postgres", "opengauss") if re.search(OF_THE_FAMILY, text) else WHOLE
+    base, (over, wrong) = parse(whole.encode(), "whole")[0], parse(text.encode(), "part")
     assert base is not None
-    if over[0] is None or over[1]:
-        return [d.summary for d in over[1]]
-    return [d.summary for d in check(lay_over(base, over[0]))[1]]
+    return [d.summary for d in (wrong if over is None or wrong else check(lay_over(base, over))[1])]
 
 
 @pytest.mark.parametrize("page", OTHERS, ids=name)
@@ -75,7 +79,7 @@ def test_every_block_is_looked_at_or_says_why_not(page: Path) -> None:
                 assert language in {"yaml", "python"}, f"{name(page)}: {text}"
 
 
-@pytest.mark.parametrize("page", [p for p in OTHERS if blocks(p, "yaml")], ids=name)
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "yaml")], ids=name)
 def test_parts_of_pipeline_files_fit(page: Path) -> None:
     for language, text, before in found(page):
         if language == "yaml" and not text.startswith("version:") and not MARK.search(before.rstrip(" ")):
