@@ -102,7 +102,7 @@ class Advance:
             if tables != cut.tables:
                 self._cut(state, position, None, tables)
         self.done.upto = position
-        top = state.upto if goal is None else min(goal, state.upto)
+        top = self.done.top = state.upto if goal is None else min(goal, state.upto)
         tables = self._catch_up(state, tables, position)
         while position < top and not stop.is_set():
             ahead = Span(state.epoch, position, top)

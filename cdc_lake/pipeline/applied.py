@@ -13,13 +13,14 @@ from cdc_lake.pipeline.table_span import Prepared
 
 @dataclass
 class Applied:
-    """What was done so far; `ways`: how often a table was written in which way (`pipeline.strategy`); `written`: files
-    and bytes (`lake.written`); `held_by`: changes that were held, by silver table and rule; `broken`: silver table →
-    why it waits.
+    """What was done so far; `top`: where the last walk was to go to, `upto`: where it got; `ways`: how often a table
+    was written in which way (`pipeline.strategy`); `written`: files and bytes (`lake.written`); `held_by`: changes that
+    were held, by silver table and rule; `broken`: silver table → why it waits.
     """
 
     stream: str | None = None
     upto: int | None = None
+    top: int | None = None
     spans: int = 0
     transactions: int = 0
     changes: int = 0

@@ -96,8 +96,8 @@ def _apply(
         watcher.follow(advance.done)
         clock, outcome = _Clock(advance, stop, watcher), "failed"
         try:
-            with watcher.walking(goal):
-                advance.run(goal, stop)
+            advance.run(goal, stop)
+            watcher.walked()
             if not stop.is_set():
                 allowed.say(watcher.heard)
                 _follow(project, spark, clock, once=once, stop=stop, tell=watcher.heard)
@@ -217,8 +217,8 @@ class _Clock:
             if self._stop.is_set() or self.failure is not None:
                 return
             try:
-                with self._watcher.walking(None):
-                    self._advance.run(None, self._stop)
+                self._advance.run(None, self._stop)
+                self._watcher.walked()
             except CdcLakeError as failure:
                 self.failure = failure
             except Exception:

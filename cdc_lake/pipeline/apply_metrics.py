@@ -7,8 +7,7 @@ apply: what fails is told, once until it works again. Without `observe.textfile`
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -89,22 +88,12 @@ class ApplyMetrics:
             case _:
                 pass
 
-    @contextmanager
-    def walking(self, goal: int | None) -> Iterator[None]:
-        """See Watcher; it succeeded where it ended at or above what bronze held when it began."""
-        top = self._top()
-        yield
-        wanted = top if goal is None or top is None else min(goal, top)
-        if wanted is not None and self._done.upto is not None and self._done.upto >= wanted:
+    def walked(self) -> None:
+        """See Watcher; a walk that got where it was to go to is a success, also where bronze has gone on since."""
+        done = self._done
+        if done.upto is not None and done.top is not None and done.upto >= done.top:
             self._succeeded = time.time()
         self._write_when_due()
-
-    def _top(self) -> int | None:
-        try:
-            state = self._reader.state()
-        except CdcLakeError:  # apply needs it too, and says what it is
-            return None
-        return None if state is None else state.upto
 
     def _write_when_due(self) -> None:
         if time.monotonic() - self._written >= WRITE_EVERY:

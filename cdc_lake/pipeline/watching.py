@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -22,8 +22,8 @@ class Watcher(AbstractContextManager["Watcher"], Protocol):
         """What the run counts in, from its start on."""
         ...
 
-    def walking(self, goal: int | None) -> AbstractContextManager[None]:
-        """Around a walk to `goal`, None: to the top of bronze; also where it is no step."""
+    def walked(self) -> None:
+        """A walk has ended, also one that was no step; `done` says where."""
         ...
 
 
@@ -44,10 +44,8 @@ class Nobody:
     def follow(self, done: Applied) -> None:
         """Nothing."""
 
-    def walking(self, goal: int | None) -> AbstractContextManager[None]:
+    def walked(self) -> None:
         """Nothing."""
-        del goal
-        return nullcontext()
 
 
 def watching(project: Project, tell: Tell) -> Watcher:

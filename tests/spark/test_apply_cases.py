@@ -76,8 +76,8 @@ class Lake:
         watcher = watching(self.project, silent)
         with watcher, Advance(self.project, self.spark, watcher.heard) as advance:
             watcher.follow(advance.done)
-            with watcher.walking(None):
-                advance.run(None, threading.Event())
+            advance.run(None, threading.Event())
+            watcher.walked()
             for error in advance.done.broken.values():
                 raise error
 
