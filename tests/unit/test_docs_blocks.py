@@ -72,7 +72,7 @@ def test_every_block_is_looked_at_or_says_why_not(page: Path) -> None:
             continue
         match language:
             case "":
-                assert is_shell(text), f"{name(page)}: {text}"
+                assert is_shell(text), f"mend it, or mark it as not run: {name(page)}: {text}"
             case "json":
                 assert documents(text), name(page)
             case _:
@@ -83,7 +83,7 @@ def test_every_block_is_looked_at_or_says_why_not(page: Path) -> None:
 def test_parts_of_pipeline_files_fit(page: Path) -> None:
     for language, text, before in found(page):
         if language == "yaml" and not text.startswith("version:") and not MARK.search(before.rstrip(" ")):
-            assert part_problems(text) == [], f"{name(page)}: {text}"
+            assert part_problems(text) == [], f"mend it, or mark it as not run: {name(page)}: {text}"
 
 
 def test_the_looks_find_what_is_wrong() -> None:
