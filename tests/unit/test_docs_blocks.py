@@ -86,6 +86,11 @@ def test_parts_of_pipeline_files_fit(page: Path) -> None:
             assert part_problems(text) == [], f"mend it, or mark it as not run: {name(page)}: {text}"
 
 
+def test_pages_of_errors_hold_nothing_that_explain_should_not_print() -> None:
+    """A block there that is no part of a pipeline file has no language."""
+    assert [name(p) for p in PAGES if p.parent.name == "errors" and "<!--" in p.read_text(encoding="utf-8")] == []
+
+
 def test_the_looks_find_what_is_wrong() -> None:
     assert part_problems("silver:\n  tabels: []\n") == ["unknown key `tabels` in `silver`"]
     assert part_problems("- {from: public.t, kid: history}\n") == ["unknown key `kid` in `silver.tables[0]`"]
