@@ -10,14 +10,14 @@ from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.pulse import Pulse
 
 STALLED_AFTER: Final = 120.0
-"""Seconds without any progress, while something waits to be landed, from which on a receiver is not healthy."""
+"""Seconds without any progress while something waits to be landed, or without a sign of the source while nothing does,
+from which on a receiver is not healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`state`: `starting`, `copying`, `streaming`, `waiting` or `stalled`; `code` of what is waited for, None: nothing.
-
-    `idle_for`: seconds since the last progress, None where there was none yet.
+    """`state`: `starting`, `copying`, `streaming`, `waiting`, `stalled` or `silent`; why, and `code` of what is waited
+    for, None: nothing; `idle_for`: seconds since the last progress, None where there was none yet.
     """
 
     healthy: bool
@@ -27,11 +27,14 @@ class Health:
     idle_for: float | None = None
 
 
-def health_of(now: float, pulse: Pulse, copied: float | None, trouble: tuple[float, Progress] | None) -> Health:
+def health_of(  # noqa: PLR0911 - one return a state
+    now: float, pulse: Pulse, *, copied: float | None, answered: float | None, trouble: tuple[float, Progress] | None
+) -> Health:
     """The health at `now`, in seconds of the pulse's clock.
 
-    `copied`: when rows of the initial copy last came; `trouble`: what failed last and is tried again, and when. What
-    made progress since has left its trouble behind.
+    `copied`: when rows of the initial copy last came; `answered`: when the source last answered a question, which a
+    connection that broke without a word does not; `trouble`: what failed last and is tried again, and when. What made
+    progress since has left its trouble behind.
     """
     progressed = max(pulse.progressed, -math.inf if copied is None else copied)
     idle_for = None if progressed == -math.inf else max(0.0, now - progressed)
@@ -42,6 +45,10 @@ def health_of(now: float, pulse: Pulse, copied: float | None, trouble: tuple[flo
     if idle_for > STALLED_AFTER:
         return Health(False, "stalled", f"nothing was landed for {idle_for:.0f} s", None, idle_for)
     if pulse.streaming:
+        heard = max(pulse.landed_at, -math.inf if answered is None else answered)
+        if now - heard > STALLED_AFTER:
+            reason = f"nothing comes, and the source has not answered for {now - heard:.0f} s"
+            return Health(False, "silent", reason, None, idle_for)
         return Health(True, "streaming", "what comes is landed and confirmed", None, idle_for)
     if pulse.state is None:
         return Health(True, "copying", "rows of the initial copy are landed", None, idle_for)

@@ -18,8 +18,9 @@ class Pulse:
     """How a receiver is doing.
 
     `streaming`: a stream is open; `state`: what bronze holds of it; `progressed`: when everything received was landed
-    and confirmed, or a part of it, by `clock`, in seconds; `commit_ts`: of the newest transaction that landed,
-    microseconds since 1970, None where none did or it has no time; `open_bytes`: of transactions without their COMMIT.
+    and confirmed, or a part of it, by `clock`, in seconds; `landed_at`: when the stream was opened or bronze last moved
+    on; `commit_ts`: of the newest transaction that landed, microseconds since 1970, None where none did or it has no
+    time; `open_bytes`: of transactions without their COMMIT.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,14 +28,15 @@ class Pulse:
         self._landing: tuple[int, int | None] | None = None
         self.streaming = False
         self.state: BronzeState | None = None
-        self.progressed = -math.inf
+        self.progressed = self.landed_at = -math.inf
         self.commit_ts: int | None = None
         self.open_bytes = 0
 
     @contextmanager
     def beating(self, state: BronzeState) -> Iterator[None]:
         """While a stream is open that goes on from `state`."""
-        self.state, self.progressed, self.streaming = state, self._clock(), True
+        self.progressed = self.landed_at = self._clock()
+        self.state, self.streaming = state, True
         try:
             yield
         finally:
@@ -54,6 +56,6 @@ class Pulse:
         """What was being landed is durable and confirmed."""
         assert self.state is not None
         self.state = replace(self.state, upto=upto, confirm=confirm)
-        self.progressed = self._clock()
+        self.progressed = self.landed_at = self._clock()
         if self._landing is not None and self._landing[0] <= upto:
             self.commit_ts, self._landing = self._landing[1], None

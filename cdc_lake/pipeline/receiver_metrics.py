@@ -101,7 +101,9 @@ class ReceiverMetrics:
 
     def health(self) -> Health:
         """How the receiver is doing now."""
-        return health_of(time.monotonic(), self.pulse, self._copied, self._trouble)
+        return health_of(
+            time.monotonic(), self.pulse, copied=self._copied, answered=self._looks.answered, trouble=self._trouble
+        )
 
     def samples(self) -> list[Sample]:
         """Everything that has a value now."""

@@ -45,6 +45,8 @@ class SourceLooks:
         self._pulse = pulse
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="cdc-lake-look", daemon=True)
+        self.answered: float | None = None
+        """When the source was last asked and answered."""
         self._last: Look | None = None
         self._stream: str | None = None
         self._ends: tuple[tuple[float, int], ...] = ()
@@ -93,6 +95,7 @@ class SourceLooks:
     def look(self, view: SourceView) -> None:
         """Ask the source once. Raises SourceError."""
         state, slot, at = self._pulse.state, view.slot(), time.monotonic()
+        self.answered = at
         if state is None:
             self._last = Look(at, slot, Lag(), Lag())
             return

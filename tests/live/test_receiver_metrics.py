@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,7 +21,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import MetricsNotServed
 from cdc_lake.observe.metric_names import METRICS, Loop
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import source_looks
+from cdc_lake.pipeline import health, source_looks
 from cdc_lake.pipeline.receiver_process import ReceiverProcess
 from cdc_lake.pipeline.run import run
 from tests.conftest import CDC_PASSWORD, Database
@@ -168,6 +169,28 @@ def test_a_receiver_without_its_source_says_so_and_is_well_again_when_it_is_back
         with database.connect() as conn:
             conn.execute("INSERT INTO orders VALUES (101, 1)")
         wait_for(lambda: metrics(address)["cdc_lake_transactions_total"] == 1, "and lands")
+
+
+def test_a_source_that_falls_silent_without_closing_its_connection_is_noticed(
+    database: Database, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "STALLED_AFTER", 1.0)
+    address = project.pipeline.observe.metrics
+    assert address is not None
+    assert database.server.pid is not None
+    postmaster = psutil.Process(database.server.pid)
+    with receiving(project, []):
+        wait_for(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
+        frozen = [postmaster, *postmaster.children(recursive=True)]
+        try:
+            for process in frozen:
+                process.suspend()
+            wait_for(lambda: healthz(address)[1]["state"] == "silent", "nothing comes and nobody answers")
+            assert healthz(address)[0] == 503
+        finally:
+            for process in frozen:
+                process.resume()
+        wait_for(lambda: healthz(address)[0] == 200, "it comes back")
 
 
 def test_a_run_with_an_end_serves_nothing(project: Project) -> None:

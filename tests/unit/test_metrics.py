@@ -177,8 +177,11 @@ def test_a_receiver_is_healthy_only_while_it_lands_and_confirms() -> None:
     clock = Clock()
     pulse = Pulse(clock)
 
-    def said(copied: float | None = None, trouble: float | None = None) -> tuple[bool, str]:
-        one = health_of(clock.now, pulse, copied, None if trouble is None else (trouble, retry("LAK435")))
+    def said(
+        copied: float | None = None, trouble: float | None = None, answered: float | None = None
+    ) -> tuple[bool, str]:
+        why = None if trouble is None else (trouble, retry("LAK435"))
+        one = health_of(clock.now, pulse, copied=copied, answered=answered, trouble=why)
         return one.healthy, one.state
 
     assert said() == (False, "starting")
@@ -199,6 +202,12 @@ def test_a_receiver_is_healthy_only_while_it_lands_and_confirms() -> None:
         pulse.landed(2000, 2000)
         assert said() == (True, "streaming")
         assert (pulse.open_bytes, pulse.commit_ts, pulse.state) == (7, 5, BronzeState(STATE.stream, 1, 2000, 2000, b""))
+        clock.now += STALLED_AFTER + 1
+        pulse.turned(7, idle=True)
+        assert said() == (False, "silent"), "nothing comes, and nobody knows whether there is anything"
+        assert said(answered=clock.now - 1) == (True, "streaming"), "a source at rest"
+        pulse.landed(2000, 2000)
+        assert said() == (True, "streaming"), "what comes is a sign of it too"
     assert (said(), pulse.open_bytes) == ((False, "starting"), 0), "the connection is gone"
 
 
