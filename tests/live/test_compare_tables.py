@@ -23,7 +23,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables, schema_of
 from cdc_lake.lake.marker import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
-from cdc_lake.model.relation import TableName
+from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.compare import compare
 from cdc_lake.pipeline.comparison import Verdict
@@ -229,7 +229,21 @@ def hold(lake: Lake, name: str, *, reason: str = "failed", changes: slice = slic
     given = {"generation": 1, "relation": str(table), "table": f"silver.{name}", "reason": reason, "rules": ["r"],
              "span_upto": state.upto, "recorded_at": dt.datetime.now(dt.UTC)}  # fmt: skip
     blank = dict.fromkeys(schema_of("held").names)
-    control.append("held", [blank | {k: v for k, v in (r | given).items() if k in blank} for r in rows])
+    layouts = bronze.layouts([table])
+    kept = [
+        blank | {k: v for k, v in (r | given | keys_of(r, layouts[r["layout"]])).items() if k in blank} for r in rows
+    ]
+    control.append("held", kept)
+
+
+def keys_of(row: dict[str, Any], layout: Relation) -> dict[str, list[str] | None]:
+    """The key that a change leaves, and the one that it gives."""
+
+    def key(values: list[str] | None) -> list[str] | None:
+        return None if values is None else [values[layout.names.index(name)] for name in layout.primary_key]
+
+    leaves = None if row["op"] == "I" else key(row["old"] or row["new"])
+    return {"from_key": leaves, "key": key(row["new"])}
 
 
 @pytest.mark.parametrize("name", FORMATS)
