@@ -14,6 +14,7 @@ from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
 from cdc_lake.errors import RuleColumnMissing
 from cdc_lake.lake.store import quoted
+from cdc_lake.pipeline.key_parts import KeyPart
 from cdc_lake.quality.gate import Condition, RuleCount
 from cdc_lake.quality.rules import fails, rule_name
 from cdc_lake.silver.changes import FROM, OP, POSITION, TO, fits, fits_old, known
@@ -35,7 +36,8 @@ class Survey:
     `moved`: updates that change the key, whether or not a filter takes both rows; `nulls`: changes of a key with a part
     that is NULL; `failing`: changes to be held; `lacking`: changes with a judged value that was not sent; `stop`:
     position and name of the first failing `stop` rule; `bounds`: smallest and largest value of an integer first key
-    column, None where keys move.
+    column, None where keys move; `parts`: conditions that rows of the parts of the table meet in which keys lie, none
+    where keys move.
     """
 
     counts: tuple[RuleCount, ...]
@@ -45,6 +47,7 @@ class Survey:
     lacking: int
     stop: tuple[int, str] | None
     bounds: tuple[int, int] | None
+    parts: tuple[str, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -124,14 +127,22 @@ def _matching(fails_: Column, projection: Projection) -> Column:
     return fails_ if projection.where is None else fails_ & F.col(MATCHES)
 
 
-def survey(changes: DataFrame, target: Target, part: TablePart, judge: Sequence[Condition], seen: Outline) -> Survey:
-    """Count in one job; without a job where there is nothing to count."""
+def survey(
+    changes: DataFrame,
+    target: Target,
+    part: TablePart,
+    judge: Sequence[Condition],
+    seen: Outline,
+    parts: Sequence[KeyPart] = (),
+) -> Survey:
+    """Count in one job; without a job where there is nothing to count. `parts`: how the table is divided by its key."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     shape = part.shape
     first = shape.key_columns[0] if shape.keys else shape.columns[0]
     bounded = bool(shape.keys) and first.type in _INTEGERS and not seen.truncates and 0 not in shape.nullable
-    if not judge and not seen.olds and not bounded and not shape.nullable:
+    parts = () if seen.truncates else parts
+    if not judge and not seen.olds and not bounded and not shape.nullable and not parts:
         return UNJUDGED
     unsent = {
         at for c in judge for at in c.columns if known(at) in changes.columns and judged(at) not in changes.columns
@@ -147,6 +158,8 @@ def survey(changes: DataFrame, target: Target, part: TablePart, judge: Sequence[
         "low": F.min(quoted(first.name)) if bounded else F.lit(None),
         "high": F.max(quoted(first.name)) if bounded else F.lit(None),
     }
+    for n, one in enumerate(parts):
+        wanted[f"part_{n}"] = F.collect_set(F.expr(one.of_change))
     for n, condition in enumerate(judge):
         wanted[f"failed_{n}"] = F.count_if(condition.fails)
         if condition.on_fail == "stop":
@@ -167,6 +180,7 @@ def survey(changes: DataFrame, target: Target, part: TablePart, judge: Sequence[
         stop=min(stops) if stops else None,
         # A row that moves is deleted at a key that no change of the span may have as its own.
         bounds=None if row["low"] is None or row["moved"] else (row["low"], row["high"]),
+        parts=() if row["moved"] else tuple(filter(None, (p.condition(row[f"part_{n}"]) for n, p in enumerate(parts)))),
     )
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _VIEW = "cdc_lake_net"
-_OVERWRITE = Strategy("overwrite", sent=False, bounds=None)
-_APPEND = Strategy("append", sent=False, bounds=None)
+_OVERWRITE = Strategy("overwrite", sent=False)
+_APPEND = Strategy("append", sent=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +63,5 @@ def _run(spark: SparkSession, table: str, prepared: Prepared, strategy: Strategy
         case "append":
             statement = kind.appended(table, _VIEW, part)
         case "merge":
-            statement = kind.statement(table, _VIEW, part, strategy.bounds)
+            statement = kind.statement(table, _VIEW, part, strategy.within)
     spark.sql(statement)

@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.marker import Marker
+from cdc_lake.lake.store import quoted
 from cdc_lake.lake.weight import all_below
 from cdc_lake.pipeline.judge import Survey
 from cdc_lake.silver.kind import TablePart
@@ -29,18 +30,18 @@ _CELL: Final = 16  # bytes of a value in a row besides its text
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """`sent`: the net change goes to every task where the join allows it, so that the table is not shuffled; `bounds`:
-    smallest and largest first key, by which files of the table are passed over.
+    """`sent`: the net change goes to every task where the join allows it, so that the table is not shuffled; `within`:
+    conditions by which files of the table are passed over.
     """
 
     way: Way
     sent: bool
-    bounds: tuple[int, int] | None
+    within: tuple[str, ...] = ()
 
     @property
     def facts(self) -> dict[str, object]:
         """As progress has it."""
-        return {"way": self.way, "broadcast": self.sent, "bounded": self.bounds is not None}
+        return {"way": self.way, "broadcast": self.sent, "bounded": bool(self.within)}
 
 
 def choose(
@@ -50,9 +51,13 @@ def choose(
     were received, at most; None where nobody knows.
     """
     if only_new(project, target, base, part, seen, found):
-        return Strategy("append", sent=False, bounds=None)
+        return Strategy("append", sent=False)
     heap = project.pipeline.apply.driver_memory
-    return Strategy("merge", sent=fits(part, seen, size, heap), bounds=found.bounds)
+    within = list(found.parts)
+    if found.bounds is not None:
+        name = quoted(part.shape.key_columns[0].name)
+        within.insert(0, f"t.{name} BETWEEN {found.bounds[0]} AND {found.bounds[1]}")
+    return Strategy("merge", sent=fits(part, seen, size, heap), within=tuple(within))
 
 
 def only_new(project: Project, target: Target, base: Marker, part: TablePart, seen: Outline, found: Survey) -> bool:

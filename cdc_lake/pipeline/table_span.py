@@ -42,6 +42,7 @@ from cdc_lake.pipeline.follow import (
     without_failing,
 )
 from cdc_lake.pipeline.judge import Survey, conditions, survey
+from cdc_lake.pipeline.key_parts import KeyPart, key_parts
 from cdc_lake.pipeline.redaction_change import check_unchanged
 from cdc_lake.pipeline.transforms import check_possible, projection_of
 from cdc_lake.quality.gate import RuleCount
@@ -185,7 +186,8 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
         rows = rows.coalesce(1)
     # A copy of the source's table is a content of its own: what silver had before has no part in it.
     target = None if base.version is None or snapshot else live_rows(kind, spark.table(silver.name))
-    folded = fold(rows, target, job.target, kind, projection.source, seen, span, job.held, projection)
+    parts = key_parts(job.project, job.target, projection.source)
+    folded = fold(rows, target, job.target, kind, projection.source, seen, span, job.held, projection, parts)
     return Prepared(job, kind, shape, silver, base, seen, folded)
 
 
@@ -236,10 +238,11 @@ def fold(
     span: Span,
     held: frozenset[Key],
     projection: Projection | None = None,
+    parts: Sequence[KeyPart] = (),
 ) -> Folded:
     """What bronze's rows of a table amount to. `target`: silver's live rows before or None; `held`: waiting keys.
 
-    `projection`: from `shape` to silver's columns, None where they are the same.
+    `projection`: from `shape` to silver's columns, None where they are the same; `parts`: how the table is divided.
     """
     projection = projection or plain(shape)
     unsent = unsent_columns(seen, shape)
@@ -251,7 +254,7 @@ def fold(
     traced = False
     match kind.identity:
         case RowIdentity.KEY:
-            found = survey(changes, table, part, conditions(table, part, projection), seen)
+            found = survey(changes, table, part, conditions(table, part, projection), seen, parts)
             others = missing_keys(whole) | taken_keys(whole)
             traced = not found.plain or bool(held) or bool(others)
             check_few(found.moved + found.nulls + found.failing + len(others), table)

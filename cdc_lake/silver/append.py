@@ -7,7 +7,7 @@ for. A change that a rule holds is not there until it is released; none waits be
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -43,9 +43,9 @@ class Append(Kind):
         del target, traced
         return changes.select(*(quoted(c.name) for c in self.columns(part.shape)))
 
-    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
+    def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """An append."""
-        del bounds
+        del within
         return self.appended(table, view, part)
 
     def appended(self, table: str, view: str, part: TablePart) -> str:

@@ -7,6 +7,7 @@ that came last goes first. To take away what is not there fails the job: silver 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -56,14 +57,14 @@ class Copies(Kind):
             F.col(OP),
         )
 
-    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
+    def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """A MERGE by values and number; where there was a truncate, the other rows go."""
         names = [quoted(c.name) for c in self.columns(part.shape)]
         carried = [quoted(c.name) for c in part.shape.carried]
         update = f"WHEN MATCHED THEN UPDATE SET {', '.join(f'{n} = s.{n}' for n in carried)} " if carried else ""
         gone = " WHEN NOT MATCHED BY SOURCE THEN DELETE" if part.truncated else ""
         return (
-            f"MERGE INTO {table} t USING {view} s ON {same_key(part, bounds)} AND t.{_COPY} = s.{_COPY} "
+            f"MERGE INTO {table} t USING {view} s ON {same_key(part, within)} AND t.{_COPY} = s.{_COPY} "
             f"WHEN MATCHED AND s.{OP} = 'D' THEN DELETE {update}"
             f"WHEN NOT MATCHED AND s.{OP} = 'U' THEN INSERT ({', '.join(names)}) "
             f"VALUES ({', '.join(f's.{n}' for n in names)}){gone}"

@@ -6,6 +6,7 @@ have to be inserted with such a column fails the statement, because silver is th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,12 +39,12 @@ class Current(Kind):
             folded = complete_moved(folded, target, part.shape, part.unsent)
         return settle(folded, part.shape, part.unsent)
 
-    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
+    def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """A MERGE by key; where there was a truncate, rows without a net change go."""
         sets, names, values = _assignments(part.shape, part.unsent)
         update = f"WHEN MATCHED THEN UPDATE SET {', '.join(sets)} " if sets else ""
         return (
-            f"MERGE INTO {table} t USING {view} s ON {same_key(part, bounds)} "
+            f"MERGE INTO {table} t USING {view} s ON {same_key(part, within)} "
             f"WHEN MATCHED AND s.{OP} = 'D' THEN DELETE {update}"
             f"WHEN NOT MATCHED AND s.{OP} = 'U' THEN INSERT ({', '.join(names)}) VALUES ({', '.join(values)})"
             f"{' WHEN NOT MATCHED BY SOURCE THEN DELETE' if part.truncated else ''}"

@@ -49,9 +49,9 @@ class History(Kind):
             events = merged_runs(events, target, part.shape, self._tracked(part.shape))
         return _versions(events, part)
 
-    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
+    def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """A MERGE: versions that hold are closed by key, the others are inserted."""
-        on = f"{same_key(part, bounds)} AND t.{quoted(IS_CURRENT.name)} AND s.{OP} <> '{_VERSION}'"
+        on = f"{same_key(part, within)} AND t.{quoted(IS_CURRENT.name)} AND s.{OP} <> '{_VERSION}'"
         names = [quoted(c.name) for c in self.columns(part.shape)]
         close = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in (*VALID_TO, IS_CURRENT)]
         amend = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in (*part.shape.columns, *part.shape.carried)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -84,10 +84,10 @@ class Kind(ABC):
         """
 
     @abstractmethod
-    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
+    def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """The SQL that makes view `view`, which holds what `net` gave, part of `table`.
 
-        `bounds`: smallest and largest value of an integer first key column, a condition that lets files be skipped.
+        `within`: conditions that every row of `t` meets which a net change can be of; they let files be skipped.
         """
 
     @abstractmethod

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cdc_lake.lake.store import SilverColumn, literal, quoted
 from cdc_lake.silver.changes import OP
 from cdc_lake.silver.kind import TablePart
 
 
-def same_key(part: TablePart, bounds: tuple[int, int] | None) -> str:
-    """The rows of one key. `bounds` let files be skipped, but behind a truncate every row of the table is concerned.
+def same_key(part: TablePart, within: Sequence[str]) -> str:
+    """The rows of one key. `within`, conditions that all of them meet, let files be skipped, but behind a truncate
+    every row of the table is concerned.
 
     `<=>` only where a part of the key may be NULL: files are skipped by `=` alone.
     """
     shape = part.shape
     names = [quoted(column.name) for column in shape.key_columns]
     same = [f"t.{name} {'<=>' if at in shape.nullable else '='} s.{name}" for at, name in enumerate(names)]
-    if bounds is not None and not part.truncated:
-        same.append(f"t.{names[0]} BETWEEN {bounds[0]} AND {bounds[1]}")
-    return " AND ".join(same)
+    return " AND ".join([*same, *([] if part.truncated else within)])
 
 
 def insert(table: str, view: str, columns: Iterable[str], op: str, *, anew: bool = False) -> str:

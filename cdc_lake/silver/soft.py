@@ -10,6 +10,7 @@ the span has none, only silver's row may end in it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -40,7 +41,7 @@ class Soft(Kind):
         """One row a key: `_cdc_op` U, whole and with `_is_deleted`; D where only silver's row may be gone."""
         return _last_rows(key_events(changes, target, part, traced=traced), part)
 
-    def statement(self, table: str, view: str, part: TablePart, bounds: tuple[int, int] | None) -> str:
+    def statement(self, table: str, view: str, part: TablePart, within: Sequence[str]) -> str:
         """A MERGE by key; the first truncate ends the rows of keys that no change of the span touches."""
         shape = part.shape
         names = [quoted(c.name) for c in self.columns(shape)]
@@ -48,7 +49,7 @@ class Soft(Kind):
         sets = [f"{quoted(c.name)} = s.{quoted(c.name)}" for c in self.columns(shape) if c.name not in keys]
         ends = [*(f"{quoted(c.name)} = s.{quoted(c.name)}" for c in _lineage(shape)), f"{_GONE} = true"]
         return (
-            f"MERGE INTO {table} t USING {view} s ON {same_key(part, bounds)} "
+            f"MERGE INTO {table} t USING {view} s ON {same_key(part, within)} "
             f"WHEN MATCHED AND s.{OP} = 'D' AND NOT t.{_GONE} THEN UPDATE SET {', '.join(ends)} "
             f"WHEN MATCHED AND s.{OP} = 'U' THEN UPDATE SET {', '.join(sets)} "
             f"WHEN NOT MATCHED AND s.{OP} = 'U' THEN INSERT ({', '.join(names)}) "

@@ -82,3 +82,28 @@ def test_a_net_change_that_may_not_fit_is_shuffled(
     lake = Lake(lake_root, spark, "shuffled", fmt)
     plans = merge_plans(lake)
     assert any("SortMergeJoin" in plan or "ShuffledHashJoin" in plan for plan in plans)
+
+
+@FORMATS
+def test_a_merge_opens_only_the_parts_that_keys_lie_in(spark: Any, lake_root: Path, fmt: str) -> None:
+    part = "bucket(8, id)" if fmt == "iceberg" else "id"
+    lake = Lake(lake_root, spark, "parted", fmt, table={"partition_by": [part]})
+    lake.land(*(insert(str(n), "1") for n in range(24)))
+    lake.advance()
+    lake.land(*(Update(T, (key, "2", "x")) for key in "28"))
+    # The files of all other parts are away meanwhile, also of those between the smallest and the largest key.
+    touched = spark.sql("SELECT lake.system.bucket(8, 2) AS a, lake.system.bucket(8, 8) AS b").first()
+    names = {f"id_bucket={touched.a}", f"id_bucket={touched.b}"} if fmt == "iceberg" else {"id=2", "id=8"}
+    folder = next(path for path in lake.project.lake.rglob("t") if path.parent.name == lake.target().namespace)
+    away = [path for path in folder.rglob("id*=*") if path.name not in names]
+    assert len(away) >= 4
+    for path in away:
+        path.rename(path.with_name(f"_{path.name}"))
+    lake.advance()
+    for path in away:
+        path.with_name(f"_{path.name}").rename(path)
+    assert {row["id"]: row["amount"] for row in lake.rows()} == {n: 2 if n in {2, 8} else 1 for n in range(24)}
+    lake.land(Update(T, ("60", "3", "y"), ("4", None, None), OldKind.KEY), Update(T, ("5", "3", "x")))
+    lake.advance()
+    assert {row["id"] for row in lake.rows() if row["amount"] == 3} == {5, 60}, "a row that moves is found where it was"
+    assert 4 not in {row["id"] for row in lake.rows()}
