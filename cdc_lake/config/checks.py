@@ -15,6 +15,7 @@ from cdc_lake.config.kind_checks import kind_rules
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
 from cdc_lake.config.redact_checks import redact_rules
+from cdc_lake.config.rule_checks import quality_rules
 from cdc_lake.config.source import host_and_port
 from cdc_lake.config.storage_checks import storage_rules
 from cdc_lake.config.transform_checks import transform_rules
@@ -48,6 +49,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _hosts(root, out)
     out.found += kind_rules(root)
     out.found += transform_rules(root)
+    out.found += quality_rules(root, patterns)
     return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source")), *redact_rules(root, patterns)]
 
 
@@ -103,7 +105,6 @@ def _silver(root: MappingNode, patterns: list[str] | None, out: _Findings) -> No
             _source(item, path, patterns, sources, out)
             _target(item, path, targets, out)
             _keys(item, path, out)
-            _rules(item, path, out)
 
 
 def _source(
@@ -150,69 +151,6 @@ def _keys(item: MappingNode, path: str, out: _Findings) -> None:
             where = f"{path}.keys[{i}]"
             out.error(Problem.COLUMN_TWICE, f"column `{text}` stands twice in `keys`", node.mark, where, "remove one")
         seen.add(text)
-
-
-def _rules(item: MappingNode, path: str, out: _Findings) -> None:
-    rules = item.entries.get("rules")
-    if not isinstance(rules, SequenceNode):
-        return
-    names: dict[str, Mark] = {}
-    for i, rule in enumerate(rules.items):
-        if not isinstance(rule, MappingNode):
-            continue
-        where = f"{path}.rules[{i}]"
-        kind, column = _text(rule.entries.get("rule")), _text(rule.entries.get("column"))
-        name = _text(rule.entries.get("name")) or (f"{kind}_{column}" if kind and column else None)
-        if name is not None:
-            if name in names:
-                hint = f"give it a name of its own with `name:`; the first stands in line {names[name].line}"
-                out.error(Problem.RULE_TWICE, f"two rules of one table are called `{name}`", rule.mark, where, hint)
-            names.setdefault(name, rule.mark)
-        if kind in {"between", "length_between"}:
-            _bounds(rule, where, kind, out)
-        if kind == "matches":
-            _regex(rule, where, out)
-
-
-def _bounds(rule: MappingNode, path: str, kind: str, out: _Findings) -> None:
-    low, high = rule.entries.get("min"), rule.entries.get("max")
-    given = [n for n in (low, high) if isinstance(n, ScalarNode) and (n.value is not None or n.broken)]
-    if not given and not any(isinstance(n, MappingNode | SequenceNode) for n in (low, high)):
-        out.error(Problem.BOUNDS, f"`{kind}` without bounds", rule.mark, path, "give `min`, `max` or both")
-        return
-    if not (isinstance(low, ScalarNode) and isinstance(high, ScalarNode)):
-        return
-    a, b = low.value, high.value
-    hint = "swap `min` and `max`"
-    if a is None or b is None:
-        return
-    summary = "`min` is greater than `max`"
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        wrong = a > b
-    elif isinstance(a, str) and isinstance(b, str):
-        wrong = _is_date(a) and _is_date(b) and a > b  # other texts are ordered by the column's type
-    else:
-        wrong, summary = True, "`min` and `max` are of different types"
-        hint = "write both as numbers, or both as text"
-    if wrong:
-        out.error(Problem.BOUNDS, summary, low.mark, join(path, "min"), hint)
-
-
-def _is_date(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T].*)?", text) is not None
-
-
-def _regex(rule: MappingNode, path: str, out: _Findings) -> None:
-    node, text = rule.entries.get("pattern"), _text(rule.entries.get("pattern"))
-    if node is None or text is None:
-        return
-    try:
-        re.compile(text)
-    except re.error as bad:
-        place = f" at character {bad.pos + 1}" if bad.pos is not None else ""
-        hint = "single quotes keep backslashes: pattern: '^\\d+$'"
-        summary = f"not a regular expression: {bad.msg}{place}"
-        out.error(Problem.REGEX, summary, node.mark, join(path, "pattern"), hint)
 
 
 def _lake(root: MappingNode, out: _Findings) -> None:

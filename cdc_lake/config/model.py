@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, Strict
+from pydantic import Field, SecretStr
 
 from cdc_lake.config.observe import Observe
 from cdc_lake.config.quantity import Bytes, Milliseconds
 from cdc_lake.config.redact import Redact, RedactKey
+from cdc_lake.config.rules import Rule
 from cdc_lake.config.section import Count, Name, Section, Text
 from cdc_lake.config.source import Source
 from cdc_lake.config.storage import Storage
 from cdc_lake.config.type_policy import DeclaredType, NumericType
-
-Bound = Annotated[int, Strict()] | Annotated[float, Strict()] | Annotated[str, Strict()]
-"""Strict, so that `true` is no number and a quoted number stays text."""
 
 
 class Snapshot(Section):
@@ -110,75 +108,6 @@ class Lake(Section):
     """Catalog for tables of `format: iceberg`."""
     storage: Storage | None = None
     """The object store of addresses `s3://…`."""
-
-
-class RuleBase(Section):
-    """What every rule has."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,63}$")] | None = None
-    """Name in reports and held rows; `<rule>_<column>` by default."""
-    on_fail: Literal["warn", "quarantine", "stop"] = "warn"
-    """`warn` counts, `quarantine` holds the change and later ones of its key, `stop` ends the run before it."""
-
-
-class NotNull(RuleBase):
-    """The column is not NULL."""
-
-    rule: Literal["not_null"]
-    """Kind of rule."""
-    column: Text
-    """Column it judges."""
-
-
-class Between(RuleBase):
-    """A number or a date lies within bounds, both inclusive; NULL passes."""
-
-    rule: Literal["between"]
-    """Kind of rule."""
-    column: Text
-    """Column it judges."""
-    min: Bound | None = None
-    """Smallest value that passes."""
-    max: Bound | None = None
-    """Largest value that passes."""
-
-
-class InSet(RuleBase):
-    """The value is one of a list; NULL passes."""
-
-    rule: Literal["in_set"]
-    """Kind of rule."""
-    column: Text
-    """Column it judges."""
-    values: Annotated[list[str | int | float | bool], Field(min_length=1)]
-    """Values that pass."""
-
-
-class Matches(RuleBase):
-    """The text matches a regular expression somewhere; NULL passes."""
-
-    rule: Literal["matches"]
-    """Kind of rule."""
-    column: Text
-    """Column it judges."""
-    pattern: Text
-    """Regular expression, valid in Java and in Python."""
-
-
-class LengthBetween(RuleBase):
-    """The text has a length within bounds, in characters; NULL passes."""
-
-    rule: Literal["length_between"]
-    """Kind of rule."""
-    column: Text
-    """Column it judges."""
-    min: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """Smallest length that passes."""
-    max: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """Largest length that passes."""
-
-
-Rule = Annotated[NotNull | Between | InSet | Matches | LengthBetween, Field(discriminator="rule")]
 
 
 TableKind = Literal["current", "history", "append"]
@@ -280,7 +209,7 @@ class SilverTable(Section):
     cluster_by: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
     """Silver columns that rows are kept together by: liquid clustering on Delta, the sort order on Iceberg."""
     rules: list[Rule] = []  # noqa: RUF012  # pydantic copies defaults
-    """What every change must satisfy, judged in order before changes are folded."""
+    """What every change must satisfy, judged in order before changes are folded, and what the table must satisfy."""
 
 
 class Cuts(Section):

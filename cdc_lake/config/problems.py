@@ -57,6 +57,8 @@ class Problem(enum.StrEnum):
     NOT_OF_KIND = "CFG158"
     TRANSFORM = "CFG160"
     DIVISION = "CFG161"
+    RULE_OPTIONS = "CFG170"
+    RULE_OF_TABLE = "CFG171"
 
 
 class ConfigInvalid(ConfigError):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from cdc_lake.config.model import Pipeline, Rule, SilverTable, TableKind
+from cdc_lake.config.model import Pipeline, SilverTable, TableKind
+from cdc_lake.config.rules import ROW_RULES, TABLE_RULES, RowRule, TableRule
 from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.config.transforms import Transforms
@@ -22,14 +23,14 @@ from cdc_lake.model.relation import TableName
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one source table goes, and what is kept of it; `keys`: None for the source's own."""
+    """Where one source table goes, and what is kept of it; `keys`: None for the source's own; `rules`: as written."""
 
     source: TableName
     namespace: str
     name: str
     format: str
     keys: tuple[str, ...] | None
-    rules: tuple[Rule, ...]
+    rules: tuple[RowRule | TableRule, ...]
     kind: TableKind = "current"
     deletes: Literal["hard", "soft"] = "hard"
     lineage: bool = False
@@ -46,6 +47,16 @@ class Target:
     def label(self) -> str:
         """`namespace.name`, as people write it."""
         return f"{self.namespace}.{self.name}"
+
+    @property
+    def row_rules(self) -> tuple[RowRule, ...]:
+        """The rules that judge changes."""
+        return tuple(rule for rule in self.rules if isinstance(rule, ROW_RULES))
+
+    @property
+    def table_rules(self) -> tuple[TableRule, ...]:
+        """The rules that judge the table as it stands."""
+        return tuple(rule for rule in self.rules if isinstance(rule, TABLE_RULES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +217,20 @@ class Project:
 
     def written(self, target: Target, key: str) -> str:
         """Where a key of a silver table is written: `pipelines/shop.yaml:14`, else what it is in the file."""
+        origin, path = self._origin(target, key)
+        return path if origin is None else str(origin)
+
+    def place(self, target: Target, key: str) -> str:
+        """The same with the column: `pipelines/shop.yaml:14:22`."""
+        origin, path = self._origin(target, key)
+        return path if origin is None else f"{origin.file}:{origin.line}:{origin.column}"
+
+    def _origin(self, target: Target, key: str) -> tuple[Origin | None, str]:
         for at, table in enumerate(self.pipeline.silver.tables):
             if TableName.parse(table.from_) == target.source:
                 path = f"silver.tables[{at}].{key}"
-                return str(self.origins.get(path, path))
-        return key
+                return self.origins.get(path), path
+        return None, key
 
 
 def default_name(table: TableName) -> str:

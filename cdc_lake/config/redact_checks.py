@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -125,11 +126,11 @@ def _needed(root: MappingNode, good: Sequence[_Pattern]) -> Iterator[Diagnostic]
             table = TableName.parse(str(source.value))
         except ValueError:
             continue  # told elsewhere
-        for use, node, path in _uses(item, f"silver.tables[{i}]"):
+        for use, column, node, path in _uses(item, f"silver.tables[{i}]"):
             lost = _LOST if use == "is a key" else ("drop",)
-            by = next((p for p in good if p.strategy in lost and _means(p, table, str(node.value))), None)
+            by = next((p for p in good if p.strategy in lost and _means(p, table, column)), None)
             if by is not None:
-                summary = f"column `{node.value}` {use} and is redacted by `{by.strategy}`"
+                summary = f"column `{column}` {use} and is redacted by `{by.strategy}`"
                 hint = f"redact it by `sha256`, or not at all; the rule stands in line {by.mark.line}"
                 yield _error(Problem.REDACT_NEEDED, summary, node.mark, path, hint)
 
@@ -138,13 +139,25 @@ def _means(pattern: _Pattern, table: TableName, column: str) -> bool:
     return compile_columns(pattern.text).fullmatch(table.column(column)) is not None
 
 
-def _uses(item: MappingNode, path: str) -> Iterator[tuple[str, ScalarNode, str]]:
-    """Columns that an entry of `silver.tables` names: what for, and where."""
-    keys, rules = item.entries.get("keys"), item.entries.get("rules")
-    for i, node in enumerate(keys.items if isinstance(keys, SequenceNode) else ()):
+def _uses(item: MappingNode, path: str) -> Iterator[tuple[str, str, ScalarNode, str]]:
+    """Columns that an entry of `silver.tables` names: what for, their name, and where."""
+    for i, node in enumerate(_items(item.entries.get("keys"))):
         if isinstance(node, ScalarNode):
-            yield "is a key", node, f"{path}.keys[{i}]"
-    for i, rule in enumerate(rules.items if isinstance(rules, SequenceNode) else ()):
-        column = rule.entries.get("column") if isinstance(rule, MappingNode) else None
-        if isinstance(column, ScalarNode):
-            yield "is judged by a rule", column, f"{path}.rules[{i}].column"
+            yield "is a key", str(node.value), node, f"{path}.keys[{i}]"
+    for i, rule in enumerate(_items(item.entries.get("rules"))):
+        if not isinstance(rule, MappingNode):
+            continue
+        listed = enumerate(_items(rule.entries.get("columns")))
+        named = [(key, rule.entries.get(key)) for key in ("column", "by")]
+        named += [(f"columns[{n}]", node) for n, node in listed]
+        for key, one in named:
+            if isinstance(one, ScalarNode):
+                yield "is judged by a rule", str(one.value), one, f"{path}.rules[{i}].{key}"
+        sql = rule.entries.get("expression")
+        if isinstance(sql, ScalarNode):
+            for word in dict.fromkeys(re.findall(r"\w+", re.sub(r"'[^']*'", "", str(sql.value)))):
+                yield "is judged by a rule", word, sql, f"{path}.rules[{i}].expression"
+
+
+def _items(node: Node | None) -> Sequence[Node]:
+    return node.items if isinstance(node, SequenceNode) else ()

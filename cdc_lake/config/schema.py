@@ -22,6 +22,7 @@ _PLANNED_SOURCES = frozenset({"qhb", "recording"})
 _LATER_KEYS = frozenset({"wal_budget"})
 _TAGS = ("rule", "type")
 """Keys that say which model of a union a mapping is."""
+_RENAMED_RULES = {"matches": "regex", "length_between": "length"}
 
 
 def check(root: MappingNode) -> tuple[Pipeline | None, list[Diagnostic]]:
@@ -102,7 +103,7 @@ def _diagnostics(root: MappingNode, errors: list[ErrorDetails]) -> list[Diagnost
     return [d for node, path, same in grouped.values() if (d := _one(root, node, path, same)) is not None]
 
 
-def _one(  # one return a kind of problem
+def _one(  # noqa: PLR0911  # one return a kind of problem
     root: MappingNode, node: Node, path: str, errors: list[ErrorDetails]
 ) -> Diagnostic | None:
     error = errors[0]
@@ -121,6 +122,9 @@ def _one(  # one return a kind of problem
     if isinstance(node, ScalarNode) and node.value is None:
         name = path.rpartition(".")[2]
         return _error(Problem.VALUE, f"`{name}` has no value", node.mark, path, "give it a value or remove the key")
+    if kind == "literal_error" and path.endswith(".on_fail") and error.get("ctx", {}).get("expected") == "'warn'":
+        summary = "a rule of a table holds and stops nothing: it judges the table, not a change, when a report is made"
+        return _error(Problem.RULE_OF_TABLE, summary, node.mark, path, "remove `on_fail`, or write `on_fail: warn`")
     summary, hint = _value(errors, node)
     return _error(Problem.VALUE, summary, node.mark, path, hint)
 
@@ -258,6 +262,8 @@ def _closest(node: Node, expected: str) -> str:
 
 
 def _closest_tag(node: Node, expected: str) -> str:
+    if (now := _RENAMED_RULES.get(_written(node, "rule"))) is not None:
+        return f"it is called `{now}` now"
     return _closest(node, expected) or f"rules are {expected.replace(chr(39), '`')}"
 
 

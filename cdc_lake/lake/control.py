@@ -142,6 +142,18 @@ TABLES: dict[str, Columns] = {
         ("file", _TEXT, "its layouts and changes, a Parquet file in the folder `decoded_rows` beside this table"),
         _RECORDED,
     ),
+    "quality": (
+        ("judged_at", _TIME, "time of the report that judged it"),
+        ("table", _TEXT, "silver table"),
+        ("rule", _TEXT, "name of the rule"),
+        ("kind", _TEXT, "kind of rule"),
+        ("columns", _TEXT, "columns it names, with commas between them"),
+        ("evaluated", _LONG, "rows that were judged; 1 where the table is judged as a whole"),
+        ("failed", _LONG, "how many of them break the rule"),
+        ("level", _TEXT, "none, warn, error or critical, by the thresholds of the rule"),
+        ("observed", _TEXT, "what was seen of a table as a whole: a number of rows, an age"),
+        ("broken", _TEXT, "why the rule could not be judged, empty where it was"),
+    ),
     "runs": (
         ("run", _TEXT, "identifier of the run"),
         ("verb", _TEXT, "command it was"),
@@ -154,7 +166,17 @@ TABLES: dict[str, Columns] = {
 """Name, type and meaning of each control table's columns; the reference page is generated from it."""
 
 ControlName: TypeAlias = Literal[
-    "streams", "snapshots", "cuts", "promises", "held", "gaps", "timelines", "configurations", "decoded", "runs"
+    "streams",
+    "snapshots",
+    "cuts",
+    "promises",
+    "held",
+    "gaps",
+    "timelines",
+    "configurations",
+    "decoded",
+    "quality",
+    "runs",
 ]
 
 
@@ -271,6 +293,22 @@ class DecodedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class QualityRow:
+    """What a report found of a rule over silver as it was then."""
+
+    judged_at: datetime
+    table: str
+    rule: str
+    kind: str
+    columns: str
+    evaluated: int
+    failed: int
+    level: str
+    observed: str
+    broken: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """One run of a verb; `facts` is JSON."""
 
@@ -283,7 +321,16 @@ class RunRow:
 
 
 ControlRow: TypeAlias = (
-    StreamRow | SnapshotRow | CutRow | PromiseRow | GapRow | TimelineRow | ConfigurationRow | DecodedRow | RunRow
+    StreamRow
+    | SnapshotRow
+    | CutRow
+    | PromiseRow
+    | GapRow
+    | TimelineRow
+    | ConfigurationRow
+    | DecodedRow
+    | QualityRow
+    | RunRow
 )
 _NAMES: dict[type, ControlName] = {
     StreamRow: "streams",
@@ -294,6 +341,7 @@ _NAMES: dict[type, ControlName] = {
     TimelineRow: "timelines",
     ConfigurationRow: "configurations",
     DecodedRow: "decoded",
+    QualityRow: "quality",
     RunRow: "runs",
 }
 

@@ -17,6 +17,7 @@ from cdc_lake.errors import CdcLakeError, ConfigError, SourceError
 from cdc_lake.model.diagnostic import Severity
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.check_machine import machine
+from cdc_lake.pipeline.check_rules import rules
 from cdc_lake.pipeline.check_transforms import transforms
 from cdc_lake.pipeline.configuration import redacted_columns
 from cdc_lake.pipeline.type_ledger import TableLedger, lines, type_ledger
@@ -46,6 +47,7 @@ def examine(project: Project) -> Examination:
         *_source(project),
         *_redaction(project),
         *transforms(project),
+        *rules(project),
     ]
     try:
         types = type_ledger(project)

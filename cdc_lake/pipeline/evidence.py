@@ -9,50 +9,43 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cdc_lake.config.project import Project, Target
+from cdc_lake.config.rules import rule_name
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.control import ControlTables, CutRow, RunRow
-from cdc_lake.lake.extent import silver_columns, silver_rows
+from cdc_lake.lake.control import ControlTables, CutRow, QualityRow, RunRow
+from cdc_lake.lake.extent import silver_rows
 from cdc_lake.lake.marker import read_marker
-from cdc_lake.lake.read import read_silver
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.holds import FAILED, open_holds
+from cdc_lake.pipeline.rule_evidence import RUNS, RuleEvidence
 from cdc_lake.pipeline.status import Status, TableStatus
 from cdc_lake.quality.report import (
     HeldGroup,
-    Judged,
     Lag,
     ReportData,
-    RuleState,
     RunState,
     TableState,
     Verdict,
 )
-from cdc_lake.quality.rules import reason, rule_name
-from cdc_lake.quality.suite import SuiteResult, run_suite
-from cdc_lake.quality.wording import count
-from cdc_lake.silver.projection import NOT_SENT
-
-JUDGED_ROWS = 500_000
-"""Rows up to which a table is read into memory and judged by Great Expectations: some 100 MB for a few rule columns."""
-RUNS = 20
-"""Runs shown, and points of a trend."""
+from cdc_lake.quality.rules import reason
+from cdc_lake.quality.suite import SuiteResult
 
 
 @dataclass
 class Evidence:
-    """What was found so far; `notes` and `suites` grow while tables are looked at."""
+    """What was found so far; `notes`, `suites`, `results` (rows of `quality`) fill while tables are looked at."""
 
     project: Project
     control: ControlTables
     status: Status
     notes: list[str] = field(default_factory=list)
     suites: dict[str, SuiteResult] = field(default_factory=dict)
+    results: list[QualityRow] = field(default_factory=list)
 
     def collect(self) -> ReportData:
         """Everything, as the value that is rendered."""
@@ -66,9 +59,11 @@ class Evidence:
         targets = self._targets(cut)
         held = [group for target in targets for group in self._held(target, cut, known.get(target.label))]
         tables = tuple(self._table(target, cut, known.get(target.label), held) for target in targets)
+        judged = RuleEvidence(self.project, cut, runs, self.control.read("quality"), self.status.at, self.notes)
         rules = tuple(
-            state for target, table in zip(targets, tables, strict=True) for state in self._rules(target, table, runs)
+            state for target, table in zip(targets, tables, strict=True) for state in judged.states(target, table)
         )
+        self.suites, self.results = judged.suites, judged.results
         return ReportData(
             pipeline=self.project.name,
             generated=self.status.at,
@@ -136,79 +131,11 @@ class Evidence:
             begun |= dict.fromkeys(own, name)
             keys[name].update(own)
             changes[name].append(row["recorded_at"])
-        said = {rule_name(rule): reason(rule) for rule in target.rules}
+        said = {rule_name(rule): reason(rule) for rule in target.row_rules}
         return [
             HeldGroup(target.label, name, _because(name, said), len(times), len(keys[name]), min(times))
             for name, times in sorted(changes.items())
         ]
-
-    def _rules(self, target: Target, table: TableState, runs: Sequence[RunRow]) -> list[RuleState]:
-        """The rules of the file in their order, then what else the gate counted failures of."""
-        history = _history(target.label, runs)
-        written = {rule_name(rule): self._written(target, at) for at, rule in enumerate(target.rules)}
-        suite, note = self._suite(target, table, written)
-        found = {result.rule: result for result in suite.rules} if suite else {}
-        states = []
-        for rule in target.rules:
-            name = rule_name(rule)
-            result = found.get(name)
-            states.append(
-                RuleState(
-                    table=target.label,
-                    rule=name,
-                    kind=rule.rule,
-                    column=rule.column,
-                    on_fail=rule.on_fail,
-                    history=tuple(judged for judged, _ in history.pop(name, [])),
-                    suite=Judged(result.evaluated, result.failed) if result and not result.broken else None,
-                    suite_note=note,
-                    broken=result.broken if result else "",
-                    written=written[name],
-                )
-            )
-        for name, judged in sorted(history.items()):
-            if any(one.failed for one, _ in judged):
-                kind, column = ("type", name.removeprefix("type_")) if name.startswith("type_") else ("former rule", "")
-                kind = "not sent" if name == NOT_SENT else kind
-                seen = tuple(one for one, _ in judged)
-                states.append(RuleState(target.label, name, kind, column or kind, judged[-1][1], seen))
-        return states
-
-    def _suite(self, target: Target, table: TableState, written: Mapping[str, str]) -> tuple[SuiteResult | None, str]:
-        """The suite's run over silver as it is now, or why there is none."""
-        if not target.rules:
-            return None, ""
-        if table.rows is None:
-            return None, "no table yet"
-        if table.rows > JUDGED_ROWS:
-            self.notes.append(
-                f"{target.label} has {count(table.rows)} rows; this report judges tables of up to {count(JUDGED_ROWS)}."
-            )
-            return None, "too large"
-        try:
-            present = set(silver_columns(self.project, target) or ())
-            # Rules name the source's columns: silver may call one otherwise, or leave it out.
-            named = {rule.column: target.transforms.silver_name(rule.column, rule.column) for rule in target.rules}
-            rules = [rule for rule in target.rules if target.transforms.keeps(rule.column)]
-            wanted = sorted({rule.column for rule in rules if named[rule.column] in present})
-            rows = read_silver(self.project, target, columns=[named[c] for c in wanted] or sorted(present)[:1])
-            rows = rows.rename_columns(wanted) if wanted else rows
-            result = run_suite(rows, rules, target.label, written=written)
-        except CdcLakeError as problem:
-            self.notes.append(f"{target.label} was not judged: {problem.message}. {problem.remedy}".strip())
-            return None, "not judged"
-        self.suites[target.label] = result
-        return result, ""
-
-    def _written(self, target: Target, at: int) -> str:
-        """Where a rule stands: `pipelines/shop.yaml:14`."""
-        for index, table in enumerate(self.project.pipeline.silver.tables):
-            if TableName.parse(table.from_) == target.source:
-                path = f"silver.tables[{index}].rules[{at}]"
-                origins = self.project.origins
-                origin = origins.get(path) or origins.get(f"{path}.rule")
-                return f"{origin.file}:{origin.line}" if origin else ""
-        return ""
 
     def _runs(self) -> list[RunRow]:
         """The last runs that applied something, oldest first; of a run's rows the one that ended it."""
@@ -275,17 +202,6 @@ def _reached(target: Target, cut: CutRow | None, known: TableStatus | None) -> i
 def _facts(run: RunRow) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(run.facts or "{}")
     return facts
-
-
-def _history(table: str, runs: Sequence[RunRow]) -> dict[str, list[tuple[Judged, str]]]:
-    """By rule: how many changes each run judged and failed, oldest run first, and the rule's `on_fail` then."""
-    history: dict[str, list[tuple[Judged, str]]] = defaultdict(list)
-    for run in runs:
-        for counted in _facts(run).get("rules", ()):
-            if counted["table"] == table:
-                judged = Judged(int(counted["evaluated"]), int(counted["failed"]))
-                history[counted["rule"]].append((judged, str(counted["on_fail"])))
-    return history
 
 
 def _because(names: str, said: Mapping[str, str]) -> str:

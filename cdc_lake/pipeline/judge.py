@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
+from cdc_lake.config.rules import Expression, RowRule, rule_name
 from cdc_lake.errors import RuleColumnMissing
 from cdc_lake.lake.store import quoted
 from cdc_lake.pipeline.key_parts import KeyPart
+from cdc_lake.pipeline.rule_expressions import reads, replaced
 from cdc_lake.quality.gate import Condition, RuleCount
-from cdc_lake.quality.rules import fails, rule_name
+from cdc_lake.quality.rules import fails, holds_not
 from cdc_lake.silver.changes import FROM, OP, POSITION, TO, fits, fits_old, known
-from cdc_lake.silver.complete import any_of, judged
+from cdc_lake.silver.complete import any_of, judged, told
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.projecting import BLIND, moves
 from cdc_lake.silver.projection import MATCHES, NOT_SENT, Projection
@@ -79,27 +81,56 @@ def conditions(
 
 def foreign(target: Target, projection: Projection) -> frozenset[int]:
     """Columns that an expression or a rule reads and that silver does not have: only a change can tell them."""
-    judged_ = {at for rule in target.rules if (at := projection.source.position(rule.column)) is not None}
+    judged_ = {at for rule in target.row_rules for at in _read(rule, projection)}
     return (projection.needed | judged_) - frozenset(projection.kept)
 
 
-def _rules(target: Target, projection: Projection, unsent: frozenset[int], *, completed: bool) -> list[Condition]:
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
+def _read(rule: RowRule, projection: Projection) -> frozenset[int]:
+    """The positions of the columns that a rule judges, of those that are there."""
+    if isinstance(rule, Expression):
+        return reads(rule, projection.source)
+    at = projection.source.position(rule.column)
+    return frozenset() if at is None else frozenset({at})
 
+
+def _rules(target: Target, projection: Projection, unsent: frozenset[int], *, completed: bool) -> list[Condition]:
     out = []
-    shape = projection.source
-    for rule in target.rules:
-        at = shape.position(rule.column)
-        if at is None:
+    for rule in target.row_rules:
+        read = _read(rule, projection)
+        if isinstance(rule, Expression):
+            failing = _false(rule, projection, read & unsent, completed=completed)
+        elif not read:
             raise RuleColumnMissing(
                 f"there is no column `{rule.column}` in {target.source}",
                 where=f"{target.label}, rule {rule_name(rule)}",
             )
-        column = shape.columns[at]
-        value = F.col(judged(at)) if completed and at in unsent else F.col(quoted(column.name))
-        failing = _matching(_of_rows(fails(rule, column.type, value)), projection)
-        out.append(Condition(rule_name(rule), rule.on_fail, failing, frozenset({at})))
+        else:
+            (at,) = read
+            column = projection.source.columns[at]
+            failing = _of_rows(fails(rule, column.type, _value(at, projection, unsent, completed=completed)))
+        out.append(Condition(rule_name(rule), rule.on_fail, _matching(failing, projection), read))
     return out
+
+
+def _value(at: int, projection: Projection, unsent: frozenset[int], *, completed: bool) -> Column:
+    """What is judged of a column: its value after the change."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
+
+    return F.col(judged(at) if completed and at in unsent else quoted(projection.source.columns[at].name))
+
+
+def _false(rule: Expression, projection: Projection, unsent: frozenset[int], *, completed: bool) -> Column:
+    """Whether an expression is false. It is not worked out where it might raise: of no row, or of values that are not
+    known.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    columns = {at: projection.source.columns[at] for at in sorted(unsent)}
+    there = F.col(OP).isin("I", "U")
+    if not completed:
+        return holds_not(rule.expression, there & ~any_of([~F.col(known(at)) for at in columns]))
+    by = {column.name: f"CAST({quoted(judged(at))} AS {column.type})" for at, column in columns.items()}
+    return holds_not(replaced(rule.expression, by), there & ~any_of([~F.col(told(at)) for at in columns]))
 
 
 def _misfits(projection: Projection, *, deletes: bool) -> list[Condition]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cdc_lake.config.project import Project
@@ -26,12 +26,16 @@ class ReportFiles:
 
 
 def report(project: Project, *, when: dt.datetime | None = None) -> ReportFiles:
-    """Write the report of a pipeline into its folder of reports. Needs no JVM, and the source only for the lags.
+    """Write the report of a pipeline into its folder of reports, and what rules found into the control table `quality`.
+
+    Needs no JVM, and the source only for the lags.
 
     `when` is the time it says it was generated at, now by default. Raises ReportNotWritten, LakeError.
     """
-    evidence = Evidence(project, ControlTables(project.control), status(project, at=when))
+    control = ControlTables(project.control)
+    evidence = Evidence(project, control, status(project, at=when))
     data = evidence.collect()
+    control.append("quality", [asdict(row) for row in evidence.results])
     folder = project.reports
     files = ReportFiles(folder / "report.html", folder / "report.json", tuple(folder / f for f in data.suites.values()))
     for file, table in zip(files.suites, data.suites, strict=True):

@@ -31,6 +31,7 @@ from cdc_lake.model.succession import made_again
 from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.pipeline.division import divide
 from cdc_lake.pipeline.evolve import evolve, next_layout
+from cdc_lake.pipeline.fitting_rules import check_fit
 from cdc_lake.pipeline.follow import (
     Followed,
     TableChanges,
@@ -319,7 +320,9 @@ def _check_logged(shape: Shape, number: int) -> None:
 
 def _projection(spark: SparkSession, job: TableJob, numbers: Sequence[int], kind: Kind) -> Projection:
     check_possible(job.project, job.target, kind)
-    return projection_of(spark, job.project, job.target, shape_of(numbers, job.layouts, job.target, kind))
+    projection = projection_of(spark, job.project, job.target, shape_of(numbers, job.layouts, job.target, kind))
+    check_fit(job.project, job.target, projection.source)
+    return projection
 
 
 def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from cdc_lake.config.project import Project, Target
+from cdc_lake.config.rules import Expression
 from cdc_lake.errors import TransformUnfit
 from cdc_lake.silver.expressions import analysed
 from cdc_lake.silver.kind import Kind, RowIdentity
@@ -49,4 +50,6 @@ def words_read(target: Target) -> frozenset[str]:
     """
     given = target.transforms
     texts = [given.where or "", *(sql for _, sql in given.compute)]
-    return frozenset(re.findall(r"\w+", " ".join(texts).casefold())) | {rule.column.casefold() for rule in target.rules}
+    texts += [rule.expression for rule in target.row_rules if isinstance(rule, Expression)]
+    judged = {rule.column.casefold() for rule in target.row_rules if not isinstance(rule, Expression)}
+    return frozenset(re.findall(r"\w+", " ".join(texts).casefold())) | judged

@@ -7,6 +7,7 @@ NULL stays NULL.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import pyarrow.types as pt
 from cdc_lake.lake.store import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _NAMES = {
     pa.int8(): "tinyint",
@@ -52,7 +53,19 @@ def pandas_frame(table: pa.Table, columns: AbstractSet[str]) -> Any:
     """The judged columns as a pandas DataFrame of the same number of rows."""
     import pandas as pd  # noqa: PLC0415 - only where a suite runs
 
-    return pd.DataFrame({name: _series(table.column(name)) for name in sorted(columns)}, index=range(table.num_rows))
+    return pd.DataFrame(
+        {name: _series(table.column(name)) for name in table.column_names if name in columns},
+        index=range(table.num_rows),
+    )
+
+
+def exact_series(values: pa.ChunkedArray) -> Any:
+    """Values as pandas compares them without a loss: integers whole, decimals as Python's, the rest as above."""
+    import pandas as pd  # noqa: PLC0415
+
+    if pt.is_integer(values.type):
+        return pd.Series(values.to_pylist(), dtype="Int64")
+    return pd.Series(values.to_pylist(), dtype=object) if pt.is_decimal(values.type) else _series(values)
 
 
 def _series(values: pa.ChunkedArray) -> Any:
@@ -70,8 +83,13 @@ def _series(values: pa.ChunkedArray) -> Any:
     return pd.Series(values.to_pylist(), dtype=object)
 
 
-def ordered_frame(frame: DataFrame, columns: AbstractSet[str]) -> DataFrame:
-    """The judged columns of a Spark DataFrame; timestamps without a zone are read as UTC, whatever the session's is."""
+def ordered_frame(
+    frame: DataFrame, columns: AbstractSet[str], worked_out: Mapping[str, Column] | None = None
+) -> DataFrame:
+    """The judged columns of a Spark DataFrame; timestamps without a zone are read as UTC, whatever the session's is.
+
+    `worked_out`: further columns, by name, over those of the frame as they are.
+    """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - a report needs no Spark
 
     def judged(name: str) -> Any:
@@ -81,4 +99,5 @@ def ordered_frame(frame: DataFrame, columns: AbstractSet[str]) -> DataFrame:
         parts = [f"{part}({sql})" for part in ("year", "month", "day", "hour", "minute")]
         return F.expr(f"make_timestamp({', '.join(parts)}, extract(SECOND FROM {sql}), 'UTC')").alias(name)
 
-    return frame.select(*(judged(name) for name in sorted(columns)))
+    further = [column.alias(name) for name, column in (worked_out or {}).items()]
+    return frame.select(*(judged(name) for name in sorted(columns)), *further)

@@ -14,7 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 import jinja2
 
+from cdc_lake.config.rules import Thresholds
 from cdc_lake.quality import wording
+from cdc_lake.quality.level import Level, level, worst
 
 SCHEMA = "cdc-lake/report/1"
 State: TypeAlias = Literal["good", "attention", "bad", "unknown"]
@@ -79,8 +81,9 @@ class Judged:
 class RuleState:
     """A rule: changes it judged over the last runs, oldest first, and rows of silver that break it now.
 
-    `suite` is None where the suite did not judge the table (`suite_note` says why); `broken` says why a rule could not
-    be judged. `written` is where it stands, `pipelines/shop.yaml:14`.
+    `suite` is None where silver was not judged (`suite_note` says why); `broken` says why a rule could not be judged.
+    `past` is, of a rule of a table, what reports found, oldest first, this one last; `observed` what was seen of a
+    table as a whole. `written` is where it stands, `pipelines/shop.yaml:14`.
     """
 
     table: str
@@ -93,6 +96,24 @@ class RuleState:
     suite_note: str = ""
     broken: str = ""
     written: str = ""
+    thresholds: Thresholds | None = None
+    observed: str = ""
+    past: tuple[Judged, ...] = ()
+
+    @property
+    def trend(self) -> tuple[Judged, ...]:
+        """Failures over time, oldest first: run by run, or report by report."""
+        return self.history or self.past
+
+    @property
+    def silver_level(self) -> Level:
+        """How much the rows of silver that break it are of concern."""
+        return level(self.thresholds, self.suite.evaluated, self.suite.failed) if self.suite else "none"
+
+    @property
+    def level(self) -> Level:
+        """How much it is of concern: changes of the runs shown, or rows of silver, whichever is worse."""
+        return worst((level(self.thresholds, self.total.evaluated, self.total.failed), self.silver_level))
 
     @property
     def total(self) -> Judged:
@@ -101,11 +122,10 @@ class RuleState:
 
     @property
     def state(self) -> State:
-        """Bad: it cannot be judged, or stops runs; attention: it failed; unknown: nothing was judged."""
-        if self.broken:
+        """Bad: it cannot be judged, stops runs, or reached error; attention: warn; unknown: nothing was judged."""
+        if self.broken or self.level in {"error", "critical"}:
             return "bad"
-        failed = self.total.failed + (self.suite.failed if self.suite else 0)
-        if failed:
+        if self.level == "warn":
             return "bad" if self.on_fail == "stop" else "attention"
         return "good" if self.history or self.suite else "unknown"
 
@@ -196,7 +216,7 @@ def render_html(data: ReportData) -> str:
 def render_json(data: ReportData) -> str:
     """The report as JSON: the dataclasses as objects, times in ISO 8601 with zone."""
     said = headline(data)
-    rules = [{**asdict(rule), "state": rule.state} for rule in data.rules]
+    rules = [{**asdict(rule), **_judged(rule)} for rule in data.rules]
     document = {"schema": SCHEMA, "headline": asdict(said), **_plain(data), "rules": rules}
     return json.dumps(document, indent=2, ensure_ascii=False, default=_iso, allow_nan=False) + "\n"
 
@@ -210,6 +230,12 @@ def sparkline(fractions: Sequence[float], width: int = 96, height: int = 24) -> 
     if len(points) == 1:
         points.append((float(width), points[0][1]))
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _judged(rule: RuleState) -> dict[str, object]:
+    """What follows from a rule's fields, and those that are no dataclasses."""
+    thresholds = None if rule.thresholds is None else rule.thresholds.model_dump()
+    return {"state": rule.state, "level": rule.level, "thresholds": thresholds}
 
 
 def _plain(data: ReportData) -> dict[str, Any]:

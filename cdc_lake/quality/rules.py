@@ -1,7 +1,7 @@
 """Rules as the gate runs them: a name, a check against the column's type, and a Spark predicate.
 
 Promises: `fails` is total over the closed union of rules, its column is never NULL, NULL passes every rule except
-`not_null`, and a rule that passed `check_rule` cannot raise inside Spark, also with ANSI on.
+`not_null`, and a rule that passed `check_rule` cannot raise inside Spark, also with ANSI on; an `expression` may.
 NaN counts as larger than every number, as PostgreSQL and Spark order it.
 The other compilation of the same rules is `cdc_lake.quality.suite`; a test asserts that both count the same.
 """
@@ -9,14 +9,24 @@ The other compilation of the same rules is `cdc_lake.quality.suite`; a test asse
 from __future__ import annotations
 
 import datetime as dt
-import re
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, assert_never
 
-from cdc_lake.config.model import Between, InSet, LengthBetween, Matches, NotNull, Rule
+from cdc_lake.config.patterns import NotPortable, check_pattern, java
+from cdc_lake.config.rules import (
+    Between,
+    ColumnRule,
+    Expression,
+    InSet,
+    Length,
+    NotNull,
+    Regex,
+    RowRule,
+    TypeCastable,
+    rule_name,
+)
 from cdc_lake.errors import DuplicateRule, QualityError, RuleColumnMissing, RuleDoesNotFit
 from cdc_lake.lake.store import quoted
 from cdc_lake.quality.constants import Constant, Family, Unfit, bounds, family, member
@@ -25,18 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
-_LEADING_FLAGS = re.compile(r"\(\?([ims]+)\)")
-# What one of the two regular expression languages lacks, or reads differently, so that the gate (Java) and a report
-# without a JVM (Python) would count differently.
-_ONE_SIDED = re.compile(r"\(\?P|\(\?\(|\(\?#|\\Z|\\z|\[\[|&&|\(\?[a-z-]*[aLuxdUb-]+[a-z-]*[:)]")
 
-
-def rule_name(rule: Rule) -> str:
-    """The rule's name in reports and held rows: the given one, or `<rule>_<column>`."""
-    return rule.name or f"{rule.rule}_{rule.column}"
-
-
-def reason(rule: Rule) -> str:
+def reason(rule: RowRule) -> str:  # noqa: PLR0911  # one return a kind of rule
     """What is wrong with a value that fails the rule, as a sentence without the value."""
     match rule:
         case NotNull():
@@ -45,15 +45,21 @@ def reason(rule: Rule) -> str:
             return f"{rule.column} is {_outside(low, high)}"
         case InSet(values=values):
             return f"{rule.column} is none of {', '.join(map(str, values))}"
-        case Matches(pattern=pattern):
+        case Regex(pattern=pattern):
             return f"{rule.column} does not match {pattern}"
-        case LengthBetween(min=low, max=high):
+        case Length(min=low, max=high):
             return f"the length of {rule.column} is {_outside(low, high)}"
+        case TypeCastable(type=wanted):
+            return f"{rule.column} is no {wanted}"
+        case Expression(expression=sql):
+            return f"not true: {sql}"
         case _:
             assert_never(rule)
 
 
-def fails(rule: Rule, data_type: DataType | str, column: Column | None = None) -> Column:
+def fails(  # noqa: PLR0911  # one return a kind of rule
+    rule: ColumnRule, data_type: DataType | str, column: Column | None = None
+) -> Column:
     """True where a value breaks the rule; false, never NULL, everywhere else.
 
     `data_type` is the column's Spark type or its `simpleString()`. `column` is what to judge; the column of the rule's
@@ -77,9 +83,11 @@ def fails(rule: Rule, data_type: DataType | str, column: Column | None = None) -
         case InSet(values=values):
             allowed = [_literal(member(v, type_name), type_name) for v in values]
             return F.coalesce(~value.isin(*allowed), F.lit(False))
-        case Matches(pattern=pattern):
-            return F.coalesce(~value.rlike(pattern), F.lit(False))
-        case LengthBetween(min=shortest, max=longest):
+        case Regex(pattern=pattern):
+            return F.coalesce(~value.rlike(java(pattern)), F.lit(False))
+        case TypeCastable(type=wanted):
+            return value.isNotNull() & value.try_cast(wanted).isNull()
+        case Length(min=shortest, max=longest):
             size = F.char_length(value)
             return _any(
                 None if shortest is None else size < F.lit(shortest), None if longest is None else size > F.lit(longest)
@@ -88,7 +96,18 @@ def fails(rule: Rule, data_type: DataType | str, column: Column | None = None) -
             assert_never(rule)
 
 
-def check_rule(rule: Rule, data_type: str | None, *, table: str = "") -> None:
+def holds_not(sql: str, given: Column | None = None) -> Column:
+    """True where an expression of a rule is false, and `given`, where one is named, is true; NULL counts as true.
+
+    Of what `given` leaves out the expression is not worked out: it might raise.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    broken = ~F.expr(f"({sql})")
+    return F.coalesce(broken if given is None else F.when(given, broken), F.lit(False))
+
+
+def check_rule(rule: ColumnRule, data_type: str | None, *, table: str = "") -> None:
     """Refuse a rule that cannot judge its column. `data_type` is Spark's name of the type, None: no such column.
 
     Raises `RuleColumnMissing` or `RuleDoesNotFit`, with the table and rule as the place.
@@ -104,10 +123,12 @@ def check_rule(rule: Rule, data_type: str | None, *, table: str = "") -> None:
         ) from problem
 
 
-def check_rules(rules: Sequence[Rule], columns: Mapping[str, str], *, table: str = "") -> tuple[QualityError, ...]:
+def check_rules(rules: Sequence[RowRule], columns: Mapping[str, str], *, table: str = "") -> tuple[QualityError, ...]:
     """Every problem of a table's rules at once. `columns` maps names to Spark's names of their types."""
     problems: list[QualityError] = []
     for rule in rules:
+        if isinstance(rule, Expression):
+            continue  # Spark's analyser says what it reads
         try:
             check_rule(rule, columns.get(rule.column), table=table)
         except QualityError as problem:
@@ -119,13 +140,7 @@ def check_rules(rules: Sequence[Rule], columns: Mapping[str, str], *, table: str
     return tuple(problems)
 
 
-def python_pattern(pattern: str) -> str:
-    r"""The pattern as Python must read it to mean what it means to Java: `\w`, `\d`, `\s` are ASCII."""
-    leading = _LEADING_FLAGS.match(pattern)
-    return f"(?a{leading[1]}){pattern[leading.end() :]}" if leading else f"(?a){pattern}"
-
-
-def _fit(rule: Rule, data_type: str) -> None:
+def _fit(rule: ColumnRule, data_type: str) -> None:
     """Raise `Unfit` if the rule cannot judge a column of that type."""
     kind = family(data_type)
     match rule:
@@ -141,10 +156,15 @@ def _fit(rule: Rule, data_type: str) -> None:
         case InSet(values=values):
             for value in values:
                 member(value, data_type)
-        case Matches(pattern=pattern):
+        case Regex(pattern=pattern):
             _text(kind)
-            _portable(pattern)
-        case LengthBetween(min=low, max=high):
+            try:
+                check_pattern(pattern)
+            except NotPortable as problem:
+                raise Unfit(str(problem)) from problem
+        case TypeCastable():
+            _text(kind)
+        case Length(min=low, max=high):
             _text(kind)
             _some_range(low, high)
             if low is not None and high is not None and low > high:
@@ -167,17 +187,6 @@ def _text(kind: Family) -> None:
 def _some_range(low: object, high: object) -> None:
     if low is None and high is None:
         raise Unfit("it needs `min`, `max` or both")
-
-
-def _portable(pattern: str) -> None:
-    if (found := _ONE_SIDED.search(pattern)) is not None:
-        raise Unfit(f"`{found[0]}` does not mean the same in Java and in Python")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", FutureWarning)  # what Python will read as a set operation, Java does today
-            re.compile(python_pattern(pattern))
-    except (re.error, FutureWarning) as problem:
-        raise Unfit(f"not a regular expression: {problem}") from problem
 
 
 def _any(*conditions: Column | None) -> Column:

@@ -69,9 +69,10 @@ def analysed(spark: SparkSession, columns: tuple[SilverColumn, ...], sql: str, w
     kind = frame.schema[0].dataType.simpleString()
     if any(word in kind for word in _NO_COLUMN):
         raise TransformUnfit(f"the expression is of type {kind}, which a table cannot hold", where=where)
-    names = {column.name for column in columns}
-    reads = {node.name() for name, node in _nodes(plan) if name == "AttributeReference"}
-    return Expression(sql, kind, frozenset(reads & names))
+    # A column has the name there that the expression calls it by, which may be of other case.
+    names = {column.name.casefold(): column.name for column in columns}
+    reads = {node.name().casefold() for name, node in _nodes(plan) if name == "AttributeReference"}
+    return Expression(sql, kind, frozenset(names[name] for name in reads & names.keys()))
 
 
 def _one_row(plan: Any, base: Any, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The pages of bronze, of the control tables and of metrics, from their own definitions.
+"""The pages of bronze, of the control tables, of metrics and of rules, from their own definitions.
 
     python docs/reference/generate.py
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
 from cdc_lake.bronze.contract import COLUMNS, CONTRACT_VERSION
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.expectations import EXPECTATIONS
 from cdc_lake.decode import digest
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
@@ -25,6 +26,7 @@ from cdc_lake.lake.control import TABLES
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.metric_names import METRICS
+from cdc_lake.quality.catalogue import CATALOGUE, Kind
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 REFERENCE = Path(__file__).resolve().parent
@@ -235,8 +237,10 @@ _ABOUT = {
     "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",
     "decoded": "Transactions that landed as bytes and were decoded later by `held retry`.",
     "configurations": "What each number of a configuration in COMMIT rows stands for: tables, redaction, encoding.",
+    "quality": "What reports found of rules over silver as it was then: one row a rule and report.",
     "runs": "One row a run.",
 }
+_OF_EVERY_RULE = ("rule", "name", "thresholds", "on_fail")
 _WORDS = {
     "B": "begin",
     "R": "layout",
@@ -251,9 +255,99 @@ _WORDS = {
 }
 
 
+_RULES = """# Rules
+
+What a silver table has to satisfy, written under `silver.tables[].rules` of a [pipeline file](pipeline.md).
+
+```yaml
+rules:
+{examples}
+```
+
+**Rules of rows** judge the row after each change, before it is merged, in the pass that reads the changes anyway.
+`on_fail` says what becomes of a change that fails: `warn` (default) counts it, `quarantine`
+[holds](../concepts/holds.md) it and later changes of its key, `stop` ends the run before it. They name the source's
+columns. A report judges the rows of silver by them again, with Great Expectations: a test asserts that both count the
+same.
+
+**Rules of tables** judge a silver table as it stands when a [report](../guides/quality.md) is made, over the rows that
+hold: not deleted ones of `deletes: soft`, not former versions of `kind: history`. They name silver's columns. They can
+hold or stop nothing ([CFG171](../errors/CFG171.md)).
+
+| rule | judges | a NULL | Great Expectations |
+|---|---|---|---|
+{overview}
+
+Every rule may have a `name` (letters, digits, `_`; `<rule>_<column>` by default) and `thresholds`.
+
+## Thresholds
+
+Without thresholds every failure is of concern. With them a rule is good while the share of failures is below the
+lowest, and its level is the highest it has reached: `warn` (amber), `error` or `critical` (red). Shares are above 0 and
+up to 1; at least one is given. Of changes it is the share among those of the runs shown, of silver that among its rows;
+the worse counts. Thresholds hold nothing back: that is what `on_fail` is for.
+
+```yaml
+rules:
+  - {{rule: not_null, column: email, thresholds: {{warn: 0.001, error: 0.01, critical: 0.1}}}}
+```
+
+{kinds}
+## Expectations that can be named
+
+{expectations}
+
+Not those that need a database's query language, or a second table.
+"""
+
+
 def pages() -> dict[str, str]:
     """Every generated page by file name."""
-    return {"bronze.md": bronze_page(), "control.md": control_page(), "metrics.md": metrics_page()}
+    return {
+        "bronze.md": bronze_page(),
+        "control.md": control_page(),
+        "metrics.md": metrics_page(),
+        "rules.md": rules_page(),
+    }
+
+
+def rules_page() -> str:
+    """Every kind of rule."""
+    return _MADE + _RULES.format(
+        examples="\n".join(f"  - {kind.example}" for kind in CATALOGUE),
+        overview="\n".join(
+            f"| [`{_rule(kind)}`](#{_rule(kind)}) | {kind.judges} | {kind.null} | {_expected(kind)} |"
+            for kind in CATALOGUE
+        ),
+        kinds="\n".join(map(_kind, CATALOGUE)),
+        expectations=", ".join(f"`{name}`" for name in EXPECTATIONS),
+    )
+
+
+def _rule(kind: Kind) -> str:
+    return str(get_args(kind.rule.model_fields["rule"].annotation)[0])
+
+
+def _expected(kind: Kind) -> str:
+    if not kind.expectation:
+        return "none"
+    return f"`{kind.expectation}`" if kind.expectation.startswith("expect_") else kind.expectation
+
+
+def _kind(kind: Kind) -> str:
+    """A kind's section: what it says, an example, its options, and what is counted."""
+    own = {name: field for name, field in kind.rule.model_fields.items() if name not in _OF_EVERY_RULE}
+    options = "\n".join(
+        f"| `{name}` | {'required' if field.is_required() else 'optional'} | {field.description} |"
+        for name, field in own.items()
+    )
+    parts = [
+        f"## {_rule(kind)}\n\n{(kind.rule.__doc__ or '').strip()}\n\n```yaml\nrules:\n  - {kind.example}\n```\n",
+        f"| option | | |\n|---|---|---|\n{options}\n" if options else "",
+        f"Counted is:\n\n```sql\n{kind.counts}\n```\n" if kind.counts else "",
+        f"{kind.notes}\n" if kind.notes else "",
+    ]
+    return "\n".join(filter(None, parts))
 
 
 def bronze_page() -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.config.rules import Thresholds
 from cdc_lake.quality.report import (
     HeldGroup,
     Judged,
@@ -70,11 +71,13 @@ SAMPLE = ReportData(
         TableState("silver.prices", "public.prices", "iceberg", "catching-up", 310, "0/5F1B220", NOW),
     ),
     rules=(
-        RuleState("silver.customers", "matches_email", "matches", "email", "warn", history(31, 24, 25, 12, 9, 9, 4, 2), Judged(48_210, 116), written="pipelines/shop.yaml:31"),
+        RuleState("silver.customers", "regex_email", "regex", "email", "warn", history(31, 24, 25, 12, 9, 9, 4, 2), Judged(48_210, 116), written="pipelines/shop.yaml:31"),
         RuleState("silver.orders", "amount_within_reason", "between", "amount", "quarantine", history(0, 0, 1, 0, 0, 3, 0, 1), Judged(1_204_377, 0), written="pipelines/shop.yaml:22"),
         RuleState("silver.orders", "not_null_customer_id", "not_null", "customer_id", "stop", history(0, 0, 0, 0, 0, 0, 0, 0), Judged(1_204_377, 0), written="pipelines/shop.yaml:21"),
+        RuleState("silver.orders", "foreign_key_customer_id", "foreign_key", "customer_id", "warn", (), Judged(1_204_377, 19_004), written="pipelines/shop.yaml:26", thresholds=Thresholds(warn=0.001, error=0.01), past=history(0, 3, 8, 15)),
+        RuleState("silver.orders", "freshness_updated_at", "freshness", "updated_at", "warn", (), Judged(1, 1), written="pipelines/shop.yaml:27", observed="2 d 4 h old", past=(Judged(1, 0), Judged(1, 1))),
         RuleState("silver.payments", "in_set_currency", "in_set", "currency", "warn", history(0, 0, 0), None, "not judged: 998 120 rows", written="pipelines/shop.yaml:44"),
-        RuleState("silver.prices", "length_between_a_column_with_quite_a_long_name", "length_between", "a_column_with_quite_a_long_name", "warn", (), None, broken="there is no column of that name", written="pipelines/shop.yaml:58"),
+        RuleState("silver.prices", "length_a_column_with_quite_a_long_name", "length", "a_column_with_quite_a_long_name", "warn", (), None, broken="there is no column of that name", written="pipelines/shop.yaml:58"),
     ),
     held=(HeldGroup("silver.orders", "amount_within_reason", "amount is not between 0 and 1000000", 4, 3, NOW),),
     runs=tuple(RunState(NOW - dt.timedelta(hours=at), 8.4 + at, 1204 - at, 12_259 - 37 * at, "0/5F3A9C8", "done") for at in range(8)),
@@ -129,5 +132,5 @@ def test_the_report_fits_the_screen_and_fetches_nothing(
     assert seen["scroll"] == seen["width"] == width
     assert seen["fetched"] == 0
     assert seen["dark"] == (scheme == "dark")
-    assert seen["rules"] == 4
+    assert seen["rules"] == 6
     assert shot.stat().st_size > 10_000

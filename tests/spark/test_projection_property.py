@@ -19,8 +19,8 @@ import pytest
 from cdc_lake.bronze.outline import outline, span_files
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Between, LengthBetween
 from cdc_lake.config.project import Target
+from cdc_lake.config.rules import Between, Length, rule_name
 from cdc_lake.config.transforms import Transforms
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
@@ -28,7 +28,6 @@ from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.table_span import fold, shape_of
 from cdc_lake.pipeline.transforms import projection_of
-from cdc_lake.quality.rules import rule_name
 from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.net_change import unknown
@@ -57,7 +56,7 @@ TRANSFORMS = Transforms(
 )
 FILTERED = Transforms(rename=PRICE, compute=(SIZE,), where="amount < 60 AND body IS NOT NULL")
 AMOUNT = Between(rule="between", column="amount", min=0, max=49, on_fail="quarantine")
-LENGTH = LengthBetween(rule="length_between", column="note", max=30, on_fail="quarantine")
+LENGTH = Length(rule="length", column="note", max=30, on_fail="quarantine")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Partly:
 
     name: str
     transforms: Transforms
-    rule: Between | LengthBetween
+    rule: Between | Length
     reads: frozenset[str] = frozenset({"amount"})
     needed: frozenset[str] = frozenset(NAMES)
 

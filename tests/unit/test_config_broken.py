@@ -8,12 +8,28 @@ import pytest
 
 from cdc_lake.config.load import load_project, validate
 from cdc_lake.config.problems import ConfigInvalid
+from cdc_lake.config.rules import ROW_RULES, TABLE_RULES
 
 SOURCE = 'source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}\n'
 HEAD = "version: 1\npipeline: shop\n" + SOURCE
 TABLE = HEAD + "silver:\n  tables:\n    - from: public.orders\n"
 RULES = TABLE + "      rules:\n"
 
+EVERY = (
+    "{rule: not_null, column: a, thresholds: {warn: 0.01, critical: 1}}",
+    "{rule: in_set, column: a, values: [x, y], on_fail: quarantine}",
+    "{rule: between, column: b, min: 0, on_fail: stop}",
+    "{rule: regex, column: a, pattern: '^[A-Z]'}",
+    "{rule: length, column: a, max: 5}",
+    "{rule: type_castable, column: a, type: 'decimal(10,2)'}",
+    '{rule: expression, expression: "a <> b OR c IS NULL"}',
+    "{rule: unique, columns: [a, b]}",
+    "{rule: foreign_key, columns: [a], references: public.c, referenced: [id]}",
+    "{rule: row_count, min: 1}",
+    "{rule: freshness, column: at, max_age: 2 h}",
+    "{rule: monotonic, column: at, by: id, strict: true}",
+    "{rule: expectation, expectation: expect_column_mean_to_be_between, arguments: {column: b, min_value: 1}}",
+)
 CASES = {
     "empty file": ("", "CFG109 1:1"),
     "only comments": ("# nothing\n", "CFG109 1:1"),
@@ -95,7 +111,27 @@ CASES = {
     "min above max": (RULES + "        - {rule: between, column: a, min: 5, max: 1}\n", "CFG135 8:43"),
     "a date above another": (RULES + "        - {rule: between, column: a, min: 2025-01-01, max: 2024-01-01}\n", "CFG135 8:43"),
     "bounds of two types": (RULES + "        - {rule: between, column: a, min: 5, max: 2024-01-01}\n", "CFG135 8:43"),
-    "a wrong regular expression": (RULES + "        - {rule: matches, column: a, pattern: '(a'}\n", "CFG136 8:47"),
+    "a wrong regular expression": (RULES + "        - {rule: regex, column: a, pattern: '(a'}\n", "CFG136 8:45"),
+    "a regular expression of Java alone": (RULES + "        - {rule: regex, column: a, pattern: '[a[b]]'}\n", "CFG136 8:45"),
+    "a regular expression of Python alone": (RULES + "        - {rule: regex, column: a, pattern: 'a{,3}'}\n", "CFG136 8:45"),
+    "a rule of a former name": (RULES + "        - {rule: matches, column: a, pattern: 'a'}\n", "CFG107 8:11"),
+    "an option of another rule": (RULES + "        - {rule: unique, columns: [a], column: b}\n", "CFG104 8:40"),
+    "a length that is no number": (RULES + "        - {rule: length, column: a, min: '3'}\n", "CFG107 8:42"),
+    "a length below nothing": (RULES + "        - {rule: length, column: a, min: -1}\n", "CFG107 8:42"),
+    "rows without bounds": (RULES + "        - {rule: row_count}\n", "CFG135 8:11"),
+    "fewer rows at most than at least": (RULES + "        - {rule: row_count, min: 9, max: 8}\n", "CFG135 8:34"),
+    "a type that text cannot be cast to": (RULES + "        - {rule: type_castable, column: a, type: integer}\n", "CFG107 8:50"),
+    "an age without unit": (RULES + "        - {rule: freshness, column: a, max_age: soon}\n", "CFG107 8:49"),
+    "a rule of a table that holds": (RULES + "        - {rule: unique, columns: [a], on_fail: quarantine}\n", "CFG171 8:49"),
+    "a rule of a table that stops": (RULES + "        - {rule: row_count, min: 1, on_fail: stop}\n", "CFG171 8:46"),
+    "thresholds that say nothing": (RULES + "        - {rule: not_null, column: a, thresholds: {}}\n", "CFG170 8:51"),
+    "thresholds out of order": (RULES + "        - {rule: not_null, column: a, thresholds: {warn: 0.5, error: 0.1}}\n", "CFG170 8:58"),
+    "a threshold above all": (RULES + "        - {rule: not_null, column: a, thresholds: {warn: 5}}\n", "CFG107 8:58"),
+    "a unique column twice": (RULES + "        - {rule: unique, columns: [a, a]}\n", "CFG137 8:39"),
+    "a foreign key to a column less": (RULES + "        - {rule: foreign_key, columns: [a, b], references: public.c, referenced: [a]}\n", "CFG170 8:82"),
+    "a foreign key to no table": (RULES + "        - {rule: foreign_key, columns: [a], references: c, referenced: [a]}\n", "CFG130 8:57"),
+    "a foreign key to a table that is not captured": (RULES + "        - {rule: foreign_key, columns: [a], references: other.c, referenced: [a]}\n", "CFG131 8:57"),
+    "an expectation that nobody knows": (RULES + "        - {rule: expectation, expectation: expect_colum_to_exist}\n", "CFG170 8:44"),
     "a key column twice": (TABLE + "      keys: [id, id]\n", "CFG137 7:18"),
     "only exclusions": (HEAD.replace("public.*", "!public.*"), "CFG138 3:65"),
     "a namespace of the lake itself": (HEAD + "silver: {defaults: {namespace: bronze}}\n", "CFG139 4:32"),
@@ -130,6 +166,32 @@ def test_all_problems_are_told_at_once_in_reading_order(tmp_path):
     assert [d.code for d in found] == ["CFG106", "CFG104", "CFG135", "CFG107", "CFG104", "CFG107"]
     places = [(d.location.line, d.location.column) for d in found if d.location]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("{rule: matches, column: a, pattern: a}", "it is called `regex` now"),
+        ("{rule: length_between, column: a, min: 1}", "it is called `length` now"),
+        ("{rule: betwen, column: a, min: 1}", "did you mean `between`?"),
+        ("{rule: unique, columns: [a], on_fail: quarantine}", "remove `on_fail`"),
+        ("{rule: expectation, expectation: expect_colum_to_exist}", "did you mean `expect_column_to_exist`?"),
+        ("{rule: regex, column: a, pattern: '\\bx'}", "single quotes keep backslashes"),
+    ],
+)
+def test_a_wrong_rule_comes_with_its_remedy(rule, words, tmp_path):
+    file = tmp_path / "p.yaml"
+    file.write_text(f"{RULES}        - {rule}\n")
+    (found,) = validate([file])
+    assert words in found.hint
+
+
+def test_every_kind_of_rule_can_be_written(tmp_path):
+    file = tmp_path / "p.yaml"
+    file.write_text(RULES + "".join(f"        - {rule}\n" for rule in EVERY))
+    assert validate([file]) == []
+    rules = load_project(file).pipeline.silver.tables[0].rules
+    assert {type(rule) for rule in rules} == {*ROW_RULES, *TABLE_RULES}
 
 
 def test_the_message_of_the_error_counts_what_else_is_wrong(tmp_path):

@@ -37,7 +37,7 @@ DATA = ReportData(
     lags=(Lag(HOSTILE, 0.5, 10, 3), Lag("applied")),
     tables=(TableState(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 3, HOSTILE, NOW, 1, HOSTILE),),
     rules=(
-        RuleState(HOSTILE, HOSTILE, "matches", HOSTILE, "warn", (Judged(10, 1),), Judged(3, 1), "", HOSTILE, HOSTILE),
+        RuleState(HOSTILE, HOSTILE, "regex", HOSTILE, "warn", (Judged(10, 1),), Judged(3, 1), "", HOSTILE, HOSTILE),
         RuleState("t", "r", "not_null", "c", "warn", (), None, HOSTILE),
     ),
     held=(HeldGroup(HOSTILE, HOSTILE, HOSTILE, 1, 1, NOW),),

@@ -8,10 +8,10 @@ from decimal import Decimal
 import pytest
 from pydantic import TypeAdapter
 
-from cdc_lake.config.model import Rule
+from cdc_lake.config.rules import Rule, rule_name
 from cdc_lake.errors import DuplicateRule, RuleColumnMissing, RuleDoesNotFit
 from cdc_lake.quality.constants import Bounds, bounds, member
-from cdc_lake.quality.rules import check_rule, check_rules, python_pattern, rule_name
+from cdc_lake.quality.rules import check_rule, check_rules
 
 _RULE = TypeAdapter(Rule)
 
@@ -23,6 +23,8 @@ def rule(**fields: object) -> Rule:
 def test_a_rule_is_called_by_its_kind_and_column_unless_it_has_a_name() -> None:
     assert rule_name(rule(rule="not_null")) == "not_null_c"
     assert rule_name(rule(rule="not_null", name="customer_known")) == "customer_known"
+    assert rule_name(_RULE.validate_python({"rule": "unique", "columns": ["a", "b"]})) == "unique_a_b"
+    assert rule_name(_RULE.validate_python({"rule": "row_count", "min": 1})) == "row_count"
 
 
 @pytest.mark.parametrize(
@@ -71,15 +73,16 @@ def test_a_value_of_a_list_takes_the_columns_type(value: float | str, data_type:
         ({"rule": "in_set", "values": [1]}, "string"),
         ({"rule": "in_set", "values": ["yes"]}, "boolean"),
         ({"rule": "in_set", "values": ["a"]}, "binary"),
-        ({"rule": "matches", "pattern": "a"}, "int"),
-        ({"rule": "matches", "pattern": "[a"}, "string"),
-        ({"rule": "matches", "pattern": "(?P<x>a)"}, "string"),
-        ({"rule": "matches", "pattern": "[a&&b]"}, "string"),
-        ({"rule": "matches", "pattern": r"a\Z"}, "string"),
-        ({"rule": "matches", "pattern": "(?u)a"}, "string"),
-        ({"rule": "length_between", "min": 3, "max": 2}, "string"),
-        ({"rule": "length_between"}, "string"),
-        ({"rule": "length_between", "min": 3}, "int"),
+        ({"rule": "regex", "pattern": "a"}, "int"),
+        ({"rule": "regex", "pattern": "[a"}, "string"),
+        ({"rule": "type_castable", "type": "int"}, "int"),
+        ({"rule": "regex", "pattern": "(?P<x>a)"}, "string"),
+        ({"rule": "regex", "pattern": "[a&&b]"}, "string"),
+        ({"rule": "regex", "pattern": r"a\Z"}, "string"),
+        ({"rule": "regex", "pattern": "(?u)a"}, "string"),
+        ({"rule": "length", "min": 3, "max": 2}, "string"),
+        ({"rule": "length"}, "string"),
+        ({"rule": "length", "min": 3}, "int"),
     ],
 )
 def test_a_rule_that_cannot_judge_its_column_is_refused_with_place_and_remedy(
@@ -100,8 +103,3 @@ def test_all_problems_of_a_table_come_at_once() -> None:
     ]
     found = check_rules(given, {"c": "int"}, table="silver.t")
     assert [type(problem) for problem in found] == [RuleColumnMissing, RuleDoesNotFit, DuplicateRule]
-
-
-def test_a_pattern_keeps_its_leading_flags_in_python() -> None:
-    assert python_pattern("(?i)^a") == "(?ai)^a"
-    assert python_pattern("^a") == "(?a)^a"

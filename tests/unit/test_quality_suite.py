@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from cdc_lake.config.model import Pipeline, Rule
+from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.config.rules import Rule
 from cdc_lake.lake.extent import silver_columns, silver_rows
 from cdc_lake.lake.marker import iceberg_catalog
 from cdc_lake.lake.read import read_silver

@@ -1,0 +1,16 @@
+"""What judging a table by a rule gives: of how many how many failed, and what was seen, without a value of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """`evaluated` and `failed` count rows; 1 and 0 or 1 where the table is judged as a whole. `observed`: what was
+    seen, to a person: a number of rows, an age.
+    """
+
+    evaluated: int
+    failed: int
+    observed: str = ""

@@ -1,0 +1,170 @@
+"""Rules of tables as a report judges them: by an aggregate of our own, and, where there is one, by an expectation.
+
+The counts of a report are the aggregate's; Great Expectations' results stand beside them, and a test asserts that they
+are the same. An `expectation` by name is judged by Great Expectations alone. No row value leaves the run.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import pyarrow as pa
+
+from cdc_lake.config.rules import (
+    Expectation,
+    ForeignKey,
+    Freshness,
+    Monotonic,
+    RowCount,
+    TableRule,
+    Unique,
+    named_columns,
+    rule_name,
+)
+from cdc_lake.errors import QualityEngineMissing, QualityError, RuleDoesNotFit
+from cdc_lake.quality.engine import engine, quiet, raised, validate
+from cdc_lake.quality.frame import exact_series, pandas_frame
+from cdc_lake.quality.order_rules import in_order
+from cdc_lake.quality.suite import RuleResult, SuiteResult
+from cdc_lake.quality.table_facts import Tally
+from cdc_lake.quality.tally import Referenced, tally
+from cdc_lake.quality.whole_rules import instants
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """A silver table as rules of tables see it. `at`: the time that ages are reckoned to; `referenced`: the rows that a
+    `foreign_key` refers to.
+    """
+
+    rows: pa.Table
+    at: dt.datetime
+    referenced: Callable[[ForeignKey], Referenced]
+
+
+def judge_table(view: TableView, rules: Sequence[TableRule], name: str) -> SuiteResult:
+    """Judge a table by every rule; one that does not fit is reported as broken, the others still are judged."""
+    results, raws = [], []
+    for rule in rules:
+        try:
+            found, raw = _judge(view, rule, name)
+        except QualityError as problem:
+            found, raw = _told(rule, Tally(0, 0), broken=problem.message), {}
+        results.append(found)
+        raws += [raw] if raw else []
+    return SuiteResult(name, tuple(results), _together(raws))
+
+
+def _judge(view: TableView, rule: TableRule, name: str) -> tuple[RuleResult, dict[str, Any]]:
+    if isinstance(rule, Expectation):
+        raw = run_expectation(view.rows, rule, name)
+        (result,) = raw["results"]
+        return _told(rule, _met(result), broken=raised(result)), raw
+    referenced = view.referenced(rule) if isinstance(rule, ForeignKey) else None
+    found = tally(rule, view.rows, view.at, referenced)
+    try:
+        raw = expected(view, rule, name)
+    except QualityEngineMissing:
+        raw = {}  # what is judged here needs no Great Expectations
+    return _told(rule, found), raw
+
+
+def expected(
+    view: TableView, rule: Unique | ForeignKey | RowCount | Freshness | Monotonic, name: str
+) -> dict[str, Any]:
+    """The rule as Great Expectations judges it: its JSON, empty where it has no such expectation, or nothing to judge.
+
+    Raises QualityEngineMissing.
+    """
+    import pandas as pd  # noqa: PLC0415 - only where a suite runs
+
+    with quiet():
+        gxe, meta = engine().expectations, {"meta": {"rule": rule_name(rule)}}
+        match rule:
+            case Unique(columns=columns):
+                data = pd.DataFrame({c: exact_series(view.rows.column(c)) for c in columns})
+                one = _unique(gxe, columns, meta)
+            case ForeignKey():
+                return {}
+            case RowCount(min=low, max=high):
+                data = pd.DataFrame(index=range(view.rows.num_rows))
+                one = gxe.ExpectTableRowCountToBeBetween(min_value=low, max_value=high, **meta)
+            case Freshness(column=column, max_age=age):
+                values = instants(view.rows.column(column)).drop_null()
+                if not len(values):
+                    return {}  # of no value it says neither
+                data = pd.DataFrame({column: values.to_pandas()})
+                oldest = view.at - dt.timedelta(milliseconds=age)
+                one = gxe.ExpectColumnMaxToBeBetween(column=column, min_value=oldest, **meta)
+            case Monotonic(column=column, by=by, strict=strict):
+                data = pd.DataFrame({column: exact_series(pa.chunked_array([in_order(view.rows, column, by)]))})
+                one = gxe.ExpectColumnValuesToBeIncreasing(column=column, strictly=strict, **meta)
+            case _:
+                assert_never(rule)
+        return validate(data, [one], name, arrow=True)
+
+
+def _unique(gxe: Any, columns: Sequence[str], meta: Mapping[str, Any]) -> Any:
+    if len(columns) == 1:
+        return gxe.ExpectColumnValuesToBeUnique(column=columns[0], **meta)
+    return gxe.ExpectCompoundColumnsToBeUnique(column_list=list(columns), ignore_row_if="any_value_is_missing", **meta)
+
+
+def run_expectation(rows: pa.Table, rule: Expectation, name: str) -> dict[str, Any]:
+    """An expectation by name over all columns, as Great Expectations judges it; its JSON.
+
+    Raises RuleDoesNotFit where there is none of that name, or with such arguments; QualityEngineMissing.
+    """
+    where = f"rule {rule_name(rule)}"
+    with quiet():
+        registry = importlib.import_module(f"{engine().__name__}.expectations.registry")
+        if rule.expectation not in registry.list_registered_expectation_implementations():
+            raise RuleDoesNotFit(f"this Great Expectations has no `{rule.expectation}`", where=where)
+        try:
+            one = registry.get_expectation_impl(rule.expectation)(**rule.arguments, meta={"rule": rule_name(rule)})
+        except (TypeError, ValueError) as cause:
+            raise RuleDoesNotFit(f"`{rule.expectation}` does not take these arguments", where=where) from cause
+        return validate(pandas_frame(rows, set(rows.column_names)), [one], name, arrow=True)
+
+
+def _met(result: Mapping[str, Any]) -> Tally:
+    """An expectation is met or not; where it counted values, how many were not as expected."""
+    counts = result["result"]
+    seen = ""
+    if counts.get("element_count") is not None and counts.get("unexpected_count") is not None:
+        seen = f"{counts['unexpected_count']} of {counts['element_count']} values"
+    return Tally(1, 0 if result["success"] else 1, seen)
+
+
+def _told(rule: TableRule, found: Tally, *, broken: str = "") -> RuleResult:
+    if broken:
+        found = Tally(0, 0)
+    return RuleResult(
+        rule=rule_name(rule),
+        kind=rule.rule,
+        column=", ".join(named_columns(rule)),
+        on_fail=rule.on_fail,
+        evaluated=found.evaluated,
+        failed=found.failed,
+        broken=broken,
+        observed=found.observed,
+    )
+
+
+def _together(raws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Runs of one expectation each as one result, in the form of Great Expectations."""
+    if not raws:
+        return {}
+    results = [result for raw in raws for result in raw["results"]]
+    good = sum(bool(result["success"]) for result in results)
+    statistics = {
+        "evaluated_expectations": len(results),
+        "successful_expectations": good,
+        "unsuccessful_expectations": len(results) - good,
+        "success_percent": 100 * good / len(results),
+    }
+    return {**raws[0], "results": results, "success": good == len(results), "statistics": statistics}

@@ -1,0 +1,46 @@
+"""The doctor says which rule cannot judge its column, with its place in the file, before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cdc_lake.config.load import load_project
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.check_rules import of_table
+from cdc_lake.testing.messages import table
+
+T = table("public.t", id="int4", amount="numeric", body="text")
+HEAD = (
+    "version: 1\npipeline: shop\n"
+    'source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}\n'
+    "silver:\n  tables:\n    - from: public.t\n      rules:\n"
+)
+
+
+def said(tmp_path: Path, *rules: str) -> list[tuple[bool | None, str, str]]:
+    file = tmp_path / "shop.yaml"
+    file.write_text(HEAD + "".join(f"        - {rule}\n" for rule in rules))
+    project = load_project(file)
+    lines = of_table(project, project.target(TableName("public", "t")), T)
+    return [(line.ok, line.code, line.text.rpartition("shop.yaml:")[2]) for line in lines]
+
+
+def test_every_rule_that_does_not_fit_is_told_with_line_and_column(tmp_path: Path) -> None:
+    found = said(
+        tmp_path,
+        "{rule: not_null, column: id}",
+        "{rule: between, column: amount, min: 0}",
+        "{rule: type_castable, column: id, type: int}",
+        "{rule: in_set, column: gone, values: [a]}",
+        "{rule: expression, expression: gone > 1}",
+        "{rule: unique, columns: [gone]}",
+    )
+    assert [(ok, code) for ok, code, _ in found] == [(False, "QUA502"), (False, "QUA502"), (False, "QUA503")]
+    assert found[0][2].startswith("9:35: `between` does not fit column `amount` of type string")
+    assert found[1][2].startswith("10:41: `type_castable` does not fit column `id`")
+    assert found[2][2] == "11:34: there is no column `gone` in public.t"
+
+
+def test_rules_that_fit_are_said_to(tmp_path: Path) -> None:
+    found = said(tmp_path, "{rule: regex, column: body, pattern: a}", "{rule: length, column: body, max: 5}")
+    assert found == [(True, "", "silver.t: every rule fits its column")]
