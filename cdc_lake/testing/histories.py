@@ -30,6 +30,8 @@ KINDS = {
     "again": 1,
     "takeover": 1,
 }
+DEFERRED = frozenset({"swap", "rotate", "takeover"})
+"""What a server allows only where it checks keys at the end of a transaction."""
 
 
 class History:
