@@ -35,16 +35,7 @@ ODD = 'it\'s \\ "odd"; --'
 
 def project_of(database: Database, root: Path) -> Project:
     name = database.name[:63].lower()
-    source = {
-        "type": "postgres",
-        "host": database.host,
-        "port": database.port,
-        "database": database.name,
-        "user": database.user,
-        "password": database.password,
-        "slot": {"name": name},
-        "tables": ["public.*"],
-    }
+    source = {**database.source, "slot": {"name": name}}
     silver = {
         "defaults": {"namespace": "never_told", "missing_row": "reread"},
         "tables": [
