@@ -21,8 +21,8 @@ import pytest
 from cdc_lake.bronze.outline import outline, span_files
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.config.model import Between
 from cdc_lake.config.project import Target
+from cdc_lake.config.rules import Between
 from cdc_lake.model.change import Delete, Insert, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
