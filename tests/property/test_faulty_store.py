@@ -100,13 +100,13 @@ def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(kind: str, store:
     writing, reading = Chance(seed, 15), Chance(seed + 1, 30)
     with FaultyStore(store, writing) as proxy, FaultyStore(store, reading) as other, Polling(place, other) as polling:
         restarts, upto = 0, 100
-        while writing.faults < FAULTS:
+        while writing.faults < FAULTS or upto == 100:  # by some seeds all of them come before anything can land
             try:
                 writer = place.writer(proxy.endpoint)  # as a receiver that is started again would
                 state = writer.state() or writer.begin_stream("s1", 100)
                 assert state.upto >= upto, "what was acknowledged is not there"
                 upto = state.upto
-                while writing.faults < FAULTS:
+                while writing.faults < FAULTS or upto == 100:
                     batch = [transaction(at) for at in range(upto + 1, upto + seed % 3 + 2)]
                     upto = writer.append(batch).upto
             except CdcLakeError as error:
