@@ -181,7 +181,6 @@ class Advance:
         A table that waits is not of it: it catches up alone.
         """
         touched = {relation for commit in commits for relation in commit.counts}
-        touched |= reread_tables(self._control.snapshots(), state.stream, Span(state.epoch, after, upto))
         touched -= {relation for relation, table in tables.items() if table.state == BROKEN}
         load = Load(sum(commit.changes for commit in commits), sum(commit.size for commit in commits))
         jobs = self._steps.jobs(state, tables, touched, Span(state.epoch, after, upto), load)

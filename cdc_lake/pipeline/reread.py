@@ -167,17 +167,22 @@ class Rereader:
 
     def _wanted(self, state: BronzeState, tables: Mapping[str, TableState]) -> dict[TableName, frozenset[Key]]:
         """The keys to be read, by table; what was read and is not in force yet is not read once more."""
+        waiting = {
+            relation: table
+            for relation, table in tables.items()
+            if table.state == IN and table.held and table.layout is not None
+            if self._project.target(TableName.parse(relation)).missing_row == "reread"
+        }
+        if not waiting:
+            return {}
         held, done = self._control.read("held"), self._control.snapshots()
         out = {}
-        for relation, table in tables.items():
-            target = self._project.target(TableName.parse(relation))
-            if target.missing_row != "reread" or table.state != IN or not table.held or table.layout is None:
-                continue
+        for relation, table in waiting.items():
             if rereads_of(done, state.stream, relation, Span(state.epoch, table.position, _FAR)):
                 continue
             rows = open_holds(held, relation, state.epoch, table.generation, table.position).rows
             if keys := wanted_keys(rows.select(["reason", "rules", "key", "from_key"]).to_pylist()):
-                out[target.source] = frozenset(sorted(keys, key=repr)[:KEYS_AT_MOST])
+                out[TableName.parse(relation)] = frozenset(sorted(keys, key=repr)[:KEYS_AT_MOST])
         return out
 
     def _take(

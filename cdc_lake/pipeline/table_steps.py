@@ -32,7 +32,7 @@ from cdc_lake.pipeline.cuts import BROKEN, IN, TableState, found
 from cdc_lake.pipeline.holds import open_holds, record
 from cdc_lake.pipeline.intact import damage, may_go_on
 from cdc_lake.pipeline.merging import Merged, merge
-from cdc_lake.pipeline.reread import rereads_of
+from cdc_lake.pipeline.reread import reread_tables, rereads_of
 from cdc_lake.pipeline.sessions import Sessions, guarded
 from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
 
@@ -110,10 +110,13 @@ class TableSteps:
         """The jobs that bring the touched tables to the end of `span`; `tables`, as the last cut has them, is made
         current.
 
-        A table that no cut lists yet stands at the span's beginning.
+        Tables that were read again come with the touched ones, unless they wait. A table that no cut lists yet stands
+        at the span's beginning.
         """
-        after, upto, names = span.after, span.upto, sorted(touched)
         files, held, rereads = self._bronze.applied(), self._control.read("held"), self._control.snapshots()
+        again = reread_tables(rereads, state.stream, span)
+        waiting = {relation for relation, table in tables.items() if table.state == BROKEN}
+        after, upto, names = span.after, span.upto, sorted({*touched, *(again - waiting)})
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
         parts = self._splitter.split(files, span) if large else None
         jobs = []
