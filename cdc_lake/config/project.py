@@ -217,20 +217,23 @@ class Project:
 
     def written(self, target: Target, key: str) -> str:
         """Where a key of a silver table is written: `pipelines/shop.yaml:14`, else what it is in the file."""
-        origin, path = self._origin(target, key)
-        return path if origin is None else str(origin)
+        return str(self.origin(target, key) or self._path(target, key))
 
     def place(self, target: Target, key: str) -> str:
         """The same with the column: `pipelines/shop.yaml:14:22`."""
-        origin, path = self._origin(target, key)
-        return path if origin is None else f"{origin.file}:{origin.line}:{origin.column}"
+        origin = self.origin(target, key)
+        return self._path(target, key) if origin is None else f"{origin.file}:{origin.line}:{origin.column}"
 
-    def _origin(self, target: Target, key: str) -> tuple[Origin | None, str]:
+    def origin(self, target: Target, key: str) -> Origin | None:
+        """The place itself, None where it is not written."""
+        return self.origins.get(self._path(target, key))
+
+    def _path(self, target: Target, key: str) -> str:
+        """What a key of a silver table is in the file."""
         for at, table in enumerate(self.pipeline.silver.tables):
             if TableName.parse(table.from_) == target.source:
-                path = f"silver.tables[{at}].{key}"
-                return self.origins.get(path), path
-        return None, key
+                return f"silver.tables[{at}].{key}"
+        return key
 
 
 def default_name(table: TableName) -> str:

@@ -180,13 +180,9 @@ class RuleEvidence:
 
     def _written(self, target: Target, at: int) -> str:
         """Where a rule stands: `pipelines/shop.yaml:14`."""
-        for index, table in enumerate(self.project.pipeline.silver.tables):
-            if TableName.parse(table.from_) == target.source:
-                path = f"silver.tables[{index}].rules[{at}]"
-                origins = self.project.origins
-                origin = origins.get(path) or origins.get(f"{path}.rule")
-                return f"{origin.file}:{origin.line}" if origin else ""
-        return ""
+        key = f"rules[{at}]"
+        origin = self.project.origin(target, key) or self.project.origin(target, f"{key}.rule")
+        return f"{origin.file}:{origin.line}" if origin else ""
 
 
 def _kept(target: Target, rule: RowRule) -> bool:
