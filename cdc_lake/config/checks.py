@@ -6,12 +6,12 @@ Every check is total: a node of the wrong kind is somebody else's problem (`sche
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from cdc_lake.config.capture import captures, compile_pattern
+from cdc_lake.config.capture import compile_pattern
 from cdc_lake.config.family_checks import family_rules
 from cdc_lake.config.kind_checks import kind_rules
+from cdc_lake.config.node_values import at, text_of, texts_of, uncaptured
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
 from cdc_lake.config.redact_checks import redact_rules
@@ -20,7 +20,7 @@ from cdc_lake.config.source import host_and_port
 from cdc_lake.config.storage_checks import storage_rules
 from cdc_lake.config.transform_checks import transform_rules
 from cdc_lake.config.undecodable_checks import undecodable_rules
-from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
+from cdc_lake.config.yaml_nodes import MappingNode, Mark, SequenceNode, join
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 from cdc_lake.model.relation import TableName
 
@@ -53,31 +53,11 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source")), *redact_rules(root, patterns)]
 
 
-def at(node: Node | None, *path: str) -> Node | None:
-    """The node below, None where there is none."""
-    for part in path:
-        if not isinstance(node, MappingNode):
-            return None
-        node = node.entries.get(part)
-    return node
-
-
-def _texts(node: Node | None) -> Iterator[tuple[int, ScalarNode, str]]:
-    if isinstance(node, SequenceNode):
-        for i, item in enumerate(node.items):
-            if isinstance(item, ScalarNode) and isinstance(item.value, str):
-                yield i, item, item.value
-
-
-def _text(node: Node | None) -> str | None:
-    return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
-
-
 def _patterns(root: MappingNode, out: _Findings) -> list[str] | None:
     node = at(root, "source", "tables")
     good: list[str] = []
     clean = isinstance(node, SequenceNode)
-    for i, item, text in _texts(node):
+    for i, item, text in texts_of(node):
         try:
             compile_pattern(text.removeprefix("!"))
         except ValueError:
@@ -110,7 +90,7 @@ def _silver(root: MappingNode, patterns: list[str] | None, out: _Findings) -> No
 def _source(
     item: MappingNode, path: str, patterns: list[str] | None, seen: dict[TableName, Mark], out: _Findings
 ) -> None:
-    node, text = item.entries.get("from"), _text(item.entries.get("from"))
+    node, text = item.entries.get("from"), text_of(item.entries.get("from"))
     if node is None or text is None:
         return
     where = join(path, "from")
@@ -124,15 +104,13 @@ def _source(
         hint = f"put everything of the table into one entry; the first stands in line {seen[table].line}"
         out.error(Problem.TABLE_TWICE, f"table `{table}` stands twice in `silver.tables`", node.mark, where, hint)
     seen.setdefault(table, node.mark)
-    if patterns and not captures(patterns, table):
-        hint = f"add `{table}` to `source.tables`, or correct the name"
-        out.error(Problem.NOT_CAPTURED, f"`source.tables` does not take in `{table}`", node.mark, where, hint)
+    out.found += uncaptured(patterns, table, node.mark, where)
 
 
 def _target(item: MappingNode, path: str, seen: dict[str, tuple[str, Mark]], out: _Findings) -> None:
-    source, given = _text(item.entries.get("from")), item.entries.get("to")
+    source, given = text_of(item.entries.get("from")), item.entries.get("to")
     try:
-        name = _text(given) if given is not None else default_name(TableName.parse(source or ""))
+        name = text_of(given) if given is not None else default_name(TableName.parse(source or ""))
     except ValueError:
         return
     if name is None:
@@ -146,7 +124,7 @@ def _target(item: MappingNode, path: str, seen: dict[str, tuple[str, Mark]], out
 
 def _keys(item: MappingNode, path: str, out: _Findings) -> None:
     seen: set[str] = set()
-    for i, node, text in _texts(item.entries.get("keys")):
+    for i, node, text in texts_of(item.entries.get("keys")):
         if text in seen:
             where = f"{path}.keys[{i}]"
             out.error(Problem.COLUMN_TWICE, f"column `{text}` stands twice in `keys`", node.mark, where, "remove one")
@@ -155,24 +133,24 @@ def _keys(item: MappingNode, path: str, out: _Findings) -> None:
 
 def _lake(root: MappingNode, out: _Findings) -> None:
     node = at(root, "silver", "defaults", "namespace")
-    if node is not None and _text(node) in RESERVED:
+    if node is not None and text_of(node) in RESERVED:
         hint = "choose another name, for example `silver`"
-        summary = f"namespace `{_text(node)}` is a folder of the lake itself"
+        summary = f"namespace `{text_of(node)}` is a folder of the lake itself"
         out.error(Problem.LAKE_LAYOUT, summary, node.mark, "silver.defaults.namespace", hint)
     _iceberg(root, out)
 
 
 def _iceberg(root: MappingNode, out: _Findings) -> None:
     path, catalog = at(root, "bronze", "path"), at(root, "lake", "iceberg")
-    if path is not None and _text(at(root, "bronze", "format")) == "iceberg":
+    if path is not None and text_of(at(root, "bronze", "format")) == "iceberg":
         hint = "remove `path`; `lake.iceberg.warehouse` says where the tables of the catalog are"
         summary = "an Iceberg table has its place from its catalog"
         out.error(Problem.LAKE_LAYOUT, summary, path.mark, "bronze.path", hint)
-    kind, uri = _text(at(catalog, "type")), at(catalog, "uri")
+    kind, uri = text_of(at(catalog, "type")), at(catalog, "uri")
     if kind == "rest" and uri is None and catalog is not None:
         hint = "give the server's address, for example `uri: https://catalog.example.com/api`"
         out.error(Problem.LAKE_LAYOUT, "a REST catalog needs its address", catalog.mark, "lake.iceberg", hint)
-    text = _text(uri)
+    text = text_of(uri)
     if text is None or uri is None:
         return
     wanted = _REST_ADDRESS if kind == "rest" else _SQL_ADDRESS
@@ -185,7 +163,7 @@ def _iceberg(root: MappingNode, out: _Findings) -> None:
 def _hosts(root: MappingNode, out: _Findings) -> None:
     """Where a PostgreSQL is; of the GaussDB family `family_rules` tells it."""
     source = root.entries.get("source")
-    if not isinstance(source, MappingNode) or _text(source.entries.get("type")) != "postgres":
+    if not isinstance(source, MappingNode) or text_of(source.entries.get("type")) != "postgres":
         return
     host, hosts = source.entries.get("host"), source.entries.get("hosts")
     if host is not None and hosts is not None:
@@ -194,7 +172,7 @@ def _hosts(root: MappingNode, out: _Findings) -> None:
     if host is None and hosts is None:
         hint = "add `host: …`, or `hosts: […]` for several"
         out.error(Problem.MISSING_KEY, "`host` is missing", source.mark, "source.host", hint)
-    for i, node, text in _texts(hosts):
+    for i, node, text in texts_of(hosts):
         try:
             host_and_port(text)
         except ValueError as bad:

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdc_lake.config.checks import at, cross_field
+from cdc_lake.config.checks import cross_field
 from cdc_lake.config.load import display, project_root, read_tree, reading_order
+from cdc_lake.config.node_values import at
 from cdc_lake.config.problems import ConfigInvalid, Problem
 from cdc_lake.config.references import References, bodies
 from cdc_lake.config.schema import check

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cdc_lake.config.capture import captures, compile_columns, exact_column, overlap
+from cdc_lake.config.node_values import fault, items_of
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.redact import MIN_KEY
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
-from cdc_lake.model.diagnostic import Diagnostic, Severity
+from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.model.relation import TableName
 
 _LOST = ("drop", "null")
@@ -43,17 +44,13 @@ def redact_rules(root: MappingNode, tables: Sequence[str] | None) -> Iterator[Di
     yield from _needed(root, good)
 
 
-def _error(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> Diagnostic:
-    return Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint)
-
-
 def _rule(rule: MappingNode, number: int, good: list[_Pattern]) -> Iterator[Diagnostic]:
     path = f"bronze.redact[{number}]"
     given, columns = rule.entries.get("strategy"), rule.entries.get("columns")
     strategy = _strategy(given)
     if isinstance(given, ScalarNode) and given.value is None and given.text != "null" and not given.broken:
         hint = "write drop, null or sha256"
-        yield _error(Problem.VALUE, "`strategy` has no value", given.mark, join(path, "strategy"), hint)
+        yield fault(Problem.VALUE, "`strategy` has no value", given.mark, join(path, "strategy"), hint)
     for i, node in enumerate(columns.items if isinstance(columns, SequenceNode) else ()):
         if not isinstance(node, ScalarNode) or not isinstance(node.value, str):
             continue
@@ -64,7 +61,7 @@ def _rule(rule: MappingNode, number: int, good: list[_Pattern]) -> Iterator[Diag
             compile_columns(node.value)
         except ValueError:
             hint = 'write schema.table.column, for example "public.*.email"; a dot inside a name is written `\\.`'
-            yield _error(Problem.REDACT_PATTERN, f"`{node.value}` is not a column pattern", node.mark, where, hint)
+            yield fault(Problem.REDACT_PATTERN, f"`{node.value}` is not a column pattern", node.mark, where, hint)
         else:
             good.append(_Pattern(node.value, number, strategy, node.mark, where))
 
@@ -81,7 +78,7 @@ def _overlaps(good: Sequence[_Pattern]) -> Iterator[Diagnostic]:
             if one.rule != other.rule and overlap(one.text, other.text):
                 summary = f"`{one.text}` may mean a column that `{other.text}` means too"
                 hint = f"a column has one rule; the other one stands in line {other.mark.line}"
-                yield _error(Problem.REDACT_OVERLAP, summary, one.mark, one.path, hint)
+                yield fault(Problem.REDACT_OVERLAP, summary, one.mark, one.path, hint)
                 break
 
 
@@ -90,7 +87,7 @@ def _captured(good: Sequence[_Pattern], tables: Sequence[str]) -> Iterator[Diagn
         exact = exact_column(one.text)
         if exact is not None and tables and not captures(tables, exact[0]):
             hint = f"add `{exact[0]}` to `source.tables`, or correct the name"
-            yield _error(
+            yield fault(
                 Problem.NOT_CAPTURED, f"`source.tables` does not take in `{exact[0]}`", one.mark, one.path, hint
             )
 
@@ -101,13 +98,13 @@ def _key(bronze: MappingNode, rules: SequenceNode) -> Iterator[Diagnostic]:
     if node is None:
         marks = [rule.mark for rule in rules.items if isinstance(rule, MappingNode) and _hashes(rule)]
         if marks:
-            yield _error(Problem.REDACT_KEY, "`strategy: sha256` needs a key", marks[0], path, hint)
+            yield fault(Problem.REDACT_KEY, "`strategy: sha256` needs a key", marks[0], path, hint)
     elif isinstance(node, ScalarNode) and not node.broken and node.text:
         if not node.references:
-            yield _error(Problem.REDACT_KEY, "the key of redaction is written in the file", node.mark, path, hint)
+            yield fault(Problem.REDACT_KEY, "the key of redaction is written in the file", node.mark, path, hint)
         elif len(node.text.encode()) < MIN_KEY:
             summary = f"the key of redaction is shorter than {MIN_KEY} bytes"
-            yield _error(Problem.REDACT_KEY, summary, node.mark, path, hint)
+            yield fault(Problem.REDACT_KEY, summary, node.mark, path, hint)
 
 
 def _hashes(rule: MappingNode) -> bool:
@@ -132,7 +129,7 @@ def _needed(root: MappingNode, good: Sequence[_Pattern]) -> Iterator[Diagnostic]
             if by is not None:
                 summary = f"column `{column}` {use} and is redacted by `{by.strategy}`"
                 hint = f"redact it by `sha256`, or not at all; the rule stands in line {by.mark.line}"
-                yield _error(Problem.REDACT_NEEDED, summary, node.mark, path, hint)
+                yield fault(Problem.REDACT_NEEDED, summary, node.mark, path, hint)
 
 
 def _means(pattern: _Pattern, table: TableName, column: str) -> bool:
@@ -141,13 +138,13 @@ def _means(pattern: _Pattern, table: TableName, column: str) -> bool:
 
 def _uses(item: MappingNode, path: str) -> Iterator[tuple[str, str, ScalarNode, str]]:
     """Columns that an entry of `silver.tables` names: what for, their name, and where."""
-    for i, node in enumerate(_items(item.entries.get("keys"))):
+    for i, node in enumerate(items_of(item.entries.get("keys"))):
         if isinstance(node, ScalarNode):
             yield "is a key", str(node.value), node, f"{path}.keys[{i}]"
-    for i, rule in enumerate(_items(item.entries.get("rules"))):
+    for i, rule in enumerate(items_of(item.entries.get("rules"))):
         if not isinstance(rule, MappingNode):
             continue
-        listed = enumerate(_items(rule.entries.get("columns")))
+        listed = enumerate(items_of(rule.entries.get("columns")))
         named = [(key, rule.entries.get(key)) for key in ("column", "by")]
         named += [(f"columns[{n}]", node) for n, node in listed]
         for key, one in named:
@@ -157,7 +154,3 @@ def _uses(item: MappingNode, path: str) -> Iterator[tuple[str, str, ScalarNode, 
         if isinstance(sql, ScalarNode):
             for word in dict.fromkeys(re.findall(r"\w+", re.sub(r"'[^']*'", "", str(sql.value)))):
                 yield "is judged by a rule", word, sql, f"{path}.rules[{i}].expression"
-
-
-def _items(node: Node | None) -> Sequence[Node]:
-    return node.items if isinstance(node, SequenceNode) else ()

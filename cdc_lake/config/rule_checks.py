@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from cdc_lake.config.capture import captures
 from cdc_lake.config.expectations import EXPECTATIONS
+from cdc_lake.config.node_values import fault, items_of, text_of, uncaptured
 from cdc_lake.config.patterns import NotPortable, check_pattern
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
-from cdc_lake.model.diagnostic import Diagnostic, Severity
+from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.model.relation import TableName
 
 _BOUNDED: Final = frozenset({"between", "length", "row_count"})
@@ -27,10 +27,10 @@ def quality_rules(root: MappingNode, patterns: Sequence[str] | None) -> Iterator
     """Everything wrong with them, table by table. `patterns`: `source.tables`, None where these are wrong."""
     silver = root.entries.get("silver")
     tables = silver.entries.get("tables") if isinstance(silver, MappingNode) else None
-    for at, table in enumerate(_items(tables)):
+    for at, table in enumerate(items_of(tables)):
         rules = table.entries.get("rules") if isinstance(table, MappingNode) else None
         names: dict[str, Mark] = {}
-        for i, rule in enumerate(_items(rules)):
+        for i, rule in enumerate(items_of(rules)):
             if isinstance(rule, MappingNode):
                 path = f"silver.tables[{at}].rules[{i}]"
                 yield from _named(rule, path, names)
@@ -38,7 +38,7 @@ def quality_rules(root: MappingNode, patterns: Sequence[str] | None) -> Iterator
 
 
 def _options(rule: MappingNode, path: str, patterns: Sequence[str] | None) -> Iterator[Diagnostic]:
-    kind = _text(rule.entries.get("rule"))
+    kind = text_of(rule.entries.get("rule"))
     yield from _thresholds(rule, path)
     if kind in _BOUNDED:
         yield from _bounds(rule, path, kind)
@@ -54,13 +54,13 @@ def _options(rule: MappingNode, path: str, patterns: Sequence[str] | None) -> It
 
 def _named(rule: MappingNode, path: str, seen: dict[str, Mark]) -> Iterator[Diagnostic]:
     kind, column, columns = (rule.entries.get(key) for key in ("rule", "column", "columns"))
-    own = [text for text in (_text(column), *(_text(item) for item in _items(columns))) if text]
-    name = _text(rule.entries.get("name")) or ("_".join([_text(kind) or "", *own]) if _text(kind) else None)
+    own = [text for text in (text_of(column), *(text_of(item) for item in items_of(columns))) if text]
+    name = text_of(rule.entries.get("name")) or ("_".join([text_of(kind) or "", *own]) if text_of(kind) else None)
     if name is None:
         return
     if name in seen:
         hint = f"give it a name of its own with `name:`; the first stands in line {seen[name].line}"
-        yield _error(Problem.RULE_TWICE, f"two rules of one table are called `{name}`", rule.mark, path, hint)
+        yield fault(Problem.RULE_TWICE, f"two rules of one table are called `{name}`", rule.mark, path, hint)
     seen.setdefault(name, rule.mark)
 
 
@@ -68,7 +68,7 @@ def _bounds(rule: MappingNode, path: str, kind: str) -> Iterator[Diagnostic]:
     low, high = rule.entries.get("min"), rule.entries.get("max")
     given = [n for n in (low, high) if isinstance(n, ScalarNode) and (n.value is not None or n.broken)]
     if not given and not any(isinstance(n, MappingNode | SequenceNode) for n in (low, high)):
-        yield _error(Problem.BOUNDS, f"`{kind}` without bounds", rule.mark, path, "give `min`, `max` or both")
+        yield fault(Problem.BOUNDS, f"`{kind}` without bounds", rule.mark, path, "give `min`, `max` or both")
         return
     if not (isinstance(low, ScalarNode) and isinstance(high, ScalarNode)):
         return
@@ -85,7 +85,7 @@ def _bounds(rule: MappingNode, path: str, kind: str) -> Iterator[Diagnostic]:
         wrong, summary = True, "`min` and `max` are of different types"
         hint = "write both as numbers, or both as text"
     if wrong:
-        yield _error(Problem.BOUNDS, summary, low.mark, join(path, "min"), hint)
+        yield fault(Problem.BOUNDS, summary, low.mark, join(path, "min"), hint)
 
 
 def _is_date(text: str) -> bool:
@@ -93,14 +93,14 @@ def _is_date(text: str) -> bool:
 
 
 def _regex(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
-    node, text = rule.entries.get("pattern"), _text(rule.entries.get("pattern"))
+    node, text = rule.entries.get("pattern"), text_of(rule.entries.get("pattern"))
     if node is None or text is None:
         return
     try:
         check_pattern(text)
     except NotPortable as bad:
         hint = r"single quotes keep backslashes: pattern: '^\d+$'"
-        yield _error(Problem.REGEX, f"the pattern cannot be used: {bad}", node.mark, join(path, "pattern"), hint)
+        yield fault(Problem.REGEX, f"the pattern cannot be used: {bad}", node.mark, join(path, "pattern"), hint)
 
 
 def _thresholds(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
@@ -111,23 +111,23 @@ def _thresholds(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
     given = [(name, node.entries[name]) for name in _LEVELS if name in node.entries]
     if not given:
         hint = "name one: thresholds: {warn: 0.01, critical: 0.1}"
-        yield _error(Problem.RULE_OPTIONS, "`thresholds` names none", node.mark, where, hint)
+        yield fault(Problem.RULE_OPTIONS, "`thresholds` names none", node.mark, where, hint)
     for (lower, below), (upper, above) in pairwise(given):
         a, b = _number(below), _number(above)
         if a is not None and b is not None and a > b:
             summary = f"the threshold of `{lower}` is above that of `{upper}`"
             hint = "`warn` is the lowest, `critical` the highest"
-            yield _error(Problem.RULE_OPTIONS, summary, below.mark, join(where, lower), hint)
+            yield fault(Problem.RULE_OPTIONS, summary, below.mark, join(where, lower), hint)
 
 
 def _twice(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
     for key in ("columns", "referenced"):
         seen: set[str] = set()
-        for i, node in enumerate(_items(rule.entries.get(key))):
-            text = _text(node)
+        for i, node in enumerate(items_of(rule.entries.get(key))):
+            text = text_of(node)
             if text in seen:
                 summary, where = f"column `{text}` stands twice in `{key}`", f"{path}.{key}[{i}]"
-                yield _error(Problem.COLUMN_TWICE, summary, node.mark, where, "remove one")
+                yield fault(Problem.COLUMN_TWICE, summary, node.mark, where, "remove one")
             seen.add(text or "")
 
 
@@ -138,8 +138,8 @@ def _reference(rule: MappingNode, path: str, patterns: Sequence[str] | None) -> 
         if here != there:
             summary = f"`columns` has {here}, `referenced` {there}"
             hint = "each column refers to one: name as many"
-            yield _error(Problem.RULE_OPTIONS, summary, referenced.mark, join(path, "referenced"), hint)
-    node, text = rule.entries.get("references"), _text(rule.entries.get("references"))
+            yield fault(Problem.RULE_OPTIONS, summary, referenced.mark, join(path, "referenced"), hint)
+    node, text = rule.entries.get("references"), text_of(rule.entries.get("references"))
     if node is None or text is None:
         return
     where = join(path, "references")
@@ -147,35 +147,21 @@ def _reference(rule: MappingNode, path: str, patterns: Sequence[str] | None) -> 
         table = TableName.parse(text)
     except ValueError:
         hint = "write the source table as schema.table, for example public.customers"
-        yield _error(Problem.TABLE_NAME, f"`{text}` is not a table name", node.mark, where, hint)
+        yield fault(Problem.TABLE_NAME, f"`{text}` is not a table name", node.mark, where, hint)
         return
-    if patterns and not captures(patterns, table):
-        hint = f"add `{table}` to `source.tables`, or correct the name"
-        yield _error(Problem.NOT_CAPTURED, f"`source.tables` does not take in `{table}`", node.mark, where, hint)
+    yield from uncaptured(patterns, table, node.mark, where)
 
 
 def _expectation(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
-    node, text = rule.entries.get("expectation"), _text(rule.entries.get("expectation"))
+    node, text = rule.entries.get("expectation"), text_of(rule.entries.get("expectation"))
     if node is None or text is None or text in EXPECTATIONS:
         return
     close = difflib.get_close_matches(text, EXPECTATIONS, n=1, cutoff=0.6)
     hint = f"did you mean `{close[0]}`?" if close else "docs/reference/rules.md lists them"
     summary = f"there is no expectation `{text}` that a rule can name"
-    yield _error(Problem.RULE_OPTIONS, summary, node.mark, join(path, "expectation"), hint)
-
-
-def _items(node: Node | None) -> Sequence[Node]:
-    return node.items if isinstance(node, SequenceNode) else ()
-
-
-def _text(node: Node | None) -> str | None:
-    return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
+    yield fault(Problem.RULE_OPTIONS, summary, node.mark, join(path, "expectation"), hint)
 
 
 def _number(node: Node) -> float | None:
     value = node.value if isinstance(node, ScalarNode) else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _error(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> Diagnostic:
-    return Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint)

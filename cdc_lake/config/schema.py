@@ -11,9 +11,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from cdc_lake.config.model import Pipeline
+from cdc_lake.config.node_values import fault
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.source import FamilySource, PostgresSource
-from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
+from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode, SequenceNode, join
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 
 VERSIONS = (1,)
@@ -116,17 +117,17 @@ def _one(  # noqa: PLR0911  # one return a kind of problem
         name = str(loc[-1]) if kind == "missing" else _tag_of(path)
         place = f" in `{path}`" if path else ""
         hint = _describe(loc) if kind == "missing" else f"add `{name}: …`: {_choices(path)}"
-        return _error(Problem.MISSING_KEY, f"`{name}` is missing{place}", node.mark, join(path, name), hint)
+        return fault(Problem.MISSING_KEY, f"`{name}` is missing{place}", node.mark, join(path, name), hint)
     if kind == "union_tag_invalid" and path == "source" and isinstance(node, MappingNode):
         return _source_type(node.entries["type"], join(path, "type"))
     if isinstance(node, ScalarNode) and node.value is None:
         name = path.rpartition(".")[2]
-        return _error(Problem.VALUE, f"`{name}` has no value", node.mark, path, "give it a value or remove the key")
+        return fault(Problem.VALUE, f"`{name}` has no value", node.mark, path, "give it a value or remove the key")
     if kind == "literal_error" and path.endswith(".on_fail") and error.get("ctx", {}).get("expected") == "'warn'":
         summary = "a rule of a table holds and stops nothing: it judges the table, not a change, when a report is made"
-        return _error(Problem.RULE_OF_TABLE, summary, node.mark, path, "remove `on_fail`, or write `on_fail: warn`")
+        return fault(Problem.RULE_OF_TABLE, summary, node.mark, path, "remove `on_fail`, or write `on_fail: warn`")
     summary, hint = _value(errors, node)
-    return _error(Problem.VALUE, summary, node.mark, path, hint)
+    return fault(Problem.VALUE, summary, node.mark, path, hint)
 
 
 def _tag_of(path: str) -> str:
@@ -137,15 +138,11 @@ def _choices(path: str) -> str:
     return ", ".join(SOURCE_TYPES) if path == "source" else "the kind of rule"
 
 
-def _error(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> Diagnostic:
-    return Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint)
-
-
 def _source_type(node: Node, path: str) -> Diagnostic:
     written = f"source type `{node.text}`" if isinstance(node, ScalarNode) else f"{_found(node)} as source type"
     later = "comes in a later version" if _text_of(node) in _PLANNED_SOURCES else "is not known"
     supported = ", ".join(f"`{t}`" for t in SOURCE_TYPES)
-    return _error(Problem.SOURCE_TYPE, f"{written} {later}", node.mark, path, f"this version supports {supported}")
+    return fault(Problem.SOURCE_TYPE, f"{written} {later}", node.mark, path, f"this version supports {supported}")
 
 
 def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
@@ -168,7 +165,7 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
         hint = f"known here: {', '.join(known)}"
     place = f" in `{parent_path}`" if parent_path else ""
     word = _first_word(name)
-    return _error(Problem.UNKNOWN_KEY, f"unknown key `{word}`{place}", mark, join(parent_path, word), hint)
+    return fault(Problem.UNKNOWN_KEY, f"unknown key `{word}`{place}", mark, join(parent_path, word), hint)
 
 
 def _first_word(name: str) -> str:

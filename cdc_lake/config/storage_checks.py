@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cdc_lake.config.node_values import text_of
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -17,14 +18,14 @@ from cdc_lake.model.diagnostic import Diagnostic, Severity
 def storage_rules(root: MappingNode) -> Iterator[Diagnostic]:
     """Everything that is wrong with addresses and with `lake.storage`."""
     storage = _at(root, "lake", "storage")
-    iceberg = _text(_at(root, "bronze", "format")) == "iceberg"
+    iceberg = text_of(_at(root, "bronze", "format")) == "iceberg"
     yield from _lake_path(root)
     path, warehouse = _at(root, "bronze", "path"), _at(root, "lake", "iceberg", "warehouse")
     if not iceberg and _is_address(path):
         yield from _address(path, "bronze.path", storage)
         yield from _durability(root)
-    if _is_address(warehouse) and _text(_at(root, "lake", "iceberg", "type")) != "rest":
-        text = _text(warehouse) or ""
+    if _is_address(warehouse) and text_of(_at(root, "lake", "iceberg", "type")) != "rest":
+        text = text_of(warehouse) or ""
         if not text.startswith("file://"):
             yield from _address(warehouse, "lake.iceberg.warehouse", storage)
             yield from _silver(root)
@@ -43,7 +44,7 @@ def _lake_path(root: MappingNode) -> Iterator[Diagnostic]:
 
 def _address(node: Node | None, path: str, storage: Node | None) -> Iterator[Diagnostic]:
     try:
-        ObjectAddress.parse(_text(node) or "")
+        ObjectAddress.parse(text_of(node) or "")
     except ValueError:
         hint = "write s3://bucket/folder, or a folder of this machine; in names: letters, digits, `.`, `_`, `-`"
         yield _error("this is no address in an object store that is known", node, path, hint)
@@ -64,19 +65,19 @@ def _silver(root: MappingNode) -> Iterator[Diagnostic]:
     hint = "use `format: delta` for silver, or a warehouse on this machine"
     summary = "silver tables of format iceberg cannot be in an object store: Spark is given no client for it"
     node = _at(root, "silver", "defaults", "format")
-    if _text(node) == "iceberg":
+    if text_of(node) == "iceberg":
         yield _error(summary, node, "silver.defaults.format", hint)
     tables = _at(root, "silver", "tables")
     for i, table in enumerate(tables.items if isinstance(tables, SequenceNode) else ()):
         node = _at(table, "format")
-        if _text(node) == "iceberg":
+        if text_of(node) == "iceberg":
             yield _error(summary, node, f"silver.tables[{i}].format", hint)
 
 
 def _section(storage: MappingNode) -> Iterator[Diagnostic]:
     endpoint, allow = _at(storage, "endpoint"), _at(storage, "allow_http")
     allowed = isinstance(allow, ScalarNode) and allow.value is True
-    if (_text(endpoint) or "").startswith("http://") and not allowed:
+    if (text_of(endpoint) or "").startswith("http://") and not allowed:
         hint = "use https://, or say `allow_http: true` where nobody else can reach the network between"
         yield _error("the endpoint has no TLS", endpoint, "lake.storage.endpoint", hint)
 
@@ -94,9 +95,5 @@ def _at(node: Node | None, *path: str) -> Node | None:
     return node
 
 
-def _text(node: Node | None) -> str | None:
-    return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
-
-
 def _is_address(node: Node | None) -> bool:
-    return "://" in (_text(node) or "")
+    return "://" in (text_of(node) or "")
