@@ -12,7 +12,8 @@ from deltalake import DeltaTable, write_deltalake
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables, CutRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.lake.marker import iceberg_catalog, iceberg_table
 from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import TableName

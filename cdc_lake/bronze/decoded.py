@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from cdc_lake.bronze.contract import BEGIN, COMMIT
 from cdc_lake.bronze.files import Files
-from cdc_lake.lake.control import ControlTables, DecodedRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import DecodedRow, now
 from cdc_lake.lake.disk import write_rows
 
 if TYPE_CHECKING:

@@ -25,7 +25,8 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
 from cdc_lake.errors import RuleStopped, TransactionUndecoded
-from cdc_lake.lake.control import ControlTables, RunRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import ALL_MERGED, CUT_WRITTEN, failpoint
 from cdc_lake.observe.progress import Progress, Tell

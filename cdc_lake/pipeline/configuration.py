@@ -15,7 +15,8 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.decode.redaction import Hasher
-from cdc_lake.lake.control import ConfigurationRow, ControlTables, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import ConfigurationRow, now
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.redaction import check_columns

@@ -16,7 +16,8 @@ import pyarrow as pa
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Target
 from cdc_lake.errors import SpanTrimmed
-from cdc_lake.lake.control import ControlTables, CutRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.lake.marker import FIRST, Marker
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.holds import open_holds

@@ -16,7 +16,8 @@ from typing import Any
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.rules import rule_name
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.control import ControlTables, CutRow, QualityRow, RunRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow, QualityRow, RunRow
 from cdc_lake.lake.extent import silver_rows
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.position import OrderDomain, format_position, parse_position

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.errors import BronzeAhead, OtherTimeline, TimelineUntold
-from cdc_lake.lake.control import ControlTables, TimelineRow
-from cdc_lake.lake.control import now as control_now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import TimelineRow
+from cdc_lake.lake.control_rows import now as control_now
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell

@@ -22,8 +22,9 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.facts import FamilyTableFacts
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import SlotForeign
-from cdc_lake.lake.control import ControlTables, SnapshotRow
-from cdc_lake.lake.control import now as control_now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow
+from cdc_lake.lake.control_rows import now as control_now
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint

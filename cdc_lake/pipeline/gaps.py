@@ -16,7 +16,8 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.rows import build
 from cdc_lake.decode.digest import GENESIS
 from cdc_lake.decode.raw import Raw
-from cdc_lake.lake.control import ControlTables, GapRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import GapRow, now
 from cdc_lake.lake.disk import write_rows
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.order import Gap

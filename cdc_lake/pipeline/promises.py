@@ -13,7 +13,8 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from cdc_lake.lake.control import ControlTables, PromiseRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import PromiseRow
 from cdc_lake.pipeline.cuts import WrittenCut, table_facts, table_states, written
 
 _SCHEDULED = "at_%Y%m%dT%H%M%SZ"

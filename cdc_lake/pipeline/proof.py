@@ -14,7 +14,8 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import OtherSource
-from cdc_lake.lake.control import ControlTables, StreamRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import StreamRow
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.source.stream import StreamIdentity
 

@@ -31,7 +31,8 @@ from cdc_lake.errors import (
     RebuildPlaceTaken,
     RuleStopped,
 )
-from cdc_lake.lake.control import ControlTables, RunRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.lake.lease import lease
 from cdc_lake.lake.marker import FIRST, Marker, read_marker
 from cdc_lake.lake.read import silver_exists, silver_version

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from cdc_lake.config.capture import compile_columns
 from cdc_lake.errors import DestructiveChange
-from cdc_lake.lake.control import ConfigurationRow
+from cdc_lake.lake.control_rows import ConfigurationRow
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 

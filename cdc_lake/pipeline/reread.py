@@ -27,7 +27,8 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import AnotherReceiver, CdcLakeError, SourceError, StateError
-from cdc_lake.lake.control import ControlTables, SnapshotRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.reread import Reread, rereads_in
 from cdc_lake.model.span import Span

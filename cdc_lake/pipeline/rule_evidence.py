@@ -29,7 +29,7 @@ from cdc_lake.config.rules import (
     rule_name,
 )
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.control import CutRow, QualityRow, RunRow
+from cdc_lake.lake.control_rows import CutRow, QualityRow, RunRow
 from cdc_lake.lake.extent import silver_columns
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.relation import TableName

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, SparkDied
-from cdc_lake.lake.control import ControlTables, RunRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.apply import ApplySummary, apply
 from cdc_lake.pipeline.receiver_process import ReceiverProcess

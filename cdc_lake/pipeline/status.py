@@ -17,7 +17,8 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import LakeError, SourceError
-from cdc_lake.lake.control import ControlTables, CutRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName

@@ -10,7 +10,7 @@ from typing import Any
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.control import CutRow
+from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.source_view import SlotSeen

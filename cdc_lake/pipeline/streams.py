@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.errors import CopyUnknown
-from cdc_lake.lake.control import ControlTables, SnapshotRow, StreamRow
-from cdc_lake.lake.control import now as control_now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow, StreamRow
+from cdc_lake.lake.control_rows import now as control_now
 from cdc_lake.pipeline.copying import CopiedTable, snapshot_id
 from cdc_lake.source.stream import StreamIdentity, shown
 

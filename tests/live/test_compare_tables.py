@@ -21,7 +21,8 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline, Silver
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoTableMatches
-from cdc_lake.lake.control import ControlTables, schema_of
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import schema_of
 from cdc_lake.lake.marker import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import silent

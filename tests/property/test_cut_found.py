@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cdc_lake.errors import BeforeFirstCut, CutNotReached
-from cdc_lake.lake.control import CutRow
+from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.model.as_of import AsOf, Moment, Stored
 from cdc_lake.model.change import Insert
 from cdc_lake.model.position import Csn

@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import DestructiveChange, NoKey, RuleStopped, SilverLost, SnapshotIncomplete
-from cdc_lake.lake.control import ControlTables, SnapshotRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update

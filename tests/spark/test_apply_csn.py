@@ -28,7 +28,8 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.plain import columns_of
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import KeylessDelete
-from cdc_lake.lake.control import ControlTables, SnapshotRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import Delete, Insert

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.lake.control import ControlTables, SnapshotRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.lake.iceberg_log import KEEP
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver

@@ -16,7 +16,8 @@ import pytest
 from cdc_lake.bronze import nearby
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables, SnapshotRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update

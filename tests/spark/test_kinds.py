@@ -13,7 +13,8 @@ import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.errors import ColumnNotTracked, KeylessDelete, KindChanged, MergeRefused, NameTaken
-from cdc_lake.lake.control import ControlTables, SnapshotRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity

@@ -24,7 +24,8 @@ from cdc_lake.errors import (
     RebuildPlaceTaken,
     SilverLost,
 )
-from cdc_lake.lake.control import ControlTables, SnapshotRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
 from cdc_lake.observe.failpoint import BRANCH_WRITTEN, REBUILT, REPLACED

@@ -15,7 +15,8 @@ from deltalake import DeltaTable
 
 from cdc_lake.errors import LakeError
 from cdc_lake.lake import delta_log
-from cdc_lake.lake.control import TABLES, ControlTables, CutRow, RunRow, SnapshotRow, StreamRow, now, schema_of
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import TABLES, CutRow, RunRow, SnapshotRow, StreamRow, now, schema_of
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -117,7 +118,8 @@ def test_two_instances_append_in_turn(control: ControlTables, tmp_path: Path):
 
 APPEND = """
 from pathlib import Path
-from cdc_lake.lake.control import ControlTables, RunRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import RunRow, now
 
 control = ControlTables(Path(folder))
 for n in range(8):

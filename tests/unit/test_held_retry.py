@@ -36,7 +36,8 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
 from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.errors import MalformedMessage, NotInBronze, TransactionUndecoded
-from cdc_lake.lake.control import ControlTables, CutRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow, now
 from cdc_lake.model.change import Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span

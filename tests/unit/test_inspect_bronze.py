@@ -13,7 +13,8 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
-from cdc_lake.lake.control import ControlTables, GapRow, StreamRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import GapRow, StreamRow, now
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table

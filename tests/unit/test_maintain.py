@@ -17,7 +17,8 @@ from cdc_lake.config.load import load_project
 from cdc_lake.config.problems import ConfigInvalid
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream
-from cdc_lake.lake.control import ControlTables, CutRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow, now
 from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import Progress

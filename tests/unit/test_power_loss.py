@@ -18,7 +18,8 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.control import ControlTables, RunRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import RunRow, now
 from cdc_lake.lake.delta_mend import mend
 from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.change import Insert

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.lake.control import ControlTables, CutRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.pipeline.cuts import TableState, WrittenCut, table_facts, written
 from cdc_lake.pipeline.promises import Promise, due, kept_versions, promises, record, standing
 

@@ -15,7 +15,8 @@ from deltalake import write_deltalake
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Origin, Project
 from cdc_lake.errors import ReportNotWritten
-from cdc_lake.lake.control import ControlTables, CutRow, RunRow, StreamRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow, RunRow, StreamRow
 from cdc_lake.pipeline.comparison import Comparison, TableComparison
 from cdc_lake.pipeline.comparison import Verdict as Compared
 from cdc_lake.pipeline.evidence import Evidence

@@ -13,7 +13,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables, CutRow, StreamRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow, StreamRow
 from cdc_lake.pipeline.report import report
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)

@@ -16,7 +16,8 @@ from cdc_lake.cli.render_rebuild import rebuilt_text
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, RebuildNeedsPlace, SnapshotIncomplete
-from cdc_lake.lake.control import ControlTables, SnapshotRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cdc_lake.errors import DestructiveChange
-from cdc_lake.lake.control import ConfigurationRow
+from cdc_lake.lake.control_rows import ConfigurationRow
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.redaction_change import NOTHING, changed_columns, check_unchanged

@@ -11,7 +11,8 @@ import pytest
 
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.outline import outline
-from cdc_lake.lake.control import ControlTables, SnapshotRow
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import SnapshotRow
 from cdc_lake.model.change import UNCHANGED, Insert, Update
 from cdc_lake.model.reread import Reread
 from cdc_lake.model.span import Span

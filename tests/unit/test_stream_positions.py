@@ -22,7 +22,8 @@ from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.plain import columns_of
 from cdc_lake.decode.raw import Raw, RawTransaction
 from cdc_lake.errors import MalformedPosition, NotInBronze, OtherSource
-from cdc_lake.lake.control import ControlTables, CutRow, GapRow, SnapshotRow, now
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import CutRow, GapRow, SnapshotRow, now
 from cdc_lake.model.change import Delete, Insert
 from cdc_lake.model.position import Csn, Lsn, OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
