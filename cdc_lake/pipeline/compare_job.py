@@ -1,0 +1,42 @@
+"""What comparing one table needs: its two sides pinned, and where they are read from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.marker import Marker, read_marker
+from cdc_lake.pipeline.compare_source import CompareSource
+from cdc_lake.source.captured import Published
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A table as the comparison takes it: what is published of it, and its silver table at one version."""
+
+    published: Published
+    target: Target
+    marker: Marker
+    watermark: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What comparing one table needs."""
+
+    project: Project
+    bronze: BronzeReader
+    control: ControlTables
+    state: BronzeState
+    source: CompareSource
+    pinned: Pinned
+
+
+def pin(project: Project, state: BronzeState, one: Published) -> Pinned:
+    """Silver as it is now, before the snapshot is taken: so it cannot run ahead of it."""
+    target = project.target(one.table)
+    marker = read_marker(project, target, state.stream)
+    return Pinned(one, target, marker, -1 if marker.position is None else marker.position)
