@@ -106,7 +106,6 @@ from cdc_lake.errors.lake import (
     VersionGone,
 )
 from cdc_lake.errors.quality import (
-    DuplicateRule,
     QualityEngineMissing,
     QualityError,
     ReportNotWritten,
@@ -117,6 +116,7 @@ from cdc_lake.errors.quality import (
 from cdc_lake.errors.root import (
     CdcLakeError,
     Retry,
+    kinds,
 )
 from cdc_lake.errors.source import (
     AuthenticationRefused,
@@ -231,7 +231,6 @@ __all__ = [
     "DestructiveChange",
     "DivisionChanged",
     "DriverMissing",
-    "DuplicateRule",
     "EntryPointMissing",
     "HashingDied",
     "HistoryDiffers",
@@ -357,4 +356,5 @@ __all__ = [
     "VersionGone",
     "ViewNotMade",
     "WrongOutputOrder",
+    "kinds",
 ]

@@ -38,14 +38,6 @@ class RuleColumnMissing(QualityError):
     hint = "name a column of the source table, or take the rule out, then run `cdc-lake validate`"
 
 
-class DuplicateRule(QualityError):
-    """Two rules of a table have one name."""
-
-    code = "QUA504"
-    exit_code = 3
-    hint = "give one of them another `name:`"
-
-
 class QualityEngineMissing(QualityError):
     """Great Expectations is not installed here."""
 

@@ -33,3 +33,8 @@ class CdcLakeError(Exception):
         if self.exit_code is not None:
             return self.exit_code
         return 4 if self.retry is Retry.LATER else 1
+
+
+def kinds(kind: type[CdcLakeError]) -> list[type[CdcLakeError]]:
+    """A class of errors and all below it."""
+    return [kind, *(one for child in kind.__subclasses__() for one in kinds(child))]

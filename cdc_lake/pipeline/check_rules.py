@@ -5,34 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, SourceError
-from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.relation import Relation
+from cdc_lake.pipeline.check_captured import captured, shape_of
 from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.fitting_rules import misfits
-from cdc_lake.pipeline.source_view import source_view
-from cdc_lake.silver.shape import make_shape
 
 
 def rules(project: Project) -> Iterator[CheckLine]:
     """Every rule that cannot judge its column. What an expression reads comes with the first row: Spark says it."""
-    if not any(project.target(TableName.parse(one.from_)).row_rules for one in project.pipeline.silver.tables):
-        return
-    try:
-        with source_view(project) as source:
-            found = [(project.target(name), source.layout(name)) for name in source.tables()]
-    except SourceError:
-        return  # said elsewhere
-    for target, layout in found:
-        if layout is not None and target.row_rules:
-            yield from of_table(project, target, layout)
+    for target, layout in captured(project, lambda one: bool(one.row_rules)):
+        yield from of_table(project, target, layout)
 
 
 def of_table(project: Project, target: Target, layout: Relation) -> Iterator[CheckLine]:
     """What is to be said of a table's rules, by its layout."""
     try:
-        shape = make_shape(
-            [layout.layout], {layout.layout: layout}, target.keys, keyed=target.kind != "append", types=target.types
-        )
+        shape = shape_of(target, layout)
     except CdcLakeError:
         return  # no key: said elsewhere
     wrong = list(misfits(project, target, shape, expressions=False))

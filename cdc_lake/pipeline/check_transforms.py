@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, SourceError, TransformUnfit
+from cdc_lake.errors import CdcLakeError, TransformUnfit
 from cdc_lake.lake.names import silver_names
-from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+from cdc_lake.model.relation import Relation, ReplicaIdentity
+from cdc_lake.pipeline.check_captured import captured, shape_of
 from cdc_lake.pipeline.check_line import CheckLine, failed
-from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.pipeline.transforms import check_possible, words_read
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.projection import silver_shape
-from cdc_lake.silver.shape import make_shape
 from cdc_lake.source.quoting import quoted
 
 _ALWAYS_SENT: Final = frozenset(
@@ -30,16 +29,8 @@ _ALWAYS_SENT: Final = frozenset(
 
 def transforms(project: Project) -> Iterator[CheckLine]:
     """What should be known of the tables that have transforms. What Spark's analyser says comes with the first row."""
-    if not any(project.target(TableName.parse(one.from_)).transforms.any for one in project.pipeline.silver.tables):
-        return
-    try:
-        with source_view(project) as source:
-            found = [(project.target(name), source.layout(name)) for name in source.tables()]
-    except SourceError:
-        return  # said elsewhere
-    for target, layout in found:
-        if layout is not None and target.transforms.any:
-            yield from _table(project, target, layout)
+    for target, layout in captured(project, lambda one: one.transforms.any):
+        yield from _table(project, target, layout)
 
 
 def _table(project: Project, target: Target, layout: Relation) -> Iterator[CheckLine]:
@@ -47,9 +38,7 @@ def _table(project: Project, target: Target, layout: Relation) -> Iterator[Check
     computed = {name: "string" for name, _ in given.compute}  # of which type they are does not matter here
     try:
         check_possible(project, target, kind_of(target, layout))
-        shape = make_shape(
-            [layout.layout], {layout.layout: layout}, target.keys, keyed=target.kind != "append", types=target.types
-        )
+        shape = shape_of(target, layout)
         silver_shape(shape, given, computed, target.label, lambda key: project.written(target, key))
     except TransformUnfit as unfit:
         yield failed("transforms", unfit)

@@ -9,8 +9,6 @@ The other compilation of the same rules is `cdc_lake.quality.suite`; a test asse
 from __future__ import annotations
 
 import datetime as dt
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, assert_never
 
@@ -27,7 +25,7 @@ from cdc_lake.config.rules import (
     TypeCastable,
     rule_name,
 )
-from cdc_lake.errors import DuplicateRule, QualityError, RuleColumnMissing, RuleDoesNotFit
+from cdc_lake.errors import RuleColumnMissing, RuleDoesNotFit
 from cdc_lake.lake.store import quoted
 from cdc_lake.quality.constants import Constant, Family, Unfit, bounds, family, member
 
@@ -107,12 +105,12 @@ def holds_not(sql: str, given: Column | None = None) -> Column:
     return F.coalesce(broken if given is None else F.when(given, broken), F.lit(False))
 
 
-def check_rule(rule: ColumnRule, data_type: str | None, *, table: str = "") -> None:
+def check_rule(rule: ColumnRule, data_type: str | None) -> None:
     """Refuse a rule that cannot judge its column. `data_type` is Spark's name of the type, None: no such column.
 
-    Raises `RuleColumnMissing` or `RuleDoesNotFit`, with the table and rule as the place.
+    Raises `RuleColumnMissing` or `RuleDoesNotFit`, with the rule as the place.
     """
-    where = f"{table}, rule {rule_name(rule)}" if table else f"rule {rule_name(rule)}"
+    where = f"rule {rule_name(rule)}"
     if data_type is None:
         raise RuleColumnMissing(f"there is no column `{rule.column}`", where=where)
     try:
@@ -121,23 +119,6 @@ def check_rule(rule: ColumnRule, data_type: str | None, *, table: str = "") -> N
         raise RuleDoesNotFit(
             f"`{rule.rule}` does not fit column `{rule.column}` of type {data_type}: {problem}", where=where
         ) from problem
-
-
-def check_rules(rules: Sequence[RowRule], columns: Mapping[str, str], *, table: str = "") -> tuple[QualityError, ...]:
-    """Every problem of a table's rules at once. `columns` maps names to Spark's names of their types."""
-    problems: list[QualityError] = []
-    for rule in rules:
-        if isinstance(rule, Expression):
-            continue  # Spark's analyser says what it reads
-        try:
-            check_rule(rule, columns.get(rule.column), table=table)
-        except QualityError as problem:
-            problems.append(problem)
-    seen = Counter(map(rule_name, rules))
-    problems += [
-        DuplicateRule(f"{count} rules are called `{name}`", where=table) for name, count in seen.items() if count > 1
-    ]
-    return tuple(problems)
 
 
 def _fit(rule: ColumnRule, data_type: str) -> None:
