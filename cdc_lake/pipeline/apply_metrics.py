@@ -18,12 +18,12 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, MetricsNotWritten
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.span import Span
+from cdc_lake.observe.error_counts import ErrorCounts
 from cdc_lake.observe.exposition import Exposition, Sample, Tally
 from cdc_lake.observe.metric_names import (
     APPLIED_CHANGES_TOTAL,
     APPLIED_LAG_SECONDS,
     APPLIED_TRANSACTIONS_TOTAL,
-    ERRORS_TOTAL,
     HELD_KEYS,
     HELD_ROWS_TOTAL,
     LAST_SUCCESS_TIMESTAMP_SECONDS,
@@ -50,6 +50,7 @@ class ApplyMetrics:
         self._done = Applied()
         self._tell = tell
         self._tally = Tally()
+        self._errors = ErrorCounts(self._tally, Loop.APPLY)
         self._control = ControlTables(project.control)
         self._reader = bronze_reader(project)
         self._cut: WrittenCut | None = None
@@ -58,13 +59,15 @@ class ApplyMetrics:
         self._failing = False
 
     def __enter__(self) -> Self:
+        self._succeeded = self._last_success()
+        self._write()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, CdcLakeError) and error not in self._done.broken.values():  # which were told
-            self._tally.add(ERRORS_TOTAL, Loop.APPLY, error.code)
+            self._errors.add(error.code)
         self._write()
 
     def follow(self, done: Applied) -> None:
@@ -74,9 +77,7 @@ class ApplyMetrics:
     def heard(self, progress: Progress) -> None:
         """See Watcher."""
         self._tell(progress)
-        code = progress.facts.get("code")
-        if code is not None:
-            self._tally.add(ERRORS_TOTAL, Loop.APPLY, str(code))
+        self._errors.heard(progress)
         match progress.stage:
             case "merge":
                 self._tally.observe(MERGE_DURATION_SECONDS, float(str(progress.facts["seconds"])), progress.text)
@@ -128,6 +129,17 @@ class ApplyMetrics:
         if self._succeeded is not None:
             out.append(Sample(LAST_SUCCESS_TIMESTAMP_SECONDS, self._succeeded, (Loop.APPLY,)))
         return out
+
+    def _last_success(self) -> float | None:
+        """What the file of the run before says: a run that fails must not hide for how long."""
+        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415  # only where asked for
+
+        try:
+            families = list(text_string_to_metric_families(self._file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None  # no file yet, or not one of ours
+        values = [s.value for f in families for s in f.samples if s.name == LAST_SUCCESS_TIMESTAMP_SECONDS.name]
+        return max(values, default=None)
 
     def _of_the_lake(self) -> list[Sample]:
         cut, lag = self._last_cut(), self._lag()

@@ -15,11 +15,11 @@ from typing import Final, Self
 
 from cdc_lake.config.project import Project
 from cdc_lake.observe.endpoint import Endpoint
+from cdc_lake.observe.error_counts import ErrorCounts
 from cdc_lake.observe.exposition import Exposition, Sample, Tally
 from cdc_lake.observe.metric_names import (
     BATCH_ROWS,
     CHANGES_TOTAL,
-    ERRORS_TOTAL,
     HEALTHY,
     LANDED_LAG_BYTES,
     LANDED_LAG_SECONDS,
@@ -50,6 +50,7 @@ class ReceiverMetrics:
         self._name = project.name
         self._tell = tell
         self._tally = Tally()
+        self._errors = ErrorCounts(self._tally, Loop.RECEIVE)
         self.pulse = Pulse()
         self._looks = SourceLooks(project, self.pulse)
         self._copied: float | None = None
@@ -74,9 +75,7 @@ class ReceiverMetrics:
     def heard(self, progress: Progress) -> None:
         """Pass on what is told, and count it."""
         self._tell(progress)
-        code = progress.facts.get("code")
-        if code is not None:
-            self._tally.add(ERRORS_TOTAL, Loop.RECEIVE, str(code))
+        self._errors.heard(progress)
         match progress.stage:
             case "landed":
                 self._landed(progress.facts)
@@ -84,7 +83,7 @@ class ReceiverMetrics:
                 self._copied = time.monotonic()
                 if progress.unit == "rows" and progress.total is not None:
                     self._tally.add(CHANGES_TOTAL, "S", by=progress.total)
-            case "retry" if code is not None:
+            case "retry" if "code" in progress.facts:
                 self._trouble = time.monotonic(), progress
             case _:
                 pass

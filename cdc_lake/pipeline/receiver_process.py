@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from cdc_lake.config.project import Project
-from cdc_lake.errors import CdcLakeError, ReceiverDied, Retry
+from cdc_lake.errors import CdcLakeError, ReceiverDied, Retry, kinds
 from cdc_lake.observe.progress import Progress, Tell
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
@@ -138,16 +138,12 @@ class _Listener(threading.Thread):
 
 def error_of(document: dict[str, Any]) -> CdcLakeError:
     """The error a document of `--json` stands for, as the class that has its code."""
-    kind = next((k for k in _kinds(CdcLakeError) if k.code == document["code"]), ReceiverDied)
+    kind = next((k for k in kinds(CdcLakeError) if k.code == document["code"]), ReceiverDied)
     error = kind.__new__(kind)
     CdcLakeError.__init__(
         error, str(document["message"]), where=str(document.get("where", "")), hint=document.get("hint")
     )
     return error
-
-
-def _kinds(kind: type[CdcLakeError]) -> list[type[CdcLakeError]]:
-    return [kind, *(k for child in kind.__subclasses__() for k in _kinds(child))]
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

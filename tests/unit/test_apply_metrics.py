@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc_lake.config.observe import Observe
 from cdc_lake.config.project import Project
 from cdc_lake.errors import RuleStopped, StoreUnavailable
+from cdc_lake.observe.metric_names import ERRORS_TOTAL
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import apply_metrics
 from cdc_lake.pipeline.applied import Applied
@@ -21,12 +22,13 @@ from cdc_lake.pipeline.watching import Nobody, watching
 from tests.cut_lake import PG, CutLake, at
 
 
-def shown(file: Path) -> dict[str, float]:
-    """Values by name and labels, without the pipeline's."""
+def shown(file: Path, *, zeros: bool = False) -> dict[str, float]:
+    """Values by name and labels, without the pipeline's; of errors those that happened, unless `zeros`."""
     return {
         " ".join([one.name, *(f"{k}={v}" for k, v in sorted(one.labels.items()) if k != "pipeline")]): one.value
         for family in text_string_to_metric_families(file.read_text())
         for one in family.samples
+        if one.value or zeros or one.name != ERRORS_TOTAL.name
     }
 
 
@@ -101,6 +103,26 @@ def test_a_walk_succeeds_where_it_gets_to_what_bronze_held_as_it_began(
         metrics.walked()
     seen = shown(tmp_path / "shop.prom").get("cdc_lake_last_success_timestamp_seconds loop=apply")
     assert (seen is not None and abs(time.time() - seen) < 60) == well
+
+
+def test_what_ends_a_run_is_shown_with_0_while_it_runs_and_the_last_success_outlives_a_run_that_fails(
+    tmp_path: Path,
+) -> None:
+    lake = CutLake(tmp_path)
+    with metrics_of(lake, []) as metrics:
+        metrics.follow(Applied(stream=PG, top=1, upto=1))
+        metrics.walked()
+    success = shown(tmp_path / "shop.prom")["cdc_lake_last_success_timestamp_seconds loop=apply"]
+    metrics, stops = metrics_of(lake, []), RuleStopped("rule `a` stops the run")
+    metrics.__enter__()
+    assert shown(tmp_path / "shop.prom", zeros=True)["cdc_lake_errors_total code=QUA501 loop=apply"] == 0
+    metrics.__exit__(RuleStopped, stops, None)
+    seen = shown(tmp_path / "shop.prom")
+    assert seen["cdc_lake_errors_total code=QUA501 loop=apply"] == 1
+    assert seen["cdc_lake_last_success_timestamp_seconds loop=apply"] == success
+    (tmp_path / "shop.prom").write_text("not { of ours")
+    with metrics_of(lake, []):
+        assert "cdc_lake_last_success_timestamp_seconds loop=apply" not in shown(tmp_path / "shop.prom")
 
 
 def test_the_error_that_ends_a_run_is_in_the_file_and_one_that_was_told_counts_once(tmp_path: Path) -> None:
