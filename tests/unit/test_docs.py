@@ -22,6 +22,7 @@ from typer.main import get_command
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.app import app
 from cdc_lake.config.load import validate
+from cdc_lake.config.schema import SOURCE_TYPES
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.change import Insert, Update
 from cdc_lake.model.transaction import Transaction
@@ -164,6 +165,16 @@ def test_python_compiles_and_imports_what_is_there(page: Path) -> None:
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cdc_lake"):
                 module = importlib.import_module(node.module)
                 assert all(hasattr(module, alias.name) for alias in node.names), f"{name(page)}: {node.module}"
+
+
+# ── sources ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [*SOURCE_TYPES, "qhb"])
+def test_every_kind_of_source_has_a_page_that_says_what_was_proven(kind: str) -> None:
+    page = ROOT / "docs" / "guides" / f"{kind}.md"
+    assert "what-was-proven-and-how" in anchors(page)
+    assert f"guides/{kind}.md" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
 
 
 # ── generated pages ──────────────────────────────────────────────────────────────────────────────────────────────
