@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from cdc_lake.cli import logs
 from cdc_lake.cli.traces import forget
 from cdc_lake.cli.verb import Interrupted, look, set_look
 from cdc_lake.cli.view import Look, View, stderr
@@ -28,6 +29,7 @@ def run_command(app: typer.Typer, arguments: list[str]) -> int:
     """Run one command line and return its exit code; nothing escapes but the end of the interpreter."""
     set_look(Look())
     forget()
+    logs.forget()
     name = next((a for a in arguments if not a.startswith("-")), "")
     try:
         return _run(app, arguments, name)

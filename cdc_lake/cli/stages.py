@@ -7,6 +7,9 @@ from cdc_lake.observe.progress import Progress
 REPEATING = frozenset({"receive", "landed", "maintain", "apply", "merge", "cut"})
 """Stages told over and over while a loop runs: they have one line that changes."""
 
+LOGGED = frozenset({"run"})
+"""Stages that only programs read: people see a command begin and end."""
+
 
 def count(told: Progress) -> str:
     """`12,000 of 40,000 rows`, as far as it is known."""

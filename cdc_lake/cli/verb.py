@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdc_lake.cli import logs
 from cdc_lake.cli.traces import keep_out
-from cdc_lake.cli.view import Look, View
+from cdc_lake.cli.view import Look, View, stderr
 
 if TYPE_CHECKING:
     from cdc_lake.config.project import Project
@@ -64,7 +65,9 @@ class Call:
         """The loaded pipeline. Raises ConfigInvalid, PipelineNotChosen."""
         from cdc_lake.config.load import load_project
 
-        return keep_out(load_project(self.file(), environment=self.environment))
+        project = keep_out(load_project(self.file(), environment=self.environment))
+        logs.begin(project, self.verb, self.view.look, stderr())
+        return project
 
 
 class Interrupted(BaseException):

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
+from cdc_lake.cli import logs
 from cdc_lake.cli.document import document, dumps, plain
 from cdc_lake.cli.render_error import diagnostic_text, error_text
-from cdc_lake.cli.stages import REPEATING, line
+from cdc_lake.cli.stages import LOGGED, REPEATING, line
 from cdc_lake.cli.traces import trace
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.diagnostic import Diagnostic
@@ -75,7 +76,6 @@ class View:
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        self._logs()
         return self
 
     def __exit__(
@@ -110,7 +110,9 @@ class View:
 
     def note(self, text: str) -> None:
         """Narration that stands on its own."""
-        if not self.look.quiet:
+        if (log := logs.current()) is not None:
+            log.note(text)
+        elif not self.look.quiet:
             with self._lock:
                 if self._bars is not None:
                     self._bars.line(text)
@@ -121,7 +123,9 @@ class View:
         """Progress of a loop: an event, a bar or a line. Only `run --json` has events: elsewhere it is one document."""
         if self.look.json and self.verb == "run":
             self.event({"schema": f"cdc-lake/{self.verb}/1", "at": _now(), **plain(progress)})
-        elif self.look.quiet:
+        elif (log := logs.current()) is not None:
+            log.tell(progress)
+        elif self.look.quiet or progress.stage in LOGGED:
             return
         elif stderr().isatty() and not self.look.verbose:
             with self._lock:
@@ -140,7 +144,10 @@ class View:
         self.end_progress()
         if self.look.json:
             _write(sys.stdout, dumps(_error_document(error), indent=None if self.verb == "run" else 2))
-        _write(stderr(), error_text(error, colour=self.look.colour(stderr())))
+        if (log := logs.current()) is not None:
+            log.error(error)
+        else:
+            _write(stderr(), error_text(error, colour=self.look.colour(stderr())))
         if self.look.debug:
             _write(stderr(), trace(error))
 
@@ -191,17 +198,6 @@ class View:
                 return False
             self._told[progress.stage] = now
         return True
-
-    def _logs(self) -> None:
-        if self.verb not in _LOGGING_VERBS and not (self.look.verbose or self.look.debug):
-            return
-        from cdc_lake.observe.log import Level, configure
-
-        level = Level.DEBUG if self.look.debug else Level.INFO if self.look.verbose else Level.WARNING
-        configure(stderr(), level=level, pretty=stderr().isatty(), colour=self.look.colour(stderr()))
-
-
-_LOGGING_VERBS = frozenset({"run", "check", "plan", "compare", "report", "status"})
 
 
 def _error_document(error: CdcLakeError) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -30,3 +30,6 @@ class Observe(Section):
     asks nobody who they are: name one of this machine or of a network of your own."""
     textfile: Annotated[str, Field(pattern=r"\.prom$")] | None = None
     """File that apply writes its metrics into, `*.prom`, relative to the project; its folder is there already."""
+    log: Literal["text", "json"] = "text"
+    """What commands say on standard error where that is no terminal: `text`, lines for people, or `json`, one object a
+    line, an event with its fields."""

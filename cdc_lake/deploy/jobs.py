@@ -8,30 +8,25 @@ passes the `named_parameters` of a wheel task: `--name=value` on the command lin
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from cdc_lake import api
 from cdc_lake.config.project import Project
+from cdc_lake.config.secret_values import secret_values
 from cdc_lake.deploy.entry_points import ENTRY_POINTS, NEEDED
 from cdc_lake.deploy.lake_folder import require_folder, require_seen
 from cdc_lake.deploy.secret_names import from_cluster
 from cdc_lake.errors import CdcLakeError, JobParametersWrong, RuntimeUnfit, ServerlessCompute, SparkMissing
 from cdc_lake.lake.session import SPARK_VERSION, configured
-from cdc_lake.observe.log import Level, configure
+from cdc_lake.observe.log import Level, Log, configure
 from cdc_lake.observe.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_SAY_EVERY = 10.0
-"""Seconds between two lines of the same stage in a job's log."""
 
 
 def receive() -> None:
@@ -72,14 +67,15 @@ def _apply(job: _Job) -> object:
 
 
 def _run(name: str, work: Callable[[_Job], object]) -> None:
-    configure(sys.stderr, level=Level.INFO, pretty=False, colour=False)
     with _with_remedy():
         given = parameters(name, sys.argv[1:])
         project = api.load_pipeline(
             Path(given[NEEDED]), environment=given.get("environment") or None, secrets=from_cluster
         )
+        secrets = secret_values(project.pipeline)
+        configure(sys.stderr, level=Level.INFO, pretty=False, colour=False, secrets=secrets)
         require_folder(project.lake)
-        work(_Job(project, given.get("once") == "true", _Log(name).tell))
+        work(_Job(project, given.get("once") == "true", Log(project.name, name).tell))
 
 
 def parameters(name: str, arguments: Sequence[str]) -> Mapping[str, str]:
@@ -132,19 +128,3 @@ def _with_remedy() -> Iterator[None]:
             if note:
                 error.add_note(note)
         raise
-
-
-class _Log:
-    """A job's progress as log lines: what is new at once, the same stage again only now and then."""
-
-    def __init__(self, job: str) -> None:
-        self._log = structlog.get_logger("cdc_lake.job").bind(job=job)
-        self._said: dict[str, float] = {}
-
-    def tell(self, progress: Progress) -> None:
-        """Log it, unless its stage was logged just now; what is tried again is always said."""
-        now = time.monotonic()
-        if progress.stage != "retry" and now - self._said.get(progress.stage, -_SAY_EVERY) < _SAY_EVERY:
-            return
-        self._said[progress.stage] = now
-        self._log.info(progress.text, stage=progress.stage, facts=dict(progress.facts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeAlias
@@ -336,3 +337,8 @@ def schema_of(name: ControlName) -> pa.Schema:
 def now() -> datetime:
     """The time as control rows have it."""
     return datetime.now(UTC)
+
+
+def new_run() -> str:
+    """An identifier for a run."""
+    return uuid.uuid4().hex[:12]

@@ -1,42 +1,137 @@
 """Logs: structlog to standard error, pretty on a terminal, one JSON object a line otherwise.
 
-Loggers are named for the module that speaks. No row value and no secret is ever an argument of a log call.
+Every line is one of the events of `observe.events` and goes through one pair of processors: what is no field of its
+event is left out and named, and secrets that are known are masked. No row value is ever an argument of a log call.
 """
 
 from __future__ import annotations
 
-import enum
-from typing import TextIO
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Final, TextIO
 
 import structlog
 
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.observe.events import BY_NAME, OF_EVERY_EVENT, Level
+from cdc_lake.observe.progress import Progress
 
-class Level(enum.IntEnum):
-    """The least that is written; numbers as in the standard library."""
+__all__ = ["Level", "Log", "configure"]
 
-    DEBUG = 10
-    INFO = 20
-    WARNING = 30
-    ERROR = 40
+EVERY: Final = 10.0
+"""Seconds between two lines of an event that repeats, of one table each; debug level has them all."""
+MASKED: Final = "••••••"
+_SHORTEST_SECRET: Final = 4
+"""Characters: a shorter secret is in every other word, and masking it would show it."""
+
+_Fields = MutableMapping[str, Any]
 
 
-def configure(stream: TextIO, *, level: Level, pretty: bool, colour: bool) -> None:
-    """Send the logs of this process to a stream: for people where `pretty`, as JSON lines otherwise."""
+def configure(
+    stream: TextIO, *, level: Level, pretty: bool, colour: bool, secrets: frozenset[str] = frozenset()
+) -> None:
+    """Send the logs of this process to a stream: for people where `pretty`, as JSON lines otherwise; no `secrets`."""
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(colors=colour, exception_formatter=structlog.dev.plain_traceback)
         if pretty
         else structlog.processors.JSONRenderer(ensure_ascii=False)
     )
-    processors: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    if not pretty:
-        processors.append(structlog.processors.format_exc_info)
     structlog.configure(
-        processors=[*processors, renderer],
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            only_declared,
+            masking(secrets),
+            renderer,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=False,
     )
+
+
+def only_declared(logger: object, method: str, fields: _Fields) -> _Fields:
+    """Leave out what is no field of its event, and say which; an event that nobody declared keeps nothing but its name.
+
+    A log call that is wrong must neither stop a loop nor show what nobody looked at.
+    """
+    del logger, method
+    event = BY_NAME.get(fields["event"])
+    allowed = OF_EVERY_EVENT.union(event.fields) if event is not None else OF_EVERY_EVENT - {"text"}
+    kept = {name: value for name, value in fields.items() if name in allowed}
+    if refused := sorted(fields.keys() - allowed):
+        kept["refused"] = refused
+    return kept
+
+
+def masking(secrets: frozenset[str]) -> Callable[[object, str, _Fields], _Fields]:
+    """A processor that shows none of these, however deep they lie."""
+    known = sorted((one for one in secrets if len(one) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+    def masked(value: object) -> object:
+        if isinstance(value, str):
+            for secret in known:
+                value = value.replace(secret, MASKED)
+            return value
+        if isinstance(value, Mapping):
+            return {masked(key): masked(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [masked(one) for one in value]
+        return value
+
+    def process(logger: object, method: str, fields: _Fields) -> _Fields:
+        del logger, method
+        return {key: masked(value) for key, value in fields.items()}
+
+    return process
+
+
+class Log:
+    """What a command tells, as events. Safe to tell from several threads."""
+
+    def __init__(self, pipeline: str, verb: str) -> None:
+        self._log = structlog.get_logger().bind(pipeline=pipeline, verb=verb)
+        self._said: dict[tuple[str, object], float] = {}
+        self._lock = threading.Lock()
+
+    def tell(self, progress: Progress) -> None:
+        """A stage of progress; one that repeats only now and then, below debug level, unless it carries a code."""
+        counted = {"done": progress.done, "total": progress.total, "unit": progress.unit or None}
+        fields = {name: value for name, value in counted.items() if value is not None} | dict(progress.facts)
+        self._write(self._level(progress), progress.stage, text=progress.text, **fields)
+
+    def note(self, text: str) -> None:
+        """What a command says besides."""
+        self._write(Level.INFO, "note", text=text)
+
+    def error(self, error: CdcLakeError) -> None:
+        """What ends a command."""
+        fields = {"where": error.where, "hint": error.remedy}
+        self._write(
+            Level.ERROR,
+            "error",
+            text=error.message,
+            code=error.code,
+            retry=error.retry.value,
+            exit_code=error.exit_status,
+            **{name: value for name, value in fields.items() if value},
+        )
+
+    def _write(self, level: Level, event: str, **fields: object) -> None:
+        with self._lock:
+            self._log.log(level, event, **fields)
+
+    def _level(self, progress: Progress) -> Level:
+        event = BY_NAME.get(progress.stage)
+        level = Level.INFO if event is None else event.level
+        if "code" in progress.facts:
+            return max(level, Level.WARNING)
+        if event is None or not event.repeats:
+            return level
+        now, key = time.monotonic(), (progress.stage, progress.facts.get("table"))
+        with self._lock:
+            if now - self._said.get(key, -EVERY) < EVERY:
+                return Level.DEBUG
+            self._said[key] = now
+        return level

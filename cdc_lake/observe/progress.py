@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 
@@ -11,9 +11,9 @@ from typing import TypeAlias
 class Progress:
     """One thing that happened.
 
-    `stage` is a stable word (`connect`, `snapshot`, `receive`, `landed`, `apply`, `layout`, `merge`, `cut`, `compare`,
-    `retry`, `done`); `text` says it to a person without row values; `done` of `total` in `unit` where it can be
-    counted; `facts` are numbers and names for `--json`.
+    `stage` is a stable word, an event of `observe.events`; `text` says it to a person without row values; `done` of
+    `total` in `unit` where it can be counted; `facts` are numbers and names for `--json` and the log: the event's
+    fields.
     """
 
     stage: str
@@ -30,3 +30,12 @@ Tell: TypeAlias = Callable[[Progress], None]
 def silent(progress: Progress) -> None:
     """Tell nobody."""
     del progress
+
+
+def of_run(run: str, tell: Tell) -> Tell:
+    """Says of everything which run it is of, unless that is said already."""
+
+    def told(progress: Progress) -> None:
+        tell(replace(progress, facts={"run": run, **progress.facts}))
+
+    return told

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import threading
-import uuid
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,10 +25,10 @@ from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
 from cdc_lake.errors import RuleStopped, TransactionUndecoded
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import RunRow
+from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import ALL_MERGED, CUT_WRITTEN, failpoint
-from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.observe.progress import Progress, Tell, of_run
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, check_kept, last_cut, write_cut
 from cdc_lake.pipeline.first_content import first_content
@@ -63,7 +62,8 @@ class Advance:
         self._waiting: str | None = None
         self._verified = False
         self._project = project
-        self._tell = tell
+        self._run = new_run()
+        self._tell = tell = of_run(self._run, tell)
         self._bronze = bronze_reader(project)
         self._control = ControlTables(project.control)
         self._steps = TableSteps(project, spark, tell, allowed)
@@ -71,7 +71,6 @@ class Advance:
         rereads = "reread" in {silver.defaults.missing_row, *(table.missing_row for table in silver.tables)}
         self._rereader = Rereader(project, self._bronze, self._control, tell) if rereads else None
         self._keeper = Keeper(project, self._control, self._steps.sql, tell)
-        self._run = uuid.uuid4().hex[:12]
         self._began = datetime.now(UTC)
 
     def __enter__(self) -> Self:

@@ -131,7 +131,8 @@ def write_cut(
     now = datetime.now(UTC)
     control.record(CutRow(state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables), now))
     age = None if commit_ts is None else now - commit_ts
-    tell(Progress("cut", _text(cut.tables, age), facts={"position": cut.position}))
+    facts = {"position": shown(state.stream, cut.position), "upto": cut.position}
+    tell(Progress("cut", _text(cut.tables, age), facts=facts))
     control.compact("cuts", FILES)
     return WrittenCut(state.epoch, state.stream, cut.position, commit_ts, now, dict(cut.tables))
 

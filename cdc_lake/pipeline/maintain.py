@@ -113,7 +113,7 @@ def _bronze(
     steps: list[Step] = []
     work = _planned(project, table, state, trim, now) if dry_run else _worked(project, table, state, trim, now)
     for step in work:
-        tell(Progress("maintain", step.text))
+        tell(Progress("maintain", step.text, facts={"part": step.kind, **step.facts}))
         steps.append(step)
     table.look()
     kept = floor.why if project.pipeline.bronze.retention is not None else ""

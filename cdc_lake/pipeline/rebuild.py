@@ -32,7 +32,7 @@ from cdc_lake.errors import (
     RuleStopped,
 )
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import RunRow
+from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.lake.lease import lease
 from cdc_lake.lake.marker import FIRST, Marker, read_marker
 from cdc_lake.lake.read import silver_exists, silver_version
@@ -167,7 +167,7 @@ class _Rebuild:
         )
         facts = {**asdict(made), "difference": asdict(replace(found, keys={}))}
         self._control.record(
-            RunRow(uuid.uuid4().hex[:12], "rebuild", at, datetime.now(UTC), "done", json.dumps(facts, default=str))
+            RunRow(new_run(), "rebuild", at, datetime.now(UTC), "done", json.dumps(facts, default=str))
         )
         return made
 

@@ -241,7 +241,9 @@ class Receiving:
             failpoint(CONFIRMED)
         self.count(transactions=landed.transactions, changes=landed.changes, repeats=landed.repeats)
         if landed.transactions:
+            at = format_position(landed.upto, self._domain)
             facts = {
+                "position": at,
                 "upto": landed.upto,
                 "transactions": landed.transactions,
                 "changes": landed.changes,
@@ -250,7 +252,7 @@ class Receiving:
                 "version": landed.version,
                 "server_end": stream.frames.keepalive_end,
             }
-            text = f"{landed.transactions} transactions up to {format_position(landed.upto, self._domain)}"
+            text = f"{landed.transactions} transactions up to {at}"
             self.tell(Progress("landed", text, self._summary.changes, None, "changes", facts))
 
     def _note(self, upto: int, confirm: int) -> None:

@@ -110,7 +110,8 @@ class RepeatsChecked:
             return
         at = transaction.bounds.position
         if self._by_catalog and {columns.relations[n].layout for n in columns.relation if n >= 0} != self._layouts(at):
-            self._note("what comes again has other layouts by the catalog of now, and stays as it is", position=at)
+            text = "what comes again has other layouts by the catalog of now, and stays as it is"
+            self._note(text, position=shown(self._state.stream, at))
             return
         raise self._differs(transaction, "with other content")
 

@@ -262,7 +262,8 @@ class Rereader:
     def _land(self, state: BronzeState, one: _Taken, position: int) -> None:
         rows = {key: one.rows.get(key) for key in one.keys}
         if land_reread(self._project, self._control, state, one.layout, one.names, rows, position):
-            self._tell(Progress(_STATE, f"{one.target.label}: read again at the source", len(one.keys), unit="keys"))
+            text, facts = f"{one.target.label}: read again at the source", {"table": one.target.label}
+            self._tell(Progress(_STATE, text, len(one.keys), unit="keys", facts=facts))
         else:
             self._say(f"rows of {one.target.source} that were read again could not be landed: bronze is busy", None)
 

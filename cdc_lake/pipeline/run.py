@@ -11,7 +11,6 @@ import dataclasses
 import json
 import threading
 import time
-import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -20,8 +19,8 @@ from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, SparkDied
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import RunRow
-from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.lake.control_rows import RunRow, new_run
+from cdc_lake.observe.progress import Progress, Tell, of_run
 from cdc_lake.pipeline.apply import ApplySummary, apply
 from cdc_lake.pipeline.receiver_process import ReceiverProcess
 from cdc_lake.pipeline.streams import is_complete
@@ -68,12 +67,16 @@ def run(
         from cdc_lake.lake.session import require_java  # noqa: PLC0415  # a receiver needs no Spark
 
         require_java()  # before anything is made: a missing Java is told at once
-    began, at = time.monotonic(), datetime.now(UTC)
+    began, verb = time.monotonic(), f"run --only {only}" if only else "run"
+    row = RunRow(new_run(), verb, datetime.now(UTC), None, "running", "{}")
+    tell = of_run(row.run, tell)
+    tell(Progress("run", f"`{verb}` begins"))
     try:
         received, applied = _loops(project, once=once, only=only, stop=stop, tell=tell, allowed=allowed, spark=spark)
     except CdcLakeError as error:
+        tell(Progress("run", f"`{verb}` failed: {error.message}", facts={"outcome": "failed", "code": error.code}))
         if project.control.exists():
-            _record(project, at, only, "failed", {"error": error.code})
+            _record(project, row, "failed", {"error": error.code})
         raise
     outcome = "stopped" if once and stop.is_set() else "done"
     summary = RunSummary(project.name, outcome, round(time.monotonic() - began, 3), received, applied)
@@ -82,7 +85,8 @@ def run(
         "apply": {"upto": applied.upto, "spans": applied.spans, "changes": applied.changes} if applied else None,
         "seconds": summary.seconds,
     }
-    _record(project, at, only, outcome, facts)
+    _record(project, row, outcome, facts)
+    tell(Progress("run", f"`{verb}` ended", facts={"outcome": outcome, "seconds": summary.seconds}))
     return summary
 
 
@@ -192,7 +196,6 @@ class _Starting:
             self._failure = failure
 
 
-def _record(project: Project, began: datetime, only: str | None, outcome: str, facts: dict[str, object]) -> None:
-    verb = f"run --only {only}" if only else "run"
-    row = RunRow(uuid.uuid4().hex[:12], verb, began, datetime.now(UTC), outcome, json.dumps(facts))
-    ControlTables(project.control).record(row)
+def _record(project: Project, began: RunRow, outcome: str, facts: dict[str, object]) -> None:
+    ended = dataclasses.replace(began, ended_at=datetime.now(UTC), outcome=outcome, facts=json.dumps(facts))
+    ControlTables(project.control).record(ended)

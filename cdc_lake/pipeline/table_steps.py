@@ -285,7 +285,8 @@ class TableSteps:
             self.done.count(one)
             self.done.count_merge(merged)
             self.done.count_held(one)
-            facts = {**merged.strategy.facts, **merged.written.facts, "seconds": round(merged.seconds, 3)}
+            facts = {"table": target.label, **merged.strategy.facts, **merged.written.facts}
+            facts["seconds"] = round(merged.seconds, 3)
             self._tell(Progress("merge", target.label, one.seen.rows, unit="changes", facts=facts))
         self._nearby.release()
 
@@ -312,7 +313,8 @@ class TableSteps:
         empty = TableState(target.label, target.format, None, position, BROKEN, 0)
         tables[relation] = empty if before is None else replace(before, position=position, state=BROKEN)
         if target.label not in self.done.broken:
-            self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts={"code": error.code}))
+            facts = {"table": target.label, "code": error.code}
+            self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts=facts))
         self.done.broken[target.label] = error
 
 

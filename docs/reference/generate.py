@@ -1,4 +1,4 @@
-"""The pages of bronze, of the control tables, of metrics and of rules, from their own definitions.
+"""The pages of bronze, of the control tables, of metrics, of events and of rules, from their own definitions.
 
     python docs/reference/generate.py
 
@@ -25,6 +25,7 @@ from cdc_lake.decode.undecodable import Keeping
 from cdc_lake.lake.control_rows import TABLES
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.events import EVENTS, FIELDS, Event
 from cdc_lake.observe.metric_names import METRICS
 from cdc_lake.quality.catalogue import CATALOGUE, Kind
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -227,6 +228,37 @@ A histogram has `_bucket` (label `le`), `_sum` and `_count` behind its name. Lab
 operations and codes; never a row value.
 """
 
+_EVENTS = """# Events
+
+What commands log where `observe.log: json` asks for it, and jobs on Databricks always
+([how](../guides/monitoring.md#logs)): one JSON object a line. Every event has
+
+| field | meaning |
+|---|---|
+| `timestamp` | when it was written, ISO 8601 in UTC |
+| `level` | debug, info, warning or error; what carries a `code` is a warning at least |
+| `event` | its name, as below |
+| `pipeline`, `verb` | of which pipeline, by which command |
+| `run` | {run}; left out where the command has no row there |
+| `text` | the same for people; its wording may change |
+
+Of events marked *repeats*, one of each kind and table is written in ten seconds, with `-v` all of them. Names of events
+and fields stay; more may come.
+
+| event | level | | meaning | fields |
+|---|---|---|---|---|
+{events}
+
+## Fields
+
+| field | meaning |
+|---|---|
+{fields}
+
+Fields hold names, codes, positions and numbers; never a row value. What is no field of its event is left out when it is
+written, and `refused` names it: that is a bug. Secrets that the pipeline holds are masked in every field.
+"""
+
 _ABOUT = {
     "streams": "One row a stream: which slot of which server bronze is fed from, and where the stream starts.",
     "snapshots": "The steps of each initial copy.",
@@ -306,6 +338,7 @@ def pages() -> dict[str, str]:
     return {
         "bronze.md": bronze_page(),
         "control.md": control_page(),
+        "events.md": events_page(),
         "metrics.md": metrics_page(),
         "rules.md": rules_page(),
     }
@@ -405,6 +438,17 @@ def metrics_page() -> str:
         for one in METRICS
     ]
     return _MADE + _METRICS.format(metrics="\n".join(rows))
+
+
+def events_page() -> str:
+    """Every event of the log."""
+    fields = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items() if name != "run")
+    return _MADE + _EVENTS.format(run=FIELDS["run"], events="\n".join(map(_event, EVENTS)), fields=fields)
+
+
+def _event(event: Event) -> str:
+    fields, repeats = ", ".join(f"`{name}`" for name in event.fields), "*repeats*" if event.repeats else ""
+    return f"| `{event.name}` | {event.level.name.lower()} | {repeats} | {event.help} | {fields} |"
 
 
 def _columns(columns: tuple[tuple[str, pa.DataType, str], ...]) -> str:

@@ -26,6 +26,7 @@ from cdc_lake.pipeline.receiver_process import ReceiverProcess
 from cdc_lake.pipeline.run import run
 from tests.conftest import CDC_PASSWORD, Database
 from tests.live.test_pipeline_views import project_of
+from tests.logged import logged
 from tests.unit.test_metrics import free_port, get
 
 pytestmark = pytest.mark.live
@@ -62,6 +63,7 @@ def receiving(project: Project, told: list[Progress]) -> Iterator[None]:
         thread.join()
     for error in raised:
         raise error
+    logged(told)
 
 
 def healthz(address: str) -> tuple[int, dict[str, object]]:

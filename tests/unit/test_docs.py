@@ -189,7 +189,7 @@ def generator() -> Any:
     return module
 
 
-@pytest.mark.parametrize("page", ["bronze.md", "control.md", "metrics.md", "rules.md"])
+@pytest.mark.parametrize("page", ["bronze.md", "control.md", "events.md", "metrics.md", "rules.md"])
 def test_a_page_made_from_definitions_is_current(page: str) -> None:
     current = generator().pages()[page]
     assert (ROOT / "docs/reference" / page).read_text(encoding="utf-8") == current, "run docs/reference/generate.py"
