@@ -94,6 +94,11 @@ class RandomTable:
             return HistoryRows(name, Versions(oracle, {} if track is None else {name: tuple(track)}), lineage)
         return CurrentRows(name, oracle, lineage, soft=self.way == "soft")
 
+    @property
+    def is_read_again(self) -> bool:
+        """Whether rows are read again: what they are is no change, and has no lineage that could be foretold."""
+        return self.way not in {"append", "copies"} and not self.section.get("lineage")
+
     def changes(self, history: History | CopiesHistory, position: int) -> tuple[Change, ...]:
         """What one of the histories does in a transaction; a TRUNCATE empties the table for the others too."""
         made = history.transaction(position).changes
@@ -165,7 +170,7 @@ def _table(
     if given:
         section["keys"] = list(keys)
     missing = way != "append" and dice.random() < 0.3
-    if missing:  # what is read again is no change, and has no lineage that could be foretold
+    if missing:
         section["missing_row"] = "hold" if lineage else "reread"
     nullable = frozenset({"maybe"})
     rows = [
@@ -263,7 +268,7 @@ class Traffic:
             self.rereads[self.position] = [
                 Reread(one.relation, one.keys, self.position + 1, one.reread(self.dice))
                 for one in self.tables
-                if one.section.get("missing_row") == "reread" and self.dice.random() < 0.2
+                if one.is_read_again and self.dice.random() < (0.2 if "missing_row" in one.section else 0.05)
             ]
             self.position += 10
         return out

@@ -168,8 +168,8 @@ class Advance:
         self._waiting = error.message
 
     def _only_rereads(self, state: BronzeState, ahead: Span) -> bool:
-        """Whether a span without transactions has rows that were read again."""
-        if self._rereader is None or not reread_tables(self._control.snapshots(), state.stream, ahead):
+        """Whether a span without transactions has rows that were read again, by a setting or by a repair."""
+        if not reread_tables(self._control.snapshots(), state.stream, ahead):
             return False
         return next(iter(self._bronze.commits_in_turn(ahead)), None) is None
 

@@ -26,16 +26,26 @@ from cdc_lake.pipeline.compare_table import table_compared
 from cdc_lake.pipeline.comparison import Comparison, TableComparison
 from cdc_lake.pipeline.point import point
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
+from cdc_lake.pipeline.repair import repair_run
 from cdc_lake.source.captured import Published
 from cdc_lake.source.stream import shown
 
 
-def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
+def compare(project: Project, tables: Sequence[str], tell: Tell, *, repair: bool = False) -> Comparison:
     """Compare the named source tables (`schema.table`, or a table of `public`), all published ones by default.
 
-    Writes `compare.json` into the project's reports. Raises SourceError, LakeError, StateError; NoTableMatches for a
-    table that is not published.
+    Writes `compare.json` into the project's reports. `repair`: what differs is landed in bronze, for the next run to
+    merge (`pipeline.repair`). Raises SourceError, LakeError, StateError; NoTableMatches for a table that is not
+    published; AnotherApply where a run would be in the way of a repair.
     """
+    if not repair:
+        return _compared(project, tables, tell)
+    with repair_run(project) as found:
+        found.append(_compared(project, tables, tell, repairs=True))
+    return found[0]
+
+
+def _compared(project: Project, tables: Sequence[str], tell: Tell, *, repairs: bool = False) -> Comparison:
     began = time.monotonic()
     bronze, control = bronze_reader(project), ControlTables(project.control)
     state = bronze.state()
@@ -51,7 +61,8 @@ def compare(project: Project, tables: Sequence[str], tell: Tell) -> Comparison:
             lowest = min((p.watermark for p in pinned), default=state.upto)
             where = point(bronze, seen, lowest, partial(source.ahead, seen))
             found = [
-                _told(table_compared(Job(project, bronze, control, state, source, one), where), tell) for one in pinned
+                _told(table_compared(Job(project, bronze, control, state, source, one, repairs), where), tell)
+                for one in pinned
             ]
     position, seconds = shown(state.stream, seen.position), round(time.monotonic() - began, 3)
     comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds)

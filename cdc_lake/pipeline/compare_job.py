@@ -25,7 +25,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Job:
-    """What comparing one table needs."""
+    """What comparing one table needs. `repairs`: whether what differs is landed in bronze."""
 
     project: Project
     bronze: BronzeReader
@@ -33,6 +33,7 @@ class Job:
     state: BronzeState
     source: CompareSource
     pinned: Pinned
+    repairs: bool = False
 
 
 def pin(project: Project, state: BronzeState, one: Published) -> Pinned:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -12,10 +12,11 @@ from cdc_lake.lake.canonical import from_source
 from cdc_lake.pipeline.accounting import explained, folded, folded_copies, held_changes
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_sides import Sides, sides_of
-from cdc_lake.pipeline.comparison import SAMPLE, TableComparison, Verdict
+from cdc_lake.pipeline.comparison import SAMPLE, Repair, TableComparison, Verdict
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.match import Differences, Key, copies_of, match, rows_of
 from cdc_lake.pipeline.point import Gap, Point
+from cdc_lake.pipeline.repair import Differing, repair
 from cdc_lake.source.stream import shown
 
 
@@ -25,7 +26,7 @@ def table_compared(job: Job, where: Point) -> TableComparison:
     pinned = job.pinned
     found = _apart(pinned.target) or where.gap(pinned.target.source, pinned.watermark) or sides_of(job)
     if isinstance(found, Sides):
-        return _judged(job, found, began)
+        return _judged(job, where, found, began)
     return TableComparison(
         str(pinned.target.source),
         pinned.target.label,
@@ -43,7 +44,7 @@ def _apart(target: Target) -> Gap | None:
     return Gap("silver keeps every change of it, the source only the rows they led to", "compare tables of other kinds")
 
 
-def _judged(job: Job, sides: Sides, began: float) -> TableComparison:
+def _judged(job: Job, where: Point, sides: Sides, began: float) -> TableComparison:
     pinned = job.pinned
     differences = match(sides.source, sides.silver, sides.keys)
     accounted, unaccounted = _held(job, sides)
@@ -74,8 +75,17 @@ def _judged(job: Job, sides: Sides, began: float) -> TableComparison:
         samples=() if sides.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys),
         watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
         reason=_reason(sides, uneven=uneven),
+        repair=_repaired(job, where, sides, kinds),
         seconds=_since(began),
     )
+
+
+def _repaired(job: Job, where: Point, sides: Sides, kinds: Mapping[str, Sequence[Key]]) -> Repair | None:
+    """What is done about the keys that differ; None where nothing was asked for or none differs."""
+    kept = {kind: frozenset(keys) for kind, keys in kinds.items()}
+    names = () if sides.by_content else sides.keys
+    differing = Differing(names, sides.types, kept["missing"] | kept["changed"], kept["extra"], kept["repeated"])
+    return repair(job, where, differing) if job.repairs and differing.keys else None
 
 
 def _verdict(different: bool, accounted: frozenset[Key]) -> Verdict:

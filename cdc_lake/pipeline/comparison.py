@@ -31,12 +31,25 @@ _WORST = tuple(Verdict)
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """What a repair did about the keys of a table that differ. `keys`: landed in bronze, to come into force at
+    `position`; `left`: not landed, and why.
+    """
+
+    keys: int = 0
+    position: str = ""
+    left: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TableComparison:
     """One table. `held_keys`: keys whose held changes, folded onto silver, give the source's row.
 
     `missing`, `extra`, `changed`, `repeated` count keys: only in the source, only in silver, with another value, in
     silver more than once; `unaccounted` held keys that folding does not explain. `columns` counts rows that differ by
-    column. The samples are keys as texts in key order. `reason` and `hint` say why a verdict is inconclusive.
+    column. The samples are keys as texts in key order. `reason` and `hint` say why a verdict is inconclusive. `repair`:
+    where one was asked for and keys differ.
     """
 
     table: str
@@ -56,6 +69,7 @@ class TableComparison:
     reason: str = ""
     hint: str = ""
     seconds: float = 0.0
+    repair: Repair | None = None
 
     @property
     def text(self) -> str:

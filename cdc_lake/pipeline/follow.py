@@ -107,7 +107,7 @@ def follow(span: TableChanges, found: Survey, others: frozenset[Key]) -> Followe
     found = survey(changes, table, part, judge, seen) if found.lacking else found
     changes = changes.withColumn(FAILED, failed_names(judge))
     waiting = (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset()) | span.held
-    if span.holds_missing or span.filtered:
+    if span.holds_missing or span.filtered or seen.rereads:
         existing |= _existing(span, waiting - uncertain)
     if span.holds_missing:
         changes = changes.withColumn(PARTIAL, _partial(span))

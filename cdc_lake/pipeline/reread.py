@@ -17,11 +17,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
-from cdc_lake.bronze.contract import TRUNCATE
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
@@ -37,17 +36,17 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.compare_source import CompareSource, compare_source
 from cdc_lake.pipeline.cuts import IN, TableState
 from cdc_lake.pipeline.holds import FAILED, open_holds
-from cdc_lake.pipeline.point import Touch, landed_near
+from cdc_lake.pipeline.point import landed_near
+from cdc_lake.pipeline.read_again import KEYS_AT_MOST, changed_keys, rows_of_keys, same_columns
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of, rules_of
 from cdc_lake.silver.lineage import MISSING, Key
 from cdc_lake.silver.shape import default_keys
 from cdc_lake.source.captured import Published, Shown, Unlanded
-from cdc_lake.source.quoting import identifier, literal
 
-KEYS_AT_MOST = 5_000
-"""Keys of a table that are read at a time: a statement names them."""
-
-_FAR = (1 << 63) - 1
+FAR: Final = (1 << 63) - 1
+"""Behind every position."""
+REPAIR: Final = "compare --repair"
+"""What the control table `snapshots` says of rows that a repair read again."""
 _AGAIN = 5.0  # seconds between two looks at the source
 _TRIES = 10
 _STATE = "reread"
@@ -101,10 +100,12 @@ def land_reread(
     names: Sequence[str],
     rows: Mapping[Key, Sequence[str | None] | None],
     position: int,
+    *,
+    by: str | None = None,
 ) -> bool:
     """Land what keys, values of the columns `names`, have right before a position: a row, None for no row.
 
-    False where the receiver came first each time.
+    `by`: who asked for it, where no change did. False where the receiver came first each time.
     """
     kind = pa.list_(pa.string())
     keys = sorted(rows, key=repr)
@@ -120,9 +121,9 @@ def land_reread(
     else:
         return False
     failpoint(REREAD_LANDED)
-    told = json.dumps({"relation": str(layout.table), "first": landed.first, "rows": landed.rows})
+    told = {"relation": str(layout.table), "first": landed.first, "rows": landed.rows} | ({"by": by} if by else {})
     name, now = f"{_STATE}-{landed.first}", datetime.now(UTC)
-    control.record(SnapshotRow(name, state.stream, state.epoch, position, told, _STATE, now))
+    control.record(SnapshotRow(name, state.stream, state.epoch, position, json.dumps(told), _STATE, now))
     return True
 
 
@@ -179,7 +180,7 @@ class Rereader:
         held, done = self._control.read("held"), self._control.snapshots()
         out = {}
         for relation, table in waiting.items():
-            if rereads_of(done, state.stream, relation, Span(state.epoch, table.position, _FAR)):
+            if rereads_of(done, state.stream, relation, Span(state.epoch, table.position, FAR)):
                 continue
             rows = open_holds(held, relation, state.epoch, table.generation, table.position).rows
             if keys := wanted_keys(rows.select(["reason", "rules", "key", "from_key"]).to_pylist()):
@@ -204,7 +205,7 @@ class Rereader:
         target, now = self._project.target(one.table), source.relation_of(one)
         assert table.layout is not None, "it was asked for"
         layout = self._bronze.layouts([one.table])[table.layout]
-        if [(c.name, c.type_oid) for c in layout.columns] != [(c.name, c.type_oid) for c in now.columns]:
+        if not same_columns(layout, now):
             self._say(f"held rows of {one.table} are read again once a change brings its new layout", None)
             return None
         names = target.keys or default_keys(now)
@@ -212,12 +213,7 @@ class Rereader:
         if any(rules(one.table, name) is not None for name in names):
             self._say(f"held rows of {one.table} cannot be read again: its key is redacted", None)
             return None
-        rows = source.rows(now, replace(one, row_filter=_filter(one, names, keys)))
-        found: dict[Key, list[str | None]] = {}
-        for row in rows.select(list(layout.names)).to_pylist():
-            key = tuple(row[name] for name in names)
-            if key in keys:
-                found[key] = list(row.values())
+        found = rows_of_keys(source, one, layout, names, keys)
         return _Taken(shown, target, layout, tuple(names), keys, found, None)
 
     def _settled(self, state: BronzeState, tables: Mapping[str, TableState], one: _Taken) -> bool:
@@ -234,7 +230,7 @@ class Rereader:
             touch
             for touch in landed_near(self._bronze, state, one.shown, table.position)
             if one.shown.shows(touch.number) != (touch.position <= table.position)
-            and self._touches(state.epoch, touch, one)
+            and changed_keys(self._bronze, state.epoch, [touch], one.layout, one.names, one.keys)
         ]
         if any(touch.position > table.position for touch in differs):
             return False  # they are applied first
@@ -242,22 +238,6 @@ class Rereader:
             return True  # silver is ahead of what was read: it is read anew
         self._land(state, one, table.position + 1)
         return True
-
-    def _touches(self, epoch: int, touch: Touch, one: _Taken) -> bool:
-        """Whether a transaction changes one of the keys that were read."""
-        table, at = one.target.source, Span(epoch, touch.position - 1, touch.position)
-        if touch.undecoded or table not in touch.tables:
-            return touch.undecoded
-        layouts = self._bronze.layouts([table])
-        for row in self._bronze.changes(table, at).to_pylist():
-            if row["op"] == TRUNCATE:
-                return True
-            names = layouts[row["layout"]].names
-            for given in (row["new"], row["old"]):
-                told = {} if given is None else dict(zip(names, given, strict=True))
-                if tuple(told.get(name) for name in one.names) in one.keys:
-                    return True
-        return False
 
     def _land(self, state: BronzeState, one: _Taken, position: int) -> None:
         rows = {key: one.rows.get(key) for key in one.keys}
@@ -272,19 +252,3 @@ class Rereader:
         if text not in self._told:
             self._told.add(text)
             self._tell(Progress("warning", text, facts={} if error is None else {"code": error.code}))
-
-
-def _filter(one: Published, names: Sequence[str], keys: frozenset[Key]) -> str:
-    """The condition that only rows of these keys meet, beside the one that the stream has."""
-    told = sorted((key for key in keys if None not in key), key=repr)
-    columns = ", ".join(identifier(name) for name in names)
-    mine = [f"({columns}) IN ({', '.join(_row(key) for key in told)})"] if told else []
-    for key in sorted(keys - {*told}, key=repr):
-        pairs = zip((identifier(name) for name in names), key, strict=True)
-        mine.append("(" + " AND ".join(f"{c} IS NULL" if v is None else f"{c} = {literal(v)}" for c, v in pairs) + ")")
-    others = "" if one.row_filter is None else f"({one.row_filter}) AND "
-    return f"{others}({' OR '.join(mine)})"
-
-
-def _row(key: Key) -> str:
-    return f"({', '.join(literal(text) for text in key if text is not None)})"

@@ -1,0 +1,261 @@
+"""Repairing at a real server: what differs lands behind silver's watermark, where both sides know the same of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.errors import AnotherApply
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.lease import lease
+from cdc_lake.lake.marker import FIRST, app_id
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.failpoint import REREAD_LANDED
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline import repair
+from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.comparison import TableComparison, Verdict
+from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.testing.broken_off import broken_off
+from tests.conftest import Database
+from tests.live.test_gaussdb_receive import project_of
+from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
+
+pytestmark = pytest.mark.live
+__all__ = ["stand_in"]
+T = TableName("public", "t")
+SECTIONS: dict[str, Any] = {"bronze": {"durability": "os"}}
+ODD = 'it\'s \\ "odd"'
+ROWS = [(1, "k", 0, "one"), (2, ODD, 2, "two"), (3, "k", 3, None)]
+SCHEMA = pa.schema([("a", pa.int32()), ("b", pa.string()), ("n", pa.decimal128(6, 2)), ("body", pa.string())])
+KEYED = "PRIMARY KEY (a, b)"
+
+
+class Shop:
+    """A table at the source, and silver written by hand as some run may have left it."""
+
+    def __init__(self, database: Database, project: Project, key: str = KEYED) -> None:
+        self.project = project
+        self.database = database
+        self.control = ControlTables(project.control)
+        self.bronze = bronze_reader(project)
+        self.sql(f"CREATE TABLE t (a int, b text, n numeric(6,2), body text, {key})")
+        self.sql("ALTER TABLE t REPLICA IDENTITY FULL")
+        with database.connect() as conn:
+            for row in ROWS:
+                conn.execute("INSERT INTO t VALUES (%s, %s, %s, %s)", row)
+        self.receive()
+
+    def sql(self, *statements: str) -> None:
+        with self.database.connect() as conn:
+            for statement in statements:
+                conn.execute(statement)
+
+    def receive(self) -> None:
+        receive(self.project, bronze_writer(self.project), once=True, stop=threading.Event(), tell=silent)
+
+    @property
+    def state(self) -> BronzeState:
+        state = self.bronze.state()
+        assert state is not None
+        return state
+
+    def silver(self, *rows: tuple[Any, ...], kept: str = IN) -> int:
+        """Write these rows, and the cut that says so; the position."""
+        upto = self.merged(*rows)
+        *_, layout = self.bronze.layouts([T])
+        there = TableState(self.project.target(T).label, "delta", None, upto, kept, 0, FIRST, layout)
+        write_cut(self.control, self.state, Cut(upto, {str(T): there}), None, silent)
+        return upto
+
+    def merged(self, *rows: tuple[Any, ...]) -> int:
+        """Write these rows, and no cut."""
+        upto, target = self.state.upto, self.project.target(T)
+        table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
+        marker = CommitProperties(app_transactions=[Transaction(app_id(self.state.stream, target, FIRST), upto)])
+        place = str(self.project.silver_path(target))
+        write_deltalake(place, table, mode="overwrite", commit_properties=marker)
+        return upto
+
+    def repair(self) -> TableComparison:
+        (found,) = compare(self.project, ["t"], silent, repair=True).tables
+        return found
+
+    def told(self) -> list[dict[str, Any]]:
+        """What the control tables say of rows that were read again."""
+        return [json.loads(row.tables) for row in self.control.snapshots() if row.state == "reread"]
+
+    def landed(self) -> list[tuple[int, list[str | None] | None, list[str | None] | None]]:
+        """Position, new and old tuple of what is in force."""
+        rows = [row for row in self.bronze.history_rows(T).to_pylist() if row["op"] == "S" and row["ordinal"] < 0]
+        whole = [range(one["first"], one["first"] + one["rows"]) for one in self.told()]
+        found = [(r["position"], r["new"], r["old"]) for r in rows if any(r["ordinal"] in one for one in whole)]
+        return sorted(found, key=repr)
+
+    def runs(self) -> list[tuple[str, str]]:
+        rows = self.control.read("runs").to_pylist()
+        rows.sort(key=lambda row: (row["started_at"], row["ended_at"] is not None))
+        return [(row["verb"], row["outcome"]) for row in rows]
+
+
+def project(database: Database, root: Path, **changes: Any) -> Project:
+    document = {"version": 1, "pipeline": database.name, "source": database.source, **SECTIONS}
+    for section, values in changes.items():
+        document[section] = {**document.get(section, {}), **values}
+    return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
+
+
+@pytest.fixture
+def shop(database: Database, tmp_path: Path) -> Shop:
+    return Shop(database, project(database, tmp_path))
+
+
+WRONG = [(1, "k", 5, "one"), (3, "k", 3, None), (9, ODD, 9, "nobody has this"), (10, "k", 1, "nor this")]
+RIGHT = [["1", "k", "0.00", "one"], ["2", ODD, "2.00", "two"]]
+GONE = [["10", "k", None, None], ["9", ODD, None, None]]
+
+
+def landed_at(position: int) -> list[tuple[int, list[str | None] | None, list[str | None] | None]]:
+    return sorted([*((position, row, None) for row in RIGHT), *((position, None, key) for key in GONE)], key=repr)
+
+
+def test_what_differs_lands_right_behind_silver_and_silver_stays_as_it_is(shop: Shop) -> None:
+    upto = shop.silver(*WRONG)
+    found = shop.repair()
+    assert (found.verdict, found.missing, found.changed, found.extra) == (Verdict.DIFFERENT, 1, 1, 2)
+    assert found.repair is not None
+    assert (found.repair.keys, found.repair.left, found.repair.reason) == (4, 0, "")
+    assert shop.landed() == landed_at(upto + 1)
+    (told,) = shop.told()
+    assert (told["relation"], told["rows"], told["by"]) == ("public.t", 4, "compare --repair")
+    assert shop.runs() == [("compare --repair", "running"), ("compare --repair", "done")]
+    assert verify(shop.bronze).holds, "it is outside the chain"
+    assert compare(shop.project, [], silent).tables[0].verdict is Verdict.DIFFERENT
+    again = shop.repair().repair
+    assert again is not None
+    assert (again.keys, again.left) == (0, 4)
+    assert "not merged yet" in again.reason
+    assert len(shop.told()) == 1
+
+
+@pytest.mark.parametrize("kind", [Kind(Style.BINARY, batch=True), Kind(Style.JSON, by_csn=True)], ids=lambda k: k.slot)
+def test_the_gaussdb_family_is_repaired_as_well(stand_in: StandIn, kind: Kind, tmp_path: Path) -> None:
+    shop = Shop(stand_in.database, project_of(stand_in, kind, tmp_path, **SECTIONS))
+    upto = shop.silver(*WRONG)
+    assert shop.repair().repair is not None
+    assert shop.landed() == landed_at(upto + 1)
+
+
+def test_nothing_is_landed_where_nothing_differs_or_nothing_was_asked_for(shop: Shop) -> None:
+    shop.silver(*ROWS)
+    assert shop.repair().repair is None
+    shop.silver(*WRONG)
+    assert compare(shop.project, [], silent).tables[0].repair is None
+    assert shop.told() == []
+
+
+def test_killed_between_landing_and_recording_it_changes_nothing_and_is_done_again(shop: Shop) -> None:
+    upto = shop.silver(*WRONG)
+    with broken_off(REREAD_LANDED) as reached:
+        shop.repair()
+    assert reached
+    assert shop.told() == [], "what no row tells of is never read"
+    shop.repair()
+    assert shop.landed() == landed_at(upto + 1)
+    assert [outcome for _, outcome in shop.runs()] == ["running", "failed", "running", "done"]
+
+
+def test_keys_that_other_transactions_change_are_left(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    upto = shop.silver(*WRONG)
+    shop.sql("UPDATE t SET n = 0 WHERE a = 1")
+    shop.receive()
+    monkeypatch.setattr("cdc_lake.pipeline.point.Point.gap", lambda *_: None)  # as where silver is rolled forward
+    found = shop.repair().repair
+    assert found is not None
+    assert (found.keys, found.left) == (3, 1)
+    assert "later transactions" in found.reason
+    assert shop.landed() == [row for row in landed_at(upto + 1) if row[1] != RIGHT[0]]
+
+
+def test_what_bronze_does_not_have_is_not_guessed_at(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.silver(*WRONG)
+    shop.sql("UPDATE t SET n = 0 WHERE a = 1")
+    monkeypatch.setattr("cdc_lake.pipeline.point.Point.gap", lambda *_: None)
+    found = shop.repair().repair
+    assert found is not None
+    assert (found.keys, found.left) == (0, 4)
+    assert "bronze does not" in found.reason
+
+
+def refused(shop: Shop) -> str:
+    found = shop.repair().repair
+    assert found is not None
+    assert found.keys == 0
+    assert found.left > 0
+    assert shop.told() == []
+    return found.reason
+
+
+def test_a_table_is_refused_that_stands_where_no_cut_says(shop: Shop) -> None:
+    shop.silver(*WRONG, kept=BROKEN)
+    assert "no cut says" in refused(shop)
+
+
+def test_a_table_is_refused_that_a_killed_run_left_beyond_its_cut(shop: Shop) -> None:
+    shop.silver(*WRONG)
+    shop.sql("UPDATE t SET n = 7 WHERE a = 3")
+    shop.receive()
+    shop.merged(*WRONG)
+    assert "broken off" in refused(shop)
+
+
+def test_keys_that_are_too_many_and_rows_of_one_key_are_refused(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.silver(*ROWS, ROWS[0])
+    assert "several rows of one key" in refused(shop)
+    monkeypatch.setattr(repair, "REPAIRED_AT_MOST", 2)
+    shop.silver(*WRONG)
+    assert "up to 2 keys" in refused(shop)
+
+
+def test_a_run_that_applies_is_in_the_way(shop: Shop) -> None:
+    shop.silver(*WRONG)
+    with lease(shop.project.control), pytest.raises(AnotherApply):
+        shop.repair()
+    assert shop.told() == []
+
+
+REDACTED = {"redact_key": "a key of this test", "redact": [{"columns": ["public.t.b"], "strategy": "sha256"}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "because"),
+    [({"bronze": REDACTED}, KEYED, "redacted"), ({}, "CHECK (a > 0)", "without a key")],
+    ids=["a redacted key", "no key"],
+)
+def test_rows_that_the_source_cannot_be_asked_for_by_key_are_refused(
+    database: Database, tmp_path: Path, changes: dict[str, Any], key: str, because: str
+) -> None:
+    shop = Shop(database, project(database, tmp_path, **changes), key)
+    shop.silver(*WRONG)
+    assert because in refused(shop)
+
+
+def test_values_that_are_redacted_are_landed_redacted(database: Database, tmp_path: Path) -> None:
+    rule = {"columns": ["public.t.body"], "strategy": "null"}
+    shop = Shop(database, project(database, tmp_path, bronze={"redact": [rule]}))
+    shop.silver(*[(*row[:3], None) for row in WRONG])
+    assert shop.repair().repair is not None
+    assert [row for _, row, _ in shop.landed() if row] == [[*row[:3], None] for row in RIGHT]
