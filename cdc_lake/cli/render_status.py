@@ -21,6 +21,7 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
         lines.append(f"waiting   the receiver waits since {since}: {waits.message} ({waits.code}) at {waits.where}")
         lines.append(f"          last tried {tried}; it goes on by itself; the server keeps what was not confirmed")
     lines += ["", *_flow(status), "", *_tables(status, width, colour=colour)]
+    lines += _verified(status)
     if status.undecodable:
         one, more = status.undecodable[0], len(status.undecodable) - 1
         also = f", and {counted(more, 'transaction')} more" if more else ""
@@ -29,6 +30,18 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     if status.held:
         lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]
     return "\n".join(lines)
+
+
+def _verified(status: Status) -> list[str]:
+    """How far comparisons proved tables equal to the source, and which they found to differ since."""
+    rows = []
+    for one in status.tables:
+        if one.verified_at is not None or one.different_at is not None:
+            through = "never" if one.verified_at is None else f"through {one.verified_through}"
+            differs = "" if one.different_at is None else f"different {one.different_at:%Y-%m-%d %H:%M}Z"
+            when = "" if one.verified_at is None else f"{one.verified_at:%Y-%m-%d %H:%M}Z"
+            rows.append((one.table, through, when, differs))
+    return ["", "verified", *table(rows)] if rows else []
 
 
 def _slot(status: Status, *, colour: bool) -> str:

@@ -137,6 +137,17 @@ TABLES: dict[str, Columns] = {
         ("observed", _TEXT, "what was seen of a table as a whole: a number of rows, an age"),
         ("broken", _TEXT, "why the rule could not be judged, empty where it was"),
     ),
+    "verified": (
+        _STREAM,
+        _EPOCH,
+        ("generation", _INT, "generation of the silver table"),
+        ("relation", _TEXT, "source table, as in bronze"),
+        ("table", _TEXT, "silver table"),
+        ("position", _LONG, "how far silver was"),
+        ("verdict", _TEXT, "equal, equal but for held keys, or different; what could not be judged has no row"),
+        ("held_keys", _LONG, "keys whose held changes explain what differs"),
+        ("compared_at", _TIME, "when it was compared"),
+    ),
     "runs": (
         ("run", _TEXT, "identifier of the run"),
         ("verb", _TEXT, "command it was"),
@@ -159,6 +170,7 @@ ControlName: TypeAlias = Literal[
     "configurations",
     "decoded",
     "quality",
+    "verified",
     "runs",
 ]
 
@@ -292,6 +304,21 @@ class QualityRow:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedRow:
+    """The verdict of a comparison about a generation of a silver table at a position."""
+
+    stream: str
+    epoch: int
+    generation: int
+    relation: str
+    table: str
+    position: int
+    verdict: str
+    held_keys: int
+    compared_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RunRow:
     """One run of a verb; `facts` is JSON."""
 
@@ -313,6 +340,7 @@ ControlRow: TypeAlias = (
     | ConfigurationRow
     | DecodedRow
     | QualityRow
+    | VerifiedRow
     | RunRow
 )
 NAMES: dict[type, ControlName] = {
@@ -325,6 +353,7 @@ NAMES: dict[type, ControlName] = {
     ConfigurationRow: "configurations",
     DecodedRow: "decoded",
     QualityRow: "quality",
+    VerifiedRow: "verified",
     RunRow: "runs",
 }
 

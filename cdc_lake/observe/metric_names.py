@@ -159,6 +159,20 @@ TABLE_BROKEN: Final = Metric(
     "1 where a silver table could not go on and waits; otherwise 0.",
     ("table",),
 )
+VERIFIED_TIMESTAMP_SECONDS: Final = Metric(
+    "cdc_lake_verified_timestamp_seconds",
+    Kind.GAUGE,
+    _APPLY,
+    "When `compare` last found a silver table equal to the source, held keys apart; left out where it never did.",
+    ("table",),
+)
+TABLE_DIFFERENT: Final = Metric(
+    "cdc_lake_table_different",
+    Kind.GAUGE,
+    _APPLY,
+    "1 where `compare` last found a silver table to differ from the source; otherwise 0.",
+    ("table",),
+)
 SCHEMA_CHANGES_TOTAL: Final = Metric(
     "cdc_lake_schema_changes_total",
     Kind.COUNTER,
@@ -202,6 +216,8 @@ METRICS: Final = (
     HELD_ROWS_TOTAL,
     HELD_KEYS,
     TABLE_BROKEN,
+    VERIFIED_TIMESTAMP_SECONDS,
+    TABLE_DIFFERENT,
     SCHEMA_CHANGES_TOTAL,
     ERRORS_TOTAL,
     LAST_SUCCESS_TIMESTAMP_SECONDS,

@@ -31,11 +31,14 @@ from cdc_lake.observe.metric_names import (
     RULE_FAILURES_TOTAL,
     SCHEMA_CHANGES_TOTAL,
     TABLE_BROKEN,
+    TABLE_DIFFERENT,
+    VERIFIED_TIMESTAMP_SECONDS,
     Loop,
 )
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, WrittenCut, written
+from cdc_lake.pipeline.verified import verified
 
 WRITE_EVERY: Final = 5.0
 """Seconds between two writes while spans follow one another: who collects looks less often."""
@@ -144,9 +147,17 @@ class ApplyMetrics:
     def _of_the_lake(self) -> list[Sample]:
         cut, lag = self._last_cut(), self._lag()
         out = [] if lag is None else [Sample(APPLIED_LAG_SECONDS, lag)]
-        for state in cut.tables.values() if cut is not None else ():
-            out.append(Sample(HELD_KEYS, state.held, (state.table,)))
-            out.append(Sample(TABLE_BROKEN, state.state == BROKEN, (state.table,)))
+        if cut is None:
+            return out
+        compared = self._control.read("verified")
+        for relation, state in cut.tables.items():
+            table = (state.table,)
+            out.append(Sample(HELD_KEYS, state.held, table))
+            out.append(Sample(TABLE_BROKEN, state.state == BROKEN, table))
+            proven = verified(compared, relation, cut.stream, state.generation)
+            out.append(Sample(TABLE_DIFFERENT, proven.different_at is not None, table))
+            if proven.at is not None:
+                out.append(Sample(VERIFIED_TIMESTAMP_SECONDS, proven.at.timestamp(), table))
         return out
 
     def _last_cut(self) -> WrittenCut | None:

@@ -27,6 +27,7 @@ from cdc_lake.pipeline.comparison import Comparison, TableComparison
 from cdc_lake.pipeline.point import point
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from cdc_lake.pipeline.repair import repair_run
+from cdc_lake.pipeline.verified import Judged, record
 from cdc_lake.source.captured import Published
 from cdc_lake.source.stream import shown
 
@@ -66,6 +67,8 @@ def _compared(project: Project, tables: Sequence[str], tell: Tell, *, repairs: b
             ]
     position, seconds = shown(state.stream, seen.position), round(time.monotonic() - began, 3)
     comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds)
+    stands = [Judged(state.stream, state.epoch, one.marker.generation, one.watermark) for one in pinned]
+    record(control, comparison, stands)
     comparison.write(project.reports)
     return comparison
 

@@ -29,6 +29,7 @@ from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
 from cdc_lake.pipeline.status_values import HeldRows, Lag, SlotStatus, Status, TableStatus
 from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.pipeline.verified import verified
 from cdc_lake.pipeline.waiting import waiting as waiting_undecoded
 
 __all__ = ["HeldRows", "Lag", "SlotStatus", "Status", "TableStatus", "status"]
@@ -45,13 +46,14 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
             error.remedy = f"the receiver waits for it since {_time(waits.since)} and goes on by itself: {error.remedy}"
         raise
     source = _ask_source(project, lake.domain)
-    held = ControlTables(project.control).read("held")
+    control = ControlTables(project.control)
+    held, compared = control.read("held"), control.read("verified")
     names = sorted({*lake.captured, *source.tables})
     tables, held_rows = [], []
     for name in names:
         target = project.target(name)
         marker = read_marker(project, target, lake.state.stream) if lake.state else Marker(None, None)
-        tables.append(_table(lake, target, marker, held))
+        tables.append(_table(lake, target, marker, held, compared))
         held_rows += _held(lake, target, marker, held)
     return Status(
         pipeline=project.name,
@@ -139,7 +141,7 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     return SlotStatus(project.slot, state, reason, found.retained, found.confirmed)
 
 
-def _table(lake: LakeSide, target: Target, marker: Marker, held: Any) -> TableStatus:
+def _table(lake: LakeSide, target: Target, marker: Marker, held: Any, compared: Any) -> TableStatus:
     name = target.source
     in_cut = lake.tables.get(str(name), {})
     cut_position = int(in_cut["position"]) if in_cut else None
@@ -147,8 +149,20 @@ def _table(lake: LakeSide, target: Target, marker: Marker, held: Any) -> TableSt
     at = max(reached) if reached else None
     waiting = _open_rows(lake, name, held, marker, at)
     state, reason = _state(lake, name, at, in_cut, waiting)
-    position = _shown(at, lake.domain)
-    return TableStatus(str(name), target.label, target.format, state, reason, position, marker.version, waiting)
+    proven = verified(compared, str(name), lake.state.stream if lake.state else "", marker.generation)
+    return TableStatus(
+        source=str(name),
+        table=target.label,
+        format=target.format,
+        state=state,
+        reason=reason,
+        position=_shown(at, lake.domain),
+        version=marker.version,
+        held=waiting,
+        verified_through=_shown(proven.through, lake.domain),
+        verified_at=proven.at,
+        different_at=proven.different_at,
+    )
 
 
 def _state(lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str, Any], held: int) -> tuple[str, str]:  # noqa: PLR0911  # one return a state

@@ -36,7 +36,11 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """One table: `pending → snapshot → catching-up → live`, or `held`, `broken`; why; how far; rows held."""
+    """One table: `pending → snapshot → catching-up → live`, or `held`, `broken`; why; how far; rows held.
+
+    `verified_through`: how far it was last proven equal to the source, and when (`verified_at`); `different_at`: when
+    it was last found to differ, if nothing proved it equal since.
+    """
 
     source: str
     table: str
@@ -46,6 +50,9 @@ class TableStatus:
     position: str | None
     version: int | None
     held: int
+    verified_through: str | None = None
+    verified_at: datetime | None = None
+    different_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,9 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A silver table now. `watermark` is a position as people paste it; `held` counts held changes."""
+    """A silver table now. Positions are as people paste them; `held` counts held changes. `verified_*`: how far
+    comparisons proved it equal to the source, and when; `different_at`: it was found to differ since.
+    """
 
     name: str
     source: str
@@ -46,6 +48,9 @@ class TableState:
     watermark_at: dt.datetime | None = None
     held: int = 0
     reason: str = ""
+    verified_through: str = ""
+    verified_at: dt.datetime | None = None
+    different_at: dt.datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,9 @@ _ABOUT = {
     "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",
     "decoded": "Transactions that landed as bytes and were decoded later by `held retry`.",
     "configurations": "What each number of a configuration in COMMIT rows stands for: tables, redaction, encoding.",
-    "quality": "What reports found of rules over silver as it was then: one row a rule and report.",
+    "quality": "What reports found of rules over silver as it was then, one row a rule and report; what comparisons "
+    "found, as the rule `equal_to_source`.",
+    "verified": "What comparisons with the source found of silver tables: one row a table and comparison.",
     "runs": "One row a run.",
 }
 _OF_EVERY_RULE = ("rule", "name", "thresholds", "on_fail")

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc_lake.config.observe import Observe
 from cdc_lake.config.project import Project
 from cdc_lake.errors import RuleStopped, StoreUnavailable
+from cdc_lake.lake.control_rows import VerifiedRow
 from cdc_lake.observe.metric_names import ERRORS_TOTAL
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import apply_metrics
@@ -55,6 +56,8 @@ def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None
     lake.land(200)
     lake.land(300, minutes=5)
     lake.cut(200, 0, t=lake.state("t", 1, 200, held=3), u=lake.state("u", None, 100, state=BROKEN))
+    for name, verdict in (("t", "equal"), ("u", "different")):
+        lake.control.record(VerifiedRow(PG, 1, 1, f"public.{name}", f"silver.{name}", 100, verdict, 0, at(4)))
     merge = Progress("merge", "silver.t", 7, unit="changes", facts={"seconds": 1.5})
     with metrics_of(lake, told) as metrics:
         metrics.follow(done)
@@ -84,6 +87,9 @@ def test_the_file_says_what_the_run_and_the_last_cut_say(tmp_path: Path) -> None
         "cdc_lake_held_keys table=silver.u": 0,
         "cdc_lake_table_broken table=silver.t": 0,
         "cdc_lake_table_broken table=silver.u": 1,
+        "cdc_lake_table_different table=silver.t": 0,
+        "cdc_lake_table_different table=silver.u": 1,
+        "cdc_lake_verified_timestamp_seconds table=silver.t": at(4).timestamp(),
         "cdc_lake_schema_changes_total kind=add_column": 1,
         "cdc_lake_errors_total code=LAK410 loop=apply": 1,
     }, "nothing of a success: the walk was to go further"
