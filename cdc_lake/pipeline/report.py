@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cdc_lake.config.project import Project
-from cdc_lake.errors import ReportNotWritten
 from cdc_lake.lake.control import ControlTables
+from cdc_lake.page.html import write_page
 from cdc_lake.pipeline.evidence import Evidence
 from cdc_lake.pipeline.status import status
 from cdc_lake.quality.report import render_html, render_json
@@ -39,18 +38,7 @@ def report(project: Project, *, when: dt.datetime | None = None) -> ReportFiles:
     folder = project.reports
     files = ReportFiles(folder / "report.html", folder / "report.json", tuple(folder / f for f in data.suites.values()))
     for file, table in zip(files.suites, data.suites, strict=True):
-        _write(file, json.dumps(evidence.suites[table].raw, indent=2, ensure_ascii=False) + "\n")
-    _write(files.json, render_json(data))
-    _write(files.html, render_html(data))
+        write_page(file, json.dumps(evidence.suites[table].raw, indent=2, ensure_ascii=False) + "\n")
+    write_page(files.json, render_json(data))
+    write_page(files.html, render_html(data))
     return files
-
-
-def _write(file: Path, text: str) -> None:
-    """Replace the file in one step: a reader sees the old report or the new one, never half of it."""
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(file)
-    except OSError as cause:
-        raise ReportNotWritten(f"`{file.name}` could not be written", where=str(file.parent)) from cause

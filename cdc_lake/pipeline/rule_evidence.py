@@ -33,12 +33,12 @@ from cdc_lake.lake.control_rows import CutRow, QualityRow, RunRow
 from cdc_lake.lake.extent import silver_columns
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.relation import TableName
+from cdc_lake.page.wording import count
 from cdc_lake.pipeline.cuts import IN
 from cdc_lake.quality.report import Judged, RuleState, TableState
 from cdc_lake.quality.suite import RuleResult, SuiteResult, run_suite
 from cdc_lake.quality.table_suite import TableView, judge_table
 from cdc_lake.quality.tally import Referenced, read_by
-from cdc_lake.quality.wording import count
 from cdc_lake.silver.kinds import kind_by_columns
 from cdc_lake.silver.projection import NOT_SENT
 

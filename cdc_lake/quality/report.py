@@ -1,26 +1,23 @@
 """The report as a value, and its two forms: one self-contained HTML file and JSON.
 
-Promises: nothing is fetched (no script, no address, a policy that forbids both), no row value is shown, every text is
-escaped, and the JSON says all that the page says (`"schema": "cdc-lake/report/1"`).
+Promises: those of every page (`cdc_lake.page.html`), no row value is shown, and the JSON says all that the page says
+(`"schema": "cdc-lake/report/1"`).
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
-
-import jinja2
+from typing import Any
 
 from cdc_lake.config.rules import Thresholds
-from cdc_lake.quality import wording
+from cdc_lake.page import wording
+from cdc_lake.page.html import State, environment
 from cdc_lake.quality.level import Level, level, worst
 
 SCHEMA = "cdc-lake/report/1"
-State: TypeAlias = Literal["good", "attention", "bad", "unknown"]
-"""How a thing stands; each has a colour, a mark and a word, so that colour alone never carries it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +212,7 @@ def headline(data: ReportData) -> Headline:
 
 def render_html(data: ReportData) -> str:
     """The report as one HTML document without scripts or addresses."""
-    return _environment().get_template("report.html.j2").render(data=data, headline=headline(data))
+    return environment("cdc_lake.quality").get_template("report.html.j2").render(data=data, headline=headline(data))
 
 
 def render_json(data: ReportData) -> str:
@@ -224,17 +221,6 @@ def render_json(data: ReportData) -> str:
     rules = [{**asdict(rule), **_judged(rule)} for rule in data.rules]
     document = {"schema": SCHEMA, "headline": asdict(said), **_plain(data), "rules": rules}
     return json.dumps(document, indent=2, ensure_ascii=False, default=_iso, allow_nan=False) + "\n"
-
-
-def sparkline(fractions: Sequence[float], width: int = 96, height: int = 24) -> str:
-    """Points of a polyline for fractions over time, oldest first, scaled to the largest, which touches the top."""
-    top = max(fractions, default=0.0) or 1.0
-    step = width / max(len(fractions) - 1, 1)
-    inner = height - 4  # two pixels above and below keep the stroke inside
-    points = [(at * step, 2 + inner * (1 - value / top)) for at, value in enumerate(fractions)]
-    if len(points) == 1:
-        points.append((float(width), points[0][1]))
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def _judged(rule: RuleState) -> dict[str, object]:
@@ -253,23 +239,3 @@ def _iso(value: object) -> str:
     if isinstance(value, dt.datetime):
         return value.isoformat()
     raise TypeError(f"{type(value).__name__} has no place in a report")
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cdc_lake.quality"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "count": wording.count,
-        "duration": wording.duration,
-        "moment": wording.moment,
-        "percent": wording.percent,
-        "size": wording.size,
-        "sparkline": sparkline,
-    }
-    environment.globals["plural"] = wording.plural
-    return environment

@@ -7,7 +7,7 @@ import datetime as dt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.quality import wording
+from cdc_lake.page import wording
 from cdc_lake.quality.table_facts import Tally
 
 

@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cdc_lake.quality import wording
+from cdc_lake.page import wording
+from cdc_lake.page.html import sparkline
 from cdc_lake.quality.report import (
     HeldGroup,
     Judged,
@@ -24,7 +25,6 @@ from cdc_lake.quality.report import (
     headline,
     render_html,
     render_json,
-    sparkline,
 )
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)
