@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
@@ -26,9 +24,9 @@ import pytest
 from cdc_lake.cli.pages import page
 from cdc_lake.testing.server import HOST, EmbeddedServer, wheel_binaries
 from tests.maven_postgres import VERSIONS, artifact, jar, unpacked
+from tests.shell import CDC_LAKE, QuickShell, Shell
 
 ROOT = Path(__file__).parents[2]
-CDC_LAKE = str(Path(sys.executable).with_name("cdc-lake"))
 PASSWORD = "change me"
 TABLES = """
 CREATE TABLE books (id int PRIMARY KEY, title text NOT NULL, price numeric(8,2), added timestamptz, blurb text);
@@ -78,47 +76,6 @@ def logical(server: EmbeddedServer) -> None:
 
 
 # ── the stranger ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-
-@dataclass(frozen=True)
-class Shell:
-    """A shell in a folder: nothing but commands, their output and their exit codes."""
-
-    folder: Path
-    env: dict[str, str] = field(default_factory=dict)
-
-    def environment(self) -> dict[str, str]:
-        plain = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "CDC_LAKE"))}
-        return {**plain, "NO_COLOR": "1", "COLUMNS": "160", **self.env}
-
-    def __call__(self, *words: str) -> Said:
-        done = subprocess.run(
-            [CDC_LAKE, *words],
-            cwd=self.folder,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert "Traceback" not in done.stdout + done.stderr, done.stderr
-        return Said(done.returncode, done.stdout, done.stderr)
-
-    def fine(self, *words: str) -> str:
-        said = self(*words)
-        assert said.code == 0, f"cdc-lake {' '.join(words)}: {said.code}\n{said.out}\n{said.err}"
-        return said.out
-
-    def status(self) -> dict[str, object]:
-        return json.loads(self.fine("status", "--json"))
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -240,20 +197,24 @@ def changes(server: EmbeddedServer, turn: int) -> None:
 
 
 def drop_slots(server: EmbeddedServer) -> None:
-    as_superuser(server, "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+    as_superuser(
+        server,
+        "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active;"
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots",
+    )
 
 
 # ── the mistakes ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
-def project(server: EmbeddedServer, tmp_path: Path) -> Iterator[Shell]:
+def project(server: EmbeddedServer, tmp_path: Path) -> Iterator[QuickShell]:
     """A project that is right, read by the superuser, on a database with one table."""
     logical(server)
     as_superuser(server, "CREATE DATABASE mistakes")
     as_superuser(server, "CREATE TABLE fine (id int PRIMARY KEY)", "mistakes")
-    Shell(tmp_path).fine("init", "postgres", "mistakes")
-    shell = Shell(
+    QuickShell(tmp_path).fine("init", "postgres", "mistakes")
+    shell = QuickShell(
         tmp_path / "mistakes",
         {"PGHOST": HOST, "PGPORT": str(server.port), "PGDATABASE": "mistakes", "PGPASSWORD": server.password},
     )
@@ -268,7 +229,7 @@ PROMISED = {
 }
 
 
-def refused(shell: Shell, *words: str, code: str, place: str, remedy: str, exit_code: int) -> None:
+def refused(shell: QuickShell, *words: str, code: str, place: str, remedy: str, exit_code: int) -> None:
     """The command fails as promised: code, place, remedy, exit code; and the code has a page."""
     said = shell(*words)
     assert re.search(rf"^error\[{code}\]: .", said.err, re.MULTILINE), said.err
@@ -287,7 +248,7 @@ RUN = ("run", "--once", "--only", "receive")
 
 
 @pytest.mark.live
-def test_a_wrong_file_is_refused_with_every_place(project: Shell) -> None:
+def test_a_wrong_file_is_refused_with_every_place(project: QuickShell) -> None:
     file = project.folder / "pipelines" / "mistakes.yaml"
     text = file.read_text().replace("  tables:", "  tabels:", 1)
     file.write_text(text)
@@ -304,14 +265,14 @@ def test_a_wrong_file_is_refused_with_every_place(project: Shell) -> None:
 
 
 @pytest.mark.live
-def test_a_missing_file_is_named(project: Shell) -> None:
+def test_a_missing_file_is_named(project: QuickShell) -> None:
     refused(project, *RUN, "--pipeline", "pipelines/other.yaml", code="CFG102", place="pipelines/other.yaml",
             remedy="that folder has mistakes.yaml", exit_code=3)  # fmt: skip
 
 
 @pytest.mark.live
-def test_a_wrong_password_is_refused_without_saying_it(project: Shell, server: EmbeddedServer) -> None:
-    shell = Shell(project.folder, {**project.env, "PGPASSWORD": "wrong horse"})
+def test_a_wrong_password_is_refused_without_saying_it(project: QuickShell, server: EmbeddedServer) -> None:
+    shell = QuickShell(project.folder, {**project.env, "PGPASSWORD": "wrong horse"})
     for words in (("plan",), RUN):
         refused(shell, *words, code="SRC202", place=f"{HOST}:{server.port}/mistakes", remedy="`source.password`",
                 exit_code=1)  # fmt: skip
@@ -319,7 +280,7 @@ def test_a_wrong_password_is_refused_without_saying_it(project: Shell, server: E
 
 
 @pytest.mark.live
-def test_a_server_that_is_down_may_be_tried_again(project: Shell, server: EmbeddedServer) -> None:
+def test_a_server_that_is_down_may_be_tried_again(project: QuickShell, server: EmbeddedServer) -> None:
     server.stop()
     for words in (("plan",), RUN):
         refused(project, *words, code="SRC201", place=f"{HOST}:{server.port}/mistakes", remedy="is the server running",
@@ -329,7 +290,7 @@ def test_a_server_that_is_down_may_be_tried_again(project: Shell, server: Embedd
 
 @pytest.mark.live
 def test_a_server_without_logical_wal_is_refused_with_the_statement_to_run(
-    project: Shell, server: EmbeddedServer
+    project: QuickShell, server: EmbeddedServer
 ) -> None:
     as_superuser(server, "ALTER SYSTEM SET wal_level = replica")
     server.restart()
@@ -342,7 +303,7 @@ def test_a_server_without_logical_wal_is_refused_with_the_statement_to_run(
 
 
 @pytest.mark.live
-def test_a_table_without_a_key_is_named_before_anything_is_made(project: Shell, server: EmbeddedServer) -> None:
+def test_a_table_without_a_key_is_named_before_anything_is_made(project: QuickShell, server: EmbeddedServer) -> None:
     as_superuser(server, "CREATE TABLE visits (member int, at date)", "mistakes")
     for words in (("plan",), RUN):
         refused(project, *words, code="SRC223", place=f"{HOST}:{server.port}/mistakes",
@@ -354,9 +315,9 @@ def test_a_table_without_a_key_is_named_before_anything_is_made(project: Shell, 
 
 @pytest.mark.live
 @pytest.mark.parametrize("broken", ["JAVA_HOME", "PATH"])
-def test_a_missing_java_is_told_before_anything_is_made(project: Shell, broken: str) -> None:
+def test_a_missing_java_is_told_before_anything_is_made(project: QuickShell, broken: str) -> None:
     environment = {"JAVA_HOME": "/no/java"} if broken == "JAVA_HOME" else {"JAVA_HOME": "", "PATH": "/no/programs"}
-    shell = Shell(project.folder, {**project.env, **environment})
+    shell = QuickShell(project.folder, {**project.env, **environment})
     place = "JAVA_HOME=/no/java" if broken == "JAVA_HOME" else "PATH"
     refused(shell, "run", "--once", code="LAK401", place=place, remedy="Java 17 or 21", exit_code=1)
     assert not (project.folder / "lake" / "bronze").exists()
