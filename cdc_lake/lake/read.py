@@ -7,7 +7,8 @@ is told to take microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
@@ -17,6 +18,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SilverMissing
 from cdc_lake.lake.marker import iceberg_table
 
+_ROWS_AT_ONCE = 1 << 14
 _ENGINE = {"datafusion.execution.parquet.coerce_int96": "us"}
 
 
@@ -65,7 +67,28 @@ def read_silver(
     return table.scan(snapshot_id=version, selected_fields=tuple(columns) if columns is not None else ("*",)).to_arrow()
 
 
+def silver_blocks(project: Project, target: Target, version: int | None = None) -> tuple[pa.Schema, Iterator[pa.Table]]:
+    """The schema of a silver table at a version, and its rows as `read_silver` gives them, some 10,000 at a time.
+
+    Raises SilverMissing.
+    """
+    if target.format == "delta":
+        batches = _query_delta(project, target, version, None)
+        schema = _plain_schema(pa.schema(batches.schema))
+        return schema, _grouped((pa.record_batch(one) for one in batches), schema)
+    table = iceberg_table(project, target)
+    if table is None or (version is not None and table.snapshot_by_id(version) is None):
+        raise SilverMissing(target.label, version)
+    reader = table.scan(snapshot_id=version).to_arrow_batch_reader()
+    return reader.schema, _grouped(reader, reader.schema)
+
+
 def _read_delta(project: Project, target: Target, version: int | None, columns: Sequence[str] | None) -> pa.Table:
+    table = pa.table(_query_delta(project, target, version, columns))
+    return table.cast(_plain_schema(table.schema))
+
+
+def _query_delta(project: Project, target: Target, version: int | None, columns: Sequence[str] | None) -> Any:
     try:
         table = DeltaTable(str(project.silver_path(target)), version=version)
     except (TableNotFoundError, DeltaError) as cause:
@@ -73,12 +96,26 @@ def _read_delta(project: Project, target: Target, version: int | None, columns: 
     names = columns if columns is not None else [field.name for field in table.schema().fields]
     listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
     engine = QueryBuilder(_ENGINE).register("silver", table)
-    return _plain(pa.table(engine.execute(f"SELECT {listed} FROM silver")))
+    return engine.execute(f"SELECT {listed} FROM silver")
 
 
-def _plain(table: pa.Table) -> pa.Table:
+def _grouped(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Some batches at a time as a table: they can be of a few rows each."""
+    group: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        group.append(batch)
+        rows += batch.num_rows
+        if rows >= _ROWS_AT_ONCE:
+            yield pa.Table.from_batches(group).cast(schema)
+            group, rows = [], 0
+    if group:
+        yield pa.Table.from_batches(group).cast(schema)
+
+
+def _plain_schema(schema: pa.Schema) -> pa.Schema:
     """The engine hands out views, which few kernels take: the same columns as large strings and binaries."""
-    return table.cast(pa.schema([f.with_type(_without_views(f.type)) for f in table.schema]))
+    return pa.schema([f.with_type(_without_views(f.type)) for f in schema])
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:

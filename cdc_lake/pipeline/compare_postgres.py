@@ -13,13 +13,15 @@ from cdc_lake.errors import SlotActive
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.compare_source import joined
 from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.postgres_stream import check_same
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.hash_sql import HashSql
 from cdc_lake.source.publication import published
-from cdc_lake.source.rows import read_rows
+from cdc_lake.source.rows import read_blocks, sum_rows
 from cdc_lake.source.server import goal, identify
 from cdc_lake.source.unlanded import unlanded
 from cdc_lake.source.visible import visible
@@ -48,9 +50,23 @@ class PostgresSide:
         """See CompareSource."""
         return relation_of(self._reading, one.table, one.columns)
 
+    def parts(self, relation: Relation, one: Published) -> Iterator[pa.Table]:
+        """See CompareSource."""
+        return read_blocks(self._reading, relation, codec_by_name(self._project, "SQL_ASCII"), one.row_filter)
+
     def rows(self, relation: Relation, one: Published) -> pa.Table:
         """See CompareSource."""
-        return read_rows(self._reading, relation, codec_by_name(self._project, "SQL_ASCII"), one.row_filter)
+        return joined(self.parts(relation, one), relation)
+
+    def unsummed(self, relation: Relation) -> str:
+        """See CompareSource. Hashes are of UTF-8, and a server hashes text as it has it."""
+        del relation
+        encoding = self._reading.pgconn.parameter_status(b"server_encoding") or b""
+        return "" if encoding == b"UTF8" else f"its database is in {encoding.decode()}"
+
+    def sums(self, one: Published, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
+        """See CompareSource."""
+        return sum_rows(self._reading, one.table, hashed, one.row_filter)
 
     def ahead(self, shown: Shown, after: int) -> list[Unlanded] | None:
         """See CompareSource."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.captured import Published, Shown, Unlanded
+from cdc_lake.source.hash_sql import HashSql
 
 
 class CompareSource(Protocol):
@@ -30,15 +31,33 @@ class CompareSource(Protocol):
         """The layout of a captured table, as the stream would announce it."""
         ...
 
-    def rows(self, relation: Relation, one: Published) -> pa.Table:
-        """The rows of a captured table in the snapshot that its row filter takes: large_string columns by name, text as
-        the server prints it.
+    def parts(self, relation: Relation, one: Published) -> Iterator[pa.Table]:
+        """The rows of a captured table in the snapshot that its row filter takes, a block at a time: large_string
+        columns by name, text as the server prints it.
         """
+        ...
+
+    def rows(self, relation: Relation, one: Published) -> pa.Table:
+        """All of them in one table: for few."""
+        ...
+
+    def unsummed(self, relation: Relation) -> str:
+        """Why the server cannot sum up hashes of the rows that silver should have; empty where it can."""
+        ...
+
+    def sums(self, one: Published, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
+        """The same rows as `parts` gives, summed up by the server: bucket, number of rows, sum of their hashes."""
         ...
 
     def ahead(self, shown: Shown, after: int) -> Sequence[Unlanded] | None:
         """What the slot still has of what the snapshot shows, above position `after`; None where somebody reads it."""
         ...
+
+
+def joined(blocks: Iterable[pa.Table], relation: Relation) -> pa.Table:
+    """All rows of some blocks of a table in one table."""
+    empty = pa.schema([pa.field(name, pa.large_string()) for name in relation.names]).empty_table()
+    return pa.concat_tables([empty, *blocks])
 
 
 def compare_source(project: Project, state: BronzeState) -> AbstractContextManager[CompareSource]:

@@ -1,31 +1,64 @@
-"""One table compared: its verdict, what differs, and what holds explain of it."""
+"""One table compared: its verdict, what differs, and what holds explain of it.
+
+Both sides are summed up by bucket first (`lake.row_hash`). The buckets that differ, and those with held keys, are read
+again from both and matched row by row, so that hashes only say where to look: every difference that is told is one of
+values.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 
-from cdc_lake.config.project import Target
-from cdc_lake.lake.canonical import from_source
-from cdc_lake.pipeline.accounting import explained, folded, folded_copies, held_changes
+from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.read import silver_blocks, silver_exists
+from cdc_lake.pipeline.compare_held import Held, buckets_of
 from cdc_lake.pipeline.compare_job import Job
-from cdc_lake.pipeline.compare_sides import Sides, sides_of
+from cdc_lake.pipeline.compare_layout import Layout, TypesApart, apart, layout_of
+from cdc_lake.pipeline.compare_sides import SilverSide, SourceSide, both_sums
 from cdc_lake.pipeline.comparison import SAMPLE, Repair, TableComparison, Verdict
-from cdc_lake.pipeline.holds import open_holds
-from cdc_lake.pipeline.match import Differences, Key, copies_of, match, rows_of
+from cdc_lake.pipeline.match import Differences, Key, counted, match, merged
 from cdc_lake.pipeline.point import Gap, Point
 from cdc_lake.pipeline.repair import Differing, repair
+from cdc_lake.pipeline.shelf import Shelf, together
 from cdc_lake.source.stream import shown
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What comparing the rows of a table gave. `rows`: of the source, and of silver; `uneven`: rows of one key differ
+    in number; `streamed`: why the source's rows were hashed here; `matched`: how many were read to be matched.
+    """
+
+    differences: Differences
+    accounted: frozenset[Key]
+    unaccounted: frozenset[Key]
+    rows: tuple[int, int]
+    layout: Layout | None = None
+    astray: frozenset[str] = frozenset()
+    uneven: bool = False
+    streamed: str = ""
+    matched: int = 0
+
+    @property
+    def by_content(self) -> bool:
+        """Whether rows have no key."""
+        return self.layout is not None and self.layout.by_content
 
 
 def table_compared(job: Job, where: Point) -> TableComparison:
     """The verdict of one table. Raises SourceError, LakeError."""
     began = time.monotonic()
     pinned = job.pinned
-    found = _apart(pinned.target) or where.gap(pinned.target.source, pinned.watermark) or sides_of(job)
-    if isinstance(found, Sides):
+    found = _apart(pinned.target) or where.gap(pinned.target.source, pinned.watermark) or _compared(job)
+    if isinstance(found, _Found):
         return _judged(job, where, found, began)
     return TableComparison(
         str(pinned.target.source),
@@ -44,47 +77,128 @@ def _apart(target: Target) -> Gap | None:
     return Gap("silver keeps every change of it, the source only the rows they led to", "compare tables of other kinds")
 
 
-def _judged(job: Job, where: Point, sides: Sides, began: float) -> TableComparison:
+def _compared(job: Job) -> _Found | Gap:
+    """What differs, or why the sides cannot be set side by side."""
     pinned = job.pinned
-    differences = match(sides.source, sides.silver, sides.keys)
-    accounted, unaccounted = _held(job, sides)
-    held = accounted | unaccounted
+    if not silver_exists(job.project, pinned.target):
+        return _without_silver(job)
+    schema, _ = silver_blocks(job.project, pinned.target, pinned.marker.version)
+    layout = layout_of(job, schema)
+    if isinstance(layout, Gap):
+        return layout
+    try:
+        return _both_sides(job, layout)
+    except TypesApart as odd:
+        return apart(str(odd))
+
+
+def _without_silver(job: Job) -> _Found | Gap:
+    relation = job.source.relation_of(job.pinned.published)
+    if sum(block.num_rows for block in job.source.parts(relation, job.pinned.published)):
+        return Gap("the silver table has not been made yet", "run `cdc-lake run --once`")
+    return _Found(Differences(), frozenset(), frozenset(), (0, 0))
+
+
+def _both_sides(job: Job, layout: Layout) -> _Found:
+    source, silver, held = SourceSide(job, layout), SilverSide(job, layout), Held(job, layout)
+    one, other = both_sums(source, silver)
+    wanted = one.unlike(other) | buckets_of(layout, held.keys)
+    differences, uneven, matched = Differences(), False, 0
+    if wanted.any():
+        differences, uneven, matched = _matched(job.project, layout, (source, silver), held, wanted)
+    accounted, unaccounted = held.explained()
+    return _Found(
+        differences,
+        accounted,
+        unaccounted,
+        rows=(one.rows, other.rows),
+        layout=layout,
+        astray=silver.astray,
+        uneven=uneven and not held.keys and not differences.keys,
+        streamed=source.streamed,
+        matched=matched,
+    )
+
+
+def _matched(
+    project: Project, layout: Layout, sides: tuple[SourceSide, SilverSide], held: Held, wanted: Any
+) -> tuple[Differences, bool, int]:
+    """The differences among the rows of some buckets, whether their number differs in some part of them, and how many
+    the source has.
+    """
+    source, silver = sides
+    found, uneven, number = [], False, 0
+    with _shelves(project) as (here, there):
+        for rows, whole in source.blocks(wanted):
+            number += rows.num_rows
+            held.at_source(whole)
+            here.add(rows, layout.form.buckets(rows))
+        for rows in silver.blocks(wanted):
+            held.in_silver(rows)
+            there.add(rows, layout.form.buckets(rows))
+        for one, other in together(here, there):
+            mine, theirs = _rows(one, layout), _rows(other, layout)
+            found.append(match(mine, theirs, layout.keys))
+            uneven |= mine.num_rows != theirs.num_rows
+    return merged(found), uneven, number
+
+
+@contextmanager
+def _shelves(project: Project) -> Iterator[tuple[Shelf, Shelf]]:
+    project.scratch.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{project.name}.compare.", dir=project.scratch.parent) as folder:
+        yield Shelf(Path(folder), "source"), Shelf(Path(folder), "silver")
+
+
+def _rows(rows: pa.Table | None, layout: Layout) -> pa.Table:
+    """Rows as they are matched: without a key each once, with how often it is there."""
+    if rows is None:
+        rows = pa.schema([pa.field(name, pa.large_string()) for name in layout.form.columns]).empty_table()
+    return counted(rows) if layout.by_content else rows
+
+
+def _judged(job: Job, where: Point, found: _Found, began: float) -> TableComparison:
+    pinned, differences = job.pinned, found.differences
+    held = found.accounted | found.unaccounted
     kinds = {
         "missing": _without(differences.missing, held),
         "extra": _without(differences.extra, held),
         "changed": _without(differences.changed, held),
         "repeated": _without(differences.repeated, frozenset()),
-        "unaccounted": _without(tuple(unaccounted), frozenset()),
+        "unaccounted": _without(tuple(found.unaccounted), frozenset()),
     }
     counts = {kind: len(keys) for kind, keys in kinds.items()}
-    uneven = not held and not differences.keys and sides.source.num_rows != sides.silver.num_rows
     return TableComparison(
         table=str(pinned.target.source),
         silver=pinned.target.label,
-        verdict=_verdict(any(kinds.values()) or uneven or bool(sides.astray), accounted),
-        source_rows=sides.rows[0],
-        silver_rows=sides.rows[1],
-        held_keys=len(accounted),
+        verdict=_verdict(any(kinds.values()) or found.uneven or bool(found.astray), found.accounted),
+        source_rows=found.rows[0],
+        silver_rows=found.rows[1],
+        held_keys=len(found.accounted),
         missing=counts["missing"],
         extra=counts["extra"],
         changed=counts["changed"],
         repeated=counts["repeated"],
         unaccounted=counts["unaccounted"],
-        columns=() if sides.by_content else _columns(differences, held),
+        columns=() if found.by_content else _columns(differences, held),
         # Without a key a sample would be a whole row, and values are not told.
-        samples=() if sides.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys),
+        samples=() if found.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys),
         watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
-        reason=_reason(sides, uneven=uneven),
-        repair=_repaired(job, where, sides, kinds),
+        reason=_reason(found),
+        repair=_repaired(job, where, found, kinds),
+        hashed_by="" if found.layout is None else "client" if found.streamed else "server",
+        streamed=found.streamed,
+        rows_matched=found.matched,
         seconds=_since(began),
     )
 
 
-def _repaired(job: Job, where: Point, sides: Sides, kinds: Mapping[str, Sequence[Key]]) -> Repair | None:
+def _repaired(job: Job, where: Point, found: _Found, kinds: Mapping[str, Sequence[Key]]) -> Repair | None:
     """What is done about the keys that differ; None where nothing was asked for or none differs."""
     kept = {kind: frozenset(keys) for kind, keys in kinds.items()}
-    names = () if sides.by_content else sides.keys
-    differing = Differing(names, sides.types, kept["missing"] | kept["changed"], kept["extra"], kept["repeated"])
+    names = () if found.layout is None or found.by_content else found.layout.keys
+    types = found.layout.types if found.layout is not None else {}
+    differing = Differing(names, types, kept["missing"] | kept["changed"], kept["extra"], kept["repeated"])
     return repair(job, where, differing) if job.repairs and differing.keys else None
 
 
@@ -94,46 +208,15 @@ def _verdict(different: bool, accounted: frozenset[Key]) -> Verdict:
     return Verdict.EQUAL_BUT_HELD if accounted else Verdict.EQUAL
 
 
-def _reason(sides: Sides, *, uneven: bool) -> str:
-    if sides.astray:
-        return f"not the numbers of the text beside them: {', '.join(sides.astray)}"
-    return "rows of one key differ in number" if uneven else ""
+def _reason(found: _Found) -> str:
+    if found.astray:
+        return f"not the numbers of the text beside them: {', '.join(sorted(found.astray))}"
+    return "rows of one key differ in number" if found.uneven else ""
 
 
 def _columns(differences: Differences, held: frozenset[Key]) -> tuple[tuple[str, int], ...]:
     """Rows that differ by column; not said where some of them are held keys, which are explained otherwise."""
     return () if held.intersection(differences.changed) else differences.columns
-
-
-def _held(job: Job, sides: Sides) -> tuple[frozenset[Key], frozenset[Key]]:
-    """Open held keys: those whose held changes explain the source's row, and those they do not."""
-    pinned = job.pinned
-    relation, generation = str(pinned.target.source), pinned.marker.generation
-    rows = open_holds(job.control.read("held"), relation, job.state.epoch, generation, pinned.watermark).rows
-    if rows.num_rows == 0:
-        return frozenset(), frozenset()
-
-    def form(column: str, text: str | None) -> str | None:
-        kind = sides.types.get(column)
-        if text is None or kind is None:
-            return text
-        value: str | None = from_source(pa.array([text], pa.large_string()), kind)[0].as_py()
-        return value
-
-    now = job.source.relation_of(pinned.published)
-    changes = held_changes(rows.to_pylist(), job.bronze.layouts([pinned.target.source]), now, form)
-    keys = frozenset(key for change in changes for key in change.keys(sides.keys) if key is not None)
-    if sides.by_content:
-        left, odd = folded_copies(changes, sides.keys, copies_of(sides.silver))
-        there = copies_of(sides.source)
-        accounted = frozenset(key for key in keys if key not in odd and left[key] == there.get(key, 0))
-        return accounted, keys - accounted
-    have = rows_of(sides.silver.select(sides.whole.column_names), sides.keys, keys)
-    partial = pinned.target.transforms.any
-    after, odd = folded(changes, sides.keys, sides.whole.column_names, have, partial=partial)
-    wanted = rows_of(sides.whole, sides.keys, keys)
-    accounted = frozenset(key for key in keys if key not in odd and explained(after[key], wanted.get(key)))
-    return accounted, keys - accounted
 
 
 def _without(keys: Sequence[Key], held: frozenset[Key]) -> tuple[Key, ...]:

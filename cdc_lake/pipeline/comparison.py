@@ -50,6 +50,9 @@ class TableComparison:
     silver more than once; `unaccounted` held keys that folding does not explain. `columns` counts rows that differ by
     column. The samples are keys as texts in key order. `reason` and `hint` say why a verdict is inconclusive. `repair`:
     where one was asked for and keys differ.
+
+    `hashed_by`: who summed up the source's rows by bucket, `server` or `client`, empty where nobody did; `streamed`:
+    why it was not the server. `rows_matched`: rows of the source that were read to be matched one by one.
     """
 
     table: str
@@ -70,6 +73,9 @@ class TableComparison:
     hint: str = ""
     seconds: float = 0.0
     repair: Repair | None = None
+    hashed_by: str = ""
+    streamed: str = ""
+    rows_matched: int = 0
 
     @property
     def text(self) -> str:

@@ -6,6 +6,7 @@ numbers, and every other column is compared at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -85,14 +86,27 @@ def keys_of(table: pa.Table, keys: Sequence[str], at: Any) -> tuple[Key, ...]:
     return tuple(zip(*(table[name].take(at).to_pylist() for name in keys), strict=True))
 
 
-def rows_of(table: pa.Table, keys: Sequence[str], wanted: frozenset[Key]) -> dict[Key, dict[str, str | None]]:
-    """The rows with one of the wanted keys, by key, each by column name."""
+def rows_among(table: pa.Table, keys: Sequence[str], wanted: frozenset[Key]) -> list[dict[str, str | None]]:
+    """The rows with one of the wanted keys, each by column name, as often as they are there."""
     if not wanted or table.num_rows == 0:
-        return {}
+        return []
     first = pa.array(list({key[0] for key in wanted}), pa.large_string())
-    some = table.filter(pc.is_in(table[keys[0]], value_set=first))
-    rows = {tuple(row[name] for name in keys): row for row in some.to_pylist()}
-    return {key: row for key, row in rows.items() if key in wanted}
+    some = table.filter(pc.is_in(table[keys[0]], value_set=first)).to_pylist()
+    return [row for row in some if tuple(row[name] for name in keys) in wanted]
+
+
+def merged(found: Sequence[Differences]) -> Differences:
+    """The differences of the parts of a table as those of the whole."""
+    columns: Counter[str] = Counter()
+    for one in found:
+        columns.update(dict(one.columns))
+    return Differences(
+        missing=tuple(key for one in found for key in one.missing),
+        extra=tuple(key for one in found for key in one.extra),
+        changed=tuple(key for one in found for key in one.changed),
+        repeated=tuple(key for one in found for key in one.repeated),
+        columns=tuple(columns.items()),
+    )
 
 
 def _numbered(table: pa.Table, keys: Sequence[str], number: str) -> pa.Table:

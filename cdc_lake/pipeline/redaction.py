@@ -6,7 +6,7 @@ Everything that is landed goes through `redacted` (transactions, also those that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,8 +21,9 @@ from cdc_lake.decode.raw import Raw
 from cdc_lake.decode.redaction import Redaction, Rules, Strategy
 from cdc_lake.errors import RedactionUnfit
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.pipeline.compare_source import CompareSource
+from cdc_lake.pipeline.compare_source import CompareSource, joined
 from cdc_lake.source.captured import Published, Shown, Unlanded
+from cdc_lake.source.hash_sql import HashSql
 
 
 def redaction_of(project: Project, configuration: int = 1) -> Redaction:
@@ -137,11 +138,25 @@ class RedactedSource:
         """See CompareSource. Raises RedactionUnfit."""
         return self._redaction.relation(self._source.relation_of(one))
 
-    def rows(self, relation: Relation, one: Published) -> pa.Table:
+    def parts(self, relation: Relation, one: Published) -> Iterator[pa.Table]:
         """See CompareSource."""
         del relation  # it is asked for with the columns that are left out
         whole = self._source.relation_of(one)
-        return self._redaction.table(whole, self._source.rows(whole, one))
+        return (self._redaction.table(whole, block) for block in self._source.parts(whole, one))
+
+    def rows(self, relation: Relation, one: Published) -> pa.Table:
+        """See CompareSource."""
+        return joined(self.parts(relation, one), relation)
+
+    def unsummed(self, relation: Relation) -> str:
+        """See CompareSource."""
+        if any(column.redacted is not None for column in relation.columns):
+            return "its rows are redacted here"
+        return self._source.unsummed(relation)
+
+    def sums(self, one: Published, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
+        """See CompareSource."""
+        return self._source.sums(one, hashed)
 
     def ahead(self, shown: Shown, after: int) -> Sequence[Unlanded] | None:
         """See CompareSource."""

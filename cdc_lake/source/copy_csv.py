@@ -26,18 +26,26 @@ def csv_statement(query: str) -> str:
 
 def table_of(sent: Iterable[bytes], relation: Relation, codec: Codec) -> pa.Table:
     """A table's rows as the server sends them, one a message, as large_string columns. Raises TextNotInEncoding."""
-    schema = pa.schema([pa.field(name, pa.large_string()) for name in relation.names])
-    tables = [_settled(_parsed(block, schema), relation, codec) for block in _blocks(sent)]
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+    tables = list(csv_tables(sent, relation, codec))
+    return pa.concat_tables(tables) if tables else _schema(relation).empty_table()
+
+
+def csv_tables(sent: Iterable[bytes], relation: Relation, codec: Codec) -> Iterator[pa.Table]:
+    """The same a block of about 16 MB at a time. Raises TextNotInEncoding."""
+    schema = _schema(relation)
+    for block in _blocks(sent):
+        yield _settled(_parsed(block, schema), relation, codec)
 
 
 def csv_chunks(sent: Iterable[bytes], relation: Relation, codec: Codec) -> Iterator[pa.ListArray]:
     """The same as list<string> by position in the layout. Raises TextNotInEncoding."""
-    schema = pa.schema([pa.field(name, pa.large_string()) for name in relation.names])
-    for block in _blocks(sent):
-        table = _settled(_parsed(block, schema), relation, codec)
+    for table in csv_tables(sent, relation, codec):
         rows = [list(row) for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]
         yield pa.array(rows, pa.list_(pa.string()))
+
+
+def _schema(relation: Relation) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.large_string()) for name in relation.names])
 
 
 def _settled(table: pa.Table, relation: Relation, codec: Codec) -> pa.Table:

@@ -32,7 +32,7 @@ from cdc_lake.source.gaussdb import catalog
 from cdc_lake.source.gaussdb.catalog import FamilyTables
 from cdc_lake.source.gaussdb.snapshot import FamilyReader
 from cdc_lake.source.postgres import PostgresStream
-from cdc_lake.source.rows import read_rows
+from cdc_lake.source.rows import read_blocks
 from cdc_lake.source.visible import visible
 from cdc_lake.source.wire.connect import connect as wire_connect
 from cdc_lake.source.wire.target import WireTarget, WireTls
@@ -122,8 +122,8 @@ def test_copy_and_compare_read_the_rows(database: Database, odd: list[Odd]) -> N
             relation = found[one.name]
             chunks = list(snapshot.read_chunks(session, relation, row_filter=None, chunk_rows=10))
             assert sorted(tuple(row) for chunk in chunks for row in chunk.to_pylist()) == sorted(one.rows), SEED
-            columns = read_rows(session, relation, Codec()).columns
-            assert sorted(zip(*(c.to_pylist() for c in columns), strict=True)) == sorted(one.rows), SEED
+            (block,) = read_blocks(session, relation, Codec())
+            assert sorted(zip(*(c.to_pylist() for c in block.columns), strict=True)) == sorted(one.rows), SEED
 
 
 def test_the_stream_brings_the_rows(database: Database, odd: list[Odd]) -> None:

@@ -17,7 +17,7 @@ from cdc_lake.lake.read import read_silver
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.pipeline.compare_transforms import seen
+from cdc_lake.pipeline.compare_transforms import View
 from cdc_lake.pipeline.rebuild import rebuild
 from cdc_lake.silver.difference import Columns
 from cdc_lake.silver.expressions import analysed
@@ -255,8 +255,9 @@ def test_a_comparison_sees_the_source_through_the_same_transforms(spark: Any, la
     lake.land(*(Insert(FULL, row) for row in rows))
     lake.advance()
     texts = {name: pa.array([row[at] for row in rows], pa.large_string()) for at, name in enumerate(T.names)}
-    found = seen(lake.project, lake.target(), T, pa.table(texts))
-    assert found.names == {"id": "id", "amount": "price"}
+    view = View(lake.project, lake.target(), T)
+    found = view.of(pa.table(texts))
+    assert view.names == {"id": "id", "amount": "price"}
     assert found.rows.to_pydict() == {"id": ["1", "4", "5"], "amount": ["10", "7", "9"]}
     assert found.whole.num_rows == 5
     silver = read_silver(lake.project, lake.target()).sort_by("id")

@@ -1,0 +1,86 @@
+"""Held keys in a comparison: what both sides have of them is gathered while rows pass, and then explained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_lake.lake.row_hash import BUCKETS
+from cdc_lake.pipeline.accounting import HeldChange, explained, folded, folded_copies, held_changes
+from cdc_lake.pipeline.compare_job import Job
+from cdc_lake.pipeline.compare_layout import Layout
+from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.match import Key, rows_among
+
+_Rows = dict[Key, dict[str, str | None]]
+
+
+class Held:
+    """The open holds of one table at its watermark. `keys`: those they touch."""
+
+    def __init__(self, job: Job, layout: Layout) -> None:
+        pinned = job.pinned
+        relation, generation = str(pinned.target.source), pinned.marker.generation
+        rows = open_holds(job.control.read("held"), relation, job.state.epoch, generation, pinned.watermark).rows
+        self._layout = layout
+        self._changes: Sequence[HeldChange] = ()
+        if rows.num_rows:
+            layouts = job.bronze.layouts([pinned.target.source])
+            self._changes = held_changes(rows.to_pylist(), layouts, layout.relation, self._form)
+        self.keys = touched(self._changes, layout.keys)
+        self._source: Counter[Key] = Counter()
+        self._silver: Counter[Key] = Counter()
+        self._wanted: _Rows = {}
+        self._have: _Rows = {}
+
+    def _form(self, column: str, text: str | None) -> str | None:
+        return self._layout.text(column, [text])[0]
+
+    def at_source(self, whole: pa.Table) -> None:
+        """Take note of rows of the source, also of such as silver should not have."""
+        self._note(whole, self._wanted, self._source)
+
+    def in_silver(self, rows: pa.Table) -> None:
+        """Take note of rows of silver."""
+        self._note(rows, self._have, self._silver)
+
+    def _note(self, rows: pa.Table, found: _Rows, times: Counter[Key]) -> None:
+        keys = self._layout.keys
+        for row in rows_among(rows, keys, self.keys):
+            key = tuple(row[name] for name in keys)
+            found[key] = row
+            times[key] += 1
+
+    def explained(self) -> tuple[frozenset[Key], frozenset[Key]]:
+        """The held keys whose held changes, folded onto silver's row, give the source's, and the others."""
+        keys = self._layout.keys
+        if self._layout.by_content:
+            left, odd = folded_copies(self._changes, keys, self._silver)
+            accounted = frozenset(k for k in self.keys if k not in odd and left[k] == self._source.get(k, 0))
+            return accounted, self.keys - accounted
+        columns = list(self._layout.view.names)
+        have = {key: {name: row[name] for name in columns} for key, row in self._have.items()}
+        partial = self._layout.target.transforms.any
+        after, odd = folded(self._changes, keys, columns, have, partial=partial)
+        accounted = frozenset(k for k in self.keys if k not in odd and explained(after[k], self._wanted.get(k)))
+        return accounted, self.keys - accounted
+
+
+def touched(changes: Sequence[HeldChange], names: Sequence[str]) -> frozenset[Key]:
+    """The keys that changes leave or give."""
+    return frozenset(key for change in changes for key in change.keys(names) if key is not None)
+
+
+def buckets_of(layout: Layout, keys: frozenset[Key]) -> Any:
+    """Of all buckets, whether one of these keys is in it: an ndarray of bool."""
+    among = np.zeros(BUCKETS, bool)
+    if keys:
+        columns = zip(layout.keys, zip(*keys, strict=True), strict=True)
+        among[layout.form.buckets(pa.table({name: pa.array(texts, pa.large_string()) for name, texts in columns}))] = (
+            True
+        )
+    return among

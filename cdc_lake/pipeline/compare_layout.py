@@ -1,0 +1,148 @@
+"""How the columns of a source table stand beside those of its silver table: which are compared, and in what form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from cdc_lake.config.project import Target
+from cdc_lake.errors import NoKey, TransformUnfit
+from cdc_lake.lake.canonical import beside, from_silver, from_source
+from cdc_lake.lake.row_hash import RowForm
+from cdc_lake.model.relation import Relation
+from cdc_lake.pipeline.compare_job import Job
+from cdc_lake.pipeline.compare_transforms import View
+from cdc_lake.pipeline.point import Gap
+from cdc_lake.silver.kind import RowIdentity
+from cdc_lake.silver.kinds import kind_of, source_rows
+from cdc_lake.silver.shape import default_keys
+from cdc_lake.source.hash_sql import is_numbered, is_plain
+
+
+class TypesApart(Exception):
+    """Silver's types are not those of the source's columns; the message names them."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is compared of a table. `types`: type in silver by source column, `names`: silver's name by column of the
+    source, or computed one; `computed`: type of each computed column.
+    """
+
+    target: Target
+    relation: Relation
+    view: View
+    by_content: bool
+    keys: tuple[str, ...]
+    names: dict[str, str]
+    types: dict[str, pa.DataType]
+    computed: dict[str, pa.DataType]
+    form: RowForm
+
+    def source(self, rows: pa.Table, buckets: Any = None) -> tuple[pa.Table, pa.Table]:
+        """Rows of the source in canonical text: those that silver should have, and all; `buckets` as in `silver`."""
+        if buckets is not None:
+            keys = self._canonical(rows.select(list(self.keys)))
+            rows = rows.filter(pa.array(buckets[self.form.buckets(keys)]))
+        seen = self.view.of(rows)
+        whole = self._canonical(seen.whole)
+        if not self.view.evaluates:
+            return whole, whole
+        computed = {f"compute.{n}": from_silver(seen.computed[n].cast(kind)) for n, kind in self.computed.items()}
+        mine = self._canonical(seen.rows)
+        return pa.table({**dict(zip(mine.column_names, mine.columns, strict=True)), **computed}), whole
+
+    def silver(self, rows: pa.Table, buckets: Any = None) -> tuple[pa.Table, frozenset[str]]:
+        """Rows of silver, as its table has them, in canonical text: those of the source's table now. Also which
+        companions are not what the text beside them says. `buckets`: of which to take rows, a bool each; None: all.
+        """
+        rows = source_rows(rows, self.target, self.relation)
+        if buckets is not None:
+            keys = pa.table({name: from_silver(rows[self.names[name]]) for name in self.keys})
+            rows = rows.filter(pa.array(buckets[self.form.buckets(keys)]))
+        astray = (name for name, text in self.view.companions.items() if _astray(rows, text, name))
+        return pa.table({one: from_silver(rows[name]) for one, name in self.names.items()}), frozenset(astray)
+
+    def text(self, column: str, values: Sequence[str | None]) -> list[str | None]:
+        """Texts of a source column in canonical form; of a column that silver does not have, as they are."""
+        kind = self.types.get(column)
+        if kind is None:
+            return list(values)
+        found: list[str | None] = from_source(pa.array(values, pa.large_string()), kind).to_pylist()
+        return found
+
+    def _canonical(self, rows: pa.Table) -> pa.Table:
+        try:
+            return pa.table({name: from_source(rows[name], self.types[name]) for name in rows.column_names})
+        except (TypeError, pa.ArrowInvalid) as apart:
+            odd = (f"{n} {self.types[n]}" for n in rows.column_names if not _comparable(rows[n], self.types[n]))
+            raise TypesApart(", ".join(odd)) from apart
+
+
+def layout_of(job: Job, schema: pa.Schema) -> Layout | Gap:
+    """How a table stands beside its silver table of this schema, or why it does not."""
+    target = job.pinned.target
+    relation = job.source.relation_of(job.pinned.published)
+    by_content = kind_of(target, relation).identity is RowIdentity.CONTENT
+    try:
+        keys = relation.names if by_content else target.keys or default_keys(relation)
+        view = View(job.project, target, relation)
+    except (NoKey, TransformUnfit) as unfit:
+        return Gap(unfit.message, unfit.remedy)
+    there = source_rows(schema.empty_table(), target, relation).column_names
+    names = {**view.names, **{f"compute.{name}": name for name in view.computed}}
+    expected = {*names.values(), *view.companions}
+    given = {name for name in there if target.on_drop == "drop" or name in expected}
+    if (gap := _uneven(expected, given)) is not None:
+        return gap
+    types = {column: schema.field(name).type for column, name in view.names.items()}
+    try:
+        for kind in types.values():
+            from_silver(pa.nulls(0, kind))
+    except TypeError:
+        return apart(", ".join(f"{c} {k}" for c, k in types.items() if not _comparable(_NO_TEXT, k)))
+    columns = {column.name: column for column in relation.columns}
+    form = RowForm(
+        columns=tuple(names),
+        keys=keys,
+        plain=frozenset(name for name, kind in types.items() if is_plain(columns[name], kind)),
+        numbered=len(keys) == 1 and keys[0] in types and is_numbered(columns[keys[0]], types[keys[0]]),
+    )
+    computed = {name: schema.field(name).type for name in view.computed}
+    return Layout(target, relation, view, by_content, keys, names, types, computed, form)
+
+
+def apart(columns: str) -> Gap:
+    """Columns that cannot be compared because of their types."""
+    return Gap(f"silver's types are not those of the source's columns: {columns}", "`cdc-lake explain LAK410`")
+
+
+_NO_TEXT = pa.chunked_array([], pa.large_string())
+
+
+def _astray(silver: pa.Table, text: str, decimal: str) -> bool:
+    """Whether a companion is not what the text beside it says; that one is compared with the source."""
+    values = silver[decimal]
+    return not from_silver(values).equals(beside(silver[text], values.type))
+
+
+def _uneven(expected: set[str], given: set[str]) -> Gap | None:
+    """Columns that only one side has."""
+    if missing := sorted(expected - given):
+        reason = f"silver has no column {', '.join(missing)} yet: it comes with the table's next change"
+        return Gap(reason, "change a row of the table, `cdc-lake run --once`, then compare again")
+    if gone := sorted(given - expected):
+        return Gap(f"the source no longer has column {', '.join(gone)}", "`cdc-lake explain LAK410`")
+    return None
+
+
+def _comparable(text: Any, kind: pa.DataType) -> bool:
+    try:
+        from_silver(pa.nulls(0, kind))
+        from_source(text, kind)
+    except (TypeError, pa.ArrowInvalid):
+        return False
+    return True
