@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from cdc_lake.lake.store import store
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.run import run
 from cdc_lake.silver.shape import make_shape
+from cdc_lake.testing.beside import beside
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
 RATE, ONE_P50, TEN_P50 = 50_000, 2.0, 6.0
@@ -96,26 +97,9 @@ class Live:
         return time.perf_counter() - begun
 
 
-@contextmanager
-def running(project: Project) -> Iterator[None]:
+def running(project: Project) -> AbstractContextManager[Any]:
     """Both loops, as `run` runs them."""
-    stop, failed = threading.Event(), []
-
-    def both() -> None:
-        try:
-            run(project, once=False, only=None, stop=stop, tell=silent)
-        except Exception as failure:  # noqa: BLE001 - raised again by who waits
-            failed.append(failure)
-
-    thread = threading.Thread(target=both)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        if failed:
-            raise failed[0]
+    return beside(lambda stop: run(project, once=False, only=None, stop=stop, tell=silent))
 
 
 def measure(admin: psycopg.Connection[Any], project: Project, spark: Any, given: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from cdc_lake.errors import OptionRefused, ServerSettings
 from cdc_lake.pipeline import family_start, source_looks
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.testing.beside import until
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.live import LivePostgres
 from cdc_lake.testing.gaussdb.server import GaussServer
@@ -24,7 +25,7 @@ from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import bronze_rows, once, tables_at_source, tables_from_bronze
-from tests.live.test_receiver_metrics import healthz, metrics, receiving, wait_for
+from tests.live.test_receiver_metrics import healthz, metrics, receiving
 from tests.unit.test_metrics import free_port
 
 pytestmark = pytest.mark.live
@@ -228,10 +229,10 @@ def test_monitoring_sees_the_lag_in_transactions_where_csns_order_the_stream(
     kind = Kind(Style.BINARY, batch=True)
     project = project_of(stand_in, kind, tmp_path, observe={"metrics": address})
     with stand_in.database.connect() as conn, receiving(project, []):
-        wait_for(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
+        until(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
         Workload(conn, SEED, truncates=False).run(20)
-        wait_for(lambda: metrics(address)["cdc_lake_transactions_total"] > 0, "transactions")
-        wait_for(lambda: metrics(address).get("cdc_lake_landed_lag_transactions") == 0, "nothing is missing")
+        until(lambda: metrics(address)["cdc_lake_transactions_total"] > 0, "transactions")
+        until(lambda: metrics(address).get("cdc_lake_landed_lag_transactions") == 0, "nothing is missing")
         seen = metrics(address)
         assert (seen["cdc_lake_slot_active"], seen["cdc_lake_source_reachable"]) == (1, 1)
         assert not [key for key in seen if key.endswith("lag_bytes")], "a distance of CSNs is no number of bytes"

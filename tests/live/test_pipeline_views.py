@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import psycopg
@@ -20,6 +19,7 @@ from cdc_lake.pipeline.plan import ActionKind, plan
 from cdc_lake.pipeline.receiver_process import ReceiverProcess
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.status import status
+from cdc_lake.testing.beside import until
 from tests.conftest import Database
 
 pytestmark = pytest.mark.live
@@ -127,13 +127,13 @@ def test_check_of_a_wrong_password_stops_at_the_connection(
 def test_the_receiver_comes_back_when_it_is_killed_and_goes_when_asked(database: Database, project: Project) -> None:
     stop, told = threading.Event(), []
     with ReceiverProcess(project, stop, told.append):
-        first = wait_for(lambda: reader_of(database, project))
+        first = until(lambda: reader_of(database, project))
         with database.connect() as conn:
             conn.execute("UPDATE orders SET amount = 1 WHERE id = 1")
         children = [p for p in Path("/proc").iterdir() if p.name.isdigit() and is_receiver(p, project)]
         assert len(children) == 1
         os.kill(int(children[0].name), signal.SIGKILL)
-        wait_for(lambda: (now := reader_of(database, project)) is not None and now != first)
+        until(lambda: (now := reader_of(database, project)) is not None and now != first)
         stop.set()
     assert not [p for p in Path("/proc").iterdir() if p.name.isdigit() and is_receiver(p, project)]
     assert any(isinstance(p, Progress) and p.stage == "retry" for p in told)
@@ -156,12 +156,3 @@ def reader_of(database: Database, project: Project) -> int | None:
             "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND NOT temporary", [project.slot]
         ).fetchone()
     return row[0] if row else None
-
-
-def wait_for(condition, seconds: float = 60.0):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if found := condition():
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not happen")

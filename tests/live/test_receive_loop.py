@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 import pytest
@@ -44,6 +46,7 @@ from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.receiving import ReceiveSummary
 from cdc_lake.source.stream import StreamIdentity
+from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
@@ -239,38 +242,10 @@ def test_a_busy_neighbour_database_does_not_hold_the_slot_back(database: Databas
         assert int(row.fetchone()[0]) == after.confirm  # type: ignore[index]
 
 
-class Background:
+def running(project: Project, told: list[Progress]) -> AbstractContextManager[Future[ReceiveSummary]]:
     """The loop in a thread, as a long-running receiver."""
-
-    def __init__(self, project: Project) -> None:
-        self.stop = threading.Event()
-        self.told: list[Progress] = []
-        self.result: ReceiveSummary | BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(project,))
-
-    def _run(self, project: Project) -> None:
-        try:
-            self.result = receive(
-                project, DeltaBronze(project.bronze, "os"), once=False, stop=self.stop, tell=self.told.append
-            )
-        except BaseException as error:  # noqa: BLE001
-            self.result = error
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        self._thread.join(30)
-        assert isinstance(self.result, ReceiveSummary), self.result
-
-
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
+    bronze = DeltaBronze(project.bronze, "os")
+    return beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append))
 
 
 def test_a_server_that_restarts_and_one_that_dies_under_load_are_met_again(tmp_path: Path) -> None:
@@ -281,8 +256,9 @@ def test_a_server_that_restarts_and_one_that_dies_under_load_are_met_again(tmp_p
         project = project_of(database, tmp_path)
         with database.connect() as conn:
             Workload(conn, seed=1).create_tables()
-        with Background(project) as running:
-            until(lambda: any(p.stage == "connect" and "streams" in p.text for p in running.told))
+        told: list[Progress] = []
+        with running(project, told) as receiver:
+            until(lambda: any(p.stage == "connect" and "streams" in p.text for p in told), "it streams")
             for round_, end in enumerate((lambda: server.stop("fast"), server.kill)):
                 with database.connect() as conn:
                     conn.execute("CREATE TABLE IF NOT EXISTS public.seen (n int PRIMARY KEY)")
@@ -298,8 +274,7 @@ def test_a_server_that_restarts_and_one_that_dies_under_load_are_met_again(tmp_p
                     and ("-1", "last") in t[TableName("public", "w_pairs")]
                 )
             )
-        assert isinstance(running.result, ReceiveSummary)
-        assert running.result.reconnects >= 2
+        assert receiver.result().reconnects >= 2
         with database.connect() as conn:
             conn.execute("DROP TABLE seen")
         assert_equal_to_source(project, database)
@@ -416,15 +391,15 @@ def test_stopping_confirms_what_landed_and_nothing_more(database: Database, tmp_
     project = project_of(database, tmp_path)
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        with Background(project) as running:
-            until(lambda: any("streams" in p.text for p in running.told))
+        told: list[Progress] = []
+        with running(project, told) as receiver:
+            until(lambda: any("streams" in p.text for p in told))
             for n in range(50):
                 conn.execute("INSERT INTO t VALUES (%s)", [n])
-            until(lambda: any(p.stage == "landed" for p in running.told))
+            until(lambda: any(p.stage == "landed" for p in told))
         state = DeltaBronze(project.bronze).state()
         assert state is not None
-        assert isinstance(running.result, ReceiveSummary)
-        assert running.result.confirm == state.confirm
+        assert receiver.result().confirm == state.confirm
         until(lambda: _slot(conn, project)[1] is None)
         assert _slot(conn, project)[0] == state.confirm
 
@@ -482,8 +457,8 @@ def test_a_slot_that_others_advanced_or_recreated_says_how_much_is_missing(lande
 def test_a_slot_that_somebody_reads_is_waited_for_and_then_named(landed: tuple[Database, Project]) -> None:
     _, project = landed
     told: list[Progress] = []
-    with Background(project) as running:
-        until(lambda: any("streams" in p.text for p in running.told))
+    with running(project, told):
+        until(lambda: any("streams" in p.text for p in told))
         with pytest.raises(SlotActive) as caught:
             once(project, told.append)
     assert caught.value.exit_status == 4

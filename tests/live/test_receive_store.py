@@ -6,9 +6,8 @@ import json
 import os
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.receiver_metrics import ReceiverMetrics
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.status import status
+from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, honest
 from cdc_lake.testing.object_store import LocalStore, storage_at
@@ -90,13 +90,6 @@ def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
         assert verdict.holds, verdict.reason
 
 
-def _until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def _read_by(conn: psycopg.Connection[Any]) -> tuple[int, str] | None:
     """Who reads the slot of this database, and what they confirmed."""
     found = "SELECT active_pid, confirmed_flush_lsn::text FROM pg_replication_slots"
@@ -114,25 +107,17 @@ def receiving(
     watched: ReceiverMetrics | None = None,
 ) -> Iterator[Future[Any]]:
     """A receiver that has landed something; it is asked to stop at the end and waited for."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(1) as threads:
-        run = threads.submit(
-            receive,
-            project,
-            bronze_writer(project),
-            once=False,
-            stop=stop,
-            tell=told.append if watched is None else watched.heard,
-            slot_patience=slot_patience,
-            pulse=None if watched is None else watched.pulse,
-        )
-        try:
-            _until(lambda: _read_by(conn) or run.done())
-            workload.run(3)
-            _until(lambda: any(one.stage == "landed" for one in told) or run.done())
-            yield run
-        finally:
-            stop.set()
+    writer, heard = bronze_writer(project), told.append if watched is None else watched.heard
+    pulse = None if watched is None else watched.pulse
+
+    def loop(stop: threading.Event) -> Any:
+        return receive(project, writer, once=False, stop=stop, tell=heard, slot_patience=slot_patience, pulse=pulse)
+
+    with beside(loop) as run:
+        until(lambda: _read_by(conn) or run.done())
+        workload.run(3)
+        until(lambda: any(one.stage == "landed" for one in told) or run.done())
+        yield run
 
 
 @pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
@@ -156,9 +141,9 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
             assert get(address, "/healthz")[0] == 200
             proxy.choose = lambda _: Fault.FAILED
             workload.run(60)  # more than the batches that wait for the store hold
-            _until(note.read)
+            until(note.read)
             before = _read_by(conn)
-            _until(lambda: len([one for one in told if one.stage == "retry"]) >= 3)
+            until(lambda: len([one for one in told if one.stage == "retry"]) >= 3)
             assert (waits := note.read()) is not None
             assert waits.code == {"delta": "LAK435", "iceberg": "LAK420"}[kind]  # what reads, what writes, fails first
             with pytest.raises(StoreUnavailable) as asked:
@@ -171,10 +156,10 @@ def test_a_receiver_outlasts_a_store_that_is_away_and_keeps_its_connection(
             proxy.choose = honest
             workload.run(5)
             (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
-            _until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
+            until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
             assert (_read_by(conn) or ())[0] == (before or ())[0]
             assert note.read() is None
-            _until(lambda: get(address, "/healthz")[0] == 200)
+            until(lambda: get(address, "/healthz")[0] == 200)
         assert run.result().reconnects == 0
         assert_equal_to_source(project, database)
         verdict = verify(bronze_reader(project))
@@ -193,15 +178,15 @@ def test_a_receiver_that_waits_for_its_store_can_be_stopped_and_cut_off(
         with receiving(project, workload, conn, told, slot_patience=9) as run:
             proxy.choose = lambda _: Fault.FAILED
             workload.run(5)
-            _until(lambda: any(one.stage == "retry" for one in told))
+            until(lambda: any(one.stage == "retry" for one in told))
             if end == "disconnected":
                 conn.execute(
                     "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = current_database()"
                 )
-                _until(lambda: len([one for one in told if one.stage == "retry"]) >= 4)
+                until(lambda: len([one for one in told if one.stage == "retry"]) >= 4)
                 proxy.choose = honest
                 (last,) = conn.execute("SELECT pg_current_wal_lsn()").fetchone() or ()
-                _until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
+                until(lambda: (bronze_reader(project).state() or NOTHING).upto >= Lsn.parse(last).value)
         assert run.result().reconnects >= (end == "disconnected")
         assert ReceiverNote(project.lake, project.name).read() is None
         proxy.choose = honest

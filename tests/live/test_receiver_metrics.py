@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import health, source_looks
 from cdc_lake.pipeline.receiver_process import ReceiverProcess
 from cdc_lake.pipeline.run import run
+from cdc_lake.testing.beside import beside, until
 from tests.conftest import CDC_PASSWORD, Database
 from tests.live.test_pipeline_views import project_of
 from tests.logged import logged
@@ -46,23 +47,8 @@ def project(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @contextmanager
 def receiving(project: Project, told: list[Progress]) -> Iterator[None]:
     """A receiver without end, in a thread; what it raises is raised at the end."""
-    stop, raised = threading.Event(), []
-
-    def receive() -> None:
-        try:
-            run(project, once=False, only="receive", stop=stop, tell=told.append)
-        except BaseException as error:  # noqa: BLE001 - raised below
-            raised.append(error)
-
-    thread = threading.Thread(target=receive)
-    thread.start()
-    try:
+    with beside(lambda stop: run(project, once=False, only="receive", stop=stop, tell=told.append)):
         yield
-    finally:
-        stop.set()
-        thread.join()
-    for error in raised:
-        raise error
     logged(told)
 
 
@@ -85,19 +71,12 @@ def metrics(address: str) -> dict[str, float]:
     }
 
 
-def wait_for(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < until, what
-        time.sleep(0.02)
-
-
 def test_a_receiver_says_what_it_does_and_whether_it_does_it(database: Database, project: Project) -> None:
     address = project.pipeline.observe.metrics
     assert address is not None
     told: list[Progress] = []
     with receiving(project, told):
-        wait_for(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
+        until(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
         status, said = healthz(address)
         assert (status, said["healthy"], said["code"], said["pipeline"]) == (200, True, None, "shop")
         assert said["schema"] == "cdc-lake/healthz/1"
@@ -107,8 +86,8 @@ def test_a_receiver_says_what_it_does_and_whether_it_does_it(database: Database,
             conn.execute("DELETE FROM orders WHERE id = 130")
             with conn.transaction():
                 conn.execute("TRUNCATE orders")
-        wait_for(lambda: metrics(address)["cdc_lake_transactions_total"] == 4, "four transactions")
-        wait_for(lambda: metrics(address).get("cdc_lake_landed_lag_seconds") == 0, "bronze has what the source had")
+        until(lambda: metrics(address)["cdc_lake_transactions_total"] == 4, "four transactions")
+        until(lambda: metrics(address).get("cdc_lake_landed_lag_seconds") == 0, "bronze has what the source had")
         seen = metrics(address)
         assert {key[-1]: value for key, value in seen.items() if key.startswith("cdc_lake_changes_total")} == {
             "S": 100, "I": 30, "U": 7, "D": 1, "T": 1, "M": 0, "X": 0,
@@ -137,7 +116,7 @@ def test_an_open_transaction_shows_once_its_changes_come(database: Database, pro
     assert address is not None
     most, number = 0.0, 0
     with receiving(project, []), database.connect() as conn:
-        wait_for(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
+        until(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
         while not most:  # who looks may come too late
             number += 1
             conn.execute(
@@ -145,7 +124,7 @@ def test_an_open_transaction_shows_once_its_changes_come(database: Database, pro
             )
             while (seen := metrics(address))["cdc_lake_transactions_total"] < number:
                 most = max(most, seen["cdc_lake_open_transaction_bytes"])
-        wait_for(lambda: metrics(address)["cdc_lake_open_transaction_bytes"] == 0, "it has landed")
+        until(lambda: metrics(address)["cdc_lake_open_transaction_bytes"] == 0, "it has landed")
 
 
 def test_a_receiver_without_its_source_says_so_and_is_well_again_when_it_is_back(
@@ -154,25 +133,25 @@ def test_a_receiver_without_its_source_says_so_and_is_well_again_when_it_is_back
     address = project.pipeline.observe.metrics
     assert address is not None
     with receiving(project, []):
-        wait_for(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
-        wait_for(lambda: metrics(address)["cdc_lake_source_reachable"] == 1, "the source is looked at")
+        until(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
+        until(lambda: metrics(address)["cdc_lake_source_reachable"] == 1, "the source is looked at")
         database.server.stop()
-        wait_for(lambda: healthz(address)[1]["state"] == "waiting", "it waits for the source")
+        until(lambda: healthz(address)[1]["state"] == "waiting", "it waits for the source")
         status, said = healthz(address)
         assert (status, said["healthy"]) == (503, False)
         assert str(said["code"]).startswith("SRC")
         assert CDC_PASSWORD not in json.dumps(said)
-        wait_for(lambda: metrics(address)["cdc_lake_source_reachable"] == 0, "no look succeeds")
+        until(lambda: metrics(address)["cdc_lake_source_reachable"] == 0, "no look succeeds")
         seen = metrics(address)
         assert seen["cdc_lake_healthy"] == 0
         assert not [key for key in seen if "lag" in key or "slot" in key], "what only the source knows"
         assert sum(value for key, value in seen.items() if key.startswith("cdc_lake_errors_total")) >= 1
         database.server.start()
-        wait_for(lambda: healthz(address)[0] == 200, "it goes on by itself")
-        wait_for(lambda: metrics(address)["cdc_lake_source_reachable"] == 1, "the source is looked at again")
+        until(lambda: healthz(address)[0] == 200, "it goes on by itself")
+        until(lambda: metrics(address)["cdc_lake_source_reachable"] == 1, "the source is looked at again")
         with database.connect() as conn:
             conn.execute("INSERT INTO orders VALUES (101, 1)")
-        wait_for(lambda: metrics(address)["cdc_lake_transactions_total"] == 1, "and lands")
+        until(lambda: metrics(address)["cdc_lake_transactions_total"] == 1, "and lands")
 
 
 def test_a_source_that_falls_silent_without_closing_its_connection_is_noticed(
@@ -184,17 +163,17 @@ def test_a_source_that_falls_silent_without_closing_its_connection_is_noticed(
     assert database.server.pid is not None
     postmaster = psutil.Process(database.server.pid)
     with receiving(project, []):
-        wait_for(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
+        until(lambda: healthz(address)[1].get("state") == "streaming", "it streams")
         frozen = [postmaster, *postmaster.children(recursive=True)]
         try:
             for process in frozen:
                 process.suspend()
-            wait_for(lambda: healthz(address)[1]["state"] == "silent", "nothing comes and nobody answers")
+            until(lambda: healthz(address)[1]["state"] == "silent", "nothing comes and nobody answers")
             assert healthz(address)[0] == 503
         finally:
             for process in frozen:
                 process.resume()
-        wait_for(lambda: healthz(address)[0] == 200, "it comes back")
+        until(lambda: healthz(address)[0] == 200, "it comes back")
 
 
 def test_a_run_with_an_end_serves_nothing(project: Project) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from cdc_lake.pipeline.holds import record
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.reread import Rereader
 from cdc_lake.silver.lineage import MISSING
+from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
@@ -208,20 +208,9 @@ def test_what_bronze_does_not_have_yet_is_waited_for(shop: Shop) -> None:
 
 @pytest.fixture
 def receiving(shop: Shop) -> Iterator[None]:
-    stop = threading.Event()
     writer = bronze_writer(shop.project)
-    thread = threading.Thread(target=lambda: receive(shop.project, writer, once=False, stop=stop, tell=silent))
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    with beside(lambda stop: receive(shop.project, writer, once=False, stop=stop, tell=silent)):
+        yield
 
 
 def test_what_silver_is_ahead_of_is_read_anew_and_others_rows_do_not_matter(shop: Shop, receiving: None) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.apply import apply
 from cdc_lake.pipeline.cuts import last_cut
 from cdc_lake.pipeline.redecode import retry
+from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction, table
 from cdc_lake.testing.oracle import Oracle
@@ -97,33 +97,9 @@ def test_silver_stops_before_it_and_after_a_retry_equals_the_source(spark: Any, 
     _equal(project, history)
 
 
-@contextmanager
-def running(project: Project, spark: Any, tell: Tell) -> Iterator[None]:
+def running(project: Project, spark: Any, tell: Tell) -> AbstractContextManager[Any]:
     """Apply without end, in a thread of its own."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            apply(project, once=False, stop=stop, tell=tell, spark=spark)
-        except BaseException as failure:  # noqa: BLE001 - told by who started it
-            failures.append(failure)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not failures, failures
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    return beside(lambda stop: apply(project, once=False, stop=stop, tell=tell, spark=spark))
 
 
 def _shown(position: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
 from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.testing.beside import until
 from cdc_lake.testing.gaussdb.authentication import Credentials, Method, Stored
 from cdc_lake.testing.gaussdb.dialect import Product, Version
 from cdc_lake.testing.gaussdb.faults import Faults
@@ -117,13 +118,6 @@ def streaming(
         yield stream
     finally:
         stream.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def collect(stream: GaussStream, size: int, seconds: float = 60.0) -> list[tuple[int, bytes]]:
