@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         run_once,
         session,
         status,
+        status_page,
         validate,
     )
 
@@ -65,6 +66,7 @@ __all__ = [
     "run_once",
     "session",
     "status",
+    "status_page",
     "validate",
 ]
 

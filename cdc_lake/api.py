@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.report import ReportFiles
     from cdc_lake.pipeline.run import RunSummary
     from cdc_lake.pipeline.status import Status
+    from cdc_lake.pipeline.status_page import StatusPage
 
 __all__ = [
     "check",
@@ -53,6 +54,7 @@ __all__ = [
     "run_once",
     "session",
     "status",
+    "status_page",
     "validate",
 ]
 
@@ -175,6 +177,14 @@ def status(project: Project) -> Status:
     from cdc_lake.pipeline.status import status as look_up
 
     return look_up(project)
+
+
+def status_page(project: Project, file: str | Path) -> StatusPage:
+    """Write a status as an HTML page. See `cdc_lake.pipeline.status_page`. Raises ReportNotWritten, LakeError."""
+    from cdc_lake.pipeline.status import status as look_up
+    from cdc_lake.pipeline.status_page import write_status_page
+
+    return write_status_page(project, look_up(project), Path(file))
 
 
 def compare(project: Project, tables: Sequence[str] = (), *, tell: Tell = silent) -> Comparison:

@@ -194,6 +194,9 @@ def status(
     call: Call,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every few seconds, until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.5, help="With --watch.")] = 2.0,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write it as a page too; with --watch each time.")
+    ] = None,
 ) -> None:
     """Where the pipeline stands: tables, slot, lags, held rows, each with its reason."""
     from cdc_lake.cli.render_status import status_text
@@ -202,6 +205,10 @@ def status(
     project = call.project()
     while True:
         value = look_up(project)
+        if html is not None:
+            from cdc_lake.pipeline.status_page import write_status_page
+
+            write_status_page(project, value, html)
         text = status_text(value, call.view.width, colour=call.view.look.colour(sys.stdout))
         if not watch:
             call.view.result(value, text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -17,6 +18,15 @@ from cdc_lake.page import wording
 
 State: TypeAlias = Literal["good", "attention", "bad", "unknown"]
 """How a thing stands; each has a colour, a mark and a word, so that colour alone never carries it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The first sentence of a page."""
+
+    state: State
+    text: str
+    detail: str
 
 
 def environment(package: str) -> jinja2.Environment:
@@ -34,6 +44,7 @@ def environment(package: str) -> jinja2.Environment:
         "moment": wording.moment,
         "percent": wording.percent,
         "size": wording.size,
+        "bars": bars,
         "sparkline": sparkline,
     }
     made.globals["plural"] = wording.plural
@@ -49,6 +60,13 @@ def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str
     if len(points) == 1:
         points.append((float(width), points[0][1]))
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def bars(values: Sequence[float], width: int = 480, height: int = 96) -> list[tuple[float, float, float, float]]:
+    """Left, top, width and height of a bar a value, oldest first, scaled to the largest; none is too low to be seen."""
+    top, step = max(values, default=0.0) or 1.0, width / max(len(values), 1)
+    tall = [max(height * value / top, 1.0) if value else 0.0 for value in values]
+    return [(round(at * step + step * 0.1, 2), height - one, round(step * 0.8, 2), one) for at, one in enumerate(tall)]
 
 
 def write_page(file: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cdc_lake.config.rules import Thresholds
 from cdc_lake.page import wording
-from cdc_lake.page.html import State, environment
+from cdc_lake.page.html import Headline, State, environment
 from cdc_lake.quality.level import Level, level, worst
 
 SCHEMA = "cdc-lake/report/1"
@@ -178,15 +178,6 @@ class ReportData:
     def held_changes(self) -> int:
         """Changes that wait, over all tables."""
         return sum(group.changes for group in self.held)
-
-
-@dataclass(frozen=True, slots=True)
-class Headline:
-    """The first sentence of a report."""
-
-    state: State
-    text: str
-    detail: str
 
 
 def headline(data: ReportData) -> Headline:

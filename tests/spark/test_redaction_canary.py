@@ -26,6 +26,7 @@ from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of
 from tests.live.test_redaction_live import BRONZE, CANARY, KEY, NUMBERS, RULES, begin, canary, change, hashed
+from tests.logged import logged
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
 
@@ -70,7 +71,9 @@ def test_no_file_and_no_output_holds_a_canary(
 
     assert leaks(lake_root, [CANARY, KEY, *NUMBERS]) == []
     output = capsys.readouterr()
-    assert CANARY not in output.out + output.err + repr(told) + repr(found) + repr(compared) + repr(reported)
+    assert CANARY not in output.out + output.err + repr(told) + logged(told) + repr(found) + repr(compared) + repr(
+        reported
+    )
     assert verify(bronze_reader(project)).holds
     assert verdicts == {
         "public.codes": Verdict.EQUAL,
