@@ -187,11 +187,16 @@ def status_page(project: Project, file: str | Path) -> StatusPage:
     return write_status_page(project, look_up(project), Path(file))
 
 
-def compare(project: Project, tables: Sequence[str] = (), *, tell: Tell = silent) -> Comparison:
-    """Prove silver equal to the source. See `cdc_lake.pipeline.compare`."""
+def compare(
+    project: Project, tables: Sequence[str] = (), *, repair: bool = False, yes: bool = False, tell: Tell = silent
+) -> Comparison:
+    """Prove silver equal to the source; say what `repair` can bring of what differs, and with `yes` land it in bronze.
+
+    See `cdc_lake.pipeline.compare`.
+    """
     from cdc_lake.pipeline.compare import compare as prove
 
-    return prove(project, tables, tell)
+    return prove(project, tables, tell, repair=repair, yes=yes)
 
 
 def rebuild(

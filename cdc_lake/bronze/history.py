@@ -39,16 +39,19 @@ class RowEvent:
     old: dict[str, str | None] | None
     old_kind: str | None
     unchanged: tuple[str, ...]
+    note: str = ""
+    """Where the row comes from, if not from the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """How one bronze row moves keys."""
+    """How one bronze row moves keys. `again`: it is what the key had, as the source was asked beside the stream."""
 
     at: int
     op: str
     before: Key | None
     after: Key | None
+    again: bool = False
 
 
 def history(reader: BronzeReader, table: TableName, key: Mapping[str, str]) -> list[RowEvent]:
@@ -73,8 +76,9 @@ def _steps(rows: pa.Table, layouts: Mapping[int, Relation], columns: Sequence[st
             raise NotInBronze(f"{table} has no column {', '.join(missing)}")
         at = [names.index(column) for column in columns]
         keys.update(_keys(rows, number, at))
+    again = pc.fill_null(pc.and_(pc.equal(rows["op"], SNAPSHOT), pc.less(rows["ordinal"], 0)), False).to_pylist()
     ops = rows["op"].to_pylist()
-    return [_Step(row, op, *keys.get(row, (None, None))) for row, op in enumerate(ops)]
+    return [_Step(row, op, *keys.get(row, (None, None)), again[row]) for row, op in enumerate(ops)]
 
 
 def _keys(rows: pa.Table, layout: int, at: Sequence[int]) -> dict[int, tuple[Key | None, Key | None]]:
@@ -84,8 +88,10 @@ def _keys(rows: pa.Table, layout: int, at: Sequence[int]) -> dict[int, tuple[Key
     new = _tuples(mine["new"], mine["old"], at)
     old = _tuples(mine["old"], mine["new"], at)
     out: dict[int, tuple[Key | None, Key | None]] = {}
-    for row, op, before, after in zip(mine["at"].to_pylist(), mine["op"].to_pylist(), old, new, strict=True):
-        out[row] = (None if op in {INSERT, SNAPSHOT} else before, None if op == DELETE else after)
+    gone = pc.or_(pc.equal(mine["op"], DELETE), pc.is_null(mine["new"])).to_pylist()
+    numbers = mine["at"].to_pylist()
+    for row, op, before, after, goes in zip(numbers, mine["op"].to_pylist(), old, new, gone, strict=True):
+        out[row] = (before if goes or op not in {INSERT, SNAPSHOT} else None, None if goes else after)
     return out
 
 
@@ -118,7 +124,8 @@ def _followed(steps: Sequence[_Step], asked: Key) -> list[_Step]:
             of_row.append((step, {row for queue in alive.values() for row in queue}))
             alive.clear()
             continue
-        queue = alive.get(step.before, deque()) if step.before is not None else deque()
+        leaves = step.after if step.again and step.before is None else step.before
+        queue = alive.get(leaves, deque()) if leaves is not None else deque()
         row = queue.popleft() if queue else number
         if step.after is not None:
             alive.setdefault(step.after, deque()).append(row)

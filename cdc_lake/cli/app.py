@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from cdc_lake.cli.bundle_verbs import register as register_bundle
+from cdc_lake.cli.compare_verb import register as register_compare
 from cdc_lake.cli.cuts_verbs import cuts_app
 from cdc_lake.cli.held_verbs import held_app
 from cdc_lake.cli.inspect_verbs import inspect_app
@@ -39,6 +40,7 @@ app.add_typer(cuts_app, name="cuts")
 register_payload_verbs(app)
 register_rebuild(app)
 register_bundle(app)
+register_compare(app)
 
 
 def _version(on: bool) -> None:
@@ -218,21 +220,6 @@ def status(
         else:
             call.view.screen(text)
         time.sleep(every)
-
-
-@verb(app, "compare")
-def compare(
-    call: Call, tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="All by default.")] = None
-) -> None:
-    """Prove that silver equals the source, row by row."""
-    from cdc_lake.cli.render_compare import comparison_text
-    from cdc_lake.pipeline.compare import compare as prove
-    from cdc_lake.pipeline.comparison import Verdict
-
-    comparison = prove(call.project(), tables or (), call.view.tell)
-    call.view.result(comparison.document(), comparison_text(comparison, call.view.width))
-    if comparison.verdict not in {Verdict.EQUAL, Verdict.EQUAL_BUT_HELD}:
-        raise typer.Exit(1)
 
 
 @verb(app, "report")

@@ -68,11 +68,14 @@ def inspect_row(
     key: Annotated[list[str], typer.Argument(help="The key: values in key order, or column=value.")],
 ) -> None:
     """Everything that happened to the row of one key, in order."""
+    from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.cli.render_inspect import row_text
+    from cdc_lake.lake.control import ControlTables
     from cdc_lake.pipeline.inspect import inspect_row as look_up
 
-    bronze, name = _bronze(call), _table(table)
-    found = look_up(bronze, name, _key(key, name, bronze))
+    project, name = call.project(), _table(table)
+    bronze, snapshots = bronze_reader(project), ControlTables(project.control).snapshots()
+    found = look_up(bronze, name, _key(key, name, bronze), snapshots)
     call.view.result(found, row_text(found))
 
 

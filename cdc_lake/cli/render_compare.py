@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdc_lake.cli.render import counted, table
-from cdc_lake.pipeline.comparison import Comparison, TableComparison
+from cdc_lake.pipeline.comparison import Comparison, Repair, TableComparison
 
 _KINDS = ("missing", "extra", "changed", "repeated", "unaccounted")
 
@@ -27,10 +27,23 @@ def _details(found: TableComparison) -> list[str]:
     lines = [f"  {counted(getattr(found, kind), 'key')} {kind}" for kind in _KINDS if getattr(found, kind)]
     lines += [f"  {kind}: {', '.join(_key(key) for key in keys)}" for kind, keys in found.samples if keys]
     lines += [f"  column {name} differs in {counted(rows, 'row')}" for name, rows in found.columns]
+    if found.repair is not None:
+        lines += _repair(found.repair)
     if found.reason:
         lines.append(f"  {found.reason}")
     if found.hint:
         lines.append(f"  → {found.hint}")
+    return lines
+
+
+def _repair(repair: Repair) -> list[str]:
+    lines = []
+    if repair.landed:
+        lines.append(f"  repair: {counted(repair.keys, 'key')} landed at {repair.position}, the next run merges them")
+    elif repair.keys:
+        lines.append(f"  repair: {counted(repair.keys, 'key')} can be brought from the source: add --yes")
+    if repair.left:
+        lines.append(f"  not repaired: {counted(repair.left, 'key')}: {repair.reason}")
     return lines
 
 

@@ -91,7 +91,11 @@ def _event(event: RowEvent, *, epoch: bool) -> str:
     of = f"epoch {event.epoch}  " if epoch else ""
     op = _OPS.get(event.op, event.op)
     values = _tuples(event.new, event.old, event.unchanged)
-    return f"  {of}{shown(event.stream, event.position)}:{event.ordinal}  {_time(event.commit_ts)}  {op:<8}{values}"
+    place = shown(event.stream, event.position)
+    if event.note:  # its ordinal is a time, and no place in a transaction
+        op = "read" if event.new is not None else "gone"
+        return f"  {of}{place}  {op:<8}{values}  {event.note}"
+    return f"  {of}{place}:{event.ordinal}  {_time(event.commit_ts)}  {op:<8}{values}"
 
 
 def chain_text(found: ChainVerdict) -> str:

@@ -32,21 +32,23 @@ from cdc_lake.source.captured import Published
 from cdc_lake.source.stream import shown
 
 
-def compare(project: Project, tables: Sequence[str], tell: Tell, *, repair: bool = False) -> Comparison:
+def compare(
+    project: Project, tables: Sequence[str], tell: Tell, *, repair: bool = False, yes: bool = False
+) -> Comparison:
     """Compare the named source tables (`schema.table`, or a table of `public`), all published ones by default.
 
-    Writes `compare.json` into the project's reports. `repair`: what differs is landed in bronze, for the next run to
-    merge (`pipeline.repair`). Raises SourceError, LakeError, StateError; NoTableMatches for a table that is not
-    published; AnotherApply where a run would be in the way of a repair.
+    Writes `compare.json` into the project's reports. `repair`: what differs is to be landed in bronze, for the next run
+    to merge; `yes`: do it (`pipeline.repair`). Raises SourceError, LakeError, StateError; NoTableMatches for a table
+    that is not published; AnotherApply where a run would be in the way of a repair.
     """
-    if not repair:
-        return _compared(project, tables, tell)
+    if not repair or not yes:
+        return _compared(project, tables, tell, repairs=repair, lands=False)
     with repair_run(project) as found:
-        found.append(_compared(project, tables, tell, repairs=True))
+        found.append(_compared(project, tables, tell, repairs=True, lands=True))
     return found[0]
 
 
-def _compared(project: Project, tables: Sequence[str], tell: Tell, *, repairs: bool = False) -> Comparison:
+def _compared(project: Project, tables: Sequence[str], tell: Tell, *, repairs: bool, lands: bool) -> Comparison:
     began = time.monotonic()
     bronze, control = bronze_reader(project), ControlTables(project.control)
     state = bronze.state()
@@ -62,7 +64,7 @@ def _compared(project: Project, tables: Sequence[str], tell: Tell, *, repairs: b
             lowest = min((p.watermark for p in pinned), default=state.upto)
             where = point(bronze, seen, lowest, partial(source.ahead, seen))
             found = [
-                _told(table_compared(Job(project, bronze, control, state, source, one, repairs), where), tell)
+                _told(table_compared(Job(project, bronze, control, state, source, one, repairs, lands), where), tell)
                 for one in pinned
             ]
     position, seconds = shown(state.stream, seen.position), round(time.monotonic() - began, 3)

@@ -25,7 +25,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Job:
-    """What comparing one table needs. `repairs`: whether what differs is landed in bronze."""
+    """What comparing one table needs. `repairs`: whether a repair of what differs is asked for; `lands`: also done."""
 
     project: Project
     bronze: BronzeReader
@@ -34,6 +34,7 @@ class Job:
     source: CompareSource
     pinned: Pinned
     repairs: bool = False
+    lands: bool = False
 
 
 def pin(project: Project, state: BronzeState, one: Published) -> Pinned:

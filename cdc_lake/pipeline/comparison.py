@@ -32,14 +32,15 @@ _WORST = tuple(Verdict)
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What a repair did about the keys of a table that differ. `keys`: landed in bronze, to come into force at
-    `position`; `left`: not landed, and why.
+    """What a repair does about the keys of a table that differ. `keys`: to be landed in bronze, or `landed` there, to
+    come into force at `position`; `left`: not, and why.
     """
 
     keys: int = 0
     position: str = ""
     left: int = 0
     reason: str = ""
+    landed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

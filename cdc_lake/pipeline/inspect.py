@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -17,10 +17,12 @@ from cdc_lake.bronze.contract import BEGIN, COMMIT, RELATION, SNAPSHOT
 from cdc_lake.bronze.history import RowEvent, history, named, named_old
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import NotInBronze
+from cdc_lake.lake.control_rows import SnapshotRow
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.undecoded import Undecoded
 from cdc_lake.observe.progress import Tell, silent
+from cdc_lake.pipeline.reread import read_again_note
 from cdc_lake.source.stream import shown
 
 
@@ -107,9 +109,19 @@ def inspect_transaction(reader: BronzeReader, position: int, epoch: int | None =
     )
 
 
-def inspect_row(reader: BronzeReader, table: TableName, key: Mapping[str, str]) -> RowView:
-    """Every change of the rows that had `key` (column name → text as the server prints it). Raises NotInBronze."""
-    return RowView(str(table), dict(key), tuple(history(reader, table, key)))
+def inspect_row(
+    reader: BronzeReader, table: TableName, key: Mapping[str, str], snapshots: Iterable[SnapshotRow] = ()
+) -> RowView:
+    """Every change of the rows that had `key` (column name → text as the server prints it). Raises NotInBronze.
+
+    `snapshots`: the control table, which says of rows that were read again by whom, and whether they are in force.
+    """
+    known = list(snapshots)
+    events = (
+        dataclasses.replace(e, note=read_again_note(known, e.stream, e.position, e.ordinal, e.op))
+        for e in history(reader, table, key)
+    )
+    return RowView(str(table), dict(key), tuple(events))
 
 
 def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:

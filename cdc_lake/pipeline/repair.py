@@ -85,7 +85,10 @@ def repair_run(project: Project) -> Iterator[list[Comparison]]:
 
 
 def repair(job: Job, where: Point, differing: Differing) -> Repair:
-    """Land what the source's snapshot has of the keys that differ. Raises SourceError, LakeError."""
+    """Work out what can be landed of the source's snapshot for the keys that differ, and land it where the job says so.
+
+    Raises SourceError, LakeError.
+    """
     here = _refused(job, differing) or _standing(job)
     if isinstance(here, str):
         return Repair(left=len(differing.keys), reason=here)
@@ -117,7 +120,8 @@ def _landed(
     job: Job, here: _Here, rows: Mapping[Key, list[str | None] | None], differing: Differing, moving: frozenset[Key]
 ) -> Repair:
     every, position = len(differing.keys), here.table.position + 1
-    if rows and not land_reread(
+    lands = job.lands and bool(rows)
+    if lands and not land_reread(
         job.project, job.control, job.state, here.layout, differing.names, rows, position, by=REPAIR
     ):
         return Repair(left=every, reason="bronze is busy: try again")
@@ -128,7 +132,7 @@ def _landed(
         because = "silver has several rows of one key: `cdc-lake rebuild`"
     elif len(rows) < every:
         because = "the source does not find them by key: `cdc-lake rebuild`"
-    return Repair(len(rows), shown(job.state.stream, position) if rows else "", every - len(rows), because)
+    return Repair(len(rows), shown(job.state.stream, position) if lands else "", every - len(rows), because, lands)
 
 
 def _refused(job: Job, differing: Differing) -> str | None:

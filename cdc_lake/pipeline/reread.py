@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from cdc_lake.bronze.contract import SNAPSHOT
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
@@ -67,6 +68,19 @@ def reread_tables(rows: Iterable[SnapshotRow], stream: str, span: Span) -> froze
     """The tables of which something that was read again comes into force in a span."""
     mine = [row for row in rows if row.state == _STATE and (row.stream, row.epoch) == (stream, span.epoch)]
     return frozenset(json.loads(row.tables)["relation"] for row in mine if row.position in span)
+
+
+def read_again_note(rows: Iterable[SnapshotRow], stream: str, position: int, ordinal: int, op: str) -> str:
+    """What is to be said of a row of bronze that was read again; empty for every other."""
+    if op != SNAPSHOT or ordinal >= 0:
+        return ""
+    for row in rows:
+        if row.state == _STATE and (row.stream, row.position) == (stream, position):
+            told = json.loads(row.tables)
+            if told["first"] <= ordinal < told["first"] + told["rows"]:
+                by = told.get("by")
+                return f"read again at the source by {by}" if by else "read again at the source"
+    return "read again at the source, and never in force: the process ended before it was recorded"
 
 
 def wanted_keys(held: Sequence[Mapping[str, Any]]) -> frozenset[Key]:

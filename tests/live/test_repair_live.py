@@ -26,9 +26,10 @@ from cdc_lake.observe.failpoint import REREAD_LANDED
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import repair
 from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import TableComparison, Verdict
+from cdc_lake.pipeline.comparison import Repair, TableComparison, Verdict
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.reread import REPAIR
 from cdc_lake.testing.broken_off import broken_off
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of
@@ -91,7 +92,7 @@ class Shop:
         return upto
 
     def repair(self) -> TableComparison:
-        (found,) = compare(self.project, ["t"], silent, repair=True).tables
+        (found,) = compare(self.project, ["t"], silent, repair=True, yes=True).tables
         return found
 
     def told(self) -> list[dict[str, Any]]:
@@ -141,7 +142,7 @@ def test_what_differs_lands_right_behind_silver_and_silver_stays_as_it_is(shop: 
     assert shop.landed() == landed_at(upto + 1)
     (told,) = shop.told()
     assert (told["relation"], told["rows"], told["by"]) == ("public.t", 4, "compare --repair")
-    assert shop.runs() == [("compare --repair", "running"), ("compare --repair", "done")]
+    assert shop.runs() == [(REPAIR, "running"), (REPAIR, "done")]
     assert verify(shop.bronze).holds, "it is outside the chain"
     assert compare(shop.project, [], silent).tables[0].verdict is Verdict.DIFFERENT
     again = shop.repair().repair
@@ -164,7 +165,11 @@ def test_nothing_is_landed_where_nothing_differs_or_nothing_was_asked_for(shop: 
     assert shop.repair().repair is None
     shop.silver(*WRONG)
     assert compare(shop.project, [], silent).tables[0].repair is None
+    with lease(shop.project.control):  # what only asks is in nobody's way
+        (asked,) = compare(shop.project, [], silent, repair=True).tables
+    assert asked.repair == Repair(4)
     assert shop.told() == []
+    assert shop.runs() == [(REPAIR, "running"), (REPAIR, "done")]
 
 
 def test_killed_between_landing_and_recording_it_changes_nothing_and_is_done_again(shop: Shop) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,22 @@ import pytest
 
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.outline import outline
+from cdc_lake.bronze.touching import touching
+from cdc_lake.cli.render_inspect import row_text
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow
-from cdc_lake.model.change import UNCHANGED, Insert, Update
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.reread import Reread
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.inspect import inspect_row
+from cdc_lake.pipeline.read_again import as_printed
 from cdc_lake.pipeline.reread import reread_tables, rereads_of, wanted_keys
 from cdc_lake.silver.lineage import MISSING, Event, trace
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
+from tests.seeds import seeds
 
 T = table("public.t", id="int8", body="text")
 ONE, TWO, NINE = ("1",), ("2",), ("9",)
@@ -173,6 +180,74 @@ def test_what_was_read_again_is_known_by_its_stream_table_and_position(tmp_path:
     assert rereads_of(rows, "s1", "public.t", Span(2, 200, 300)) == ()
     assert reread_tables(rows, "s1", Span(1, 200, 301)) == {"public.t", "public.u"}
     assert reread_tables(rows, "s1", Span(1, 200, 300)) == {"public.t"}
+
+
+def test_the_history_of_a_row_goes_on_with_what_was_read_again_and_says_by_whom(place: Place, tmp_path: Path):
+    receiver = place.writer()
+    receiver.begin_stream("s1", 100)
+    receiver.append([change(200, "1", "a"), change(210, "7", "old")])
+    there, absent = pa.array([["1", "large"]], KIND), pa.array([["7", None]], KIND)
+    lost = place.writer().append_reread(T, there, absent, 211)
+    told = place.writer().append_reread(T, there, absent, 211)
+    again = place.writer().append_reread(T, there, pa.array([], KIND), 212)
+    receiver.append([change(300, "1", UNCHANGED), change(310, "7", "new")])
+    control = ControlTables(tmp_path / "control", durability="os")
+    for one, by in ((told, {"by": "compare --repair"}), (again, {})):
+        tables = json.dumps({"relation": "public.t", "first": one.first, "rows": one.rows} | by)
+        control.record(SnapshotRow(str(one.first), "s1", 1, one.position, tables, "reread", dt.datetime.now(dt.UTC)))
+    found = inspect_row(place.reader(), T.table, {"id": "1"}, control.snapshots())
+    assert [(e.position, e.op, e.note) for e in found.events] == [
+        (200, "I", ""),
+        (211, "S", "read again at the source, and never in force: the process ended before it was recorded"),
+        (211, "S", "read again at the source by compare --repair"),
+        (212, "S", "read again at the source"),
+        (300, "U", ""),
+    ]
+    assert lost.position == told.position
+    said = row_text(found).splitlines()
+    assert said[4] == "  0/D3  read      (id='1', body='large')  read again at the source by compare --repair"
+    gone = inspect_row(place.reader(), T.table, {"id": "7"}, control.snapshots())
+    assert [(e.op, e.new and e.new["body"]) for e in gone.events] == [
+        ("I", "old"),
+        ("S", None),
+        ("S", None),
+        ("I", "new"),
+    ]
+
+
+@pytest.mark.parametrize("place", ["delta"], indirect=True)
+def test_the_changes_that_touched_keys_are_those_that_name_them_before_or_after(place: Place):
+    dice = random.Random(seed := next(iter(seeds(1))))
+    print("CDC_LAKE_SEED =", seed)
+    receiver = place.writer()
+    receiver.begin_stream("s1", 100)
+    wider = table("public.t", id="int8", body="text", more="text")
+    receiver.append_snapshot("i", 1, T, pa.array([["1", "a"], ["2", None]], KIND), 1, 100)
+    expected = {(str(n),): [(100, "S")] if n < 3 else [] for n in range(1, 6)}
+    for position in range(200, 400, 10):
+        relation = dice.choice([T, wider])
+        more = ("x",) if relation is wider else ()
+        made, touched = [], []
+        for _ in range(dice.randint(1, 4)):
+            before, after = (str(dice.randint(1, 9)) for _ in range(2))
+            kind = dice.choice("IUMDT")
+            touched.append((kind, {"I": {after}, "U": {before}, "M": {before, after}, "D": {before}}.get(kind)))
+            made.append(
+                {
+                    "I": Insert(relation, (after, "b", *more)),
+                    "U": Update(relation, (before, UNCHANGED, *more)),
+                    "M": Update(relation, (after, "c", *more), (before, None, *(None for _ in more)), OldKind.KEY),
+                    "D": Delete(relation, (before, None, *(None for _ in more)), OldKind.KEY),
+                    "T": Truncate(relation),
+                }[kind]
+            )
+        receiver.append([raw_transaction(Transaction(boundaries(position), tuple(made)))])
+        for kind, keys in touched:
+            for (key,), found in expected.items():
+                if keys is None or key in keys:
+                    found.append((position, "U" if kind == "M" else kind))
+    found = touching(place.reader(), T.table, ["id"], frozenset(expected), as_printed)
+    assert {key: [(one.position, one.op) for one in changes] for key, changes in found.items()} == expected
 
 
 @pytest.mark.parametrize("place", ["delta"], indirect=True)

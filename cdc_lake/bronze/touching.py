@@ -1,0 +1,97 @@
+"""The changes in bronze that touched some keys of a table, found file by file: memory holds no whole history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.model.relation import TableName
+
+Key: TypeAlias = tuple[str | None, ...]
+KeysOf: TypeAlias = Callable[[pa.Table], list[Key]]
+"""The key of each row of a table, whose columns are those of the key and hold texts as the server prints them."""
+
+_COLUMNS = (
+    "stream",
+    "epoch",
+    "position",
+    "ordinal",
+    "op",
+    "csn",
+    "commit_lsn",
+    "commit_ts",
+    "xid",
+    "layout",
+    "new",
+    "old",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Touching:
+    """One change that touched a key; of a truncate all keys. Times and numbers as its row has them."""
+
+    epoch: int
+    position: int
+    ordinal: int
+    op: str
+    stream: str
+    commit_ts: datetime | None
+    csn: int | None
+    commit_lsn: int | None
+    xid: int | None
+
+
+def touching(
+    reader: BronzeReader, table: TableName, names: Sequence[str], keys: frozenset[Key], keys_of: KeysOf
+) -> dict[Key, list[Touching]]:
+    """The changes of each key, whose columns are `names`, in order; copied rows and rows read again are among them.
+
+    Layouts without a column of the key are passed over.
+    """
+    found: dict[Key, set[Touching]] = {key: set() for key in keys}
+    places = {number: _places(layout.names, names) for number, layout in reader.layouts([table]).items()}
+    files = reader.applied()
+    wanted = (pc.field("relation") == str(table)) & pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE, SNAPSHOT])
+    for part in files.batches(files.select(relations=[str(table)]), _COLUMNS, wanted):
+        for row in part.filter(pc.equal(part["op"], TRUNCATE)).to_pylist():
+            for changes in found.values():
+                changes.add(_touching(row))
+        for number in part["layout"].drop_null().unique().to_pylist():
+            at = places.get(number)
+            if at is not None:
+                rows = part.filter(pc.and_(pc.equal(part["layout"], number), pc.not_equal(part["op"], TRUNCATE)))
+                _add(found, rows, names, at, keys_of)
+    return {key: sorted(changes, key=_place) for key, changes in found.items()}
+
+
+def _add(
+    found: dict[Key, set[Touching]], rows: pa.Table, names: Sequence[str], at: Sequence[int], keys_of: KeysOf
+) -> None:
+    """Sort out the rows of one layout, by the keys before and after each change."""
+    for tuple_, other in (("new", "old"), ("old", "new")):
+        told = [pc.coalesce(pc.list_element(rows[tuple_], n), pc.list_element(rows[other], n)) for n in at]
+        keys = keys_of(pa.table(told, names=list(names)))
+        hits = [(n, key) for n, key in enumerate(keys) if key in found]
+        some = rows.take(pa.array([n for n, _ in hits], pa.int64())).to_pylist()
+        for (_, key), row in zip(hits, some, strict=True):
+            found[key].add(_touching(row))
+
+
+def _touching(row: Mapping[str, Any]) -> Touching:
+    return Touching(**{field.name: row[field.name] for field in fields(Touching)})
+
+
+def _place(one: Touching) -> tuple[int, int, int]:
+    return one.epoch, one.position, one.ordinal
+
+
+def _places(columns: Sequence[str], names: Sequence[str]) -> list[int] | None:
+    return [columns.index(name) for name in names] if set(names) <= set(columns) else None

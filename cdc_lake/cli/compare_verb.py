@@ -1,0 +1,35 @@
+"""The verb `compare`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cdc_lake.cli.verb import Call, verb
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    verb(app, "compare")(compare)
+
+
+def compare(
+    call: Call,
+    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="All by default.")] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Say which keys can be brought from the source into bronze; with --yes do.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --repair: do it; the next run merges what landed.")] = False,
+) -> None:
+    """Prove that silver equals the source, row by row."""
+    from cdc_lake.cli.render_compare import comparison_text
+    from cdc_lake.pipeline.compare import compare as prove
+    from cdc_lake.pipeline.comparison import Verdict
+
+    if yes and not repair:
+        raise typer.BadParameter("there is nothing to agree to without --repair", param_hint="--yes")
+    comparison = prove(call.project(), tables or (), call.view.tell, repair=repair, yes=yes)
+    call.view.result(comparison.document(), comparison_text(comparison, call.view.width))
+    if comparison.verdict not in {Verdict.EQUAL, Verdict.EQUAL_BUT_HELD}:
+        raise typer.Exit(1)
