@@ -1,7 +1,8 @@
 """The generated reference pages: `python -m cdc_lake.cli.reference` writes them, a test compares them.
 
 From the models: `pipeline.schema.json` and `pipeline.md`. From the table of options: `decoding-options.md`. From the
-command line: `cli.md`. From the error tree and the table of exit codes: `exit-codes.md`.
+command line: `cli.md`. From the error tree and the pages of its codes: `errors.md`; from the table of exit codes:
+`exit-codes.md`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from cdc_lake.cli.reference_errors import errors_page
 from cdc_lake.cli.reference_options import options_page
 from cdc_lake.config.json_schema import json_schema
 from cdc_lake.config.quantity import format_bytes, format_milliseconds
@@ -45,6 +47,7 @@ def pages() -> dict[str, str]:
         "decoding-options.md": f"{_GENERATED}{options_page()}",
         "cli.md": cli_page(),
         "exit-codes.md": exit_page(),
+        "errors.md": f"{_GENERATED}{errors_page()}",
     }
 
 

@@ -22,6 +22,7 @@ class ServerlessCompute(DeployError):
     """A job would run on serverless compute, which speaks Spark Connect only."""
 
     code = "DEP703"
+    exit_code = 3
     hint = "run it on a classic job cluster: `job_cluster_key`, as `cdc-lake bundle` writes it"
 
 
@@ -29,6 +30,7 @@ class BundleFieldUnknown(DeployError):
     """A bundle has a key that Databricks does not know."""
 
     code = "DEP704"
+    exit_code = 3
     hint = "correct or remove the key"
 
 
@@ -36,6 +38,7 @@ class BundleKeyUndefined(DeployError):
     """A bundle refers to something that it does not define."""
 
     code = "DEP705"
+    exit_code = 3
     hint = "define it, or correct the reference"
 
 
@@ -43,6 +46,7 @@ class ComputeUnclear(DeployError):
     """A task names more than one compute, or none."""
 
     code = "DEP706"
+    exit_code = 3
     hint = "keep one of `job_cluster_key`, `new_cluster`, `existing_cluster_id`"
 
 
@@ -50,6 +54,7 @@ class SecretInPlain(DeployError):
     """A secret's value stands in a bundle."""
 
     code = "DEP707"
+    exit_code = 3
     hint = "put the value into a secret scope and write `{{secrets/SCOPE/KEY}}`"
 
 
@@ -57,12 +62,14 @@ class EntryPointMissing(DeployError):
     """A task calls what the wheel does not have, or calls it with other parameters."""
 
     code = "DEP708"
+    exit_code = 3
 
 
 class RuntimeUnfit(DeployError):
     """A cluster's Spark is not the one that this version runs on."""
 
     code = "DEP709"
+    exit_code = 3
     hint = "use a Databricks Runtime of Spark 4.1: 18.0 or a later one that has it"
 
 
@@ -101,6 +108,7 @@ class TriggerUnfit(DeployError):
     """A job starts in a way that its pipeline cannot be run in."""
 
     code = "DEP714"
+    exit_code = 3
 
 
 class BundleNotWritten(DeployError):

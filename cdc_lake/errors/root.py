@@ -27,12 +27,17 @@ class CdcLakeError(Exception):
         self.where = where
         self.remedy = type(self).hint if hint is None else hint
 
+    @classmethod
+    def status(cls) -> int:
+        """The process exit code these errors stand for (`docs/reference/exit-codes.md`)."""
+        if cls.exit_code is not None:
+            return cls.exit_code
+        return 4 if cls.retry is Retry.LATER else 1
+
     @property
     def exit_status(self) -> int:
-        """The process exit code this error stands for (`docs/reference/exit-codes.md`)."""
-        if self.exit_code is not None:
-            return self.exit_code
-        return 4 if self.retry is Retry.LATER else 1
+        """That of this one."""
+        return self.status()
 
 
 def kinds(kind: type[CdcLakeError]) -> list[type[CdcLakeError]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from cdc_lake.cli.reference import REFERENCE, pages
+from cdc_lake.cli.pages import codes
+from cdc_lake.cli.reference import EXIT_CODES, REFERENCE, pages
 from cdc_lake.config.model import Pipeline
 
 
-@pytest.mark.parametrize("name", ["pipeline.schema.json", "pipeline.md", "cli.md", "exit-codes.md"])
+@pytest.mark.parametrize("name", ["pipeline.schema.json", "pipeline.md", "cli.md", "exit-codes.md", "errors.md"])
 def test_a_generated_page_is_current(name):
     current = pages()[name]
     assert (REFERENCE / name).read_text() == current, "run `python -m cdc_lake.cli.reference`"
@@ -27,3 +29,10 @@ def test_the_schema_knows_every_top_level_key():
     schema = json.loads(pages()["pipeline.schema.json"])
     assert set(schema["properties"]) == {i.alias or n for n, i in Pipeline.model_fields.items()}
     assert schema["additionalProperties"] is False
+
+
+def test_the_page_of_errors_has_every_code_once_with_its_exit_code():
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(\S+\) \| .+ \| (\d+) \| (?:yes)? \|$", pages()["errors.md"], re.MULTILINE))
+    assert sorted(rows) == codes()
+    assert {rows["SRC201"], rows["CFG104"], rows["QUA501"], rows["STA612"]} == {"4", "3", "5", "1"}
+    assert {int(code) for code in rows.values()} <= {code for code, _, _ in EXIT_CODES}
