@@ -188,15 +188,21 @@ def status_page(project: Project, file: str | Path) -> StatusPage:
 
 
 def compare(
-    project: Project, tables: Sequence[str] = (), *, repair: bool = False, yes: bool = False, tell: Tell = silent
+    project: Project,
+    tables: Sequence[str] = (),
+    *,
+    repair: bool = False,
+    yes: bool = False,
+    values: bool = False,
+    tell: Tell = silent,
 ) -> Comparison:
     """Prove silver equal to the source; say what `repair` can bring of what differs, and with `yes` land it in bronze.
 
-    See `cdc_lake.pipeline.compare`.
+    `values`: tell the rows of keys that differ. See `cdc_lake.pipeline.compare`.
     """
     from cdc_lake.pipeline.compare import compare as prove
 
-    return prove(project, tables, tell, repair=repair, yes=yes)
+    return prove(project, tables, tell, repair=repair, yes=yes, values=values)
 
 
 def rebuild(

@@ -21,6 +21,10 @@ def compare(
         bool, typer.Option("--repair", help="Say which keys can be brought from the source into bronze; with --yes do.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --repair: do it; the next run merges what landed.")] = False,
+    show_values: Annotated[
+        bool,
+        typer.Option("--show-values", help="Also the rows of the keys that are named; compare.json has them then."),
+    ] = False,
 ) -> None:
     """Prove that silver equals the source, row by row."""
     from cdc_lake.cli.render_compare import comparison_text
@@ -29,7 +33,7 @@ def compare(
 
     if yes and not repair:
         raise typer.BadParameter("there is nothing to agree to without --repair", param_hint="--yes")
-    comparison = prove(call.project(), tables or (), call.view.tell, repair=repair, yes=yes)
+    comparison = prove(call.project(), tables or (), call.view.tell, repair=repair, yes=yes, values=show_values)
     call.view.result(comparison.document(), comparison_text(comparison, call.view.width))
     if comparison.verdict not in {Verdict.EQUAL, Verdict.EQUAL_BUT_HELD}:
         raise typer.Exit(1)

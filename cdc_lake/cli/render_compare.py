@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from cdc_lake.cli.render import counted, table
-from cdc_lake.pipeline.comparison import Comparison, Repair, TableComparison
+from cdc_lake.pipeline.comparison import Comparison, DifferingKey, KeyChange, Repair, TableComparison
 
+_CHANGES = 3  # of a key, the last ones
+_LONG = 60  # characters of a value
 _KINDS = ("missing", "extra", "changed", "repeated", "unaccounted")
 
 
@@ -27,6 +29,7 @@ def _details(found: TableComparison) -> list[str]:
     lines = [f"  {counted(getattr(found, kind), 'key')} {kind}" for kind in _KINDS if getattr(found, kind)]
     lines += [f"  {kind}: {', '.join(_key(key) for key in keys)}" for kind, keys in found.samples if keys]
     lines += [f"  column {name} differs in {counted(rows, 'row')}" for name, rows in found.columns]
+    lines += [line for one in found.differing for line in _differing(one)]
     if found.repair is not None:
         lines += _repair(found.repair)
     if found.reason:
@@ -34,6 +37,35 @@ def _details(found: TableComparison) -> list[str]:
     if found.hint:
         lines.append(f"  → {found.hint}")
     return lines
+
+
+def _differing(found: DifferingKey) -> list[str]:
+    """A key, what differs of it, and the last changes in bronze that touched it."""
+    columns = f": {', '.join(found.columns)}" if found.columns and not (found.source and found.silver) else ""
+    lines = [f"  {found.kind} {_key(found.key)}{columns}"]
+    if found.source is not None and found.silver is not None:
+        lines += [f"    {n}: source {_text(found.source[n])}, silver {_text(found.silver[n])}" for n in found.columns]
+    else:
+        for side, row in (("source", found.source), ("silver", found.silver)):
+            lines += [f"    {side}: {n} {_text(value)}" for n, value in (row or {}).items()]
+    last = found.changes[-_CHANGES:]
+    if (more := found.touched - len(last)) > 0:
+        lines.append(f"    … {counted(more, 'earlier change')} in bronze (`cdc-lake inspect row`)")
+    lines += [f"    {line}" for line in map(_change, last)]
+    return lines if found.touched else [*lines, "    bronze has no change of it"]
+
+
+def _change(change: KeyChange) -> str:
+    when = change.note or change.committed or "copied"
+    csn = "" if change.csn is None or str(change.csn) == change.position else f"  csn {change.csn}"
+    return f"{change.position}  {change.op}  {when}{csn}"
+
+
+def _text(value: str | None) -> str:
+    if value is None:
+        return "NULL"
+    text = value if len(value) <= _LONG else f"{value[:_LONG]}…"
+    return "'" + text.replace("'", "''").replace("\n", "\\n") + "'"
 
 
 def _repair(repair: Repair) -> list[str]:

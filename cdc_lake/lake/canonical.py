@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from typing import Any
 
 import pyarrow as pa
@@ -45,6 +46,14 @@ def from_source(text: Any, silver_type: pa.DataType) -> Any:
     if pa.types.is_large_binary(silver_type) or pa.types.is_binary(silver_type):
         return _by_chunk(text, lambda chunk: _hexadecimal(pc.cast(chunk, _TEXT)))
     return _by_chunk(text, lambda chunk: pc.cast(chunk, _TEXT))
+
+
+def readable(text: str | None, silver_type: pa.DataType | None) -> str | None:
+    """A canonical text as people read it: that of a float is its bits, of anything else as it is."""
+    if text is None or text == "NaN" or silver_type is None or not pa.types.is_floating(silver_type):
+        return text
+    whole, part = ("<q", "<d") if silver_type == pa.float64() else ("<i", "<f")
+    return repr(struct.unpack(part, struct.pack(whole, int(text)))[0])
 
 
 def beside(text: Any, decimal_type: pa.DataType) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 
@@ -33,22 +34,38 @@ from cdc_lake.source.stream import shown
 
 
 def compare(
-    project: Project, tables: Sequence[str], tell: Tell, *, repair: bool = False, yes: bool = False
+    project: Project,
+    tables: Sequence[str],
+    tell: Tell,
+    *,
+    repair: bool = False,
+    yes: bool = False,
+    values: bool = False,
 ) -> Comparison:
     """Compare the named source tables (`schema.table`, or a table of `public`), all published ones by default.
 
     Writes `compare.json` into the project's reports. `repair`: what differs is to be landed in bronze, for the next run
-    to merge; `yes`: do it (`pipeline.repair`). Raises SourceError, LakeError, StateError; NoTableMatches for a table
-    that is not published; AnotherApply where a run would be in the way of a repair.
+    to merge; `yes`: do it (`pipeline.repair`). `values`: the rows of keys that are named are told too. Raises
+    SourceError, LakeError, StateError; NoTableMatches for a table that is not published; AnotherApply where a run would
+    be in the way of a repair.
     """
     if not repair or not yes:
-        return _compared(project, tables, tell, repairs=repair, lands=False)
+        return _compared(project, tables, tell, _Asked(repair, lands=False, values=values))
     with repair_run(project) as found:
-        found.append(_compared(project, tables, tell, repairs=True, lands=True))
+        found.append(_compared(project, tables, tell, _Asked(repair, lands=True, values=values)))
     return found[0]
 
 
-def _compared(project: Project, tables: Sequence[str], tell: Tell, *, repairs: bool, lands: bool) -> Comparison:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked for besides a verdict (`compare_job.Job`)."""
+
+    repairs: bool
+    lands: bool
+    values: bool
+
+
+def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: _Asked) -> Comparison:
     began = time.monotonic()
     bronze, control = bronze_reader(project), ControlTables(project.control)
     state = bronze.state()
@@ -63,12 +80,10 @@ def _compared(project: Project, tables: Sequence[str], tell: Tell, *, repairs: b
         with source.snapshot([one.table for one in chosen]) as seen:
             lowest = min((p.watermark for p in pinned), default=state.upto)
             where = point(bronze, seen, lowest, partial(source.ahead, seen))
-            found = [
-                _told(table_compared(Job(project, bronze, control, state, source, one, repairs, lands), where), tell)
-                for one in pinned
-            ]
+            jobs = [Job(project, bronze, control, state, source, one, **asdict(asked)) for one in pinned]
+            found = [_told(table_compared(job, where), tell) for job in jobs]
     position, seconds = shown(state.stream, seen.position), round(time.monotonic() - began, 3)
-    comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds)
+    comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds, asked.values)
     stands = [Judged(state.stream, state.epoch, one.marker.generation, one.watermark) for one in pinned]
     record(control, comparison, stands)
     comparison.write(project.reports)

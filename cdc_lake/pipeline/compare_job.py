@@ -25,7 +25,9 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Job:
-    """What comparing one table needs. `repairs`: whether a repair of what differs is asked for; `lands`: also done."""
+    """What comparing one table needs. `repairs`: whether a repair of what differs is asked for; `lands`: also done;
+    `values`: whether rows that differ are told with their values.
+    """
 
     project: Project
     bronze: BronzeReader
@@ -35,6 +37,7 @@ class Job:
     pinned: Pinned
     repairs: bool = False
     lands: bool = False
+    values: bool = False
 
 
 def pin(project: Project, state: BronzeState, one: Published) -> Pinned:

@@ -23,7 +23,8 @@ from cdc_lake.pipeline.compare_held import Held, buckets_of
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_layout import Layout, TypesApart, apart, layout_of
 from cdc_lake.pipeline.compare_sides import SilverSide, SourceSide, both_sums
-from cdc_lake.pipeline.comparison import SAMPLE, Repair, TableComparison, Verdict
+from cdc_lake.pipeline.comparison import SAMPLE, DifferingKey, Repair, TableComparison, Verdict
+from cdc_lake.pipeline.differing import KeyRows, differing_keys
 from cdc_lake.pipeline.match import Differences, Key, counted, match, merged
 from cdc_lake.pipeline.point import Gap, Point
 from cdc_lake.pipeline.repair import Differing, repair
@@ -34,7 +35,8 @@ from cdc_lake.source.stream import shown
 @dataclass(frozen=True)
 class _Found:
     """What comparing the rows of a table gave. `rows`: of the source, and of silver; `uneven`: rows of one key differ
-    in number; `streamed`: why the source's rows were hashed here; `matched`: how many were read to be matched.
+    in number; `streamed`: why the source's rows were hashed here; `matched`: how many were read to be matched;
+    `rows_of_keys`: the rows of some keys that differ.
     """
 
     differences: Differences
@@ -46,6 +48,7 @@ class _Found:
     uneven: bool = False
     streamed: str = ""
     matched: int = 0
+    rows_of_keys: KeyRows | None = None
 
     @property
     def by_content(self) -> bool:
@@ -103,9 +106,10 @@ def _both_sides(job: Job, layout: Layout) -> _Found:
     source, silver, held = SourceSide(job, layout), SilverSide(job, layout), Held(job, layout)
     one, other = both_sums(source, silver)
     wanted = one.unlike(other) | buckets_of(layout, held.keys)
-    differences, uneven, matched = Differences(), False, 0
+    differences, uneven, matched, rows_of_keys = Differences(), False, 0, KeyRows(layout, held.keys)
     if wanted.any():
-        differences, uneven, matched = _matched(job.project, layout, (source, silver), held, wanted)
+        sides = (source, silver)
+        differences, uneven, matched = _matched(job.project, layout, sides, held, wanted, rows_of_keys)
     accounted, unaccounted = held.explained()
     return _Found(
         differences,
@@ -117,11 +121,17 @@ def _both_sides(job: Job, layout: Layout) -> _Found:
         uneven=uneven and not held.keys and not differences.keys,
         streamed=source.streamed,
         matched=matched,
+        rows_of_keys=rows_of_keys,
     )
 
 
 def _matched(
-    project: Project, layout: Layout, sides: tuple[SourceSide, SilverSide], held: Held, wanted: Any
+    project: Project,
+    layout: Layout,
+    sides: tuple[SourceSide, SilverSide],
+    held: Held,
+    wanted: Any,
+    rows_of_keys: KeyRows,
 ) -> tuple[Differences, bool, int]:
     """The differences among the rows of some buckets, whether their number differs in some part of them, and how many
     the source has.
@@ -139,6 +149,7 @@ def _matched(
         for one, other in together(here, there):
             mine, theirs = _rows(one, layout), _rows(other, layout)
             found.append(match(mine, theirs, layout.keys))
+            rows_of_keys.add(found[-1], mine, theirs)
             uneven |= mine.num_rows != theirs.num_rows
     return merged(found), uneven, number
 
@@ -168,6 +179,8 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
         "unaccounted": _without(tuple(found.unaccounted), frozenset()),
     }
     counts = {kind: len(keys) for kind, keys in kinds.items()}
+    # Without a key a sample would be a whole row, and values are not told.
+    samples = () if found.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys)
     return TableComparison(
         table=str(pinned.target.source),
         silver=pinned.target.label,
@@ -181,16 +194,22 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
         repeated=counts["repeated"],
         unaccounted=counts["unaccounted"],
         columns=() if found.by_content else _columns(differences, held),
-        # Without a key a sample would be a whole row, and values are not told.
-        samples=() if found.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys),
+        samples=samples,
         watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
         reason=_reason(found),
         repair=_repaired(job, where, found, kinds),
         hashed_by="" if found.layout is None else "client" if found.streamed else "server",
         streamed=found.streamed,
         rows_matched=found.matched,
+        differing=_known_of(job, found, samples),
         seconds=_since(began),
     )
+
+
+def _known_of(job: Job, found: _Found, samples: Sequence[tuple[str, Sequence[Key]]]) -> tuple[DifferingKey, ...]:
+    if found.layout is None or found.rows_of_keys is None:
+        return ()
+    return differing_keys(job, found.layout, samples, found.rows_of_keys)
 
 
 def _repaired(job: Job, where: Point, found: _Found, kinds: Mapping[str, Sequence[Key]]) -> Repair | None:

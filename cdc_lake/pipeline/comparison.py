@@ -1,6 +1,6 @@
 """Comparison: what proving silver equal to the source found, as a value and as a file.
 
-Keys of rows that differ are named, up to a few; other values never are.
+Keys of rows that differ are named, up to a few; other values only where they were asked for.
 """
 
 from __future__ import annotations
@@ -44,13 +44,43 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyChange:
+    """A change in bronze that touched a key. `position`: of its transaction, as people paste it; `committed`: ISO 8601,
+    None where bronze has no time of it; `note`: where it comes from, if not from the stream.
+    """
+
+    position: str
+    op: str
+    committed: str | None = None
+    csn: int | None = None
+    commit_lsn: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DifferingKey:
+    """One of the keys named as samples. `columns`: which differ; `changes`: the last ones in bronze that touched the
+    key, of `touched` in all. `source`, `silver`: the row on each side by column, in canonical text (floats as numbers);
+    None where there is none, or where values were not asked for.
+    """
+
+    kind: str
+    key: tuple[str | None, ...]
+    columns: tuple[str, ...] = ()
+    changes: tuple[KeyChange, ...] = ()
+    touched: int = 0
+    source: dict[str, str | None] | None = None
+    silver: dict[str, str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TableComparison:
     """One table. `held_keys`: keys whose held changes, folded onto silver, give the source's row.
 
     `missing`, `extra`, `changed`, `repeated` count keys: only in the source, only in silver, with another value, in
     silver more than once; `unaccounted` held keys that folding does not explain. `columns` counts rows that differ by
     column. The samples are keys as texts in key order. `reason` and `hint` say why a verdict is inconclusive. `repair`:
-    where one was asked for and keys differ.
+    where one was asked for and keys differ. `differing`: what is known of the sample keys.
 
     `hashed_by`: who summed up the source's rows by bucket, `server` or `client`, empty where nobody did; `streamed`:
     why it was not the server. `rows_matched`: rows of the source that were read to be matched one by one.
@@ -77,6 +107,7 @@ class TableComparison:
     hashed_by: str = ""
     streamed: str = ""
     rows_matched: int = 0
+    differing: tuple[DifferingKey, ...] = ()
 
     @property
     def text(self) -> str:
@@ -86,13 +117,17 @@ class TableComparison:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All tables compared, in one snapshot of the source. `position`: nothing the snapshot shows lies above it."""
+    """All tables compared, in one snapshot of the source. `position`: nothing the snapshot shows lies above it.
+
+    `values`: whether the rows of sample keys are told.
+    """
 
     pipeline: str
     at: datetime
     position: str
     tables: tuple[TableComparison, ...]
     seconds: float
+    values: bool = False
 
     @property
     def verdict(self) -> Verdict:
@@ -134,6 +169,7 @@ class Comparison:
             "verdict": self.verdict.value,
             "text": self.text,
             "held_keys": self.held_keys,
+            "values": self.values,
             "different": list(self.different),
             "tables": tables,
             "seconds": self.seconds,

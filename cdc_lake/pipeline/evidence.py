@@ -26,6 +26,7 @@ from cdc_lake.pipeline.holds import FAILED, open_holds
 from cdc_lake.pipeline.rule_evidence import RUNS, RuleEvidence
 from cdc_lake.pipeline.status import Status, TableStatus
 from cdc_lake.quality.report import (
+    DifferingKey,
     HeldGroup,
     Lag,
     ReportData,
@@ -183,7 +184,7 @@ def verdict(document: Mapping[str, Any]) -> Verdict:
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
-    at = document.get("at")
+    at, values = document.get("at"), bool(document.get("values"))  # documents of 0.2 do not say
     return Verdict(
         verdict=str(document["verdict"]),
         at=dt.datetime.fromisoformat(at) if at else None,
@@ -192,7 +193,32 @@ def verdict(document: Mapping[str, Any]) -> Verdict:
         held_keys=int(document["held_keys"]),
         different=tuple(str(t["silver"]) for t in document["tables"] if t["verdict"] == "different"),
         open=tuple(f"{t['silver']}: {t['reason']}" for t in document["tables"] if t["verdict"] == "inconclusive"),
+        differing=tuple(
+            _differing(t["silver"], one, values) for t in document["tables"] for one in t.get("differing", ())
+        ),
+        values=values,
     )
+
+
+def _differing(table: str, found: Mapping[str, Any], values: bool) -> DifferingKey:
+    """A key of a comparison's document, without what nobody asked to see."""
+    rows = [found["source"] or {}, found["silver"] or {}]
+    names = found["columns"] or sorted({*rows[0], *rows[1]}, key=lambda name: (name not in rows[0], name))
+    return DifferingKey(
+        table=table,
+        kind=str(found["kind"]),
+        key=", ".join("NULL" if part is None else str(part) for part in found["key"]) if values else "",
+        columns=tuple((str(name), _told(rows[0], name), _told(rows[1], name)) for name in names),
+        changes=tuple((c["position"], c["op"], c["note"] or c["committed"] or "copied") for c in found["changes"]),
+        touched=int(found["touched"]),
+    )
+
+
+def _told(row: Mapping[str, str | None], name: str) -> str:
+    if name not in row:
+        return ""
+    value = row[name]
+    return "NULL" if value is None else value
 
 
 def _reached(target: Target, cut: CutRow | None, known: TableStatus | None) -> int | None:

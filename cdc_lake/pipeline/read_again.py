@@ -5,14 +5,15 @@ That is so where the snapshot and silver know the same transactions of these key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 import pyarrow as pa
 
 from cdc_lake.bronze.contract import TRUNCATE
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.touching import KeysOf
+from cdc_lake.lake.canonical import from_source
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.compare_source import CompareSource
@@ -24,13 +25,20 @@ from cdc_lake.source.quoting import identifier, literal
 KEYS_AT_MOST = 5_000
 """Keys of a table that are read at a time: a statement names them."""
 
-KeysOf: TypeAlias = Callable[[pa.Table], list[Key]]
-"""The key of each row of a table, whose columns are those of the key and hold texts as the server prints them."""
-
 
 def as_printed(columns: pa.Table) -> list[Key]:
     """Keys in the server's own text."""
     return list(zip(*(column.to_pylist() for column in columns.columns), strict=True))
+
+
+def canonical(names: Sequence[str], types: Mapping[str, pa.DataType]) -> KeysOf:
+    """Keys in canonical form (`lake.canonical`) beside silver's columns of these types."""
+
+    def keys_of(columns: pa.Table) -> list[Key]:
+        texts = (from_source(columns[name], types[name]).to_pylist() for name in names)
+        return list(zip(*texts, strict=True))
+
+    return keys_of
 
 
 def same_columns(one: Relation, other: Relation) -> bool:

@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from cdc_lake.config.project import Project
-from cdc_lake.lake.canonical import from_source
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.lake.lease import lease
@@ -28,7 +27,7 @@ from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.comparison import Comparison, Repair
 from cdc_lake.pipeline.cuts import IN, TableState, last_cut
 from cdc_lake.pipeline.point import Point
-from cdc_lake.pipeline.read_again import KEYS_AT_MOST, changed_keys, rows_of_keys, same_columns
+from cdc_lake.pipeline.read_again import KEYS_AT_MOST, canonical, changed_keys, rows_of_keys, same_columns
 from cdc_lake.pipeline.redaction import rules_of
 from cdc_lake.pipeline.reread import FAR, REPAIR, land_reread, rereads_of
 from cdc_lake.silver.lineage import Key
@@ -92,12 +91,7 @@ def repair(job: Job, where: Point, differing: Differing) -> Repair:
     here = _refused(job, differing) or _standing(job)
     if isinstance(here, str):
         return Repair(left=len(differing.keys), reason=here)
-    names, types = differing.names, differing.types
-
-    def keys_of(columns: pa.Table) -> list[Key]:
-        texts = (from_source(columns[name], types[name]).to_pylist() for name in names)
-        return list(zip(*texts, strict=True))
-
+    names, keys_of = differing.names, canonical(differing.names, differing.types)
     position, shows = here.table.position, where.shown.shows
     apart = [touch for touch in where.touches if shows(touch.number) != (touch.landed and touch.position <= position)]
     if not where.complete or any(not t.landed and here.layout.table in t.tables for t in apart):

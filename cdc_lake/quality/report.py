@@ -51,10 +51,26 @@ class TableState:
 
 
 @dataclass(frozen=True, slots=True)
+class DifferingKey:
+    """A key that the last comparison named: what differs of it, and the last changes in bronze that touched it, of
+    `touched` in all. `key` and the values of `columns`, source's and silver's, are empty where they are not to be seen.
+    """
+
+    table: str
+    kind: str
+    key: str
+    columns: tuple[tuple[str, str, str], ...]
+    changes: tuple[tuple[str, str, str], ...]
+    """Position, operation, and when or where from."""
+    touched: int
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the last comparison with the source found: `equal`, `equal but for held keys`, `inconclusive`, `different`.
 
-    `different` names tables, `open` tables that could not be judged, each with the reason.
+    `different` names tables, `open` tables that could not be judged, each with the reason. `differing`: what is known
+    of some keys; `values`: with their rows.
     """
 
     verdict: str
@@ -64,6 +80,8 @@ class Verdict:
     held_keys: int = 0
     different: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
+    differing: tuple[DifferingKey, ...] = ()
+    values: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""Repairing at a real server: what differs lands behind silver's watermark, where both sides know the same of it."""
+"""What differs, at a real server: what is told of it, and that a repair lands it behind silver's watermark, where both
+sides know the same of it.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,13 @@ from cdc_lake.errors import AnotherApply
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.lease import lease
 from cdc_lake.lake.marker import FIRST, app_id
+from cdc_lake.model.position import parse_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import REREAD_LANDED
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import repair
 from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import Repair, TableComparison, Verdict
+from cdc_lake.pipeline.comparison import DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.reread import REPAIR
@@ -131,6 +134,40 @@ GONE = [["10", "k", None, None], ["9", ODD, None, None]]
 
 def landed_at(position: int) -> list[tuple[int, list[str | None] | None, list[str | None] | None]]:
     return sorted([*((position, row, None) for row in RIGHT), *((position, None, key) for key in GONE)], key=repr)
+
+
+def test_keys_that_differ_are_told_with_what_touched_them_and_values_only_where_asked(shop: Shop) -> None:
+    shop.sql("UPDATE t SET n = 4 WHERE a = 1", "UPDATE t SET n = 0 WHERE a = 1", "DELETE FROM t WHERE a = 10")
+    shop.receive()
+    shop.silver(*WRONG)
+
+    def told(*, values: bool) -> dict[tuple[str | None, ...], DifferingKey]:
+        (found,) = compare(shop.project, [], silent, values=values).tables
+        return {one.key: one for one in found.differing}
+
+    found, file = told(values=False), shop.project.reports / "compare.json"
+    assert {key: (one.kind, one.columns, one.touched) for key, one in found.items()} == {
+        ("1", "k"): ("changed", ("n",), 3),
+        ("2", ODD): ("missing", (), 1),
+        ("9", ODD): ("extra", (), 0),
+        ("10", "k"): ("extra", (), 0),
+    }
+    changes = found["1", "k"].changes
+    assert [(one.op, one.committed is None, one.note) for one in changes] == [
+        ("S", True, ""), ("U", False, ""), ("U", False, ""),
+    ]  # fmt: skip
+    assert shop.bronze.rows(parse_position(changes[-1].position))["op"].to_pylist()[-2:] == ["U", "C"]
+    assert all(one.source is None and one.silver is None for one in found.values())
+    assert "nobody has this" not in file.read_text()
+    assert json.loads(file.read_text())["values"] is False
+    found = told(values=True)
+    assert found["1", "k"].source == {"a": "1", "b": "k", "n": "0.00", "body": "one"}
+    assert found["1", "k"].silver == {"a": "1", "b": "k", "n": "5.00", "body": "one"}
+    assert (found["2", ODD].silver, found["9", ODD].source) == (None, None)
+    assert "nobody has this" in file.read_text()
+    shop.repair()
+    notes = [one.note for one in told(values=False)["9", ODD].changes]
+    assert notes == ["read again at the source by compare --repair"]
 
 
 def test_what_differs_lands_right_behind_silver_and_silver_stays_as_it_is(shop: Shop) -> None:

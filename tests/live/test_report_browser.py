@@ -10,6 +10,7 @@ import pytest
 
 from cdc_lake.config.rules import Thresholds
 from cdc_lake.quality.report import (
+    DifferingKey,
     HeldGroup,
     Judged,
     Lag,
@@ -31,11 +32,15 @@ def history(*failed: int) -> tuple[Judged, ...]:
     return tuple(Judged(12_000 + 37 * at, number) for at, number in enumerate(failed))
 
 
+DIFFERING = (
+    DifferingKey("silver.orders", "changed", "84 112, eu-central", (("amount", "12.50", "NULL"), ("a_column_with_quite_a_long_name", "shipped", "new")), (("0/5F1B220", "I", "2026-03-01T11:02:10.120+00:00"), ("0/5F3A9C8", "U", "2026-03-01T11:57:41.003+00:00")), 9),
+    DifferingKey("silver.prices", "missing", "7", (), (), 0),
+)  # fmt: skip
 SAMPLE = ReportData(
     pipeline="shop",
     generated=NOW,
     source="postgres · db1.example:5432/shop",
-    verdict=Verdict("equal but for held keys", NOW - dt.timedelta(minutes=3), "0/5F3A9C8", 5, 3),
+    verdict=Verdict("equal but for held keys", NOW - dt.timedelta(minutes=3), "0/5F3A9C8", 5, 3, differing=DIFFERING, values=True),
     lags=(Lag("received", 0.12, 0, 0), Lag("landed", 0.4, 2 << 20, 14), Lag("applied", 184.0, 41 << 20, 1204)),
     tables=(
         TableState("silver.customers", "public.customers", "delta", "live", 48_210, "0/5F3A9C8", NOW),

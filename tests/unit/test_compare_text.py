@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import replace
 
 from cdc_lake.cli.render_compare import comparison_text
-from cdc_lake.pipeline.comparison import Comparison, Repair, TableComparison, Verdict
+from cdc_lake.pipeline.comparison import Comparison, DifferingKey, KeyChange, Repair, TableComparison, Verdict
 
 AT = dt.datetime(2026, 11, 22, 15, 0, tzinfo=dt.UTC)
 
@@ -66,3 +66,50 @@ def test_a_repair_says_what_it_does_and_what_it_leaves():
         "  not repaired: 1 key: later transactions change them",
     ]
     assert left == ["  not repaired: 3 keys: its key is redacted"]
+
+
+TOUCHED = (
+    KeyChange("0/16B3000", "S"),
+    KeyChange("0/16B3700", "I", "2026-11-22T14:59:00.000+00:00"),
+    KeyChange("812", "U", "2026-11-22T14:59:30.000+00:00", csn=812),
+    KeyChange("0/16B3740", "U", "2026-11-22T15:00:00.000+00:00", csn=77),
+    KeyChange("0/16B3749", "S", note="read again at the source by compare --repair"),
+)
+CHANGED = DifferingKey("changed", ("8",), ("price", "note"), TOUCHED, 12)
+EXTRA = DifferingKey("extra", ("9", None))
+
+
+def details(*found: DifferingKey) -> list[str]:
+    return text_of(replace(DIFFERENT, differing=found), EQUAL)[len(FOUND) : -len(END)]
+
+
+def test_keys_are_told_with_columns_and_the_last_transactions_that_touched_them():
+    assert details(CHANGED, EXTRA) == [
+        "  changed (8): price, note",
+        "    … 9 earlier changes in bronze (`cdc-lake inspect row`)",
+        "    812  U  2026-11-22T14:59:30.000+00:00",
+        "    0/16B3740  U  2026-11-22T15:00:00.000+00:00  csn 77",
+        "    0/16B3749  S  read again at the source by compare --repair",
+        "  extra (9, NULL)",
+        "    bronze has no change of it",
+    ]
+
+
+def test_values_stand_column_by_column_where_they_were_asked_for():
+    row = {"id": "8", "price": "1.50", "note": None}
+    one = replace(
+        CHANGED, changes=(), touched=0, source=row, silver={**row, "price": "2.50", "note": "it's\n" + "x" * 99}
+    )
+    assert details(one) == [
+        "  changed (8)",
+        "    price: source '1.50', silver '2.50'",
+        f"    note: source NULL, silver 'it''s\\n{'x' * 55}…'",
+        "    bronze has no change of it",
+    ]
+    assert details(replace(EXTRA, silver=row)) == [
+        "  extra (9, NULL)",
+        "    silver: id '8'",
+        "    silver: price '1.50'",
+        "    silver: note NULL",
+        "    bronze has no change of it",
+    ]

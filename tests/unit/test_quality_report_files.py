@@ -17,7 +17,7 @@ from cdc_lake.config.project import Origin, Project
 from cdc_lake.errors import ReportNotWritten
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import CutRow, RunRow, StreamRow
-from cdc_lake.pipeline.comparison import Comparison, TableComparison
+from cdc_lake.pipeline.comparison import Comparison, DifferingKey, KeyChange, TableComparison
 from cdc_lake.pipeline.comparison import Verdict as Compared
 from cdc_lake.pipeline.evidence import Evidence
 from cdc_lake.pipeline.report import ReportFiles, report
@@ -160,6 +160,30 @@ def test_the_last_comparison_is_the_verdict_and_a_torn_one_is_a_note(project: Pr
     found = json.loads(report(project, when=NOW).json.read_text(encoding="utf-8"))
     assert found["verdict"] is None
     assert any("comparison could not be read" in note for note in found["notes"])
+
+
+def test_what_differs_is_in_the_report_and_its_keys_and_values_only_where_they_were_asked_for(project: Project) -> None:
+    changes = (KeyChange("0/5A", "S"), KeyChange("0/5E", "U", "2026-01-01T00:00:00.000+00:00"))
+    row = {"id": "key-7", "amount": "<b>1</b>", "note": None}
+    key = DifferingKey("changed", ("key-7", None), ("amount", "note"), changes, 5, row, {**row, "note": "silver's"})
+    gone = DifferingKey("missing", ("key-8", "x"), source=row)
+    secret = ("key-7", "key-8", "&lt;b&gt;1", "silver&#39;s")
+    for values in (False, True):
+        told = [one if values else replace(one, source=None, silver=None) for one in (key, gone)]
+        table = TableComparison("public.orders", "silver.orders", Compared.DIFFERENT, differing=tuple(told))
+        Comparison("shop", NOW, "0/5F", (table,), 1.0, values).write(project.reports)
+        files = report(project, when=NOW)
+        page, found = files.html.read_text(encoding="utf-8"), json.loads(files.json.read_text(encoding="utf-8"))
+        assert [text in page for text in secret] == [values] * 4
+        assert "<b>1</b>" not in page
+        assert ("This page holds no row values" in page) is not values
+        assert "What differs" in page
+        assert "0/5E U" in page
+        assert "and 2 earlier changes" in page
+        first, second = found["verdict"]["differing"]
+        assert [name for name, *_ in first["columns"]] == ["amount", "note"]
+        assert first["columns"][1][1:] == (["NULL", "silver's"] if values else ["", ""])
+        assert len(second["columns"]) == (3 if values else 0)
 
 
 def test_a_folder_that_cannot_be_written_is_named(project: Project) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_lake.lake.canonical import from_silver, from_source
+from cdc_lake.lake.canonical import from_silver, from_source, readable
 
 US = pa.timestamp("us")
 UTC = pa.timestamp("us", tz="UTC")
@@ -50,6 +50,9 @@ def test_floats_meet_by_bits(kind):
     silver, source = from_silver(values).to_pylist(), from_source(texts, kind).to_pylist()
     assert silver == source
     assert silver[3] != silver[4]
+    shown = [readable(text, kind) for text in silver]
+    assert [*map(float, shown[1:6])] == values.to_pylist()[1:6]
+    assert (shown[0], shown[7], readable("12.50", pa.decimal128(6, 2))) == ("NaN", None, "12.50")
 
 
 @given(st.lists(st.one_of(st.none(), st.decimals(-(10**29), 10**29, places=7)), max_size=8), st.integers(0, 3))
