@@ -56,19 +56,25 @@ def validate(data: Any, expectations: Sequence[Any], name: str, *, arrow: bool) 
 
 
 def _scrubbed(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Exceptions by their kind: messages and traces may quote a row. The info has two shapes, flat and by metric."""
+    """Exceptions by their kind: messages and traces may quote a row. The info has two shapes, flat and by metric; what
+    comes out is flat, with the keys that Great Expectations reads.
+    """
     entries = [info] if "raised_exception" in info else list(info.values())
     raised = [e for e in entries if e["raised_exception"]]
     kinds = [str(e["exception_traceback"] or "").strip().splitlines() for e in raised]
     kind = next((lines[-1].split(":", 1)[0].rsplit(".", 1)[-1] for lines in kinds if lines), "unknown")
-    return {"raised_exception": bool(raised), "exception_kind": kind if raised else None}
+    return {
+        "raised_exception": bool(raised),
+        "exception_message": kind if raised else None,
+        "exception_traceback": "left out: it may quote a row" if raised else None,
+    }
 
 
 def raised(result: Mapping[str, Any] | None) -> str:
     """Why an expectation could not be evaluated; empty where it was, or where there is none."""
     if result is None or not result["exception_info"]["raised_exception"]:
         return ""
-    return f"the expectation could not be evaluated ({result['exception_info']['exception_kind']})"
+    return f"the expectation could not be evaluated ({result['exception_info']['exception_message']})"
 
 
 def engine() -> Any:
