@@ -46,12 +46,15 @@ class TableView:
     referenced: Callable[[ForeignKey], Referenced]
 
 
-def judge_table(view: TableView, rules: Sequence[TableRule], name: str) -> SuiteResult:
-    """Judge a table by every rule; one that does not fit is reported as broken, the others still are judged."""
+def judge_table(view: TableView, rules: Sequence[TableRule], name: str, *, beside: bool = True) -> SuiteResult:
+    """Judge a table by every rule; one that does not fit is reported as broken, the others still are judged.
+
+    `beside`: whether Great Expectations judges too what an aggregate does.
+    """
     results, raws = [], []
     for rule in rules:
         try:
-            found, raw = _judge(view, rule, name)
+            found, raw = _judge(view, rule, name, beside=beside)
         except QualityError as problem:
             found, raw = _told(rule, Tally(0, 0), broken=problem.message), {}
         results.append(found)
@@ -59,13 +62,15 @@ def judge_table(view: TableView, rules: Sequence[TableRule], name: str) -> Suite
     return SuiteResult(name, tuple(results), _together(raws))
 
 
-def _judge(view: TableView, rule: TableRule, name: str) -> tuple[RuleResult, dict[str, Any]]:
+def _judge(view: TableView, rule: TableRule, name: str, *, beside: bool) -> tuple[RuleResult, dict[str, Any]]:
     if isinstance(rule, Expectation):
         raw = run_expectation(view.rows, rule, name)
         (result,) = raw["results"]
         return _told(rule, _met(result), broken=raised(result)), raw
     referenced = view.referenced(rule) if isinstance(rule, ForeignKey) else None
     found = tally(rule, view.rows, view.at, referenced)
+    if not beside:
+        return _told(rule, found), {}
     try:
         raw = expected(view, rule, name)
     except QualityEngineMissing:
@@ -117,6 +122,16 @@ def _unique(gxe: Any, columns: Sequence[str], meta: Mapping[str, Any]) -> Any:
 def run_expectation(rows: pa.Table, rule: Expectation, name: str) -> dict[str, Any]:
     """An expectation by name over all columns, as Great Expectations judges it; its JSON.
 
+    Raises RuleDoesNotFit, QualityEngineMissing.
+    """
+    one = made(rule)
+    with quiet():
+        return validate(pandas_frame(rows, set(rows.column_names)), [one], name, arrow=True)
+
+
+def made(rule: Expectation) -> Any:
+    """The expectation that a rule names, with its arguments.
+
     Raises RuleDoesNotFit where there is none of that name, or with such arguments; QualityEngineMissing.
     """
     where = f"rule {rule_name(rule)}"
@@ -125,10 +140,18 @@ def run_expectation(rows: pa.Table, rule: Expectation, name: str) -> dict[str, A
         if rule.expectation not in registry.list_registered_expectation_implementations():
             raise RuleDoesNotFit(f"this Great Expectations has no `{rule.expectation}`", where=where)
         try:
-            one = registry.get_expectation_impl(rule.expectation)(**rule.arguments, meta={"rule": rule_name(rule)})
+            return registry.get_expectation_impl(rule.expectation)(**rule.arguments, meta={"rule": rule_name(rule)})
         except (TypeError, ValueError) as cause:
-            raise RuleDoesNotFit(f"`{rule.expectation}` does not take these arguments", where=where) from cause
-        return validate(pandas_frame(rows, set(rows.column_names)), [one], name, arrow=True)
+            text = f"`{rule.expectation}` does not take these arguments{_complaints(cause)}"
+            raise RuleDoesNotFit(text, where=where) from cause
+
+
+def _complaints(cause: Exception) -> str:
+    """What is wrong with which argument, as far as the engine's models say."""
+    errors = getattr(cause, "errors", None)
+    if not callable(errors):
+        return ""
+    return ": " + "; ".join(f"`{'.'.join(map(str, one['loc']))}` {one['msg']}" for one in errors())
 
 
 def _met(result: Mapping[str, Any]) -> Tally:

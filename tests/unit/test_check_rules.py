@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cdc_lake.config.load import load_project
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.check_rules import of_table
+from cdc_lake.pipeline.check_rules import expectations, of_table
 from cdc_lake.testing.messages import table
 
 T = table("public.t", id="int4", amount="numeric", body="text")
@@ -44,3 +44,23 @@ def test_every_rule_that_does_not_fit_is_told_with_line_and_column(tmp_path: Pat
 def test_rules_that_fit_are_said_to(tmp_path: Path) -> None:
     found = said(tmp_path, "{rule: regex, column: body, pattern: a}", "{rule: length, column: body, max: 5}")
     assert found == [(True, "", "silver.t: every rule fits its column")]
+
+
+def test_an_argument_that_an_expectation_does_not_take_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "shop.yaml"
+    mean = "rule: expectation, expectation: expect_column_mean_to_be_between"
+    rules = (
+        f"{{{mean}, name: good, arguments: {{column: id, max_value: 3}}}}",
+        f"{{{mean}, name: typo, arguments: {{colum: id, max_value: 3}}}}",
+        f"{{{mean}, name: text, arguments: {{column: id, max_value: high}}}}",
+    )
+    file.write_text(HEAD + "".join(f"        - {rule}\n" for rule in rules))
+    project = load_project(file)
+    typo, text = expectations(project, project.target(TableName("public", "t")))
+    assert (typo.ok, typo.code) == (text.ok, text.code) == (False, "QUA502")
+    assert "shop.yaml:9:" in typo.text
+    assert typo.text.endswith(
+        "does not take these arguments: `column` field required; `colum` extra fields not permitted"
+    )
+    assert "shop.yaml:10:" in text.text
+    assert "`max_value` " in text.text
