@@ -33,11 +33,14 @@ def at(minutes: float) -> datetime:
 
 
 class CutLake:
-    """A pipeline's lake; `fmt` of its silver tables."""
+    """A pipeline's lake; `fmt` of its silver tables; `silver` and other `sections` of its pipeline file."""
 
-    def __init__(self, root: Path, fmt: str = "delta", stream: str = PG) -> None:
+    def __init__(
+        self, root: Path, fmt: str = "delta", stream: str = PG, *, silver: dict[str, Any] | None = None, **sections: Any
+    ) -> None:
         source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
-        values = {"version": 1, "pipeline": "shop", "source": source, "silver": {"defaults": {"format": fmt}}}
+        tables = {"defaults": {"format": fmt}, **(silver or {})}
+        values = {"version": 1, "pipeline": "shop", "source": source, "silver": tables, **sections}
         self.project = Project(Pipeline.model_validate(values), root / "shop.yaml", root)
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
         self.control = ControlTables(self.project.control, durability="os")

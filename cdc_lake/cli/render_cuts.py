@@ -26,7 +26,8 @@ def _line(cut: CutLine) -> tuple[str, ...]:
         tables += f", {len(cut.behind)} behind"
     if cut.held:
         tables += f", {counted(cut.held, 'key')} held"
-    return str(cut.epoch), cut.position, _time(cut.commit_ts), tables, _promised(cut.promises)
+    kept = _promised(cut.promises) or ", ".join(f"not as {one.name}: {one.reason}" for one in cut.withheld)
+    return str(cut.epoch), cut.position, _time(cut.commit_ts), tables, kept
 
 
 def cut_text(found: CutView) -> str:
@@ -35,7 +36,8 @@ def cut_text(found: CutView) -> str:
     rows: list[tuple[str, ...]] = [("table", "silver", "format", "version", "position", "state")]
     rows += [_table(one) for one in found.tables]
     promised = [f"stays readable as {_promised(found.promises)}"] if found.promises else []
-    return "\n".join([head, *promised, *table(rows, indent="")])
+    back = [f"not promised as {one.name}: {one.reason}" for one in found.withheld]
+    return "\n".join([head, *promised, *back, *table(rows, indent="")])
 
 
 def _table(one: CutTable) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
         also = f", and {counted(more, 'transaction')} more" if more else ""
         lines += ["", f"stopped   silver stops before {one.position}, which could not be decoded ({one.code}){also}"]
         lines.append("          `cdc-lake held list` says more")
+    if (kept := status.withheld) is not None:
+        lines += ["", f"withheld  the cut at {kept.position} is not promised as {kept.name}: {kept.reason}"]
     if status.held:
         lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]
     return "\n".join(lines)

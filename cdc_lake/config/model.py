@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr
 
 from cdc_lake.config.observe import Observe
+from cdc_lake.config.quality import Quality
 from cdc_lake.config.quantity import Bytes, Milliseconds
 from cdc_lake.config.redact import Redact, RedactKey
 from cdc_lake.config.rules import Rule
@@ -281,5 +282,7 @@ class Pipeline(Section):
     """Current tables."""
     apply: Apply = Apply()
     """From bronze to silver."""
+    quality: Quality = Quality()
+    """When silver is judged as it stands, and what that keeps back."""
     observe: Observe = Observe()
     """What monitoring is shown."""

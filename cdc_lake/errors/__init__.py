@@ -106,6 +106,7 @@ from cdc_lake.errors.lake import (
     VersionGone,
 )
 from cdc_lake.errors.quality import (
+    CutWithheld,
     QualityEngineMissing,
     QualityError,
     ReportNotWritten,
@@ -224,6 +225,7 @@ __all__ = [
     "CsnTwice",
     "CutNotReached",
     "CutUnknown",
+    "CutWithheld",
     "DatabaseUnknown",
     "DecodeError",
     "DecodersExhausted",

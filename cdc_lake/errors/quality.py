@@ -50,3 +50,11 @@ class ReportNotWritten(QualityError):
 
     code = "QUA506"
     hint = "make the folder writable and free space on its disk; the data is not affected"
+
+
+class CutWithheld(QualityError):
+    """A cut was not promised: a rule over silver at it has reached the level of `quality.promise_below`."""
+
+    code = "QUA507"
+    exit_code = 5
+    hint = "`cdc-lake report` shows what the rules found; correct the rows at the source or the rule, and promise again"

@@ -69,6 +69,16 @@ TABLES: dict[str, Columns] = {
         ("until", _TIME, "until when it stays readable, NULL: until the promise is ended"),
         _RECORDED,
     ),
+    "withheld": (
+        ("name", _TEXT, "name of the promise that was not made"),
+        ("scheduled", pa.bool_(), "whether `silver.cuts.promise_every` would have made it"),
+        _EPOCH,
+        _STREAM,
+        _POSITION,
+        ("cut_at", _TIME, "when the cut was written"),
+        ("objections", _TEXT, "JSON: [{table, rule, level, failed, evaluated, why}], the rules that kept it back"),
+        _RECORDED,
+    ),
     "held": (
         _STREAM,
         _EPOCH,
@@ -126,7 +136,7 @@ TABLES: dict[str, Columns] = {
         _RECORDED,
     ),
     "quality": (
-        ("judged_at", _TIME, "time of the report that judged it"),
+        ("judged_at", _TIME, "time it was judged for: of a report, or of the cut that was to be promised"),
         ("table", _TEXT, "silver table"),
         ("rule", _TEXT, "name of the rule"),
         ("kind", _TEXT, "kind of rule"),
@@ -164,6 +174,7 @@ ControlName: TypeAlias = Literal[
     "snapshots",
     "cuts",
     "promises",
+    "withheld",
     "held",
     "gaps",
     "timelines",
@@ -237,6 +248,20 @@ class PromiseRow:
 
 
 @dataclass(frozen=True, slots=True)
+class WithheldRow:
+    """A cut that was not promised for what rules found of silver at it; `objections` is JSON."""
+
+    name: str
+    scheduled: bool
+    epoch: int
+    stream: str
+    position: int
+    cut_at: datetime
+    objections: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class GapRow:
     """CSNs that were passed over; those that bronze holds came after all before it went on."""
 
@@ -289,7 +314,7 @@ class DecodedRow:
 
 @dataclass(frozen=True, slots=True)
 class QualityRow:
-    """What a report found of a rule over silver as it was then."""
+    """What a rule came to over silver at a cut."""
 
     judged_at: datetime
     table: str
@@ -335,6 +360,7 @@ ControlRow: TypeAlias = (
     | SnapshotRow
     | CutRow
     | PromiseRow
+    | WithheldRow
     | GapRow
     | TimelineRow
     | ConfigurationRow
@@ -348,6 +374,7 @@ NAMES: dict[type, ControlName] = {
     SnapshotRow: "snapshots",
     CutRow: "cuts",
     PromiseRow: "promises",
+    WithheldRow: "withheld",
     GapRow: "gaps",
     TimelineRow: "timelines",
     ConfigurationRow: "configurations",

@@ -33,6 +33,7 @@ BRANCH_WRITTEN = "apply.branch-written"
 TABLE_MERGED = "apply.table-merged"
 ALL_MERGED = "apply.all-merged"
 CUT_WRITTEN = "apply.cut-written"
+CUT_JUDGED = "apply.cut-judged"
 REREAD_LANDED = "apply.reread-landed"
 BATCH_ENTERED = "apply.batch-entered"
 REBUILT = "rebuild.built"
@@ -62,6 +63,7 @@ FAILPOINTS = {
     TABLE_MERGED: "one table of a span is merged",
     ALL_MERGED: "all tables of a span are merged, no cut says so",
     CUT_WRITTEN: "the cut of a span is written",
+    CUT_JUDGED: "silver at a cut is judged, nothing says so and no promise is made",
     REREAD_LANDED: "rows that were read again are in bronze, no row says so",
     REBUILT: "a table's new content stands beside it, the table is as it was",
     REPLACED: "a table has its new content, no cut says so",

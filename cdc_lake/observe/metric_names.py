@@ -142,6 +142,20 @@ RULE_FAILURES_TOTAL: Final = Metric(
     "Changes that broke a rule, whatever it does.",
     ("table", "rule"),
 )
+RULE_FAILED_ROWS: Final = Metric(
+    "cdc_lake_rule_failed_rows",
+    Kind.GAUGE,
+    _APPLY,
+    "Rows of silver that break a rule, as silver was judged last; `level`: none, warn, error or critical by the rule's "
+    "thresholds, or broken where it could not be judged.",
+    ("table", "rule", "level"),
+)
+CUT_WITHHELD: Final = Metric(
+    "cdc_lake_cut_withheld",
+    Kind.GAUGE,
+    _APPLY,
+    "1 where rules kept back the newest promise of a cut and none was made since, 0 otherwise; with `promise_below`.",
+)
 HELD_ROWS_TOTAL: Final = Metric(
     "cdc_lake_held_rows_total",
     Kind.COUNTER,
@@ -213,6 +227,8 @@ METRICS: Final = (
     APPLIED_CHANGES_TOTAL,
     MERGE_DURATION_SECONDS,
     RULE_FAILURES_TOTAL,
+    RULE_FAILED_ROWS,
+    CUT_WITHHELD,
     HELD_ROWS_TOTAL,
     HELD_KEYS,
     TABLE_BROKEN,

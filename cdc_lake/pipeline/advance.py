@@ -32,6 +32,7 @@ from cdc_lake.observe.progress import Progress, Tell, of_run
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, check_kept, last_cut, write_cut
 from cdc_lake.pipeline.first_content import first_content
+from cdc_lake.pipeline.judging_clock import JudgingClock
 from cdc_lake.pipeline.keeping import Keeper
 from cdc_lake.pipeline.reread import Rereader, reread_tables
 from cdc_lake.pipeline.table_steps import Load, TableSteps
@@ -71,6 +72,7 @@ class Advance:
         rereads = "reread" in {silver.defaults.missing_row, *(table.missing_row for table in silver.tables)}
         self._rereader = Rereader(project, self._bronze, self._control, tell) if rereads else None
         self._keeper = Keeper(project, self._control, self._steps.sql, tell)
+        self._clock = JudgingClock(project, self._control, tell)
         self._began = datetime.now(UTC)
 
     def __enter__(self) -> Self:
@@ -115,6 +117,8 @@ class Advance:
                 tables = self._catch_up(state, tables, position)
         if self._rereader is not None and not stop.is_set():
             self._rereader.step(state, tables)
+        if not stop.is_set():
+            self._clock.tick(state.stream)
 
     def record(self, seconds: float, outcome: str) -> None:
         """Write the row of this run into `runs`."""

@@ -38,6 +38,7 @@ from cdc_lake.observe.metric_names import (
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, WrittenCut, written
+from cdc_lake.pipeline.rule_samples import RuleSamples
 from cdc_lake.pipeline.verified import verified
 
 WRITE_EVERY: Final = 5.0
@@ -55,6 +56,7 @@ class ApplyMetrics:
         self._tally = Tally()
         self._errors = ErrorCounts(self._tally, Loop.APPLY)
         self._control = ControlTables(project.control)
+        self._rules = RuleSamples(project, self._control)
         self._reader = bronze_reader(project)
         self._cut: WrittenCut | None = None
         self._written = -WRITE_EVERY
@@ -147,6 +149,7 @@ class ApplyMetrics:
     def _of_the_lake(self) -> list[Sample]:
         cut, lag = self._last_cut(), self._lag()
         out = [] if lag is None else [Sample(APPLIED_LAG_SECONDS, lag)]
+        out += self._rules.samples()
         if cut is None:
             return out
         compared = self._control.read("verified")

@@ -11,6 +11,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.versions import is_readable
 from cdc_lake.model.as_of import AsOf
 from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.cut_verdict import Withheld, withheld
 from cdc_lake.pipeline.cuts import IN, WrittenCut, placed, written
 from cdc_lake.pipeline.find_cut import find_cut
 from cdc_lake.pipeline.promises import Promise, promises, standing
@@ -28,7 +29,9 @@ class PromiseLine:
 
 @dataclass(frozen=True, slots=True)
 class CutLine:
-    """A cut in a list. `behind`: tables that are not at its position; `held`: keys that wait in it."""
+    """A cut in a list. `behind`: tables that are not at its position; `held`: keys that wait in it; `withheld`: the
+    promises of it that rules kept back.
+    """
 
     epoch: int
     position: str
@@ -38,6 +41,7 @@ class CutLine:
     behind: tuple[str, ...]
     held: int
     promises: tuple[PromiseLine, ...]
+    withheld: tuple[Withheld, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class CutView:
     written_at: datetime
     promises: tuple[PromiseLine, ...]
     tables: tuple[CutTable, ...]
+    withheld: tuple[Withheld, ...] = ()
 
 
 def list_cuts(project: Project, limit: int, *, promised: bool = False) -> CutList:
@@ -86,22 +91,32 @@ def list_cuts(project: Project, limit: int, *, promised: bool = False) -> CutLis
         newest = places.slice(max(0, places.num_rows - limit))
         cuts = [written(row) for row in control.cuts(newest)][::-1] if newest.num_rows else []
     total = len(cuts) if promised else int(places.num_rows)
-    return CutList(total, tuple(_line(cut, stand) for cut in cuts[:limit]))
+    kept_back = withheld(control)
+    return CutList(total, tuple(_line(cut, stand, kept_back) for cut in cuts[:limit]))
 
 
 def show_cut(project: Project, asked: AsOf, epoch: int | None) -> CutView:
     """The cut that is asked for. Raises BeforeFirstCut, CutNotReached, CutUnknown."""
     cut = find_cut(project, asked, epoch)
-    stand = standing(promises(ControlTables(project.control)), datetime.now(UTC))
+    control = ControlTables(project.control)
+    stand = standing(promises(control), datetime.now(UTC))
     tables = tuple(_table(project, cut, relation) for relation in sorted(cut.tables))
-    return CutView(cut.epoch, cut.stream, cut.shown, cut.commit_ts, cut.written_at, _of(cut, stand), tables)
+    back = _kept_back(cut, withheld(control))
+    return CutView(cut.epoch, cut.stream, cut.shown, cut.commit_ts, cut.written_at, _of(cut, stand), tables, back)
 
 
-def _line(cut: WrittenCut, stand: Iterable[Promise]) -> CutLine:
+def _line(cut: WrittenCut, stand: Iterable[Promise], kept_back: Iterable[Withheld]) -> CutLine:
     behind = tuple(table.table for table in cut.tables.values() if table.state != IN)
     held = sum(table.held for table in cut.tables.values())
-    of = _of(cut, stand)
-    return CutLine(cut.epoch, cut.shown, cut.commit_ts, cut.written_at, len(cut.tables), behind, held, of)
+    of, back = _of(cut, stand), _kept_back(cut, kept_back)
+    return CutLine(cut.epoch, cut.shown, cut.commit_ts, cut.written_at, len(cut.tables), behind, held, of, back)
+
+
+def _kept_back(cut: WrittenCut, every: Iterable[Withheld]) -> tuple[Withheld, ...]:
+    """The promises of a cut that were not made."""
+    return tuple(
+        one for one in every if (one.epoch, one.position, one.cut_at) == (cut.epoch, cut.shown, cut.written_at)
+    )
 
 
 def _of(cut: WrittenCut, stand: Iterable[Promise]) -> tuple[PromiseLine, ...]:

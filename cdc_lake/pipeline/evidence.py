@@ -1,7 +1,7 @@
 """What a report says, collected from where it stands: control tables, silver, the last comparison, the suites' runs.
 
 Promises: nothing is changed, no JVM is started, and what could not be read is said in the report's notes instead of
-being left out in silence. Silver is judged whole or, above `JUDGED_ROWS`, not at all: a part would not be the truth.
+being left out in silence.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from cdc_lake.lake.extent import silver_rows
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.cuts import written
 from cdc_lake.pipeline.holds import FAILED, open_holds
 from cdc_lake.pipeline.rule_evidence import RUNS, RuleEvidence
+from cdc_lake.pipeline.silver_judge import SilverJudge
 from cdc_lake.pipeline.status import Status, TableStatus
 from cdc_lake.quality.report import (
     DifferingKey,
@@ -61,11 +63,12 @@ class Evidence:
         targets = self._targets(cut)
         held = [group for target in targets for group in self._held(target, cut, known.get(target.label))]
         tables = tuple(self._table(target, cut, known.get(target.label), held) for target in targets)
-        judged = RuleEvidence(self.project, cut, runs, self.control.read("quality"), self.status.at, self.notes)
+        judge = SilverJudge(self.project, None if cut is None else written(cut), self.status.at, notes=self.notes)
+        judged = RuleEvidence(judge, runs, self.control.read("quality"))
         rules = tuple(
             state for target, table in zip(targets, tables, strict=True) for state in judged.states(target, table)
         )
-        self.suites, self.results = judged.suites, judged.results
+        self.suites, self.results = judge.suites, judge.rows
         return ReportData(
             pipeline=self.project.name,
             generated=self.status.at,

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError
+from cdc_lake.errors import CdcLakeError, CutWithheld
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.delta_retention import retention_changes
 from cdc_lake.lake.versions import TAG_PREFIX, set_tags
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.cut_verdict import Withheld, objections, withheld, withhold
 from cdc_lake.pipeline.cuts import TableState, WrittenCut, placed
 from cdc_lake.pipeline.promises import Promise, due, promises, record, standing
 
@@ -41,17 +42,35 @@ class Keeper:
         self._files: list[str] | None = None
         self._made: tuple[Promise, ...] = ()
         self._kept: tuple[Promise, ...] | None = None
+        self._withheld: Withheld | None = None
+        self._tried = False
 
     def cut(self, cut: WrittenCut) -> None:
         """A cut was written: it may be one that the schedule promises."""
         settings = self._project.pipeline.silver.cuts
         if settings.promise_every is not None:
             every, keep = timedelta(milliseconds=settings.promise_every), timedelta(milliseconds=settings.keep)
-            if (promise := due(self._look(), cut, every, keep)) is not None:
-                record(self._control, promise, cut.written_at)
-                self._control.compact("promises", _FILES)
-                self._tell(Progress("promise", f"the cut stays readable as `{promise.name}`"))
+            if (promise := due(self._look(), cut, every, keep, self._last_withheld())) is not None:
+                self._promise(promise)
         self.keep()
+
+    def _promise(self, promise: Promise) -> None:
+        """Make a promise of the schedule, unless a rule objects."""
+        if found := objections(self._project, self._control, promise.cut):
+            self._withheld = withhold(self._control, promise, found, datetime.now(UTC))
+            text = f"the cut is not promised as `{promise.name}`: {self._withheld.reason}"
+            self._tell(Progress("promise", text, facts={"code": CutWithheld.code}))
+            return
+        record(self._control, promise, promise.cut.written_at)
+        self._control.compact("promises", _FILES)
+        self._tell(Progress("promise", f"the cut stays readable as `{promise.name}`"))
+
+    def _last_withheld(self) -> datetime | None:
+        """When the last cut was written that the schedule did not promise; read once, as nobody else makes any."""
+        if not self._tried:
+            scheduled = [one for one in withheld(self._control) if one.scheduled]
+            self._withheld, self._tried = (scheduled[-1] if scheduled else None), True
+        return None if self._withheld is None else self._withheld.cut_at
 
     def keep(self) -> None:
         """Make tags and retention what the standing promises need; next to nothing where that did not change."""

@@ -90,9 +90,15 @@ def record(control: ControlTables, promise: Promise, at: datetime) -> None:
     )
 
 
-def due(made: Iterable[Promise], cut: WrittenCut, every: timedelta, keep: timedelta) -> Promise | None:
-    """The promise that the schedule makes of a new cut; None where the last one is younger than `every`."""
-    last = max((one.cut.written_at for one in made if one.scheduled), default=None)
+def due(
+    made: Iterable[Promise], cut: WrittenCut, every: timedelta, keep: timedelta, tried: datetime | None = None
+) -> Promise | None:
+    """The promise that the schedule makes of a new cut; None where the last one is younger than `every`.
+
+    `tried`: when the last cut was written whose promise was withheld, which is due again as late as one that was made.
+    """
+    times = [one.cut.written_at for one in made if one.scheduled]
+    last = max(times if tried is None else [*times, tried], default=None)
     if last is not None and cut.written_at - last < every:
         return None
     name = cut.written_at.astimezone(UTC).strftime(_SCHEDULED)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from cdc_lake.config.project import Project
-from cdc_lake.errors import NotPromised, VersionGone
+from cdc_lake.errors import CutWithheld, NotPromised, VersionGone
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.versions import is_readable
 from cdc_lake.model.as_of import PROMISE_NAME, AsOf
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Tell, silent
+from cdc_lake.pipeline.cut_verdict import objections, withhold
 from cdc_lake.pipeline.cuts import placed
 from cdc_lake.pipeline.find_cut import find_cut
 from cdc_lake.pipeline.keeping import Keeper
@@ -39,7 +40,7 @@ def promise_cut(
     """Promise the cut that is asked for, for a time from now on, or until the promise is ended.
 
     It stands from now on; Iceberg tables are tagged at once, retention on Delta is set by the next apply. Raises
-    NotPromised, VersionGone, BeforeFirstCut, CutNotReached, CutUnknown.
+    NotPromised, VersionGone, BeforeFirstCut, CutNotReached, CutUnknown; CutWithheld where a rule objects.
     """
     if not PROMISE_NAME.fullmatch(name) or _RESERVED.fullmatch(name):
         raise NotPromised(f"`{name}` is no name for a promise")
@@ -51,10 +52,13 @@ def promise_cut(
         target = placed(project.target(TableName.parse(relation)), state.table, state.format)
         if state.version is not None and not is_readable(project, target, state.version):
             raise VersionGone(target.label, state.version, cut.shown)
-    until = None if keep is None else now + keep
-    record(control, Promise(name, scheduled=False, cut=cut, until=until), now)
+    promise = Promise(name, scheduled=False, cut=cut, until=None if keep is None else now + keep)
+    if found := objections(project, control, cut):
+        why = withhold(control, promise, found, now).reason
+        raise CutWithheld(f"the cut at {cut.shown} is not promised as `{name}`: {why}")
+    record(control, promise, now)
     Keeper(project, control, None, tell).keep()
-    return Promised(name, cut.epoch, cut.shown, cut.commit_ts, until)
+    return Promised(name, cut.epoch, cut.shown, cut.commit_ts, promise.until)
 
 
 def end_promise(project: Project, name: str, tell: Tell = silent) -> Promised:

@@ -23,7 +23,9 @@ from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
+from cdc_lake.pipeline.cut_verdict import still_withheld
 from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.promises import promises
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
@@ -73,6 +75,7 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
         held=tuple(held_rows),
         undecodable=lake.undecodable,
         receiver_waits=waits,
+        withheld=still_withheld(control, promises(control)),
     )
 
 

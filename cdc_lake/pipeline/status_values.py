@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from cdc_lake.pipeline.cut_verdict import Withheld
 from cdc_lake.pipeline.receiver_note import Waiting
 from cdc_lake.pipeline.waiting import UndecodedTransaction
 
@@ -68,7 +69,8 @@ class HeldRows:
 class Status:
     """Where a pipeline stands at `at`. Positions are as people paste them. `undecodable`: what silver stops before.
 
-    `receiver_waits`: what the receiver said it waits for, where it does.
+    `receiver_waits`: what the receiver said it waits for, where it does; `withheld`: the newest promise of a cut, where
+    rules kept it back and none was made since.
     """
 
     pipeline: str
@@ -90,3 +92,4 @@ class Status:
     held: tuple[HeldRows, ...]
     undecodable: tuple[UndecodedTransaction, ...] = ()
     receiver_waits: Waiting | None = None
+    withheld: Withheld | None = None

@@ -102,8 +102,8 @@ class RuleState:
     """A rule: changes it judged over the last runs, oldest first, and rows of silver that break it now.
 
     `suite` is None where silver was not judged (`suite_note` says why); `broken` says why a rule could not be judged.
-    `past` is, of a rule of a table, what reports found, oldest first, this one last; `observed` what was seen of a
-    table as a whole. `written` is where it stands, `pipelines/shop.yaml:14`.
+    `past` is what silver came to, oldest first, this report last; `observed` what was seen of a table as a whole.
+    `written` is where it stands, `pipelines/shop.yaml:14`.
     """
 
     table: str
@@ -119,11 +119,6 @@ class RuleState:
     thresholds: Thresholds | None = None
     observed: str = ""
     past: tuple[Judged, ...] = ()
-
-    @property
-    def trend(self) -> tuple[Judged, ...]:
-        """Failures over time, oldest first: run by run, or report by report."""
-        return self.history or self.past
 
     @property
     def silver_level(self) -> Level:

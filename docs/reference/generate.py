@@ -264,12 +264,13 @@ _ABOUT = {
     "snapshots": "The steps of each initial copy.",
     "cuts": "One row a span: the position that the silver tables have reached together, with the version of each.",
     "promises": "Cuts that stay readable, by name or by schedule, each with the versions it needs.",
+    "withheld": "Cuts that were not promised for what rules found of silver at them, each with the rules.",
     "held": "Changes that were kept back, in full, each with its position and reason.",
     "gaps": "CSNs that a stream passed over because they did not arrive in time, where it is told to go on.",
     "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",
     "decoded": "Transactions that landed as bytes and were decoded later by `held retry`.",
     "configurations": "What each number of a configuration in COMMIT rows stands for: tables, redaction, encoding.",
-    "quality": "What reports found of rules over silver as it was then, one row a rule and report; what comparisons "
+    "quality": "What rules came to over silver, one row a rule and time that silver was judged; what comparisons "
     "found, as the rule `equal_to_source`.",
     "verified": "What comparisons with the source found of silver tables: one row a table and comparison.",
     "runs": "One row a run.",

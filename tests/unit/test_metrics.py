@@ -26,7 +26,7 @@ from cdc_lake.pipeline.health import STALLED_AFTER, health_of
 from cdc_lake.pipeline.pulse import Pulse
 
 ROOT = Path(__file__).parents[2]
-LABELS = {"table", "op", "rule", "code", "kind", "loop"}
+LABELS = {"level", "table", "op", "rule", "code", "kind", "loop"}
 STATE = BronzeState("pg:1:shop:shop:0/3E8", 1, 1000, 1000, b"")
 
 

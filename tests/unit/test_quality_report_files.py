@@ -120,6 +120,7 @@ def test_the_report_tells_gate_suite_holds_and_runs_without_a_row_value(project:
     between, in_set, gone = found["rules"]
     assert between["history"] == [{"evaluated": 10, "failed": 0}, {"evaluated": 10, "failed": 2}]
     assert between["suite"] == {"evaluated": 3, "failed": 0}
+    assert between["past"] == [{"evaluated": 3, "failed": 0}]
     assert between["written"] == "pipelines/shop.yaml:14"
     assert in_set["suite"] == {"evaluated": 3, "failed": 1}
     assert gone["broken"] == "there is no column `gone`"
