@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from cdc_lake.config.project import Project
 
 _MASKED = "••••••"
+_PIECES = re.compile(r"[^\w.~-]+", re.ASCII)  # whatever else is escaped in an address, or ends a part of one
+_PIECE = 6  # shorter ones say little, and are found in words of the traceback
 _secrets: frozenset[str] = frozenset()
 
 
@@ -30,6 +33,11 @@ def keep_out(project: Project) -> Project:
 def trace(error: BaseException) -> str:
     """The traceback of an error with its causes."""
     text = "".join(traceback.format_exception(error))
-    for secret in sorted(_secrets, key=len, reverse=True):
-        text = text.replace(secret, _MASKED)
+    for part in sorted({part for secret in _secrets for part in _parts(secret)}, key=len, reverse=True):
+        text = text.replace(part, _MASKED)
     return text
+
+
+def _parts(secret: str) -> list[str]:
+    """What a secret may be quoted as: whole, and, where it was taken for an address or escaped, in pieces."""
+    return [secret, *(piece for piece in _PIECES.split(secret) if len(piece) >= _PIECE)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import BaseModel, SecretStr
@@ -13,8 +14,9 @@ from cdc_lake.config.model import Pipeline
 def secret_values(pipeline: Pipeline) -> frozenset[str]:
     """Every secret, as it is and as it stands in an address."""
     given = {one for one in _values(pipeline) if one}
-    if pipeline.lake.iceberg.uri is not None and (password := _password(pipeline.lake.iceberg.uri)):
-        given |= {password, unquote(password)}
+    if pipeline.lake.iceberg.uri is not None:
+        for password in _passwords(pipeline.lake.iceberg.uri):
+            given |= {password, unquote(password)}
     return frozenset(given | {quote(one, safe="") for one in given})
 
 
@@ -32,8 +34,9 @@ def _values(value: object) -> Iterator[str]:
             yield from _values(one)
 
 
-def _password(uri: str) -> str | None:
-    try:
-        return urlsplit(uri).password
-    except ValueError:  # no address at all; it was refused
-        return None
+def _passwords(uri: str) -> set[str]:
+    """The password of an address; also where it breaks the address, because nobody quoted it."""
+    found = {uri.partition("://")[2].rpartition("@")[0].partition(":")[2]}
+    with suppress(ValueError):  # no address at all; it was refused
+        found.add(urlsplit(uri).password or "")
+    return found - {""}
