@@ -57,6 +57,8 @@ class Evidence:
             self.notes.append(
                 f"The source could not be asked ({self.status.unreachable_because}); lags are what is known."
             )
+        if (kept := self.status.withheld) is not None:
+            self.notes.append(f"The cut at {kept.position} is not promised as {kept.name}: {kept.reason}.")
         cut = self.control.last_cut(self.status.stream)
         runs = self._runs()
         known = {table.table: table for table in self.status.tables}

@@ -158,6 +158,8 @@ def _of_tables(status: Status) -> Iterator[Headline]:
     if held := sum(table.held for table in status.tables):
         names = _names([table for table in status.tables if table.held])
         yield Headline("attention", f"{wording.plural(held, 'change')} held back by rules", f"In {names}.")
+    if (kept := status.withheld) is not None:
+        yield Headline("attention", "A cut is not promised", f"{kept.position} as {kept.name}: {kept.reason}.")
 
 
 def _of_the_ways(status: Status) -> Iterator[Headline]:

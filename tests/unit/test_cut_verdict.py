@@ -23,12 +23,14 @@ from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.cut_list import list_cuts, show_cut
 from cdc_lake.pipeline.cut_verdict import still_withheld, withheld
 from cdc_lake.pipeline.cuts import WrittenCut, written
+from cdc_lake.pipeline.evidence import Evidence
 from cdc_lake.pipeline.judging_clock import JudgingClock
 from cdc_lake.pipeline.keeping import Keeper
 from cdc_lake.pipeline.promises import promises
 from cdc_lake.pipeline.promising import promise_cut
 from cdc_lake.pipeline.rule_samples import RuleSamples
 from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.status_page import remember, render
 from tests.cut_lake import PG, CutLake, at
 
 UNIQUE = {"rule": "unique", "columns": ["mail"], "thresholds": {"warn": 0.1, "error": 0.5, "critical": 0.9}}
@@ -89,6 +91,8 @@ def test_lists_and_status_say_which_rule_kept_a_cut_back(tmp_path: Path) -> None
     known = status(lake.project)
     assert known.withheld == newest.withheld[0]
     assert f"withheld  the cut at 0/C8 is not promised as {why}" in status_text(known, 120)
+    assert f"0/C8 as {why}." in render(remember(lake.project, known))
+    assert f"The cut at 0/C8 is not promised as {why}." in Evidence(lake.project, lake.control, known).collect().notes
     assert still_withheld(lake.control, promises(lake.control)) == newest.withheld[0]
     promise_cut(lake.project, "fair", as_of("0/64"), None, None)
     assert still_withheld(lake.control, promises(lake.control)) == newest.withheld[0], "of an older cut"
