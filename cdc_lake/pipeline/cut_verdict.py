@@ -23,12 +23,12 @@ from cdc_lake.lake.extent import silver_rows
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import CUT_JUDGED, failpoint
 from cdc_lake.pipeline.cuts import WrittenCut, placed
-from cdc_lake.pipeline.promises import Promise
+from cdc_lake.pipeline.promises import Promise, promises
 from cdc_lake.pipeline.silver_judge import NO_TABLE, Found, SilverJudge
 from cdc_lake.quality.level import LEVELS, level
 from cdc_lake.source.stream import shown
 
-_FILES: Final = 100  # of the table `withheld`, put together when there are more
+_FILES: Final = 100  # of a control table, put together when there are more
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ def judge_cut(project: Project, control: ControlTables, cut: WrittenCut, at: dat
     found = tuple(one for target in _targets(project, cut) for one in _objections(judge, target))
     failpoint(CUT_JUDGED)
     control.append("quality", [asdict(row) for row in judge.rows])
+    control.compact("quality", _FILES)
     return found
 
 
@@ -100,10 +101,12 @@ def withheld(control: ControlTables) -> tuple[Withheld, ...]:
     return tuple(_withheld(WithheldRow(**row)) for row in rows)
 
 
-def still_withheld(control: ControlTables, made: Iterable[Promise]) -> Withheld | None:
+def still_withheld(project: Project, control: ControlTables) -> Withheld | None:
     """The newest promise that was not made, where none has been made of that cut or a later one since."""
+    if project.pipeline.quality.promise_below is None:
+        return None
     newest = max(withheld(control), key=lambda one: one.at, default=None)
-    if newest is None or any(one.cut.written_at >= newest.cut_at for one in made):
+    if newest is None or any(one.cut.written_at >= newest.cut_at for one in promises(control)):
         return None
     return newest
 

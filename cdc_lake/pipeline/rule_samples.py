@@ -10,7 +10,6 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observe.exposition import Sample
 from cdc_lake.observe.metric_names import CUT_WITHHELD, RULE_FAILED_ROWS
 from cdc_lake.pipeline.cut_verdict import still_withheld
-from cdc_lake.pipeline.promises import promises
 
 
 class RuleSamples:
@@ -34,7 +33,7 @@ class RuleSamples:
         if files != self._files:
             self._found = self._judged()
             if promising:
-                kept_back = still_withheld(self._control, promises(self._control)) is not None
+                kept_back = still_withheld(self._project, self._control) is not None
                 self._found.append(Sample(CUT_WITHHELD, kept_back))
             self._files = files
         return self._found

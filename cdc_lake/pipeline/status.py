@@ -25,7 +25,6 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.cut_verdict import still_withheld
 from cdc_lake.pipeline.holds import open_holds
-from cdc_lake.pipeline.promises import promises
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
@@ -75,7 +74,7 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
         held=tuple(held_rows),
         undecodable=lake.undecodable,
         receiver_waits=waits,
-        withheld=still_withheld(control, promises(control)),
+        withheld=still_withheld(project, control),
     )
 
 

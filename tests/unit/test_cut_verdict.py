@@ -93,11 +93,11 @@ def test_lists_and_status_say_which_rule_kept_a_cut_back(tmp_path: Path) -> None
     assert f"withheld  the cut at 0/C8 is not promised as {why}" in status_text(known, 120)
     assert f"0/C8 as {why}." in render(remember(lake.project, known))
     assert f"The cut at 0/C8 is not promised as {why}." in Evidence(lake.project, lake.control, known).collect().notes
-    assert still_withheld(lake.control, promises(lake.control)) == newest.withheld[0]
+    assert still_withheld(lake.project, lake.control) == newest.withheld[0]
     promise_cut(lake.project, "fair", as_of("0/64"), None, None)
-    assert still_withheld(lake.control, promises(lake.control)) == newest.withheld[0], "of an older cut"
+    assert still_withheld(lake.project, lake.control) == newest.withheld[0], "of an older cut"
     keeper(lake, []).cut(cut(lake, 300, 120, GOOD))
-    assert still_withheld(lake.control, promises(lake.control)) is None
+    assert still_withheld(lake.project, lake.control) is None
 
 
 def test_what_rules_came_to_is_shown_to_monitoring(tmp_path: Path) -> None:
