@@ -162,8 +162,8 @@ class Decoded:
         """Remove facts, each file before its row, which counts for nothing without it. Raises LakeError, OSError."""
         for row in rows:
             self._path(row).unlink(missing_ok=True)
-            place = f"epoch = {row.epoch} AND position = {row.position}"
-            self._control.delete("decoded", f"{place} AND content = '{row.content}'")
+            place = (pc.field("epoch") == row.epoch) & (pc.field("position") == row.position)
+            self._control.delete("decoded", place & (pc.field("content") == row.content))
 
     def _rows(self) -> dict[tuple[int, int], DecodedRow]:
         """By epoch and position; of several of one transaction the newest."""

@@ -10,7 +10,7 @@ from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import IcebergMissing
 from cdc_lake.lake.catalog import catalog_address
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.lake.delta_store import StorePlace
 from cdc_lake.lake.object_store import object_store
@@ -37,7 +37,7 @@ def bronze_reader(project: Project) -> BronzeReader:
 
 def decoded(project: Project) -> Decoded:
     """What its undecodable transactions turned out to be."""
-    return Decoded(ControlTables(project.control), project.control / "decoded_rows")
+    return Decoded(control_tables(project), project.control / "decoded_rows")
 
 
 def bronze_writer(project: Project) -> TableBronze:

@@ -70,11 +70,11 @@ def inspect_row(
     """Everything that happened to the row of one key, in order."""
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.cli.render_inspect import row_text
-    from cdc_lake.lake.control import ControlTables
+    from cdc_lake.lake.control import control_tables
     from cdc_lake.pipeline.inspect import inspect_row as look_up
 
     project, name = call.project(), _table(table)
-    bronze, snapshots = bronze_reader(project), ControlTables(project.control).snapshots()
+    bronze, snapshots = bronze_reader(project), control_tables(project).snapshots()
     found = look_up(bronze, name, _key(key, name, bronze), snapshots)
     call.view.result(found, row_text(found))
 
@@ -93,7 +93,7 @@ def inspect_chain(
     """Verify that no transaction of bronze is missing, repeated or changed: all of them, or those of a range."""
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.cli.render_inspect import chain_text
-    from cdc_lake.lake.control import ControlTables
+    from cdc_lake.lake.control import control_tables
     from cdc_lake.pipeline.inspect import inspect_chain as verify
     from cdc_lake.pipeline.inspect import plain
     from cdc_lake.pipeline.inspect_span import asked_span
@@ -105,7 +105,7 @@ def inspect_chain(
         return
     bronze = bronze_reader(project)
     span = None if (after, upto, epoch) == (None, None, None) else asked_span(bronze, after, upto, epoch)
-    control = ControlTables(project.control)
+    control = control_tables(project)
     found = verify(bronze, span, lambda: known_beside(project, bronze, control), call.view.tell)
     call.view.result(plain(found), chain_text(found))
     if not found.holds:

@@ -105,6 +105,8 @@ class Lake(Section):
 
     path: Text = "lake"
     """Root folder, relative to the project: bronze, silver, control tables, checkpoints."""
+    control: Text | None = None
+    """Folder of an object store for the control tables, `s3://bucket/folder`; a folder of `path` by default."""
     iceberg: Iceberg = Iceberg()
     """Catalog for tables of `format: iceberg`."""
     storage: Storage | None = None

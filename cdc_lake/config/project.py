@@ -6,6 +6,9 @@ name, otherwise the file's own folder. The working directory never matters.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,8 +139,22 @@ class Project:
 
     @property
     def control(self) -> Path:
-        """Folder of the control tables."""
+        """Folder of the control tables where they are on this machine, and of what belongs to them."""
         return self.lake / "control" / self.name
+
+    @property
+    def control_address(self) -> ObjectAddress | None:
+        """Folder of the control tables in an object store, where they are there."""
+        given = self.pipeline.lake.control
+        return None if given is None else ObjectAddress.parse(f"{given.rstrip('/')}/{self.name}")
+
+    @property
+    def lease(self) -> Path:
+        """Folder of the lease on silver, on this machine: a store has no locks, and a mounted one often has none."""
+        if self.control_address is None:
+            return self.control
+        lake = hashlib.sha256(str(self.lake.absolute()).encode()).hexdigest()[:12]
+        return Path(tempfile.gettempdir()) / f"cdc_lake-{os.getuid()}" / f"{self.name}-{lake}"
 
     @property
     def checkpoint(self) -> Path:

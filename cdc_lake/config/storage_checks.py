@@ -1,30 +1,32 @@
 """Rules about tables in an object store, judged on the tree of nodes like those of `checks`.
 
-Spark is given no client of object stores, so what it writes (silver, control tables, checkpoints) stays on this
-machine; bronze is written and read without Spark and may be there.
+Spark is given no client of object stores, so what it writes (silver, checkpoints) stays in a folder; bronze and the
+control tables are written and read without Spark and may be there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_lake.config.node_values import text_of
+from cdc_lake.config.node_values import at, items_of, text_of
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.storage import ObjectAddress
-from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode, SequenceNode
+from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 
 
 def storage_rules(root: MappingNode) -> Iterator[Diagnostic]:
     """Everything that is wrong with addresses and with `lake.storage`."""
-    storage = _at(root, "lake", "storage")
-    iceberg = text_of(_at(root, "bronze", "format")) == "iceberg"
+    storage = at(root, "lake", "storage")
+    iceberg = text_of(at(root, "bronze", "format")) == "iceberg"
     yield from _lake_path(root)
-    path, warehouse = _at(root, "bronze", "path"), _at(root, "lake", "iceberg", "warehouse")
+    if (control := at(root, "lake", "control")) is not None:
+        yield from _address(control, "lake.control", storage)
+    path, warehouse = at(root, "bronze", "path"), at(root, "lake", "iceberg", "warehouse")
     if not iceberg and _is_address(path):
         yield from _address(path, "bronze.path", storage)
         yield from _durability(root)
-    if _is_address(warehouse) and text_of(_at(root, "lake", "iceberg", "type")) != "rest":
+    if _is_address(warehouse) and text_of(at(root, "lake", "iceberg", "type")) != "rest":
         text = text_of(warehouse) or ""
         if not text.startswith("file://"):
             yield from _address(warehouse, "lake.iceberg.warehouse", storage)
@@ -36,9 +38,9 @@ def storage_rules(root: MappingNode) -> Iterator[Diagnostic]:
 
 
 def _lake_path(root: MappingNode) -> Iterator[Diagnostic]:
-    node = _at(root, "lake", "path")
+    node = at(root, "lake", "path")
     if _is_address(node):
-        hint = "silver, control tables and checkpoints are on this machine; only bronze can be in an object store"
+        hint = "silver and checkpoints are in a folder; `bronze.path` and `lake.control` can be in an object store"
         yield _error("a folder is expected, not an address", node, "lake.path", hint)
 
 
@@ -55,7 +57,7 @@ def _address(node: Node | None, path: str, storage: Node | None) -> Iterator[Dia
 
 
 def _durability(root: MappingNode) -> Iterator[Diagnostic]:
-    node = _at(root, "bronze", "durability")
+    node = at(root, "bronze", "durability")
     if node is not None:
         hint = "remove it: what the store says it has taken is durable there, and nothing less is confirmed"
         yield _error("bronze in an object store has no durability to choose", node, "bronze.durability", hint)
@@ -64,18 +66,18 @@ def _durability(root: MappingNode) -> Iterator[Diagnostic]:
 def _silver(root: MappingNode) -> Iterator[Diagnostic]:
     hint = "use `format: delta` for silver, or a warehouse on this machine"
     summary = "silver tables of format iceberg cannot be in an object store: Spark is given no client for it"
-    node = _at(root, "silver", "defaults", "format")
+    node = at(root, "silver", "defaults", "format")
     if text_of(node) == "iceberg":
         yield _error(summary, node, "silver.defaults.format", hint)
-    tables = _at(root, "silver", "tables")
-    for i, table in enumerate(tables.items if isinstance(tables, SequenceNode) else ()):
-        node = _at(table, "format")
+    tables = at(root, "silver", "tables")
+    for i, table in enumerate(items_of(tables)):
+        node = at(table, "format")
         if text_of(node) == "iceberg":
             yield _error(summary, node, f"silver.tables[{i}].format", hint)
 
 
 def _section(storage: MappingNode) -> Iterator[Diagnostic]:
-    endpoint, allow = _at(storage, "endpoint"), _at(storage, "allow_http")
+    endpoint, allow = at(storage, "endpoint"), at(storage, "allow_http")
     allowed = isinstance(allow, ScalarNode) and allow.value is True
     if (text_of(endpoint) or "").startswith("http://") and not allowed:
         hint = "use https://, or say `allow_http: true` where nobody else can reach the network between"
@@ -85,14 +87,6 @@ def _section(storage: MappingNode) -> Iterator[Diagnostic]:
 def _error(summary: str, node: Node | None, path: str, hint: str) -> Diagnostic:
     place = node.mark.location(path) if node is not None else None
     return Diagnostic(Severity.ERROR, Problem.LAKE_LAYOUT, summary, place, hint)
-
-
-def _at(node: Node | None, *path: str) -> Node | None:
-    for part in path:
-        if not isinstance(node, MappingNode):
-            return None
-        node = node.entries.get(part)
-    return node
 
 
 def _is_address(node: Node | None) -> bool:

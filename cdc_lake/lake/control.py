@@ -1,15 +1,17 @@
-"""Control tables: what the two loops tell each other and the reader, as small Delta tables on paths.
+"""Control tables: what the two loops tell each other and the reader, as small Delta tables.
 
 They follow from bronze and silver and are never the place where a position is decided. Written without Spark (an append
-takes 10 to 30 ms), one table a kind under one folder. Several processes may append at a time.
+takes 10 to 30 ms on a disk), one table a kind, in a folder of this machine or of an object store. Several processes
+may append at a time.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -17,8 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
 
-from cdc_lake.errors import ControlNotWritten, LakeError
+from cdc_lake.config.project import Project
+from cdc_lake.errors import BronzeNotWritten, ControlNotWritten, LakeError
 from cdc_lake.lake.control_rows import (
     NAMES,
     ConfigurationRow,
@@ -30,26 +34,31 @@ from cdc_lake.lake.control_rows import (
     schema_of,
 )
 from cdc_lake.lake.cut_index import PLACE, newest_files, places_of
-from cdc_lake.lake.delta_log import NotLanded, commit, create_table, open_table, refresh, sync_version, write_file
+from cdc_lake.lake.delta_log import NotLanded
+from cdc_lake.lake.delta_place import DeltaPlace, LocalPlace
+from cdc_lake.lake.delta_store import StorePlace
+from cdc_lake.lake.object_store import object_store
 
 _COMPACTED = 8 << 20  # bytes of a file that small ones were put together into
 
+Places: TypeAlias = Callable[[ControlName], DeltaPlace]
+
 
 class ControlTables:
-    """The control tables under one folder. Reads see the newest version; appends are synced like bronze."""
+    """The control tables of a pipeline. Reads see the newest version; what was appended stays.
 
-    def __init__(self, folder: Path, durability: Literal["fsync", "os"] = "fsync") -> None:
-        self._folder = Path(folder)
-        self._durable = durability == "fsync"
+    `at`: the place of each, or the folder on this machine that they are in, synced before an append returns.
+    """
+
+    def __init__(self, at: Path | Places, durability: Literal["fsync", "os"] = "fsync") -> None:
+        self._place_of: Places = (
+            at if callable(at) else lambda name: LocalPlace(at / name, durable=durability == "fsync")
+        )
         self._open: dict[ControlName, DeltaTable] = {}
-
-    def path(self, name: ControlName) -> Path:
-        """Folder of one table, for readers of other kinds (Spark)."""
-        return self._folder / name
 
     def record(self, row: ControlRow) -> None:
         """Append one row to the table of its kind."""
-        self.append(NAMES[type(row)], [dataclasses.asdict(row)])
+        self.append(NAMES[type(row)], [asdict(row)])
 
     def append(
         self, name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table, app: tuple[str, int] | None = None
@@ -63,18 +72,17 @@ class ControlTables:
         if data.num_rows == 0:
             return False
         table = self._table(name) or self._create(name)
-        if app is not None and (last := table.transaction_version(app[0])) is not None and app[1] <= last:
-            return False
+        place = self._place_of(name)
+        if app is not None:
+            last = place.ask(lambda: table.transaction_version(app[0]))
+            if last is not None and app[1] <= last:
+                return False
         apps = {} if app is None else {app[0]: app[1]}
-        folder = self.path(name)
         self._open.pop(name, None)
         try:
-            # The cuts are many: their places are read from the log, without opening a file for each (`lake.cut_index`).
-            stats = [column for column in data.column_names if column != "tables"] if name == "cuts" else ()
-            action = write_file(folder, data, stats=stats, loose={"tables": ("{", "|")}, durable=self._durable)
-            commit(table, folder, [action], apps=apps, note={}, fenced=False, durable=self._durable)
+            place.commit(table, [self._write(name, data)], apps=apps, note={}, fenced=False)
         except (NotLanded, OSError) as cause:
-            raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=str(folder)) from cause
+            raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
         return True
 
@@ -98,10 +106,15 @@ class ControlTables:
             return schema.empty_table()
         # Not by `to_pyarrow_dataset`: its file system is written in Python, and a read-ahead thread that enters it
         # while the interpreter ends aborts the process (deltalake 1.6.6, one run in six).
-        paths = [str(self.path(name) / unquote(path)) for path in files]
+        place = self._place_of(name)
+        paths = [place.path(unquote(path)) for path in files]
+
+        def rows() -> pa.Table:
+            found = ds.dataset(paths, schema=schema_of(name), format="parquet", filesystem=place.filesystem)
+            return found.to_table(schema.names, filter=wanted).cast(schema)
+
         try:
-            found = ds.dataset(paths, schema=schema_of(name), format="parquet").to_table(schema.names, filter=wanted)
-            return found.cast(schema)
+            return place.ask(rows)
         except (OSError, pa.ArrowException) as cause:
             raise self._unread(name) from cause
 
@@ -111,27 +124,25 @@ class ControlTables:
         if table is None:
             return pa.table({"path": pa.array([], pa.string())})
         try:
-            return pa.table(table.get_add_actions(flatten=True))
+            return pa.table(self._place_of(name).ask(lambda: table.get_add_actions(flatten=True)))
         except DeltaError as cause:
             raise self._unread(name) from cause
 
     def _unread(self, name: ControlName) -> LakeError:
-        return LakeError(f"the control table `{name}` could not be read", where=str(self.path(name)))
+        return LakeError(f"the control table `{name}` could not be read", where=self._place_of(name).name)
 
-    def delete(self, name: ControlName, predicate: str) -> int:
-        """Delete rows by a SQL predicate over the table's columns; how many went. Raises ControlNotWritten."""
-        table = self._table(name)
-        if table is None:
-            return 0
-        before = table.version()
-        self._open.pop(name, None)
-        try:
-            metrics = table.delete(predicate)
-        except DeltaError as cause:
-            raise ControlNotWritten(f"deleting from `{name}` failed", where=str(self.path(name))) from cause
-        if self._durable and table.version() > before:
-            sync_version(self.path(name), table.version())
-        return int(metrics["num_deleted_rows"] or 0)
+    def delete(self, name: ControlName, wanted: pc.Expression) -> int:
+        """Delete the rows that are `wanted`; how many went. Raises ControlNotWritten."""
+        others = pc.invert(pc.coalesce(wanted, pc.scalar(False)))
+        while True:
+            table, there = self._table(name), self.files(name)["path"].to_pylist()
+            if table is None or not self.read(name, wanted, there).num_rows:
+                return 0
+            files = [path for path in there if self.read(name, wanted, [path]).num_rows]
+            rows = self.read(name, files=files)
+            kept = rows.filter(others)
+            if self._exchange(name, table, files, kept):
+                return int(rows.num_rows - kept.num_rows)
 
     def streams(self) -> list[StreamRow]:
         """All streams, by epoch."""
@@ -165,19 +176,36 @@ class ControlTables:
 
         Every file is an entry of each checkpoint of the log, so that commits get slower with their number.
         """
-        table = self._table(name)
-        if table is None or len(table.file_uris()) <= more_than:
-            return False
+        while True:
+            table, there = self._table(name), self.files(name)
+            if table is None or there.num_rows <= more_than:
+                return False
+            files = there.filter(pc.field("size_bytes") < _COMPACTED)["path"].to_pylist()
+            if self._exchange(name, table, files, self.read(name, files=files)):
+                return True
+
+    def _exchange(self, name: ControlName, table: DeltaTable, files: Sequence[str], rows: pa.Table) -> bool:
+        """Put `rows` in place of files, right behind the version `table` stands at; False where another writer did.
+
+        The library's own deletion and compaction leave rows twice where a store took them and its reply was lost.
+        """
+        place, now = self._place_of(name), time.time_ns() // 1_000_000
         self._open.pop(name, None)
         try:
-            table.optimize.compact(target_size=_COMPACTED)
-        except DeltaError as cause:
-            raise ControlNotWritten(
-                f"the files of `{name}` were not put together", where=str(self.path(name))
-            ) from cause
-        if self._durable:
-            sync_version(self.path(name), table.version())
+            written = [self._write(name, rows)] if rows.num_rows else []
+            gone = [RemoveAction(path, True, now, size=0, partition_values={}) for path in files]
+            place.commit(table, [*written, *gone], apps={}, note={})
+        except (NotLanded, OSError) as cause:
+            if isinstance(cause, NotLanded) and cause.overtaken:
+                return False
+            raise ControlNotWritten(f"a change of `{name}` failed and did not land", where=place.name) from cause
+        self._open[name] = table
         return True
+
+    def _write(self, name: ControlName, rows: pa.Table) -> AddAction:
+        # The cuts are many: their places are read from the log, without opening a file for each (`lake.cut_index`).
+        stats = [column for column in rows.column_names if column != "tables"] if name == "cuts" else ()
+        return self._place_of(name).write(rows, stats=stats, loose={"tables": ("{", "|")}, plain=())
 
     def cuts(self, places: pa.Table) -> list[CutRow]:
         """The cuts at some of these places, in their order."""
@@ -186,24 +214,33 @@ class ControlTables:
         return [found[tuple(place[column] for column in PLACE)] for place in places.to_pylist()]
 
     def _table(self, name: ControlName) -> DeltaTable | None:
-        table = self._open.get(name)
+        table, place = self._open.get(name), self._place_of(name)
         if table is not None:
-            refresh(table, self.path(name))
+            place.refresh(table)
             return table
-        table = open_table(self.path(name))
+        table = place.open()
         if table is not None:
             self._open[name] = table
         return table
 
     def _create(self, name: ControlName) -> DeltaTable:
-        folder = self.path(name)
+        place = self._place_of(name)
         try:
-            return create_table(folder, schema_of(name), {}, durable=self._durable)
-        except DeltaError as cause:
-            table = open_table(folder)  # another process made it at the same moment
+            return place.create(schema_of(name), {})
+        except BronzeNotWritten as cause:
+            table = place.open()  # another process made it at the same moment
             if table is None:
-                raise ControlNotWritten(f"the control table `{name}` could not be made", where=str(folder)) from cause
+                raise ControlNotWritten(f"the control table `{name}` could not be made", where=place.name) from cause
             return table
+
+
+def control_tables(project: Project, durability: Literal["fsync", "os"] = "fsync") -> ControlTables:
+    """The control tables of a pipeline, where it says they are. `durability`: of those on this machine."""
+    address = project.control_address
+    if address is None:
+        return ControlTables(project.control, durability)
+    store = object_store(project)
+    return ControlTables(lambda name: StorePlace(store, replace(address, key=f"{address.key}/{name}")))
 
 
 def _arrow(name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table) -> pa.Table:

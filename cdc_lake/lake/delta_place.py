@@ -23,6 +23,7 @@ from cdc_lake.lake.delta_log import (
     open_table,
     refresh,
     set_properties,
+    sync_version,
     write_file,
 )
 from cdc_lake.lake.parquet_file import Rows
@@ -76,9 +77,21 @@ class DeltaPlace(Protocol):
         ...
 
     def commit(
-        self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Mapping[str, object]
+        self,
+        table: DeltaTable,
+        actions: Sequence[Action],
+        *,
+        apps: Mapping[str, int],
+        note: Mapping[str, object],
+        fenced: bool = True,
     ) -> int:
-        """Commit right behind the version that `table` stands at and move it there. Raises NotLanded."""
+        """Commit and move `table` to the version made: right behind the one it stood at where `fenced`, otherwise
+        behind what others committed meanwhile too. Raises NotLanded.
+        """
+        ...
+
+    def settle(self, table: DeltaTable) -> None:
+        """Make what a call of the library committed last, and `table` stands at, stay."""
         ...
 
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
@@ -153,10 +166,21 @@ class LocalPlace:
         return write_file(self.folder, rows, stats=stats, loose=loose, plain=plain, durable=self.durable)
 
     def commit(
-        self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Mapping[str, object]
+        self,
+        table: DeltaTable,
+        actions: Sequence[Action],
+        *,
+        apps: Mapping[str, int],
+        note: Mapping[str, object],
+        fenced: bool = True,
     ) -> int:
         """One log entry."""
-        return commit(table, self.folder, actions, apps=apps, note=note, fenced=True, durable=self.durable)
+        return commit(table, self.folder, actions, apps=apps, note=note, fenced=fenced, durable=self.durable)
+
+    def settle(self, table: DeltaTable) -> None:
+        """Log entry, data files and their folders."""
+        if self.durable:
+            sync_version(self.folder, table.version())
 
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
         """One log entry."""

@@ -120,12 +120,30 @@ class StorePlace:
         return self._store.persist(put, self.name)
 
     def commit(
-        self, table: DeltaTable, actions: Sequence[Action], *, apps: Mapping[str, int], note: Mapping[str, object]
+        self,
+        table: DeltaTable,
+        actions: Sequence[Action],
+        *,
+        apps: Mapping[str, int],
+        note: Mapping[str, object],
+        fenced: bool = True,
     ) -> int:
         """Put the log entry of the next version; repeated under the same id while the store fails.
 
-        Raises NotLanded, CommitUncertain where the entry could not be read either.
+        Not `fenced`: behind whoever was faster, each time fenced, so that it lands once. Raises NotLanded,
+        CommitUncertain where the entry could not be read either.
         """
+        while True:
+            try:
+                return self._commit(table, actions, apps, note)
+            except NotLanded as refused:
+                if fenced or not refused.overtaken:
+                    raise
+            self.refresh(table)
+
+    def _commit(
+        self, table: DeltaTable, actions: Sequence[Action], apps: Mapping[str, int], note: Mapping[str, object]
+    ) -> int:
         mark = str(uuid4())
 
         def put() -> int:
@@ -158,6 +176,9 @@ class StorePlace:
         version = self._store.persist(put, self.name)
         self._store.persist(lambda: _stand_at(table, version), self.name)
         return version
+
+    def settle(self, table: DeltaTable) -> None:
+        """It does: what the store took is durable."""
 
     def checkpoint(self, table: DeltaTable) -> None:
         """One object."""

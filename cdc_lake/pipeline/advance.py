@@ -24,7 +24,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
 from cdc_lake.errors import RuleStopped, TransactionUndecoded
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import ALL_MERGED, CUT_WRITTEN, failpoint
@@ -66,7 +66,7 @@ class Advance:
         self._run = new_run()
         self._tell = tell = of_run(self._run, tell)
         self._bronze = bronze_reader(project)
-        self._control = ControlTables(project.control)
+        self._control = control_tables(project)
         self._steps = TableSteps(project, spark, tell, allowed)
         silver = project.pipeline.silver
         rereads = "reread" in {silver.defaults.missing_row, *(table.missing_row for table in silver.tables)}

@@ -24,7 +24,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import BronzeDamaged, NoKey, NoStream
 from cdc_lake.lake.arrow_values import arrow_type
 from cdc_lake.lake.canonical import from_source
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import Lsn, parse_position
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
@@ -77,7 +77,7 @@ def against_source(project: Project, tell: Tell = silent) -> SourceProof:
     state = bronze.state()
     if state is None:
         raise NoStream("bronze holds no stream yet: there is nothing to verify", where=bronze.place)
-    control = ControlTables(project.control)
+    control = control_tables(project)
     chain = verify(bronze, beside=lambda: known_beside(project, bronze, control), tell=tell)
     confirmed = None if slot is None else slot.confirmed
     forgotten = confirmed is not None and parse_position(confirmed) > state.confirm

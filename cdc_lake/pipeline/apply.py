@@ -72,7 +72,7 @@ def apply(
     SparkNotStarted, SparkDied; with `once` TransactionUndecoded, for which a run without end waits.
     """
     began = time.monotonic()
-    with lease(project.control):
+    with lease(project.lease):
         if spark is None:
             tell(Progress("apply", "starting Spark"))
             spark = start(project)

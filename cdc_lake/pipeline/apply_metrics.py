@@ -16,7 +16,7 @@ from typing import Final, Self
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, MetricsNotWritten
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.span import Span
 from cdc_lake.observe.error_counts import ErrorCounts
 from cdc_lake.observe.exposition import Exposition, Sample, Tally
@@ -55,7 +55,7 @@ class ApplyMetrics:
         self._tell = tell
         self._tally = Tally()
         self._errors = ErrorCounts(self._tally, Loop.APPLY)
-        self._control = ControlTables(project.control)
+        self._control = control_tables(project)
         self._rules = RuleSamples(project, self._control)
         self._reader = bronze_reader(project)
         self._cut: WrittenCut | None = None

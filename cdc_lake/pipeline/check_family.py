@@ -11,7 +11,7 @@ from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
 from cdc_lake.config.release import pad_release, parse_release, show_release
 from cdc_lake.errors import CdcLakeError, NoPrimary, ReplicationPortNeeded, RoleLacksReplication, ServerUnreachable
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.check_family_failover import failover_lines
 from cdc_lake.pipeline.check_family_slot import slot_line
 from cdc_lake.pipeline.check_family_tables import grants, identities
@@ -189,7 +189,7 @@ def _printing(project: Project) -> Iterator[CheckLine]:
 def _order(project: Project, session: WireSession) -> CheckLine:
     """What orders the stream: of one that was begun this is settled."""
     state = bronze_reader(project).state()
-    if state is not None and is_complete(ControlTables(project.control), state.stream, state.epoch):
+    if state is not None and is_complete(control_tables(project), state.stream, state.epoch):
         text = f"{order_in_words(domain_of(state.stream))}, as it was begun"
         return CheckLine(ok=True, subject="order", text=text)
     exports = exports_csn(session)

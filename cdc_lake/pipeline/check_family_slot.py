@@ -5,7 +5,7 @@ from __future__ import annotations
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, SlotActive, SlotForeign
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import format_position
 from cdc_lake.pipeline.action import size
 from cdc_lake.pipeline.check_line import CheckLine, failed
@@ -22,7 +22,7 @@ from cdc_lake.source.wire.session import WireSession
 
 def slot_line(project: Project, session: WireSession) -> CheckLine:
     """Whether the next run can go on with the slot, or make it: free, active, foreign, ahead, of another order."""
-    state, control = bronze_reader(project).state(), ControlTables(project.control)
+    state, control = bronze_reader(project).state(), control_tables(project)
     try:
         facts = who(project, session)
         found = find_slot(session, project.slot)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, ServerSettings
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.postgres_facts import ServerLimits
 from cdc_lake.pipeline.postgres_stream import check_same
@@ -33,7 +33,7 @@ def failover_lines(project: Project, session: Session, limits: ServerLimits) -> 
 
 
 def _history(project: Project) -> Iterator[CheckLine]:
-    state, control = bronze_reader(project).state(), ControlTables(project.control)
+    state, control = bronze_reader(project).state(), control_tables(project)
     if state is None or not is_complete(control, state.stream, state.epoch):
         return
     try:

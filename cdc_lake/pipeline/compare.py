@@ -18,7 +18,7 @@ from functools import partial
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream, NoTableMatches
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.compare_job import Job, pin
@@ -67,7 +67,7 @@ class _Asked:
 
 def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: _Asked) -> Comparison:
     began = time.monotonic()
-    bronze, control = bronze_reader(project), ControlTables(project.control)
+    bronze, control = bronze_reader(project), control_tables(project)
     state = bronze.state()
     if state is None:
         raise NoStream("bronze holds no stream yet: there is nothing to compare")

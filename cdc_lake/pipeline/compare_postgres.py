@@ -10,7 +10,7 @@ import pyarrow as pa
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.errors import SlotActive
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.compare_source import joined
@@ -86,6 +86,6 @@ class PostgresSide:
 def postgres_side(project: Project, state: BronzeState) -> Iterator[PostgresSide]:
     """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
     with connect(project.postgres, project.root, application=_APPLICATION, replication=True) as replication:
-        check_same(project, replication, identify(replication), state, ControlTables(project.control))
+        check_same(project, replication, identify(replication), state, control_tables(project))
     with connect(project.postgres, project.root, application=_APPLICATION) as reading:
         yield PostgresSide(project, reading)

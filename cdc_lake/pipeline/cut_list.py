@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.versions import is_readable
 from cdc_lake.model.as_of import AsOf
 from cdc_lake.model.relation import TableName
@@ -83,7 +83,7 @@ class CutView:
 
 def list_cuts(project: Project, limit: int, *, promised: bool = False) -> CutList:
     """The newest cuts, or the newest of those that are `promised`."""
-    control = ControlTables(project.control)
+    control = control_tables(project)
     places, stand = control.cut_places(), standing(promises(control), datetime.now(UTC))
     if promised:
         cuts = list({_key(one.cut): one.cut for one in stand}.values())[::-1]
@@ -98,7 +98,7 @@ def list_cuts(project: Project, limit: int, *, promised: bool = False) -> CutLis
 def show_cut(project: Project, asked: AsOf, epoch: int | None) -> CutView:
     """The cut that is asked for. Raises BeforeFirstCut, CutNotReached, CutUnknown."""
     cut = find_cut(project, asked, epoch)
-    control = ControlTables(project.control)
+    control = control_tables(project)
     stand = standing(promises(control), datetime.now(UTC))
     tables = tuple(_table(project, cut, relation) for relation in sorted(cut.tables))
     back = _kept_back(cut, withheld(control))

@@ -22,7 +22,7 @@ from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.errors import OptionRefused, OtherSource
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
@@ -195,7 +195,7 @@ def check_resume(
             hint="set `source.mode` and `source.decoding` as they were, or begin a new lake",
         )
     reader = bronze_reader(project)
-    last = last_timeline(ControlTables(project.control), state)
+    last = last_timeline(control_tables(project), state)
     if facts.timeline and last is not None:
         check_not_older(Timeline(facts.timeline, None), last)
     if slot_order is OrderDomain.LSN:

@@ -25,7 +25,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader, within
 from cdc_lake.config.project import Project
 from cdc_lake.errors import BeforeFirstCut, CutNotReached, CutUnknown
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.model.as_of import AsOf, Latest, Moment, Named, Number, Stored
 from cdc_lake.model.position import Csn, Lsn, OrderDomain, Position
 from cdc_lake.model.span import Span
@@ -53,7 +53,7 @@ class _Cuts:
 
     @cached_property
     def control(self) -> ControlTables:
-        return ControlTables(self.project.control)
+        return control_tables(self.project)
 
     @cached_property
     def bronze(self) -> BronzeReader:

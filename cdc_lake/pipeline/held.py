@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -43,7 +43,7 @@ class HeldList:
 
 def held_list(project: Project) -> HeldList:
     """What waits now. Raises LakeError."""
-    reader, control = bronze_reader(project), ControlTables(project.control)
+    reader, control = bronze_reader(project), control_tables(project)
     state = reader.state()
     if state is None:
         return HeldList((), 0, ())

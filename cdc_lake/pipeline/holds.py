@@ -72,17 +72,9 @@ def record(
     closings: Sequence[Closing],
 ) -> None:
     """Replace what is recorded of a generation of a table above its watermark by what this span holds."""
-    relation = str(target.source)
-    recorded = control.read("held")
-    above = (
-        (pc.field("relation") == relation) & (pc.field("epoch") == span.epoch) & (pc.field("generation") == generation)
-    )
-    if recorded.filter(above & (pc.field("position") > span.after)).num_rows:
-        text = relation.replace("'", "''")
-        control.delete(
-            "held",
-            f"relation = '{text}' AND epoch = {span.epoch} AND generation = {generation} AND position > {span.after}",
-        )
+    same = (pc.field("relation") == str(target.source)) & (pc.field("epoch") == span.epoch)
+    above = (pc.field("generation") == generation) & (pc.field("position") > span.after)
+    control.delete("held", same & above)
     rows = [_row(target, stream, span, generation, closing.position, closing.ordinal) for closing in closings]
     for row, closing in zip(rows, closings, strict=True):
         row.update({} if closing.key is None else {"op": "S", "key": list(closing.key)})
@@ -99,12 +91,9 @@ def forget(control: ControlTables, target: Target, epoch: int, generation: int, 
     """Remove what is recorded of other generations of a table than `generation`, the one that counts: of those that
     never came to be, with `replaced` also of those before it.
     """
-    relation = str(target.source)
+    same = (pc.field("relation") == str(target.source)) & (pc.field("epoch") == epoch)
     others = pc.field("generation") != generation if replaced else pc.field("generation") > generation
-    recorded = control.read("held")
-    if recorded.filter((pc.field("relation") == relation) & (pc.field("epoch") == epoch) & others).num_rows:
-        text, which = relation.replace("'", "''"), "<>" if replaced else ">"
-        control.delete("held", f"relation = '{text}' AND epoch = {epoch} AND generation {which} {generation}")
+    control.delete("held", same & others)
 
 
 def _row(target: Target, stream: str, span: Span, generation: int, position: int, ordinal: int) -> dict[str, object]:

@@ -19,7 +19,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.upkeep import MaintainedTable, Trim
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.cuts import last_cut
@@ -164,7 +164,7 @@ def _floor(project: Project, reader: BronzeReader, state: BronzeState, *, force:
     retention = project.pipeline.bronze.retention
     if retention is None:
         return _Floor(0, -1)
-    cut = last_cut(ControlTables(project.control), state.stream)
+    cut = last_cut(control_tables(project), state.stream)
     if force:
         return _Floor(
             state.epoch, state.upto, lost=tuple(_losses(reader, state, None if cut is None else cut.position))

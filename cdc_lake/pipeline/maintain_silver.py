@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, LakeError
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.read import silver_exists
 from cdc_lake.lake.session import derive, start
 from cdc_lake.lake.silver_upkeep import Keep, Upkept, silver_upkeep
@@ -58,7 +58,7 @@ def maintain_silver(
     Starts Spark where there is a table and none is given. Raises SilverBusy and what else kept a table from it, when
     all have had their turn; JavaMissing, SparkMissing, SparkNotStarted.
     """
-    control = ControlTables(project.control)
+    control = control_tables(project)
     cut = last_cut(control, state.stream)
     targets = [project.target(TableName.parse(relation)) for relation in sorted(cut.tables)] if cut else []
     targets = [target for target in targets if silver_exists(project, target)]

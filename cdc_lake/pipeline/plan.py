@@ -12,7 +12,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import DivisionChanged, KindChanged, ShapeForeign, TransformChanged
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.evolution import (
     AddColumn,
     BeginAgain,
@@ -72,7 +72,7 @@ def plan(project: Project) -> Plan:
 
 def _silver(project: Project, source: SourceView, reader: BronzeReader, names: Sequence[TableName]) -> Iterator[Action]:
     state = reader.state()
-    cut = None if state is None else last_cut(ControlTables(project.control), state.stream)
+    cut = None if state is None else last_cut(control_tables(project), state.stream)
     for name in names:
         target = project.target(name)
         if not silver_exists(project, target):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CutWithheld, NotPromised, VersionGone
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.versions import is_readable
 from cdc_lake.model.as_of import PROMISE_NAME, AsOf
 from cdc_lake.model.relation import TableName
@@ -44,7 +44,7 @@ def promise_cut(
     """
     if not PROMISE_NAME.fullmatch(name) or _RESERVED.fullmatch(name):
         raise NotPromised(f"`{name}` is no name for a promise")
-    control, now = ControlTables(project.control), datetime.now(UTC)
+    control, now = control_tables(project), datetime.now(UTC)
     if any(one.name == name and one.stands(now) for one in promises(control)):
         raise NotPromised(f"there is a promise `{name}` already")
     cut = find_cut(project, asked, epoch)
@@ -63,7 +63,7 @@ def promise_cut(
 
 def end_promise(project: Project, name: str, tell: Tell = silent) -> Promised:
     """End a promise now, also one of the schedule. Raises NotPromised where it does not stand."""
-    control, now = ControlTables(project.control), datetime.now(UTC)
+    control, now = control_tables(project), datetime.now(UTC)
     stands = [one for one in promises(control) if one.name == name and one.stands(now)]
     if not stands:
         raise NotPromised(f"no promise `{name}` stands")

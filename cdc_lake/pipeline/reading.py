@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import NotInCut, SilverMissing, TableBehind, VersionGone
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.frames import silver_frame
 from cdc_lake.lake.read import empty_silver, read_silver
 from cdc_lake.lake.session import derive
@@ -169,7 +169,7 @@ class CutSession:
 
     def _newest(self, place: _Place) -> int | None:
         """The version of the same content that the newest cut of the stream names, None where it is not there."""
-        control = ControlTables(self.project.control)
+        control = control_tables(self.project)
         row = control.last_cut(self.cut.stream)
         state = None if row is None else written(row).tables.get(place.relation)
         mine = place.state

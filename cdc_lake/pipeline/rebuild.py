@@ -31,7 +31,7 @@ from cdc_lake.errors import (
     RebuildPlaceTaken,
     RuleStopped,
 )
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.lake.lease import lease
 from cdc_lake.lake.marker import FIRST, Marker, read_marker
@@ -101,7 +101,7 @@ def rebuild(
     if to is not None and into is None:
         raise RebuildNeedsPlace("a live table goes on from where silver stands, it cannot stay in the past")
     name = TableName.parse(table) if "." in table else TableName("public", table)
-    with lease(project.control):
+    with lease(project.lease):
         work = _Rebuild(project, name, to, into, tell)
         if spark is None:
             tell(Progress("rebuild", "starting Spark"))
@@ -116,7 +116,7 @@ class _Rebuild:
         self._project = project
         self._tell = tell
         self._reader = bronze_reader(project)
-        self._control = ControlTables(project.control)
+        self._control = control_tables(project)
         self._state = _state(self._reader, name)
         self._target = project.target(name)
         self._cut = last_cut(self._control, self._state.stream)

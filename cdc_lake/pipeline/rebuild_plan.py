@@ -17,7 +17,7 @@ from cdc_lake.bronze.reader import BronzeReader, CommitRow, within
 from cdc_lake.config.model import Apply
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, SnapshotIncomplete
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.reread import rereads_of
@@ -71,14 +71,14 @@ def rebuild_plan(
     touched = [commit for commit in commits if str(table) in commit.counts]
     parts = _parts(touched, str(table), ahead, project.pipeline.apply)
     rest = Span(ahead.epoch, parts[-1].span.upto if parts else begins, upto)
-    if rereads_of(ControlTables(project.control).snapshots(), state.stream, str(table), rest):
+    if rereads_of(control_tables(project).snapshots(), state.stream, str(table), rest):
         parts.append(Part(rest, 0))
     return RebuildPlan(begins, upto, layout, known[number], tuple(parts))
 
 
 def _beginning(project: Project, state: BronzeState, table: TableName) -> tuple[int, int | None]:
     """The position a stream's tables begin at, and the layout of this one's copied rows."""
-    control = ControlTables(project.control)
+    control = control_tables(project)
     if project.pipeline.snapshot.mode == "none":
         rows = [row for row in control.streams() if row.stream == state.stream]
         return (rows[-1].start if rows else 0), None

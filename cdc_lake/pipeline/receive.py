@@ -17,7 +17,7 @@ from functools import partial
 from cdc_lake.bronze.port import BronzeWriter
 from cdc_lake.config.project import Project
 from cdc_lake.errors import LakeError, Retry, SourceError
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.observe.failpoint import CONNECTED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.connect import open_stream
@@ -50,7 +50,7 @@ def receive(
     that is away or full is waited for without end; with `once` the run ends. `pulse`: where the loop says how it does.
     Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
     """
-    control = control or ControlTables(project.control, project.pipeline.bronze.durability)
+    control = control or control_tables(project, project.pipeline.bronze.durability)
     with ReceiverNote(project.lake, project.name, tell) as note:
         outlasting = None if once else OutlastingBronze(bronze, stop, tell, note)
         bronze, waiting = outlasting or bronze, outlasting or nullcontext()

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.lake.lease import lease
 from cdc_lake.model.relation import Relation
@@ -71,7 +71,7 @@ def repair_run(project: Project) -> Iterator[list[Comparison]]:
     """
     found: list[Comparison] = []
     with lease(project.control):
-        control, run, began = ControlTables(project.control), uuid.uuid4().hex[:12], datetime.now(UTC)
+        control, run, began = control_tables(project), uuid.uuid4().hex[:12], datetime.now(UTC)
         control.record(RunRow(run, REPAIR, began, None, "running", "{}"))
         outcome = "failed"
         try:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.page.html import write_page
 from cdc_lake.pipeline.evidence import Evidence
 from cdc_lake.pipeline.status import status
@@ -31,7 +31,7 @@ def report(project: Project, *, when: dt.datetime | None = None) -> ReportFiles:
 
     `when` is the time it says it was generated at, now by default. Raises ReportNotWritten, LakeError.
     """
-    control = ControlTables(project.control)
+    control = control_tables(project)
     evidence = Evidence(project, control, status(project, at=when))
     data = evidence.collect()
     control.append("quality", [asdict(row) for row in evidence.results])

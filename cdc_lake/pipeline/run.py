@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, SparkDied
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.observe.progress import Progress, Tell, of_run
 from cdc_lake.pipeline.apply import ApplySummary, apply
@@ -153,7 +153,7 @@ def _continuous(
 
 def _wait_for_stream(project: Project, over: threading.Event) -> bool:
     """Wait until the initial copy is in bronze: before that there is nothing to apply."""
-    reader, control = bronze_reader(project), ControlTables(project.control)
+    reader, control = bronze_reader(project), control_tables(project)
     while not over.is_set():
         state = reader.state()
         if state is not None and is_complete(control, state.stream, state.epoch):
@@ -198,4 +198,4 @@ class _Starting:
 
 def _record(project: Project, began: RunRow, outcome: str, facts: dict[str, object]) -> None:
     ended = dataclasses.replace(began, ended_at=datetime.now(UTC), outcome=outcome, facts=json.dumps(facts))
-    ControlTables(project.control).record(ended)
+    control_tables(project).record(ended)

@@ -11,7 +11,7 @@ from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import SlotForeign
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind, copies, size
@@ -75,7 +75,7 @@ class FamilyView:
         facts = who(self._project, self._session)
         check_server(facts, self._session.place)
         check_product(facts.version, self._project.family.type, self._session.place)
-        if state is not None and is_complete(ControlTables(self._project.control), state.stream, state.epoch):
+        if state is not None and is_complete(control_tables(self._project), state.stream, state.epoch):
             check_resume(self._project, self._session, facts, state)
             yield self._resume(state)
         else:
@@ -94,7 +94,7 @@ class FamilyView:
         project, there = self._project, find_slot(self._session, self._project.slot)
         if state is not None:
             check_unfinished(state)
-        if there is not None and not intended(project, facts, ControlTables(project.control)):
+        if there is not None and not intended(project, facts, control_tables(project)):
             raise SlotForeign(f"slot `{project.slot}` exists, but this pipeline did not make it")
         source = project.family
         again = "drop what an earlier start left and " if there is not None else ""

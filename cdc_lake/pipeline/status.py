@@ -17,7 +17,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import LakeError, SourceError
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.model.position import OrderDomain, format_position
@@ -47,7 +47,7 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
             error.remedy = f"the receiver waits for it since {_time(waits.since)} and goes on by itself: {error.remedy}"
         raise
     source = _ask_source(project, lake.domain)
-    control = ControlTables(project.control)
+    control = control_tables(project)
     held, compared = control.read("held"), control.read("verified")
     names = sorted({*lake.captured, *source.tables})
     tables, held_rows = [], []
@@ -96,7 +96,7 @@ def _ask_source(project: Project, domain: OrderDomain) -> SourceSide:
 
 
 def _ask_lake(project: Project) -> LakeSide:
-    reader, control = bronze_reader(project), ControlTables(project.control)
+    reader, control = bronze_reader(project), control_tables(project)
     state = reader.state()
     if state is None:
         return LakeSide(None, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())

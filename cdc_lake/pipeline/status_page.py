@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.page import wording
 from cdc_lake.page.html import Headline, environment, write_page
@@ -83,7 +83,7 @@ def write_status_page(project: Project, status: Status, file: Path) -> StatusPag
 
 def remember(project: Project, status: Status) -> StatusPage:
     """What the control tables add to a status. Raises LakeError."""
-    control = ControlTables(project.control)
+    control = control_tables(project)
     places = control.cut_places()
     drawn = places.slice(max(places.num_rows - DRAWN, 0))
     ages = [_age(place) for place in drawn.select(["commit_ts", "recorded_at"]).to_pylist()]

@@ -20,7 +20,7 @@ from cdc_lake.bronze.nearby import as_they_are
 from cdc_lake.bronze.outline import Outline, cleared_before, outline, span_files
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, KeylessDelete, NoKey, TableChangedMeanwhile
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.row_marks import mark_when_large
 from cdc_lake.lake.store import SilverStore, store
@@ -170,7 +170,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
         return None
     kind = kind_of(job.target, job.layouts[seen.layouts[-1]])
     projection = _projection(spark, job, seen.layouts, kind)
-    check_unchanged(ControlTables(job.project.control).configurations(), table, span)
+    check_unchanged(control_tables(job.project).configurations(), table, span)
     check_named(seen, projection.source, kind, job.stream)
     silver = store(spark, job.project, job.target)
     projection = _evolved(silver, job, kind, projection, seen.runs[0].position)

@@ -20,7 +20,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.split import SPLIT_FROM, Splitter
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, TableChangedMeanwhile, TableRenamed
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.lake.strangers import untouched
 from cdc_lake.model.relation import Relation, TableName
@@ -64,7 +64,7 @@ class TableSteps:
         self._bronze = bronze_reader(project)
         self._nearby = Nearby(project.scratch)
         self._splitter = Splitter(project.scratch.with_name(f"{project.name}.spans"))
-        self._control = ControlTables(project.control)
+        self._control = control_tables(project)
         self._sessions = Sessions(spark, project.pipeline.apply.parallelism)
         self.done = Applied()
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import FIRST, read_marker
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -156,7 +156,7 @@ class Command:
 
 def assert_cuts_are_true(project: Project) -> None:
     """The version that a cut names of a table holds what bronze has up to the cut, and nothing above it."""
-    cuts = ControlTables(project.control).read("cuts").sort_by("recorded_at").to_pylist()
+    cuts = control_tables(project).read("cuts").sort_by("recorded_at").to_pylist()
     assert [c["position"] for c in cuts] == sorted(c["position"] for c in cuts), "a cut went back"
     for cut in cuts:
         commits = bronze_reader(project).commits(Span(cut["epoch"], -1, cut["position"]))
@@ -176,7 +176,7 @@ def assert_cuts_are_true(project: Project) -> None:
 
 def assert_nothing_is_held_twice(project: Project) -> None:
     """Each change is in `held` at most once."""
-    held = ControlTables(project.control).read("held")
+    held = control_tables(project).read("held")
     held = held.filter(pc.field("reason") != "closed")
     places = list(zip(*(held[c].to_pylist() for c in ("relation", "epoch", "position", "ordinal")), strict=True))
     assert len(places) == len(set(places)), "a change is held twice"

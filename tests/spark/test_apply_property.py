@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow.compute as pc
 import pytest
 
 import cdc_lake
@@ -116,7 +117,7 @@ class Lake:
 
     def lose_cuts(self, transactions: Sequence[Transaction]) -> None:
         """The cuts lag behind the tables: a crash before their rows were written."""
-        self.control.delete("cuts", f"position > {self.dice.choice(transactions).bounds.position}")
+        self.control.delete("cuts", pc.field("position") > self.dice.choice(transactions).bounds.position)
 
     def land(self, transactions: Sequence[Transaction]) -> None:
         """Transactions arrive, in batches."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
@@ -172,7 +173,7 @@ def test_cuts_that_were_lost_come_back_true(spark: Any, lake_root: Path, fmt: st
         positions.append(lake.land(insert(str(n), str(n))))
         lake.apply()
     cuts = ControlTables(lake.project.control)
-    cuts.delete("cuts", f"position > {positions[0]}")
+    cuts.delete("cuts", pc.field("position") > positions[0])
     short = lake.project.pipeline.apply.model_copy(update={"span_rows": 1})  # spans end between the cut and the table
     lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"apply": short}))
     lake.apply()

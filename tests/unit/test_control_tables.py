@@ -4,26 +4,57 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.errors import LakeError
+from cdc_lake.config.storage import ObjectAddress
+from cdc_lake.errors import LakeError, Retry
 from cdc_lake.lake import delta_log
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import TABLES, CutRow, RunRow, SnapshotRow, StreamRow, now, schema_of
+from cdc_lake.lake.delta_store import StorePlace
+from cdc_lake.lake.object_store import ObjectStore
+from cdc_lake.testing.faulty_store import Chance, FaultyStore
+from cdc_lake.testing.object_store import LocalStore, storage_at
+from tests.seeds import seeds
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[LocalStore]:
+    with LocalStore() as running:
+        running.bucket("lake")
+        yield running
 
 
 @pytest.fixture
 def control(tmp_path: Path) -> ControlTables:
     return ControlTables(tmp_path / "control", durability="os")
+
+
+@pytest.fixture(params=["folder", "store"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, store: LocalStore) -> Callable[[], ControlTables]:
+    """The same tables again and again, as another process would open them."""
+    if request.param == "folder":
+        return lambda: ControlTables(tmp_path / "control", durability="os")
+    return partial(stored, store.endpoint, uuid4().hex)
+
+
+def stored(endpoint: str, key: str, patience: int = 2_000) -> ControlTables:
+    client = ObjectStore(storage_at(endpoint, patience=patience))
+    return ControlTables(lambda name: StorePlace(client, ObjectAddress("lake", f"{key}/{name}")))
 
 
 def cut(position: int, epoch: int = 1, stream: str = "s") -> CutRow:
@@ -34,10 +65,11 @@ def cut(position: int, epoch: int = 1, stream: str = "s") -> CutRow:
 def test_a_table_that_is_not_there_reads_as_empty_with_its_schema(control: ControlTables, name: str):
     assert control.read(name).schema == schema_of(name)
     assert control.read(name).num_rows == 0
-    assert control.delete(name, "true") == 0
+    assert control.delete(name, pc.scalar(True)) == 0
 
 
-def test_rows_come_back_as_they_went_in(control: ControlTables):
+def test_rows_come_back_as_they_went_in(opened: Callable[[], ControlTables]):
+    control = opened()
     stream = StreamRow(1, "s", 100, "slot", "7", "db", "lsn", now())
     snapshot = SnapshotRow("i", "s", 1, 100, '{"public.a": 3}', "complete", T0)
     for row in (stream, snapshot, cut(200), RunRow("r", "run", T0, None, "running", "{}")):
@@ -77,7 +109,8 @@ def held(position: int, reason: str = "failed") -> dict[str, object]:
     }
 
 
-def test_held_rows_keep_their_arrays_and_are_found_by_any_column(control: ControlTables):
+def test_held_rows_keep_their_arrays_and_are_found_by_any_column(opened: Callable[[], ControlTables]):
+    control = opened()
     control.append("held", [held(1), held(2, "waiting")])
     control.append("held", [held(3)])
     rows = control.read("held", pc.field("reason") == "failed").sort_by("position").to_pylist()
@@ -91,26 +124,29 @@ def test_an_arrow_table_is_taken_as_it_is(control: ControlTables):
     assert control.read("held").equals(rows)
 
 
-def test_a_step_repeated_under_its_application_id_leaves_its_rows_once(control: ControlTables, tmp_path: Path):
+def test_a_step_repeated_under_its_application_id_leaves_its_rows_once(opened: Callable[[], ControlTables]):
+    control = opened()
     row = [held(1)]
     assert control.append("held", row, app=("apply:public.a", 10))
     assert not control.append("held", row, app=("apply:public.a", 10))
-    assert not ControlTables(tmp_path / "control", durability="os").append("held", row, app=("apply:public.a", 9))
+    assert not opened().append("held", row, app=("apply:public.a", 9))
     assert control.append("held", row, app=("apply:public.b", 10))
     assert control.read("held").num_rows == 2
 
 
-def test_deleting_takes_what_the_predicate_says_and_stays_deleted(control: ControlTables, tmp_path: Path):
+def test_deleting_takes_what_the_predicate_says_and_stays_deleted(opened: Callable[[], ControlTables]):
+    control = opened()
     control.append("held", [held(1), held(2), held(3)])
-    assert control.delete("held", "position >= 2 AND stream = 's'") == 2
-    assert control.delete("held", "position >= 2") == 0
+    assert control.delete("held", (pc.field("position") >= 2) & (pc.field("stream") == "s")) == 2
+    assert control.delete("held", pc.field("position") >= 2) == 0
     control.append("held", [held(4)])
-    again = ControlTables(tmp_path / "control")
+    again = opened()
     assert sorted(again.read("held")["position"].to_pylist()) == [1, 4]
 
 
-def test_two_instances_append_in_turn(control: ControlTables, tmp_path: Path):
-    other = ControlTables(tmp_path / "control", durability="fsync")
+def test_two_instances_append_in_turn(opened: Callable[[], ControlTables]):
+    control = opened()
+    other = opened()
     for position in range(10):
         (control if position % 2 else other).record(cut(position))
     assert control.read("cuts").num_rows == other.read("cuts").num_rows == 10
@@ -142,6 +178,46 @@ def test_processes_that_append_at_the_same_time_lose_nothing(control: ControlTab
     assert sorted(control.read("runs")["run"].to_pylist()) == [f"{name}{n}" for name in "ab" for n in range(8)]
 
 
+def test_writers_that_append_to_a_store_at_the_same_time_lose_nothing(store: LocalStore):
+    key = uuid4().hex
+
+    def write(name: str) -> None:
+        tables = stored(store.endpoint, key)
+        for n in range(8):
+            tables.record(run(f"{name}{n}"))
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(write, "abc"))
+    found = stored(store.endpoint, key).read("runs")["run"].to_pylist()
+    assert sorted(found) == [f"{name}{n}" for name in "abc" for n in range(8)]
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_what_a_store_that_fails_took_is_there_once(store: LocalStore, seed: int):
+    """A failure that was told may have landed, so the step is repeated under its application id; none lands twice."""
+    key = uuid4().hex
+    with FaultyStore(store) as proxy:
+        proxy.choose = Chance(seed, every=12)
+        for n in range(8):
+            while True:
+                tables = stored(proxy.endpoint, key, patience=500)
+                try:
+                    tables.append("runs", [asdict(run(str(n)))], app=("test", n))
+                    if n % 4 == 3:
+                        tables.compact("runs", 2)
+                        tables.delete("runs", pc.field("run") == str(n - 1))
+                    break
+                except LakeError as failure:
+                    if failure.retry is not Retry.LATER:
+                        raise
+    found = stored(store.endpoint, key).read("runs")["run"].to_pylist()
+    assert Counter(found) == Counter(str(n) for n in range(8) if n % 4 != 2)
+
+
+def run(name: str) -> RunRow:
+    return RunRow(name, "run", T0, None, "done", "{}")
+
+
 def test_a_deletion_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     control = ControlTables(tmp_path / "control")
     control.append("held", [held(1), held(2)])
@@ -153,7 +229,7 @@ def test_a_deletion_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         real(handle)
 
     monkeypatch.setattr(delta_log.os, "fsync", fsync)
-    assert control.delete("held", "position = 2") == 1
+    assert control.delete("held", pc.field("position") == 2) == 1
     assert f"{2:020d}.json" in synced
     assert any(name.endswith(".parquet") for name in synced)
 
@@ -190,7 +266,8 @@ def test_the_last_of_many_cuts_is_found_without_opening_the_others(control: Cont
     assert control.last_cut() == cut(29)
 
 
-def test_files_are_put_together_and_rows_stay_and_new_cuts_are_found_beside_them(control: ControlTables):
+def test_files_are_put_together_and_rows_stay_and_new_cuts_are_found_beside_them(opened: Callable[[], ControlTables]):
+    control = opened()
     rows = [cut(position, epoch) for epoch, position in ((1, 9), (1, 3), (2, 1), (2, 2))]
     for row in rows:
         control.record(row)
@@ -210,7 +287,8 @@ def test_files_are_put_together_and_rows_stay_and_new_cuts_are_found_beside_them
     assert not control.compact("promises", 0)
 
 
-def test_a_cut_in_a_compacted_file_is_still_the_last_of_its_stream(control: ControlTables):
+def test_a_cut_in_a_compacted_file_is_still_the_last_of_its_stream(opened: Callable[[], ControlTables]):
+    control = opened()
     for row in (cut(70, 1, "a"), cut(80, 1, "a")):
         control.record(row)
     control.compact("cuts", 1)
