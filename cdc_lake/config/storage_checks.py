@@ -45,6 +45,8 @@ def _lake_path(root: MappingNode) -> Iterator[Diagnostic]:
 
 
 def _address(node: Node | None, path: str, storage: Node | None) -> Iterator[Diagnostic]:
+    if isinstance(node, ScalarNode) and node.broken:
+        return
     try:
         ObjectAddress.parse(text_of(node) or "")
     except ValueError:

@@ -74,7 +74,7 @@ def _run(name: str, work: Callable[[_Job], object]) -> None:
         )
         secrets = secret_values(project.pipeline)
         configure(sys.stderr, level=Level.INFO, pretty=False, colour=False, secrets=secrets)
-        require_folder(project.lake)
+        require_folder(project)
         work(_Job(project, given.get("once") == "true", Log(project.name, name).tell))
 
 

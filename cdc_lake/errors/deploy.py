@@ -101,7 +101,10 @@ class LakeFolderUnfit(DeployError):
     """The folder of the lake cannot do what commits stand on."""
 
     code = "DEP713"
-    hint = "put `lake.path` on a file system with hard links and file locks that every job has under the same path"
+    hint = (
+        "put bronze and the control tables into an object store (`bronze.path`, `lake.control`), or `lake.path` on a "
+        "file system with hard links and file locks; every job must have it under the same path"
+    )
 
 
 class TriggerUnfit(DeployError):

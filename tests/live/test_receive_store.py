@@ -52,6 +52,7 @@ def stored(database: Database, root: Path, kind: str, endpoint: str) -> Project:
     lake: dict[str, Any] = {"storage": storage}
     if kind == "delta":
         bronze |= {"path": f"s3://lake/{database.name}/bronze"}
+        lake |= {"control": f"s3://lake/{database.name}/control"}
     else:
         bronze |= {"format": "iceberg"}
         lake |= {"iceberg": {"warehouse": f"s3://lake/{database.name}/tables"}}

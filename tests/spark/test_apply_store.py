@@ -16,7 +16,7 @@ import pytest
 from cdc_lake.bronze import nearby
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.read import read_silver
@@ -44,7 +44,8 @@ def store() -> Iterator[LocalStore]:
 def stored_project(root: Path, store: LocalStore, kind: str, name: str, **sections: Any) -> Project:
     storage = storage_at(store.endpoint).model_dump()
     if kind == "delta":
-        place = {"bronze": {"path": f"s3://lake/bronze/{name}"}, "lake": {"path": name, "storage": storage}}
+        lake = {"path": name, "storage": storage, "control": "s3://lake/control"}
+        place = {"bronze": {"path": f"s3://lake/bronze/{name}"}, "lake": lake}
     else:
         iceberg = {"warehouse": f"s3://lake/warehouse/{name}"}
         place = {"bronze": {"format": "iceberg"}, "lake": {"path": name, "storage": storage, "iceberg": iceberg}}
@@ -61,7 +62,7 @@ def test_a_snapshot_and_its_changes_are_merged_from_a_store(
 ) -> None:
     monkeypatch.setattr(nearby, "KEPT_BYTES", 1)
     project = stored_project(lake_root, store, kind, f"stored_{kind}")
-    bronze, control = bronze_writer(project), ControlTables(project.control)
+    bronze, control = bronze_writer(project), control_tables(project)
     state = bronze.begin_stream("test", 100)
     copied = pa.array([["1", "10", None], ["2", None, "x"]], pa.list_(pa.string()))
     bronze.append_snapshot("initial-1", 0, T, copied, 0, 100)

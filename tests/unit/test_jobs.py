@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
 from cdc_lake.deploy import jobs
 from cdc_lake.deploy.entry_points import ENTRY_POINTS
 from cdc_lake.deploy.lake_folder import require_folder, require_seen
@@ -79,35 +81,53 @@ def test_a_secret_of_a_scope_comes_by_a_variable_of_its_own(monkeypatch: pytest.
 # ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def project_at(folder: Path, **sections: object) -> Project:
+    """A pipeline with its lake there."""
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    values = {"version": 1, "pipeline": "shop", "source": source, "lake": {"path": str(folder)}, **sections}
+    return Project(Pipeline.model_validate(values), folder / "shop.yaml", Path("/"))
+
+
+def without_links(*_: object) -> None:
+    """As volumes are mounted."""
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
 def test_a_folder_on_a_disk_is_fit_and_stays_empty(tmp_path: Path) -> None:
-    require_folder(tmp_path / "lake")
+    require_folder(project_at(tmp_path / "lake"))
     assert list((tmp_path / "lake").iterdir()) == []
 
 
 def test_a_folder_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As volumes are mounted: a link is not implemented."""
-
-    def not_implemented(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(os, "link", not_implemented)
+    monkeypatch.setattr(os, "link", without_links)
     with pytest.raises(LakeFolderUnfit, match="Function not implemented") as refused:
-        require_folder(tmp_path)
+        require_folder(project_at(tmp_path))
     assert refused.value.where == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_hard_links_is_fit_where_bronze_and_control_tables_are_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", without_links)
+    lake = {"path": str(tmp_path), "control": "s3://lake/control"}
+    require_folder(project_at(tmp_path, lake=lake, bronze={"path": "s3://lake/bronze"}))
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(LakeFolderUnfit, match="Function not implemented"):
+        require_folder(project_at(tmp_path, lake=lake))
 
 
 def test_a_folder_where_a_link_overwrites_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", shutil.copyfile)
     with pytest.raises(LakeFolderUnfit, match="took the name of the first"):
-        require_folder(tmp_path)
+        require_folder(project_at(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LakeFolderUnfit, match="cannot be made"):
-        require_folder(tmp_path / "file" / "lake")
+        require_folder(project_at(tmp_path / "file" / "lake"))
 
 
 # ── the runtime ──────────────────────────────────────────────────────────────────────────────────────────────────
