@@ -75,7 +75,7 @@ def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: _Asked
     with compare_source(project, state) as opened:
         source = RedactedSource(opened, redaction_of(project))
         chosen = _chosen(source.captured(), tables)
-        pinned = [pin(project, state, one) for one in chosen]
+        pinned = pin(project, control, state, chosen)
         tell(Progress("compare", "taking a snapshot of the source"))
         with source.snapshot([one.table for one in chosen]) as seen:
             lowest = min((p.watermark for p in pinned), default=state.upto)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cdc_lake.bronze.port import BronzeState
@@ -10,6 +11,7 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.pipeline.compare_source import CompareSource
+from cdc_lake.pipeline.cuts import IN, Cut, last_cut
 from cdc_lake.source.captured import Published
 
 
@@ -40,8 +42,20 @@ class Job:
     values: bool = False
 
 
-def pin(project: Project, state: BronzeState, one: Published) -> Pinned:
-    """Silver as it is now, before the snapshot is taken: so it cannot run ahead of it."""
+def pin(project: Project, control: ControlTables, state: BronzeState, tables: Iterable[Published]) -> list[Pinned]:
+    """Silver as it is now, before the snapshot is taken: so it cannot run ahead of it.
+
+    A table stands at the later of its own marker and the last cut, which knows of one that nothing was merged into.
+    """
+    cut = last_cut(control, state.stream)
+    return [_pinned(project, cut, state, one) for one in tables]
+
+
+def _pinned(project: Project, cut: Cut | None, state: BronzeState, one: Published) -> Pinned:
     target = project.target(one.table)
-    marker = read_marker(project, target, state.stream)
-    return Pinned(one, target, marker, -1 if marker.position is None else marker.position)
+    marker = read_marker(project, target, state.stream)  # after the cut was read: it is no older
+    listed = None if cut is None else cut.tables.get(str(one.table))
+    reached = [-1] if marker.position is None else [marker.position]
+    if listed is not None and listed.state == IN and listed.generation == marker.generation:
+        reached.append(listed.position)
+    return Pinned(one, target, marker, max(reached))

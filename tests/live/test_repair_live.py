@@ -29,10 +29,15 @@ from cdc_lake.observe.failpoint import REREAD_LANDED
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import repair
 from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.compare_job import Job, pin
+from cdc_lake.pipeline.compare_source import compare_source
 from cdc_lake.pipeline.comparison import DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.pipeline.point import Point
 from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.repair import Differing
 from cdc_lake.pipeline.reread import REPAIR
+from cdc_lake.source.captured import Published
 from cdc_lake.testing.broken_off import broken_off
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of
@@ -80,10 +85,13 @@ class Shop:
     def silver(self, *rows: tuple[Any, ...], kept: str = IN) -> int:
         """Write these rows, and the cut that says so; the position."""
         upto = self.merged(*rows)
+        self.cut(upto, kept)
+        return upto
+
+    def cut(self, upto: int, kept: str = IN) -> None:
         *_, layout = self.bronze.layouts([T])
         there = TableState(self.project.target(T).label, "delta", None, upto, kept, 0, FIRST, layout)
         write_cut(self.control, self.state, Cut(upto, {str(T): there}), None, silent)
-        return upto
 
     def merged(self, *rows: tuple[Any, ...]) -> int:
         """Write these rows, and no cut."""
@@ -197,6 +205,17 @@ def test_the_gaussdb_family_is_repaired_as_well(stand_in: StandIn, kind: Kind, t
     assert shop.landed() == landed_at(upto + 1)
 
 
+def test_a_table_that_nothing_is_merged_into_is_verified_as_far_as_the_last_cut(shop: Shop) -> None:
+    before = shop.silver(*ROWS)
+    shop.sql("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (1)")
+    shop.receive()
+    assert shop.state.upto > before
+    shop.cut(shop.state.upto)
+    shop.repair()
+    (row,) = shop.control.read("verified").to_pylist()
+    assert (row["relation"], row["position"], row["verdict"]) == ("public.t", shop.state.upto, "equal")
+
+
 def test_nothing_is_landed_where_nothing_differs_or_nothing_was_asked_for(shop: Shop) -> None:
     shop.silver(*ROWS)
     assert shop.repair().repair is None
@@ -293,6 +312,20 @@ def test_rows_that_the_source_cannot_be_asked_for_by_key_are_refused(
     shop = Shop(database, project(database, tmp_path, **changes), key)
     shop.silver(*WRONG)
     assert because in refused(shop)
+
+
+def test_a_table_that_a_filter_takes_rows_of_is_refused(database: Database, tmp_path: Path) -> None:
+    shop = Shop(database, project(database, tmp_path, silver={"tables": [{"from": "public.t", "where": "a > 0"}]}))
+    shop.silver(*WRONG)
+    one = Published(T, tuple(SCHEMA.names), None)
+    with compare_source(shop.project, shop.state) as source, source.snapshot([T]) as seen:
+        pinned = pin(shop.project, shop.control, shop.state, [one])
+        job = Job(shop.project, shop.bronze, shop.control, shop.state, source, *pinned, repairs=True, lands=True)
+        found = repair.repair(
+            job, Point(seen, (), complete=True), Differing(("a", "b"), {}, frozenset({("1", "k")}), frozenset())
+        )
+    assert (found.keys, found.left) == (0, 1)
+    assert "filter" in found.reason
 
 
 def test_values_that_are_redacted_are_landed_redacted(database: Database, tmp_path: Path) -> None:
