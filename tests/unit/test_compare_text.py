@@ -1,10 +1,15 @@
-"""A comparison as people read it."""
+"""A comparison as people and programs read it."""
 
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import replace
 
+import pytest
+
+from cdc_lake.cli.app import app
+from cdc_lake.cli.process import run_command
 from cdc_lake.cli.render_compare import comparison_text
 from cdc_lake.pipeline.comparison import Comparison, DifferingKey, KeyChange, Repair, TableComparison, Verdict
 
@@ -113,3 +118,64 @@ def test_values_stand_column_by_column_where_they_were_asked_for():
         "    silver: note NULL",
         "    bronze has no change of it",
     ]
+
+
+def test_the_document_says_all_that_the_text_says():
+    one = replace(
+        DIFFERENT, repair=Repair(3), differing=(EXTRA, replace(CHANGED, changes=TOUCHED[3:4])), watermark="0/16B3740"
+    )
+    found = json.loads(json.dumps(Comparison("shop", AT, "0/16B3748", (one,), 1.25).document()))
+    (table,) = found.pop("tables")
+    assert found == {
+        "schema": "cdc-lake/compare/1",
+        "pipeline": "shop",
+        "at": "2026-11-22T15:00:00+00:00",
+        "position": "0/16B3748",
+        "verdict": "different",
+        "text": "different",
+        "held_keys": 0,
+        "values": False,
+        "different": ["public.books"],
+        "seconds": 1.25,
+    }
+    assert {name: table[name] for name in ("verdict", "watermark", "columns", "samples", "repair", "differing")} == {
+        "verdict": "different",
+        "watermark": "0/16B3740",
+        "columns": {"price": 2},
+        "samples": {"missing": [["7"]], "changed": [["8"], ["9"]]},
+        "repair": {"keys": 3, "position": "", "left": 0, "reason": "", "landed": False},
+        "differing": [
+            {
+                "kind": "extra",
+                "key": ["9", None],
+                "columns": [],
+                "changes": [],
+                "touched": 0,
+                "source": None,
+                "silver": None,
+            },
+            {
+                "kind": "changed",
+                "key": ["8"],
+                "columns": ["price", "note"],
+                "changes": [
+                    {
+                        "position": "0/16B3740",
+                        "op": "U",
+                        "committed": "2026-11-22T15:00:00.000+00:00",
+                        "csn": 77,
+                        "commit_lsn": None,
+                        "note": "",
+                    }
+                ],
+                "touched": 12,
+                "source": None,
+                "silver": None,
+            },
+        ],
+    }
+
+
+def test_there_is_nothing_to_agree_to_without_a_repair(capsys: pytest.CaptureFixture[str]):
+    assert run_command(app, ["compare", "--yes"]) == 2
+    assert "without --repair" in capsys.readouterr().err
