@@ -15,6 +15,12 @@ and of bronze, also without Spark::
     bronze = open_bronze("pipelines/shop.yaml")
     print(bronze.changes("public.orders", bronze.span("0/16B3748", "0/16C0000")).to_pandas())
 
+one row's story, in bronze and in what waits::
+
+    from cdc_lake import held, inspect_row
+
+    print(inspect_row("pipelines/shop.yaml", "public.orders", 17).events)
+
 and of silver, all tables as of one moment::
 
     from cdc_lake import session
@@ -33,6 +39,9 @@ if TYPE_CHECKING:
         compare,
         cuts,
         end_promise,
+        held,
+        inspect_row,
+        inspect_transaction,
         load_pipeline,
         maintain,
         open_bronze,
@@ -54,6 +63,9 @@ __all__ = [
     "compare",
     "cuts",
     "end_promise",
+    "held",
+    "inspect_row",
+    "inspect_transaction",
     "load_pipeline",
     "maintain",
     "open_bronze",

@@ -7,7 +7,7 @@ Expectations) is imported when it is called.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.check_line import CheckLine
     from cdc_lake.pipeline.comparison import Comparison
     from cdc_lake.pipeline.cut_list import CutList
+    from cdc_lake.pipeline.held import HeldList
+    from cdc_lake.pipeline.inspect import RowView, TransactionView
     from cdc_lake.pipeline.maintain import Maintenance
     from cdc_lake.pipeline.plan import Plan
     from cdc_lake.pipeline.promising import Promised
@@ -42,6 +44,9 @@ __all__ = [
     "compare",
     "cuts",
     "end_promise",
+    "held",
+    "inspect_row",
+    "inspect_transaction",
     "load_pipeline",
     "maintain",
     "open_bronze",
@@ -77,6 +82,45 @@ def open_bronze(project: Project | str | Path) -> Ledger:
     from cdc_lake.bronze.open import bronze_reader
 
     return Ledger(bronze_reader(_loaded(project)))
+
+
+def held(project: Project) -> HeldList:
+    """What waits: changes that rules keep back, transactions that are not decoded. See `cdc_lake.pipeline.held`."""
+    from cdc_lake.pipeline.held import held_list
+
+    return held_list(project)
+
+
+def inspect_row(project: Project | str | Path, table: str, *key: object) -> RowView:
+    """Every change of the rows that had a key: its values in the order of the primary key, or one mapping by column.
+
+    See `cdc_lake.pipeline.inspect`. Raises NotInBronze, ConfigInvalid.
+    """
+    from cdc_lake.bronze.open import bronze_reader
+    from cdc_lake.lake.control import control_tables
+    from cdc_lake.pipeline.inspect import inspect_row as look_up
+    from cdc_lake.pipeline.inspect import row_key, source_table
+
+    loaded, name = _loaded(project), source_table(table)
+    bronze = bronze_reader(loaded)
+    match key:
+        case (Mapping() as named,):
+            wanted = {str(column): str(value) for column, value in named.items()}
+        case _:
+            wanted = row_key(bronze, name, key)
+    return look_up(bronze, name, wanted, control_tables(loaded).snapshots())
+
+
+def inspect_transaction(
+    project: Project | str | Path, position: str | int, *, epoch: int | None = None
+) -> TransactionView:
+    """The transaction at a commit position, as it is printed or as bronze stores it. Raises NotInBronze."""
+    from cdc_lake.bronze.open import bronze_reader
+    from cdc_lake.model.position import parse_position
+    from cdc_lake.pipeline.inspect import inspect_transaction as look_up
+
+    number = parse_position(position) if isinstance(position, str) else position
+    return look_up(bronze_reader(_loaded(project)), number, epoch)
 
 
 def read(

@@ -105,8 +105,10 @@ def view_name(table: TableName) -> str:
 
 def transactions_sql(source: str, span: Span | None) -> str:
     """A row a transaction, from its BEGIN and COMMIT rows."""
-    given = ", ".join(f"max({name}) AS {name}" for name in ("csn", "first_lsn", "commit_lsn", "xid", "commit_ts"))
+    plain = ("csn", "first_lsn", "commit_lsn", "xid", "commit_ts")
+    given = ", ".join(f"max({name}) AS {name}" for name in plain)
     infos = (
+        "max(CASE op WHEN 'C' THEN ingest_ts END) AS ingest_ts, "
         f"from_json(max(CASE op WHEN 'B' THEN info END), '{_BEGAN}') AS began, "
         f"from_json(max(CASE op WHEN 'C' THEN info END), '{_SAID}') AS said"
     )

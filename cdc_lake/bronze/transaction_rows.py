@@ -20,6 +20,7 @@ TRANSACTIONS = pa.schema(
         ("commit_lsn", pa.int64()),
         ("xid", pa.int64()),
         ("commit_ts", pa.timestamp("us", tz="UTC")),
+        ("ingest_ts", pa.timestamp("us", tz="UTC")),
         ("user", pa.string()),
         ("origin", pa.string()),
         ("counts", pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))),
@@ -37,7 +38,7 @@ TRANSACTIONS = pa.schema(
 decoded.
 """
 
-SOURCES = ("epoch", "position", "op", "csn", "first_lsn", "commit_lsn", "xid", "commit_ts", "info")
+SOURCES = ("epoch", "position", "op", "csn", "first_lsn", "commit_lsn", "xid", "commit_ts", "ingest_ts", "info")
 """The columns of bronze that are read, of rows `B` and `C`."""
 
 

@@ -138,22 +138,19 @@ def _bronze(call: Call) -> BronzeReader:
 
 
 def _table(text: str) -> TableName:
-    from cdc_lake.model.relation import TableName
+    from cdc_lake.errors import NotInBronze
+    from cdc_lake.pipeline.inspect import source_table
 
     try:
-        return TableName.parse(text if "." in text else f"public.{text}")
-    except ValueError as bad:
-        raise typer.BadParameter(str(bad), param_hint="TABLE") from bad
+        return source_table(text)
+    except NotInBronze as bad:
+        raise typer.BadParameter(bad.message, param_hint="TABLE") from bad
 
 
 def _key(given: list[str], table: TableName, bronze: BronzeReader) -> dict[str, str]:
     """A key as `column=value` for each column, or as bare values in the order of the primary key."""
-    from cdc_lake.pipeline.inspect import primary_key
+    from cdc_lake.pipeline.inspect import row_key
 
-    columns = primary_key(bronze, table) if not all("=" in part for part in given) else ()
-    if not columns:
+    if all("=" in part for part in given):
         return dict(part.split("=", 1) for part in given)
-    if len(columns) != len(given):
-        names = ", ".join(columns)
-        raise typer.BadParameter(f"the key of {table} is ({names}): give {len(columns)} values", param_hint="KEY")
-    return dict(zip(columns, given, strict=True))
+    return row_key(bronze, table, given)

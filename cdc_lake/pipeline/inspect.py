@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -135,6 +135,22 @@ def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:
             f"bronze knows {len(keys)} primary keys of {table}", hint="name the key columns: `column=value`"
         )
     return keys.pop()
+
+
+def source_table(text: str) -> TableName:
+    """A source table as people write it, `orders` for one of `public`. Raises NotInBronze."""
+    try:
+        return TableName.parse(text if "." in text else f"public.{text}")
+    except ValueError as bad:
+        raise NotInBronze(str(bad)) from bad
+
+
+def row_key(reader: BronzeReader, table: TableName, given: Sequence[object]) -> dict[str, str]:
+    """A key by column name, from values in the order of the primary key. Raises NotInBronze."""
+    columns = primary_key(reader, table)
+    if len(columns) != len(given):
+        raise NotInBronze(f"the key of {table} is ({', '.join(columns)}): give {len(columns)} values")
+    return {column: str(value) for column, value in zip(columns, given, strict=True)}
 
 
 def inspect_chain(

@@ -150,8 +150,9 @@ and the map `_misfit` has the text (`_old.<column>` for the old tuple). `typed=F
 a transaction that is not decoded is refused ([STA655](../errors/STA655.md)).
 
 `transactions(span)` gives a row a transaction: `epoch`, `position`, `csn`, `first_lsn`, `commit_lsn`, `xid`,
-`commit_ts`, `user`, `origin`, `counts` (table → operation → number), `bytes`, `empty_before`, `configuration`,
-`content`, `hash`, and `undecodable` (the code of the error that decoding it gave, also where it was decoded later).
+`commit_ts`, `ingest_ts` (when the receiver built its last row), `user`, `origin`, `counts` (table → operation →
+number), `bytes`, `empty_before`, `configuration`, `content`, `hash`, and `undecodable` (the code of the error that
+decoding it gave, also where it was decoded later).
 `change_batches` and `transaction_batches` give the same as a `pyarrow.RecordBatchReader`, for spans that memory does
 not hold.
 
