@@ -1,5 +1,8 @@
 """A stranger's path: only what README.md and docs/guides/postgres.md say, on a PostgreSQL 16 that the demo did not start.
 
+It begins with the demo (tests/spark/test_notebooks.py). Then a pipeline of one's own; then what goes wrong, each mistake
+with code, place and remedy; then things broken on purpose, mended by nothing but what is printed.
+
 SQL and pipeline file are taken from the README's own code blocks. The server's programs come from Maven Central; where
 they cannot be had, the wheel's build of 16 is used, and the output says so.
 """
@@ -106,8 +109,9 @@ def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
 
     # the README: SQL, project, file
     as_superuser(server, blocks("README.md", "sql")[0])
-    Shell(tmp_path).fine("init", "postgres", "library")
-    cdc = Shell(tmp_path / "library", {"LIBRARY_PASSWORD": PASSWORD})
+    QuickShell(tmp_path).fine("init", "postgres", "library")
+    cdc = QuickShell(tmp_path / "library", {"LIBRARY_PASSWORD": PASSWORD})
+    program = Shell(cdc.folder, cdc.env)  # what receives and applies is a process of its own
     (cdc.folder / "pipelines" / "library.yaml").write_text(readme_file(server))
     cdc.fine("validate")
 
@@ -123,13 +127,13 @@ def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
     assert not (cdc.folder / "lake").exists(), "neither check nor plan makes anything"
 
     # copy, live changes, a receiver that is killed in the middle, more changes
-    cdc.fine("run", "--once", "--only", "receive")
+    program.fine("run", "--once", "--only", "receive")
     with live_changes(server):
         landed = cdc.status()["bronze_position"]
         receiver = subprocess.Popen(
             [CDC_LAKE, "run", "--only", "receive"],
             cwd=cdc.folder,
-            env=cdc.environment(),
+            env=program.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -144,7 +148,7 @@ def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
     changes(server, 1_000_000)
 
     # go on, and prove it
-    cdc.fine("run", "--once")
+    program.fine("run", "--once")
     verdict = json.loads(cdc.fine("compare", "--json"))
     assert verdict["verdict"] == "equal"
     assert [(t["table"], t["verdict"]) for t in verdict["tables"]] == [
@@ -323,3 +327,72 @@ def test_a_missing_java_is_told_before_anything_is_made(project: QuickShell, bro
     assert not (project.folder / "lake" / "bronze").exists()
     assert "[LAK401]" in shell("check").out
     shell.fine(*RUN)  # receiving needs no Java
+
+
+# ── broken on purpose, mended by what is printed ─────────────────────────────────────────────────────────────────
+
+STATEMENT = re.compile(r"\b(?:ALTER|CREATE) [A-Z]+ [^;`]+")
+
+
+def printed(shell: QuickShell, *words: str, code: str) -> str:
+    """The hint that a refused command prints."""
+    said = shell(*words)
+    assert f"error[{code}]" in said.err, said.err
+    assert said.code != 0
+    return said.err.partition("\nhint: ")[2]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("broken", "code"),
+    [
+        ("CREATE TABLE visits (member int, at date)", "SRC223"),
+        ("CREATE TABLE more (id int PRIMARY KEY); CREATE PUBLICATION mistakes FOR TABLE fine", "SRC221"),
+        ("CREATE PUBLICATION mistakes FOR TABLE fine WITH (publish = 'insert, update')", "SRC221"),
+        ("ALTER ROLE reader NOREPLICATION", "SRC205"),
+        ("ALTER SYSTEM SET wal_level = replica", "SRC208"),
+    ],
+    ids=["no key", "table not published", "operation not published", "role", "wal_level"],
+)
+def test_the_statement_that_is_printed_mends_the_server(
+    project: QuickShell, server: EmbeddedServer, broken: str, code: str
+) -> None:
+    as_superuser(server, f"CREATE ROLE reader LOGIN REPLICATION PASSWORD '{PASSWORD}'; {broken}", "mistakes")
+    as_superuser(server, "ALTER DATABASE mistakes OWNER TO reader; ALTER TABLE fine OWNER TO reader", "mistakes")
+    restart = "SYSTEM" in broken
+    shell = project
+    if "ROLE" in broken:
+        shell = QuickShell(project.folder, {**project.env, "PGUSER": "reader", "PGPASSWORD": PASSWORD})
+    if restart:
+        server.restart()
+    try:
+        (statement, *_) = STATEMENT.findall(printed(shell, *RUN, code=code))
+        as_superuser(server, statement, "mistakes")
+        if restart:
+            server.restart()
+        shell.fine(*RUN)
+    finally:
+        drop_slots(server)
+        as_superuser(server, "REASSIGN OWNED BY reader TO CURRENT_USER; DROP OWNED BY reader", "mistakes")
+        as_superuser(server, "REASSIGN OWNED BY reader TO CURRENT_USER; DROP ROLE reader")
+
+
+@pytest.mark.live
+def test_the_key_that_is_meant_is_printed_and_mends_the_file(project: QuickShell) -> None:
+    file = project.folder / "pipelines" / "mistakes.yaml"
+    file.write_text(file.read_text().replace("  tables:", "  tabels:", 1))
+    (meant,) = re.findall(r"did you mean `(\w+)`", printed(project, *RUN, code="CFG104"))
+    file.write_text(file.read_text().replace("tabels", meant))
+    project.fine(*RUN)
+
+
+@pytest.mark.live
+def test_a_slot_that_somebody_dropped_is_made_again_as_it_is_printed(
+    project: QuickShell, server: EmbeddedServer
+) -> None:
+    project.fine(*RUN)
+    drop_slots(server)
+    assert "move the lake folder away and run again" in printed(project, *RUN, code="SRC212")
+    (project.folder / "lake").rename(project.folder / "lake.before")
+    project.fine(*RUN)
+    assert "the chain holds" in project.fine("inspect", "chain")
