@@ -1,7 +1,7 @@
 """The rules of silver tables as they are written: one section a kind, told apart by `rule`.
 
 A row rule judges the row after each change, before it is merged. A table rule judges a silver table as it stands, when
-a report is made: there is no change it could hold or stop.
+silver is judged: there is no change it could hold or stop.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class TableRuleBase(RuleBase):
     """What every rule has that judges a table as it stands."""
 
     on_fail: Literal["warn"] = "warn"
-    """`warn`: the report says so. It judges the table when a report is made: there is no change to hold or to stop."""
+    """`warn`: it is said. It judges the table when silver is judged: there is no change to hold or to stop."""
 
 
 class Unique(TableRuleBase):
@@ -208,7 +208,7 @@ class Monotonic(TableRuleBase):
 
 
 class Expectation(TableRuleBase):
-    """An expectation of Great Expectations, by its name: for the report alone."""
+    """An expectation of Great Expectations, by its name."""
 
     rule: Literal["expectation"]
     """Kind of rule."""
@@ -222,10 +222,10 @@ ColumnRule: TypeAlias = NotNull | InSet | Between | Regex | Length | TypeCastabl
 """Rules that judge one value."""
 
 RowRule: TypeAlias = ColumnRule | Expression
-"""Rules that judge one row: gate and report."""
+"""Rules that judge one row: at the gate, and silver as it stands."""
 
 TableRule: TypeAlias = Unique | ForeignKey | RowCount | Freshness | Monotonic | Expectation
-"""Rules that judge a table: report only."""
+"""Rules that judge a table as it stands."""
 
 Rule = Annotated[RowRule | TableRule, Field(discriminator="rule")]
 

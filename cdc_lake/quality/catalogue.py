@@ -149,7 +149,7 @@ CATALOGUE: Final = (
         "left out; without any value it fails",
         "SELECT max(updated_at) < now() - INTERVAL 2 HOURS FROM silver",
         "expect_column_max_to_be_between",
-        "Reckoned to the time of the report. The page shows the age, not the value.",
+        "Reckoned to the time of the report or the cut. The page shows the age, not the value.",
     ),
     Kind(
         Monotonic,
@@ -168,6 +168,6 @@ CATALOGUE: Final = (
         "as Great Expectations says",
         "",
         "its own",
-        "It is met or not, also with `mostly`: one failure of one. Only the report judges it.",
+        "It is met or not, also with `mostly`: one failure of one. `check` tells arguments that it does not take.",
     ),
 )

@@ -306,9 +306,9 @@ rules:
 columns. A report judges the rows of silver by them again, with Great Expectations: a test asserts that both count the
 same.
 
-**Rules of tables** judge a silver table as it stands when a [report](../guides/quality.md) is made, over the rows that
-hold: not deleted ones of `deletes: soft`, not former versions of `kind: history`. They name silver's columns. They can
-hold or stop nothing ([CFG171](../errors/CFG171.md)).
+**Rules of tables** judge a table as it stands [when silver is judged](../guides/quality.md#when-silver-is-judged), over
+the rows that hold: not deleted ones of `deletes: soft`, not former versions of `kind: history`. They name silver's
+columns. They can hold or stop nothing ([CFG171](../errors/CFG171.md)).
 
 | rule | judges | a NULL | Great Expectations |
 |---|---|---|---|
