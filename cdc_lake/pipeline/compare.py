@@ -1,7 +1,8 @@
 """Compare: prove silver equal to the source, row by row, by key.
 
-One read-only snapshot of the source for all tables. A table is compared only where silver holds exactly the
-transactions that the snapshot shows (`pipeline.point`); otherwise the verdict is inconclusive and says what to do.
+One read-only snapshot of the source for all tables. What it shows and silver does not hold yet is folded onto silver
+in memory (`pipeline.forward`), transaction by transaction (`pipeline.point`); where bronze does not have it, the
+verdict is inconclusive and says what to do.
 Silver's values are written as the server prints them by code that the projection does not use (`lake.canonical`), the
 source is read by another reader than the initial copy's (`source.rows`), so that a mistake in either path shows. Keys
 that a rule or a cast holds are accounted for one by one (`pipeline.accounting`).
@@ -10,22 +11,25 @@ that a rule or a cast holds are accounted for one by one (`pipeline.accounting`)
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream, NoTableMatches
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.compare_job import Job, pin
-from cdc_lake.pipeline.compare_source import compare_source
+from cdc_lake.pipeline.compare_job import Job, Pinned, pin
+from cdc_lake.pipeline.compare_source import CompareSource, compare_source
 from cdc_lake.pipeline.compare_table import table_compared
 from cdc_lake.pipeline.comparison import Comparison, TableComparison
-from cdc_lake.pipeline.point import point
+from cdc_lake.pipeline.point import Point, point
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from cdc_lake.pipeline.repair import repair_run
 from cdc_lake.pipeline.verified import Judged, record
@@ -77,17 +81,31 @@ def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: _Asked
         chosen = _chosen(source.captured(), tables)
         pinned = pin(project, control, state, chosen)
         tell(Progress("compare", "taking a snapshot of the source"))
-        with source.snapshot([one.table for one in chosen]) as seen:
-            lowest = min((p.watermark for p in pinned), default=state.upto)
-            where = point(bronze, seen, lowest, partial(source.ahead, seen))
+        with _snapshot(bronze, state, source, pinned) as where:
             jobs = [Job(project, bronze, control, state, source, one, **asdict(asked)) for one in pinned]
             found = [_told(table_compared(job, where), tell) for job in jobs]
-    position, seconds = shown(state.stream, seen.position), round(time.monotonic() - began, 3)
+    position, seconds = shown(state.stream, where.shown.position), round(time.monotonic() - began, 3)
     comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds, asked.values)
     stands = [Judged(state.stream, state.epoch, one.marker.generation, one.watermark) for one in pinned]
     record(control, comparison, stands)
     comparison.write(project.reports)
     return comparison
+
+
+@contextmanager
+def _snapshot(
+    bronze: BronzeReader, state: BronzeState, source: CompareSource, pinned: Sequence[Pinned]
+) -> Iterator[Point]:
+    """A snapshot of the source. Another is taken where silver holds what it does not show: that is committed, and will
+    be seen in a moment.
+    """
+    lowest = min((one.watermark for one in pinned), default=state.upto)
+    for last in (False, False, True):
+        with source.snapshot([one.target.source for one in pinned]) as seen:
+            where = point(bronze, seen, lowest, partial(source.ahead, seen))
+            if last or not any(where.beyond(one.target.source, one.watermark) for one in pinned):
+                yield where
+                return
 
 
 def _told(result: TableComparison, tell: Tell) -> TableComparison:

@@ -14,12 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.errors import DecodeError, SlotActive, SlotUndecodable
+from cdc_lake.errors import DecodeError, SlotActive, SlotAhead, SlotUndecodable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.compare_source import joined
@@ -38,6 +39,8 @@ from cdc_lake.source.quoting import identifier, quoted
 from cdc_lake.source.stream import StreamIdentity, shown
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
+
+_APPLICATION = "cdc_lake compare"
 
 PATIENCE = 10.0
 """Seconds that the slot may take to send what the snapshot shows."""
@@ -200,12 +203,27 @@ class _Wanted:
 def family_side(project: Project, state: BronzeState) -> Iterator[FamilySide]:
     """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
     target = target_of(project.family, project.root)
-    application = "cdc_lake compare"
     with ExitStack() as opened:
-        reading = connect(target, application=application)
+        reading = connect(target, application=_APPLICATION)
         opened.callback(reading.close)
-        by_sql = reads_by_sql(project)
-        asked = reading if by_sql else connect(target, application=application, replication=True)
-        facts = server_facts(asked, by_sql=by_sql)
-        check_resume(project, reading, facts, state)
+        facts, state = _checked(project, reading, state)
         yield FamilySide(project, state, facts, reading, opened)
+
+
+def _checked(project: Project, reading: WireSession, state: BronzeState) -> tuple[FamilyServerFacts, BronzeState]:
+    """The server's facts, and bronze as it was when they were asked for: a receiver may have landed and confirmed more
+    since `state`.
+    """
+    target, by_sql = target_of(project.family, project.root), reads_by_sql(project)
+    while True:
+        asked = reading if by_sql else connect(target, application=_APPLICATION, replication=True)
+        facts = server_facts(asked, by_sql=by_sql)
+        try:
+            check_resume(project, reading, facts, state)
+        except SlotAhead:
+            now = bronze_reader(project).state()
+            if now is None or now == state:
+                raise
+            state = now
+        else:
+            return facts, state

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from cdc_lake.lake.row_hash import BUCKETS
 from cdc_lake.pipeline.accounting import HeldChange, explained, folded, folded_copies, held_changes
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_layout import Layout
@@ -20,18 +17,23 @@ _Rows = dict[Key, dict[str, str | None]]
 
 
 class Held:
-    """The open holds of one table at its watermark. `keys`: those they touch."""
+    """The open holds of one table at its watermark. `keys`: those they touch; `others`: later changes of other keys."""
 
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, job: Job, layout: Layout, later: Sequence[HeldChange], *, closed: bool) -> None:
+        """`later`: changes above the watermark that are folded too, where they touch held keys; `closed`: a TRUNCATE
+        above it ended all holds.
+        """
         pinned = job.pinned
         relation, generation = str(pinned.target.source), pinned.marker.generation
         rows = open_holds(job.control.read("held"), relation, job.state.epoch, generation, pinned.watermark).rows
         self._layout = layout
-        self._changes: Sequence[HeldChange] = ()
-        if rows.num_rows:
+        held: list[HeldChange] = []
+        if rows.num_rows and not closed:
             layouts = job.bronze.layouts([pinned.target.source])
-            self._changes = held_changes(rows.to_pylist(), layouts, layout.relation, self._form)
-        self.keys = touched(self._changes, layout.keys)
+            held = held_changes(rows.to_pylist(), layouts, layout.relation, self._form)
+        self.keys, mine = grown(touched(held, layout.keys), later, layout.keys)
+        self._changes = [*held, *(change for change, is_mine in zip(later, mine, strict=True) if is_mine)]
+        self.others = [change for change, is_mine in zip(later, mine, strict=True) if not is_mine]
         self._source: Counter[Key] = Counter()
         self._silver: Counter[Key] = Counter()
         self._wanted: _Rows = {}
@@ -70,17 +72,14 @@ class Held:
         return accounted, self.keys - accounted
 
 
+def grown(held: frozenset[Key], later: Sequence[HeldChange], names: Sequence[str]) -> tuple[frozenset[Key], list[bool]]:
+    """Held keys with those that later changes connect with them, and of each change whether it touches one of them."""
+    keys = [touched([change], names) for change in later]
+    while more := held.union(*(some for some in keys if some & held)) - held:
+        held |= more
+    return held, [bool(some & held) for some in keys]
+
+
 def touched(changes: Sequence[HeldChange], names: Sequence[str]) -> frozenset[Key]:
     """The keys that changes leave or give."""
     return frozenset(key for change in changes for key in change.keys(names) if key is not None)
-
-
-def buckets_of(layout: Layout, keys: frozenset[Key]) -> Any:
-    """Of all buckets, whether one of these keys is in it: an ndarray of bool."""
-    among = np.zeros(BUCKETS, bool)
-    if keys:
-        columns = zip(layout.keys, zip(*keys, strict=True), strict=True)
-        among[layout.form.buckets(pa.table({name: pa.array(texts, pa.large_string()) for name, texts in columns}))] = (
-            True
-        )
-    return among

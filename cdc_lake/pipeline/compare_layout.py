@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from cdc_lake.config.project import Target
 from cdc_lake.errors import NoKey, TransformUnfit
 from cdc_lake.lake.canonical import beside, from_silver, from_source
-from cdc_lake.lake.row_hash import RowForm
+from cdc_lake.lake.row_hash import BUCKETS, RowForm
 from cdc_lake.model.relation import Relation
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_transforms import View
+from cdc_lake.pipeline.match import Key
 from cdc_lake.pipeline.point import Gap
 from cdc_lake.silver.kind import RowIdentity
 from cdc_lake.silver.kinds import kind_of, source_rows
@@ -65,6 +67,17 @@ class Layout:
             rows = rows.filter(pa.array(buckets[self.form.buckets(keys)]))
         astray = (name for name, text in self.view.companions.items() if _astray(rows, text, name))
         return pa.table({one: from_silver(rows[name]) for one, name in self.names.items()}), frozenset(astray)
+
+    def key_table(self, keys: Collection[Key]) -> pa.Table:
+        """Keys in canonical text as a table."""
+        columns = zip(*keys, strict=True) if keys else [()] * len(self.keys)
+        return pa.table({n: pa.array(texts, pa.large_string()) for n, texts in zip(self.keys, columns, strict=True)})
+
+    def buckets_of(self, keys: Collection[Key]) -> Any:
+        """Of all buckets, whether one of these keys is in it: an ndarray of bool."""
+        among = np.zeros(BUCKETS, bool)
+        among[self.form.buckets(self.key_table(keys))] = True
+        return among
 
     def text(self, column: str, values: Sequence[str | None]) -> list[str | None]:
         """Texts of a source column in canonical form; of a column that silver does not have, as they are."""

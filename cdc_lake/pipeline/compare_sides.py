@@ -18,6 +18,7 @@ from cdc_lake.lake.read import silver_blocks
 from cdc_lake.lake.row_hash import BUCKETS, Sums
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_layout import Layout
+from cdc_lake.pipeline.forward import Overlay
 from cdc_lake.source.hash_sql import HashSql, hash_sql
 
 _NAMED = BUCKETS // 4
@@ -73,10 +74,11 @@ class SourceSide:
 
 
 class SilverSide:
-    """The rows of a silver table at a version. Raises LakeError."""
+    """The rows of a silver table at a version, rolled forward by an overlay. Raises LakeError."""
 
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, job: Job, layout: Layout, overlay: Overlay) -> None:
         self._job = job
+        self._overlay = overlay
         self._layout = layout
         self.astray: frozenset[str] = frozenset()
 
@@ -89,6 +91,9 @@ class SilverSide:
 
     def blocks(self, buckets: Any = None) -> Iterator[pa.Table]:
         """The rows in canonical text; notes which companions are astray."""
+        return self._overlay.over(self._there(self._overlay.needed(buckets)), buckets)
+
+    def _there(self, buckets: Any) -> Iterator[pa.Table]:
         pinned = self._job.pinned
         _, blocks = silver_blocks(self._job.project, pinned.target, pinned.marker.version)
         for block in blocks:

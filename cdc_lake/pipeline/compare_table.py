@@ -19,14 +19,15 @@ import pyarrow as pa
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.read import silver_blocks, silver_exists
-from cdc_lake.pipeline.compare_held import Held, buckets_of
+from cdc_lake.pipeline.compare_held import Held
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_layout import Layout, TypesApart, apart, layout_of
 from cdc_lake.pipeline.compare_sides import SilverSide, SourceSide, both_sums
 from cdc_lake.pipeline.comparison import SAMPLE, DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.pipeline.differing import KeyRows, differing_keys
+from cdc_lake.pipeline.forward import Forward, Overlay, forward
 from cdc_lake.pipeline.match import Differences, Key, counted, match, merged
-from cdc_lake.pipeline.point import Gap, Point
+from cdc_lake.pipeline.point import Gap, Point, Touch
 from cdc_lake.pipeline.repair import Differing, repair
 from cdc_lake.pipeline.shelf import Shelf, together
 from cdc_lake.source.stream import shown
@@ -36,7 +37,7 @@ from cdc_lake.source.stream import shown
 class _Found:
     """What comparing the rows of a table gave. `rows`: of the source, and of silver; `uneven`: rows of one key differ
     in number; `streamed`: why the source's rows were hashed here; `matched`: how many were read to be matched;
-    `rows_of_keys`: the rows of some keys that differ.
+    `forward`: by how many transactions silver was rolled forward; `rows_of_keys`: the rows of some keys that differ.
     """
 
     differences: Differences
@@ -49,6 +50,7 @@ class _Found:
     streamed: str = ""
     matched: int = 0
     rows_of_keys: KeyRows | None = None
+    forward: int = 0
 
     @property
     def by_content(self) -> bool:
@@ -60,7 +62,13 @@ def table_compared(job: Job, where: Point) -> TableComparison:
     """The verdict of one table. Raises SourceError, LakeError."""
     began = time.monotonic()
     pinned = job.pinned
-    found = _apart(pinned.target) or where.gap(pinned.target.source, pinned.watermark) or _compared(job)
+    table, watermark = pinned.target.source, pinned.watermark
+    found = (
+        _apart(pinned.target)
+        or where.unknown(table)
+        or where.beyond(table, watermark)
+        or _compared(job, where.behind(table, watermark))
+    )
     if isinstance(found, _Found):
         return _judged(job, where, found, began)
     return TableComparison(
@@ -80,7 +88,7 @@ def _apart(target: Target) -> Gap | None:
     return Gap("silver keeps every change of it, the source only the rows they led to", "compare tables of other kinds")
 
 
-def _compared(job: Job) -> _Found | Gap:
+def _compared(job: Job, behind: Sequence[Touch]) -> _Found | Gap:
     """What differs, or why the sides cannot be set side by side."""
     pinned = job.pinned
     if not silver_exists(job.project, pinned.target):
@@ -90,7 +98,8 @@ def _compared(job: Job) -> _Found | Gap:
     if isinstance(layout, Gap):
         return layout
     try:
-        return _both_sides(job, layout)
+        later = forward(job, layout, [touch.position for touch in behind], sum(touch.changes for touch in behind))
+        return later if isinstance(later, Gap) else _both_sides(job, layout, later)
     except TypesApart as odd:
         return apart(str(odd))
 
@@ -102,10 +111,12 @@ def _without_silver(job: Job) -> _Found | Gap:
     return _Found(Differences(), frozenset(), frozenset(), (0, 0))
 
 
-def _both_sides(job: Job, layout: Layout) -> _Found:
-    source, silver, held = SourceSide(job, layout), SilverSide(job, layout), Held(job, layout)
+def _both_sides(job: Job, layout: Layout, later: Forward) -> _Found:
+    held = Held(job, layout, later.changes, closed=later.emptied)
+    overlay = Overlay(layout, held.others, emptied=later.emptied)
+    source, silver = SourceSide(job, layout), SilverSide(job, layout, overlay)
     one, other = both_sums(source, silver)
-    wanted = one.unlike(other) | buckets_of(layout, held.keys)
+    wanted = one.unlike(other) | layout.buckets_of(held.keys)
     differences, uneven, matched, rows_of_keys = Differences(), False, 0, KeyRows(layout, held.keys)
     if wanted.any():
         sides = (source, silver)
@@ -122,6 +133,7 @@ def _both_sides(job: Job, layout: Layout) -> _Found:
         streamed=source.streamed,
         matched=matched,
         rows_of_keys=rows_of_keys,
+        forward=later.transactions,
     )
 
 
@@ -202,6 +214,7 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
         streamed=found.streamed,
         rows_matched=found.matched,
         differing=_known_of(job, found, samples),
+        rolled_forward=found.forward,
         seconds=_since(began),
     )
 

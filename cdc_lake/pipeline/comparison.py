@@ -84,6 +84,7 @@ class TableComparison:
 
     `hashed_by`: who summed up the source's rows by bucket, `server` or `client`, empty where nobody did; `streamed`:
     why it was not the server. `rows_matched`: rows of the source that were read to be matched one by one.
+    `rolled_forward`: by how many transactions silver was taken further, in memory, to be as of the snapshot.
     """
 
     table: str
@@ -108,6 +109,7 @@ class TableComparison:
     streamed: str = ""
     rows_matched: int = 0
     differing: tuple[DifferingKey, ...] = ()
+    rolled_forward: int = 0
 
     @property
     def text(self) -> str:

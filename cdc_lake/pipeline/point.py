@@ -24,14 +24,14 @@ from cdc_lake.source.captured import Shown, Unlanded
 WAIT_SECONDS = 25.0
 """How long a receiver that reads the slot gets to land what the snapshot shows: keepalives reach bronze every 10 s."""
 
-_CATCH_UP = "run `cdc-lake run --once`, then compare again"
+CATCH_UP = "run `cdc-lake run --once`, then compare again"
 
 
 @dataclass(frozen=True, slots=True)
 class Touch:
     """A transaction near the snapshot, by the number that the snapshot knows it by. `landed`: bronze has it.
 
-    `undecoded`: as bytes only, so that it may change any table.
+    `undecoded`: as bytes only, so that it may change any table; `changes`: how many landed, of all tables.
     """
 
     position: int
@@ -39,6 +39,7 @@ class Touch:
     tables: frozenset[TableName]
     landed: bool
     undecoded: bool = False
+    changes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +60,36 @@ class Point:
 
     def gap(self, table: TableName, watermark: int) -> Gap | None:
         """None where silver at `watermark` holds exactly what the snapshot shows of the table."""
+        if (gap := self.unknown(table)) is not None:
+            return gap
+        if behind := self.behind(table, watermark):
+            return Gap(f"{len(behind)} landed transactions are not applied yet", CATCH_UP)
+        return self.beyond(table, watermark)
+
+    def unknown(self, table: TableName) -> Gap | None:
+        """Why it is not known, or not in bronze, what the snapshot shows of the table."""
         if not self.complete:
             return Gap("bronze is behind the source, and the slot is being read", "wait for the receiver and repeat")
-        mine = [touch for touch in self.touches if table in touch.tables or touch.undecoded]
-        shown = [touch for touch in mine if self.shown.shows(touch.number)]
+        shown = [touch for touch in self._of(table) if self.shown.shows(touch.number)]
         if any(not touch.landed for touch in shown):
-            return Gap("the source has transactions that bronze does not", _CATCH_UP)
+            return Gap("the source has transactions that bronze does not", CATCH_UP)
         if any(touch.undecoded for touch in shown):
             return Gap("bronze holds a transaction that could not be decoded", "`cdc-lake held list` says which")
-        behind = sum(touch.position > watermark for touch in shown)
-        if behind:
-            return Gap(f"{behind} landed transactions are not applied yet", _CATCH_UP)
-        ahead = sum(touch.landed and touch.position <= watermark for touch in mine if touch not in shown)
-        if ahead:
-            return Gap(f"silver is {ahead} transactions ahead of the source's snapshot", "compare again")
         return None
+
+    def behind(self, table: TableName, watermark: int) -> list[Touch]:
+        """The landed transactions that the snapshot shows and silver at `watermark` does not hold."""
+        return [t for t in self._of(table) if t.landed and t.position > watermark and self.shown.shows(t.number)]
+
+    def beyond(self, table: TableName, watermark: int) -> Gap | None:
+        """None where silver at `watermark` holds nothing of the table that the snapshot does not show."""
+        mine = [t for t in self._of(table) if t.landed and t.position <= watermark and not self.shown.shows(t.number)]
+        if not mine:
+            return None
+        return Gap(f"silver is {len(mine)} transactions ahead of the source's snapshot", "compare again")
+
+    def _of(self, table: TableName) -> list[Touch]:
+        return [touch for touch in self.touches if table in touch.tables or touch.undecoded]
 
 
 def point(bronze: BronzeReader, shown: Shown, lowest: int, ahead: Callable[[int], Sequence[Unlanded] | None]) -> Point:
@@ -122,6 +138,7 @@ def landed_near(bronze: BronzeReader, state: BronzeState, shown: Shown, lowest: 
             tables=frozenset(TableName.parse(name) for name in c.counts),
             landed=True,
             undecoded=c.undecoded is not None,
+            changes=c.changes,
         )
         for c in bronze.commits(Span(state.epoch, min(number_of) - 1, state.upto))
         if c.position in number_of

@@ -179,17 +179,17 @@ def test_missing_extra_repeated_and_changed_rows_are_told_apart(lake, name):
     assert (lake.project.reports / "compare.json").read_text().count("größe") == 0
 
 
-def test_what_the_source_committed_and_silver_lacks_is_inconclusive_for_that_table_only(lake):
+def test_what_bronze_lacks_is_inconclusive_for_that_table_only_and_silver_is_rolled_forward_by_what_it_has(lake):
     lake.sql.execute("UPDATE orders SET small = 7 WHERE id = 3")
     found = lake.compare()
     assert (found["orders"].verdict, found["notes"].verdict) == (Verdict.INCONCLUSIVE, Verdict.EQUAL)
     assert "bronze does not" in found["orders"].reason
     lake.receive()
     found = lake.compare()
-    assert (found["orders"].verdict, found["notes"].verdict) == (Verdict.INCONCLUSIVE, Verdict.EQUAL)
-    assert "not applied" in found["orders"].reason
+    assert (found["orders"].verdict, found["notes"].verdict) == (Verdict.EQUAL, Verdict.EQUAL)
+    assert (found["orders"].rolled_forward, found["notes"].rolled_forward) == (1, 0)
     lake.silver("orders")
-    assert lake.compare()["orders"].verdict is Verdict.EQUAL
+    assert lake.compare()["orders"].rolled_forward == 0
 
 
 def test_an_open_transaction_is_on_neither_side(lake):
@@ -245,6 +245,27 @@ def keys_of(row: dict[str, Any], layout: Relation) -> dict[str, list[str] | None
 
     leaves = None if row["op"] == "I" else key(row["old"] or row["new"])
     return {"from_key": leaves, "key": key(row["new"])}
+
+
+def test_what_happened_to_held_keys_since_is_folded_behind_what_is_held(lake):
+    before = lake.rows("orders")
+    lake.sql.execute("UPDATE orders SET day = 'infinity' WHERE id = 3")
+    lake.receive()
+    hold(lake, "orders")
+    lake.silver("orders", before)
+    lake.sql.execute("UPDATE orders SET id = 8, day = '2024-01-01' WHERE id = 3")
+    lake.sql.execute("UPDATE orders SET small = 9 WHERE id = 8")
+    lake.sql.execute("UPDATE orders SET small = 9 WHERE id = 4")
+    lake.receive()
+    found = lake.compare("orders")["orders"]
+    assert (found.text, found.rolled_forward) == ("equal but for 2 held keys", 3), (
+        "the key that left, and the one given"
+    )
+    lake.sql.execute("TRUNCATE orders")
+    lake.sql.execute("INSERT INTO orders (id, part) VALUES (1, 'x')")
+    lake.receive()
+    found = lake.compare("orders")["orders"]
+    assert (found.text, found.rolled_forward, found.silver_rows) == ("equal", 5, 1), "a TRUNCATE ends all holds"
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -318,6 +339,13 @@ def test_a_table_without_a_key_is_compared_by_how_often_each_row_is_there(databa
         lacking = lake.compare("bag")["bag"]
         assert (lacking.verdict, lacking.changed, lacking.silver_rows) == (Verdict.DIFFERENT, 1, 2)
         assert (lacking.samples, lacking.columns) == ((), ()), "a row is not told"
+        lake.silver("bag", pa.table(rows, schema))
+        lake.sql.execute("DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)")
+        lake.sql.execute("UPDATE bag SET note = 'zwei' WHERE id = 2")
+        lake.sql.execute("INSERT INTO bag VALUES (3, 'three'), (3, 'three')")
+        lake.receive()
+        forward = lake.compare("bag")["bag"]
+        assert (forward.verdict, forward.silver_rows, forward.rolled_forward) == (Verdict.EQUAL, 4, 3)
 
 
 def test_columns_that_are_left_out_or_renamed_are_compared_as_silver_has_them(lake):

@@ -243,7 +243,7 @@ def test_keys_that_other_transactions_change_are_left(shop: Shop, monkeypatch: p
     upto = shop.silver(*WRONG)
     shop.sql("UPDATE t SET n = 0 WHERE a = 1")
     shop.receive()
-    monkeypatch.setattr("cdc_lake.pipeline.point.Point.gap", lambda *_: None)  # as where silver is rolled forward
+    monkeypatch.setattr("cdc_lake.pipeline.point.Point.behind", lambda *_: [])  # what is folded would be as the source
     found = shop.repair().repair
     assert found is not None
     assert (found.keys, found.left) == (3, 1)
@@ -254,7 +254,7 @@ def test_keys_that_other_transactions_change_are_left(shop: Shop, monkeypatch: p
 def test_what_bronze_does_not_have_is_not_guessed_at(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.silver(*WRONG)
     shop.sql("UPDATE t SET n = 0 WHERE a = 1")
-    monkeypatch.setattr("cdc_lake.pipeline.point.Point.gap", lambda *_: None)
+    monkeypatch.setattr("cdc_lake.pipeline.point.Point.unknown", lambda *_: None)
     found = shop.repair().repair
     assert found is not None
     assert (found.keys, found.left) == (0, 4)
