@@ -41,7 +41,7 @@ TABLES: dict[str, Columns] = {
         _STREAM,
         _EPOCH,
         ("position", _LONG, "position the rows stand for"),
-        ("tables", _TEXT, "JSON: table → what was copied"),
+        ("tables", _TEXT, "JSON: table → what was copied; of rows read again relation, first ordinal, rows, by whom"),
         (
             "state",
             _TEXT,
