@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, SecretStr
 
-from cdc_lake.config.section import Section
+from cdc_lake.config.quantity import MILLISECONDS
+from cdc_lake.config.section import Section, Text
 from cdc_lake.config.source import host_and_port
 
 
 def _address(text: str) -> str:
     host_and_port(text)
     return text
+
+
+class OpenLineage(Section):
+    """Events of OpenLineage: which tables and columns a run of apply made silver from, and how it ended."""
+
+    to: Annotated[str, Field(pattern=r"^(https?://[^@/?#\s]+(/[^@?#\s]*)?|[^:]+\.jsonl)$")]
+    """Where events go: the address of a server, as `http://marquez:5000`, or a file, `*.jsonl`, a line an event,
+    relative to the project; its folder is there already."""
+    api_key: SecretStr | None = None
+    """What a server asks for, sent as a bearer token."""
+    namespace: Text = "cdc_lake"
+    """Namespace of the jobs, `<pipeline>.apply` within it."""
+    timeout: Annotated[int, MILLISECONDS, Field(ge=100, examples=["5 s"])] = 5000
+    """How long a server may take, and how long the end of a run waits for it. Apply waits for nothing else."""
+    every: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["10 min"])] = 600_000
+    """How often a run without end says how far it is."""
 
 
 class Observe(Section):
@@ -33,3 +50,5 @@ class Observe(Section):
     log: Literal["text", "json"] = "text"
     """What commands say on standard error where that is no terminal: `text`, lines for people, or `json`, one object a
     line, an event with its fields."""
+    openlineage: OpenLineage | None = None
+    """Events of OpenLineage, of apply."""

@@ -23,6 +23,7 @@ PATHS = (
     "lake.storage.access_key_id",
     "lake.storage.secret_access_key",
     "lake.storage.session_token",
+    "observe.openlineage.api_key",
     CATALOG,
 )
 """Values that are secret; of an address only a password in it is."""

@@ -118,3 +118,10 @@ class BundleNotWritten(DeployError):
     """The file of a bundle could not be written, or holds what somebody changed."""
 
     code = "DEP715"
+
+
+class LineageNotSent(DeployError):
+    """Events of lineage cannot be sent. It is told, and what was not sent is lost; apply goes on."""
+
+    code = "DEP716"
+    hint = "look at the server that `observe.openlineage.to` names, or make the folder of its file"

@@ -68,6 +68,7 @@ class Advance:
         self._bronze = bronze_reader(project)
         self._control = control_tables(project)
         self._steps = TableSteps(project, spark, tell, allowed)
+        self._steps.done.run = self._run
         silver = project.pipeline.silver
         rereads = "reread" in {silver.defaults.missing_row, *(table.missing_row for table in silver.tables)}
         self._rereader = Rereader(project, self._bronze, self._control, tell) if rereads else None

@@ -5,19 +5,36 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from cdc_lake.config.project import Target
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.lake.store import SilverColumn
 from cdc_lake.pipeline.holds import WAITING
 from cdc_lake.pipeline.merging import Merged
 from cdc_lake.pipeline.table_span import Prepared
+from cdc_lake.silver.projection import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class TableApplied:
+    """What was done to one table: what its rows were made of last, its columns then, and numbers over the run."""
+
+    target: Target
+    projection: Projection
+    columns: tuple[SilverColumn, ...]
+    changes: int
+    files: int
+    size: int
 
 
 @dataclass
 class Applied:
-    """What was done so far; `top`: where the last walk was to go to, `upto`: where it got; `ways`: how often a table
-    was written in which way (`pipeline.strategy`); `written`: files and bytes (`lake.written`); `held_by`: changes that
-    were held, by silver table and rule; `broken`: silver table → why it waits.
+    """What was done so far, by which `run`; `top`: where the last walk was to go to, `upto`: where it got; `ways`: how
+    often a table was written in which way (`pipeline.strategy`); `written`: files and bytes (`lake.written`);
+    `held_by`: changes that were held, by silver table and rule; `broken`: silver table → why it waits; `tables`: those
+    that were written.
     """
 
+    run: str = ""
     stream: str | None = None
     upto: int | None = None
     top: int | None = None
@@ -31,6 +48,7 @@ class Applied:
     written: dict[str, int] = field(default_factory=dict)
     rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
     broken: dict[str, CdcLakeError] = field(default_factory=dict)
+    tables: dict[str, TableApplied] = field(default_factory=dict)
 
     def count(self, prepared: Prepared) -> None:
         """Add how the rules of a table fared."""
@@ -48,8 +66,17 @@ class Applied:
         for rules in held["rules"].to_pylist():
             self.held_by.update((table, rule) for rule in rules or [WAITING])
 
-    def count_merge(self, merged: Merged) -> None:
+    def count_merge(self, prepared: Prepared, merged: Merged) -> None:
         """Add a table that was written."""
+        job, before = prepared.job, self.tables.get(prepared.job.target.label)
+        self.tables[job.target.label] = TableApplied(
+            job.target,
+            prepared.projection,
+            prepared.kind.columns(prepared.shape),
+            prepared.seen.rows + (before.changes if before else 0),
+            merged.written.files + (before.files if before else 0),
+            merged.written.size + (before.size if before else 0),
+        )
         self.merges += 1
         self.ways[merged.strategy.way] = self.ways.get(merged.strategy.way, 0) + 1
         for name, value in merged.written.facts.items():

@@ -91,7 +91,7 @@ def _apply(
     tell: Tell,
     allowed: Allowed,
 ) -> Applied:
-    began, watcher = time.monotonic(), watching(project, tell)
+    began, watcher = time.monotonic(), watching(project, tell, once=once)
     with watcher, Advance(project, spark, watcher.heard, waits=not once, allowed=allowed) as advance:
         watcher.follow(advance.done)
         clock, outcome = _Clock(advance, stop, watcher), "failed"

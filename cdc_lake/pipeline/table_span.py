@@ -144,6 +144,7 @@ class Prepared:
     base: Marker
     seen: Outline
     folded: Folded
+    projection: Projection
 
     @property
     def counts(self) -> tuple[RuleCount, ...]:
@@ -189,7 +190,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     target = None if base.version is None or snapshot else live_rows(kind, spark.table(silver.name))
     parts = key_parts(job.project, job.target, projection.source)
     folded = fold(rows, target, job.target, kind, projection.source, seen, span, job.held, projection, parts)
-    return Prepared(job, kind, shape, silver, base, seen, folded)
+    return Prepared(job, kind, shape, silver, base, seen, folded, projection)
 
 
 def _base(silver: SilverStore, job: TableJob) -> Marker:

@@ -283,7 +283,7 @@ class TableSteps:
                 target.label, target.format, merged.version, upto, IN, len(keys), generation, layout
             )
             self.done.count(one)
-            self.done.count_merge(merged)
+            self.done.count_merge(one, merged)
             self.done.count_held(one)
             facts = {"table": target.label, **merged.strategy.facts, **merged.written.facts}
             facts["seconds"] = round(merged.seconds, 3)

@@ -1,8 +1,8 @@
-"""Watching apply: nobody does, or a file of metrics is kept where the pipeline names one."""
+"""Watching apply: nobody does, or a file of metrics is kept and lineage is told where the pipeline asks for it."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -48,10 +48,51 @@ class Nobody:
         """Nothing."""
 
 
-def watching(project: Project, tell: Tell) -> Watcher:
-    """Who watches a run of this pipeline."""
+class Both:
+    """Two who watch: the second hears first and passes on to the first, as it was made to."""
+
+    def __init__(self, first: Watcher, second: Watcher) -> None:
+        self._first = first
+        self._second = second
+        self._entered = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as entered:
+            entered.enter_context(self._first)
+            entered.enter_context(self._second)
+            self._entered = entered.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.__exit__(kind, error, trace)
+
+    def heard(self, progress: Progress) -> None:
+        """See Watcher."""
+        self._second.heard(progress)
+
+    def follow(self, done: Applied) -> None:
+        """See Watcher."""
+        self._first.follow(done)
+        self._second.follow(done)
+
+    def walked(self) -> None:
+        """See Watcher."""
+        self._first.walked()
+        self._second.walked()
+
+
+def watching(project: Project, tell: Tell, *, once: bool = True) -> Watcher:
+    """Who watches a run of this pipeline, which has an end with `once`."""
+    lineage: Watcher | None = None
+    if (to := project.pipeline.observe.openlineage) is not None:
+        from cdc_lake.pipeline.lineage_watch import LineageWatch  # noqa: PLC0415  # only where it is asked for
+
+        lineage = LineageWatch(project, to, tell, once=once)
     if project.textfile is None:
-        return Nobody(tell)
+        return lineage or Nobody(tell)
     from cdc_lake.pipeline.apply_metrics import ApplyMetrics  # noqa: PLC0415  # only where it is asked for
 
-    return ApplyMetrics(project, project.textfile, tell)
+    metrics = ApplyMetrics(project, project.textfile, lineage.heard if lineage else tell)
+    return Both(lineage, metrics) if lineage else metrics

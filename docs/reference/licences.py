@@ -18,7 +18,14 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "licences.md"
-EXTRAS = ("receive", "iceberg", "spark", "quality", "demo")  # what a user installs; `dev` is for who changes cdc_lake
+EXTRAS = (
+    "receive",
+    "iceberg",
+    "spark",
+    "quality",
+    "openlineage",
+    "demo",
+)  # what a user installs; `dev` is for who changes cdc_lake
 
 # Short names as of SPDX; `BSD` where a distribution does not say which of them. None of these forbids any use.
 PERMISSIVE = frozenset(

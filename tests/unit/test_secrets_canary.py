@@ -159,7 +159,8 @@ def pipelines(refusing: str) -> dict[str, str]:
     made = {
         "postgres": f"source: {{{source}}}\nbronze: {redact}\n",
         "gaussdb": f"source: {{{family}}}\n",
-        "json logs": f"source: {{{source}}}\nobserve: {{log: json}}\n",
+        "json logs and lineage": f"source: {{{source}}}\nobserve: {{log: json, openlineage: {{to: {refusing or 'http://h'},"
+        ' api_key: "${env:CANARY_TOKEN}"}}\n',
         "tls": f"source: {{{source}, tls: {{mode: verify-full, root_cert: secret.pem, key: secret.pem}}}}\n",
         "store": f'source: {{{source}}}\nbronze: {{path: "s3://lake/bronze"}}\n'
         f'lake: {{storage: {store} endpoint: "{refusing}"}}}}\n',
