@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ __all__ = [
     "cuts",
     "end_promise",
     "held",
+    "history",
     "inspect_row",
     "inspect_transaction",
     "load_pipeline",
@@ -221,6 +222,20 @@ def status(project: Project) -> Status:
     from cdc_lake.pipeline.status import status as look_up
 
     return look_up(project)
+
+
+def history(
+    project: Project | str | Path,
+    table: str,
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    limit: int | None = None,
+) -> pa.Table:
+    """Rows of a control table, oldest first, without Spark. See `cdc_lake.pipeline.history`. Raises LakeError."""
+    from cdc_lake.pipeline.history import read_history
+
+    return read_history(_loaded(project), table, since=since, until=until, limit=limit)
 
 
 def status_page(project: Project, file: str | Path) -> StatusPage:

@@ -211,7 +211,7 @@ Iceberg's manifests, never cut.
 _CONTROL = """# Control tables
 
 Small Delta tables in `<lake>/control/<pipeline>`: what the two loops tell each other, and you. They follow from
-bronze and silver. Read them with anything that reads Delta.
+bronze and silver. Read them with `cdc_lake.history` or anything that reads Delta ([how](../guides/history.md)).
 
 {tables}"""
 
