@@ -13,6 +13,7 @@ from html import escape
 from typing import Final
 
 _WIDTH: Final = 720
+_LETTER: Final = 7  # pixels, at most, of a letter on the average
 _INK: Final = "#7a828c"
 _COLOURS: Final = ("#2f7fd1", "#d9822b", "#2e9e64", "#c2453e", "#8a63c9", "#3aa5a8")
 
@@ -30,16 +31,17 @@ class Chart:
 def bars(title: str, values: Mapping[str, float], *, unit: str = "") -> Chart:
     """A horizontal bar for each value, in the order given; values below zero have none."""
     top = max((*values.values(), 0.0)) or 1.0
+    left = min(_WIDTH // 2, 10 + _LETTER * max(map(len, values), default=0))
     body = []
     for at, (name, value) in enumerate(values.items()):
-        y = 40 + 26 * at
-        width = (_WIDTH - 340) * max(value, 0.0) / top
+        y = 34 + 26 * at
+        width = (_WIDTH - left - 100) * max(value, 0.0) / top
         body += [
-            _text(230, y + 14, name, anchor="end"),
-            f'<rect x="240" y="{y}" width="{width:.1f}" height="18" rx="3" fill="{_COLOURS[0]}"/>',
-            _text(246 + width, y + 14, f"{value:,.6g}{unit}"),
+            _text(left - 8, y + 14, name, anchor="end"),
+            f'<rect x="{left}" y="{y}" width="{width:.1f}" height="18" rx="3" fill="{_COLOURS[0]}"/>',
+            _text(left + width + 6, y + 14, f"{value:,.6g}{unit}"),
         ]
-    return _chart(title, 48 + 26 * len(values), body)
+    return _chart(title, 38 + 26 * len(values), body)
 
 
 def lines(title: str, series: Mapping[str, Sequence[tuple[datetime, float]]], *, unit: str = "") -> Chart:
@@ -59,9 +61,9 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[datetime, float]]], *,
         for number, line in enumerate(series.values()):
             body.append(_line(line, begin, span, top, _COLOURS[number % len(_COLOURS)]))
     for number, name in enumerate(series):
-        colour, x = _COLOURS[number % len(_COLOURS)], 60 + 150 * number
-        body += [f'<rect x="{x}" y="252" width="12" height="12" rx="2" fill="{colour}"/>', _text(x + 18, 262, name)]
-    return _chart(title, 272, body)
+        colour, y = _COLOURS[number % len(_COLOURS)], 252 + 20 * number
+        body += [f'<rect x="60" y="{y}" width="12" height="12" rx="2" fill="{colour}"/>', _text(78, y + 10, name)]
+    return _chart(title, 252 + 20 * len(series), body)
 
 
 def _line(line: Sequence[tuple[datetime, float]], begin: datetime, span: float, top: float, colour: str) -> str:
