@@ -330,7 +330,8 @@ def test_init_as_json(tmp_path):
 
 @pytest.mark.parametrize("template", templates())
 def test_every_fresh_template_is_valid(template, tmp_path, monkeypatch):
-    monkeypatch.setenv("SOURCE_PASSWORD", "what the template for Databricks leaves to its environment")
+    for name in ("SOURCE_PASSWORD", "BUCKET", "STORE_ACCESS_KEY_ID", "STORE_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "left-by-the-template-for-databricks-to-its-environment")
     scaffold(template, tmp_path / "shop")
     if template == "demo":  # the demo's server, once started, says where it is
         (tmp_path / "shop" / ".demo").mkdir()
