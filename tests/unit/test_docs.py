@@ -176,6 +176,21 @@ def test_every_kind_of_source_has_a_page_that_says_what_was_proven(kind: str) ->
     assert f"guides/{kind}.md" in (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
 
 
+# ── the index ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_index_leads_to_every_page_and_notebook() -> None:
+    index = ROOT / "docs" / "README.md"
+    led = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose(index))}
+    pages = {p for p in PAGES if p.is_relative_to(ROOT / "docs") and p.parent.name not in {"errors", "decisions"}}
+    assert {name(p) for p in (*pages - {index}, *NOTEBOOKS) if p not in led} == set()
+
+
+def test_a_page_of_reference_is_made_by_a_script() -> None:
+    by_hand = {p.name for p in (ROOT / "docs/reference").glob("*.md") if not p.read_text().startswith("<!-- ")}
+    assert by_hand == {"versions.md"}, "its numbers are compared below"
+
+
 # ── generated pages ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
