@@ -188,7 +188,7 @@ def test_the_index_leads_to_every_page_and_notebook() -> None:
 
 def test_a_page_of_reference_is_made_by_a_script() -> None:
     by_hand = {p.name for p in (ROOT / "docs/reference").glob("*.md") if not p.read_text().startswith("<!-- ")}
-    assert by_hand == {"versions.md"}, "its numbers are compared below"
+    assert by_hand <= {"versions.md", "mistakes.md"}, "tests of their own compare those with what is there"
 
 
 # ── generated pages ──────────────────────────────────────────────────────────────────────────────────────────────
