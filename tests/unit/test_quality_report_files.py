@@ -179,7 +179,7 @@ def test_what_differs_is_in_the_report_and_its_keys_and_values_only_where_they_w
         assert "<b>1</b>" not in page
         assert ("This page holds no row values" in page) is not values
         assert "What differs" in page
-        assert "0/5E U" in page
+        assert "0/5E</span> update" in page
         assert "and 2 earlier changes" in page
         first, second = found["verdict"]["differing"]
         assert [name for name, *_ in first["columns"]] == ["amount", "note"]
