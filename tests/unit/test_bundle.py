@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
@@ -44,6 +42,7 @@ from cdc_lake.deploy.bundle_secrets import Names
 from cdc_lake.deploy.entry_points import ENTRY_POINTS, GROUP, in_wheel
 from cdc_lake.errors import BundleNotWritten, NotDeployable
 from cdc_lake.model.diagnostic import Severity
+from tests.shell import QuickShell
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "data" / "databricks.yml"
@@ -409,27 +408,19 @@ def test_the_wheel_that_is_there_is_looked_into(shop: Path) -> None:
 
 
 def test_the_verb_writes_checks_and_says_what_is_next(shop: Path) -> None:
-    def cdc_lake(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "cdc_lake.cli.app", *words],
-            cwd=shop.parents[1],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
+    cdc_lake = QuickShell(shop.parents[1])
     done = cdc_lake("bundle", "pipelines/shop.yaml", "--out", "deploy")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("written  deploy/databricks.yml\njobs     shop_receive, shop_apply")
-    assert "SCOPE/SOURCE_PASSWORD" in done.stdout
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("written  deploy/databricks.yml\njobs     shop_receive, shop_apply")
+    assert "SCOPE/SOURCE_PASSWORD" in done.out
     wanted = "job_cluster_key: {}\n        libraries"
     replaced(shop.parents[1] / "deploy" / "databricks.yml", wanted.format("single"), wanted.format("singel"))
     wrong = cdc_lake("bundle", "--check", "--json")
-    assert wrong.returncode == 3
-    assert {d["code"] for d in json.loads(wrong.stdout)["diagnostics"]} == {"DEP705"}
+    assert wrong.code == 3
+    assert {d["code"] for d in json.loads(wrong.out)["diagnostics"]} == {"DEP705"}
     said = cdc_lake("bundle", "--check")
-    assert "error[DEP705]: `singel` is not a job cluster of this job\n  in deploy/databricks.yml:" in said.stderr
-    assert "hint: did you mean `single`?" in said.stderr
+    assert "error[DEP705]: `singel` is not a job cluster of this job\n  in deploy/databricks.yml:" in said.err
+    assert "hint: did you mean `single`?" in said.err
 
 
 # ── entry points ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.maintain import maintain
 from cdc_lake.pipeline.upkeep import Upkeep
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.shell import QuickShell
 
 ORDERS = table("public.orders", id="int8")
 FILE = """\
@@ -187,16 +186,14 @@ def test_what_fails_in_upkeep_is_told_and_stops_nobody(tmp_path: Path):
 def test_the_command_says_what_it_did(tmp_path: Path):
     project = project_of(tmp_path, KEPT_90_DAYS)
     fill(project, streams=1)
-    words = [sys.executable, "-m", "cdc_lake.cli.app", "maintain", "-q"]
-    text = subprocess.run([*words, "--dry-run"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert text.splitlines() == [
+    shell = QuickShell(tmp_path)
+    assert shell.fine("maintain", "-q", "--dry-run").splitlines() == [
         "5 files would become 1",
         "bronze has 5 data files",
         "retention: silver has not taken over the newest stream yet, so everything stays",
         "nothing was changed",
     ]
-    found = subprocess.run([*words, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    document = json.loads(found)
+    document = json.loads(shell.fine("maintain", "-q", "--json"))
     assert (document["schema"], document["done"], document["files"]) == ("cdc-lake/maintain/1", True, 1)
     assert document["steps"][0]["facts"] == {"files": 5, "into": 1, "bytes": document["steps"][0]["facts"]["bytes"]}
 
