@@ -1,0 +1,232 @@
+"""One changed value in a large table found by `compare` while writes go on, beside the time of its initial copy.
+
+    python benchmarks/compare.py [--rows 5000000] [--rounds 3] [--no-save]
+
+The table of `pgoutput_backlog.py`, ten columns and about 270 bytes a row. The copy is `receive()` from an empty lake
+until bronze has the table, which is only the first half of the way to silver. Silver is then written here as a Delta
+table with one value changed, and stays as it is. A receiver runs and a writer does 20 transactions a second of 10 changes
+each while `compare` runs, each in a process of its own, on the server's two cores. Seconds run from before the connection
+is made until the verdict; starting Python is not in them. Target: compare takes no longer than the copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from deltalake import CommitProperties, Transaction, write_deltalake
+from measured import median, save, show, table
+from pgoutput_backlog import TABLE
+from pyarrow import csv
+
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.lake.marker import FIRST, app_id
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+
+TARGET = 1.0
+PLANTED = 4_321
+ORDERS = TableName("public", "orders")
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()), ("customer", pa.int64()), ("state", pa.string()), ("amount", pa.decimal128(12, 2)),
+        ("quantity", pa.int32()), ("note", pa.string()), ("email", pa.string()),
+        ("created", pa.timestamp("us", tz="UTC")), ("changed", pa.timestamp("us")), ("paid", pa.bool_()),
+    ]
+)  # fmt: skip
+FILL = """
+INSERT INTO orders SELECT
+  n, n::bigint * 7919 % 100003, (ARRAY['new', 'packed', 'sent', 'returned'])[1 + n % 4], (n % 99999) / 100.0,
+  n % 17, md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 'customer' || n % 100003 || '@example.org',
+  timestamptz '2026-01-01 00:00+00' + n * interval '1 second', timestamp '2026-01-01' + n * interval '1 ms', n % 3 = 0
+  FROM generate_series(1, %s) AS n
+"""
+WRITE = """
+UPDATE orders SET quantity = quantity + 1
+  WHERE id IN (SELECT 10000 + (random() * 100000)::int FROM generate_series(1, 9));
+INSERT INTO orders (id, customer, state, note) SELECT max(id) + 1, 1, 'new', 'while it is compared' FROM orders
+"""
+
+
+def project_of(server: EmbeddedServer, root: Path) -> Project:
+    source = {
+        "type": "postgres",
+        "host": HOST,
+        "port": server.port,
+        "database": "postgres",
+        "user": SUPERUSER,
+        "password": server.password,
+        "tables": ["public.orders"],
+    }
+    document = {"version": 1, "pipeline": "compared", "source": source}
+    return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
+
+
+def child(role: str, project: Project) -> None:
+    """What one process does; it prints what it cost."""
+    begun = time.perf_counter()
+    facts: dict[str, Any] = {}
+    if role == "compare":
+        (found,) = compare(project, (), silent).tables
+        facts = {
+            "verdict": found.text, "changed": found.changed, "others": found.missing + found.extra + found.repeated,
+            "forward": found.rolled_forward, "hashed_by": found.hashed_by, "source_rows": found.source_rows,
+            "matched": found.rows_matched, "reason": found.reason,
+        }  # fmt: skip
+    else:
+        receive(project, bronze_writer(project), once=role == "copy", stop=threading.Event(), tell=silent)
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(json.dumps({"seconds": time.perf_counter() - begun, "rss_mib": int(peak.split()[1]) / 1024, **facts}))
+
+
+def command(role: str, server: EmbeddedServer, root: Path) -> list[str]:
+    return [sys.executable, __file__, "--role", role, "--server", str(server.folder), "--root", str(root)]
+
+
+def ran(role: str, server: EmbeddedServer, root: Path) -> dict[str, Any]:
+    done = subprocess.run(command(role, server, root), check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {"role": role, **found}
+
+
+def write_silver(project: Project, admin: psycopg.Connection[Any], root: Path) -> None:
+    """Silver as the source is, but for one value."""
+    columns = ", ".join(SCHEMA.names).replace("note", f"CASE WHEN id = {PLANTED} THEN 'other' ELSE note END")
+    columns = columns.replace("paid", "CASE WHEN paid THEN 'true' ELSE 'false' END")
+    file = root / "orders.csv"
+    with (
+        file.open("wb") as out,
+        admin.cursor().copy(f"COPY (SELECT {columns} FROM orders) TO STDOUT (FORMAT csv)") as rows,
+    ):
+        for row in rows:
+            out.write(row)
+    options = csv.ConvertOptions(column_types=SCHEMA)
+    read = csv.ReadOptions(column_names=SCHEMA.names)
+    state, target = bronze_reader(project).state(), project.target(ORDERS)
+    assert state is not None
+    marker = CommitProperties(app_transactions=[Transaction(app_id(state.stream, target, FIRST), state.upto)])
+    with csv.open_csv(file, read_options=read, convert_options=options) as blocks:
+        write_deltalake(str(project.silver_path(target)), blocks, commit_properties=marker)
+    file.unlink()
+
+
+@contextmanager
+def busy(server: EmbeddedServer, root: Path) -> Iterator[None]:
+    """A receiver and a writer, as long as it lasts."""
+    stop = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(server.dsn("postgres"), autocommit=False) as session:
+            while not stop.wait(0.05):
+                session.execute(WRITE)
+                session.commit()
+
+    receiver, writer = subprocess.Popen(command("receive", server, root)), threading.Thread(target=write)
+    writer.start()
+    try:
+        time.sleep(3)  # until the receiver has the slot
+        yield
+    finally:
+        stop.set()
+        writer.join()
+        receiver.kill()
+        receiver.wait()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rows", type=int, default=5_000_000)
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--no-save", action="store_true")
+    options.add_argument("--role", choices=["copy", "receive", "compare"], help=argparse.SUPPRESS)
+    options.add_argument("--server", help=argparse.SUPPRESS)
+    options.add_argument("--root", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.role:
+        child(given.role, project_of(EmbeddedServer(Path(given.server)), Path(given.root)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        runs = measure(given, Path(folder))
+    report(given, runs)
+
+
+def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    server = EmbeddedServer(folder / "server")
+    server.start()
+    root = folder / "lake"
+    root.mkdir()
+    project = project_of(server, root)
+    try:
+        with psycopg.connect(server.dsn("postgres"), autocommit=True) as admin:
+            admin.execute(TABLE)
+            admin.execute(FILL.replace("%s", str(given.rows)))
+            admin.execute("VACUUM ANALYZE orders")
+            runs = [ran("copy", server, root)]
+            write_silver(project, admin, root)
+        with busy(server, root):
+            runs += [ran("compare", server, root) for _ in range(given.rounds)]
+    finally:
+        server.stop()
+    for run in runs[1:]:
+        if (run["changed"], run["others"]) != (1, 0) or not run["forward"]:
+            raise SystemExit(f"that is not the one value that was changed: {run}")
+    return runs
+
+
+def report(given: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
+    copy, compares = runs[0], runs[1:]
+    seconds = median(run["seconds"] for run in compares)
+    ratio, peak = seconds / copy["seconds"], max(run["rss_mib"] for run in compares)
+    rows = [
+        ["initial copy into bronze", f"{copy['seconds']:.1f}", "", "", f"{copy['rss_mib']:.0f}"],
+        *(
+            [
+                f"compare {n}",
+                f"{run['seconds']:.1f}",
+                f"{run['forward']:,}",
+                f"{run['matched']:,}",
+                f"{run['rss_mib']:.0f}",
+            ]
+            for n, run in enumerate(compares, 1)
+        ),
+    ]
+    tables = [
+        table("One changed value found", ["", "s", "transactions folded", "rows matched", "peak MiB"], rows),
+        table(
+            "Targets",
+            ["", "measured", "target", ""],
+            [
+                [
+                    "compare to the copy (median)",
+                    f"{ratio:.2f}",
+                    f"{TARGET:.2f}",
+                    "reached" if ratio <= TARGET else "missed",
+                ],
+                ["peak memory of compare, MiB", f"{peak:.0f}", "", ""],
+            ],
+        ),
+    ]
+    if given.no_save:
+        show(tables)
+    else:
+        save("compare", parameters={"rows": given.rows, "rounds": given.rounds}, runs=runs, tables=tables)
+
+
+if __name__ == "__main__":
+    main()
