@@ -4,9 +4,9 @@
 
 The table of `pgoutput_backlog.py`, ten columns and about 270 bytes a row. The copy is `receive()` from an empty lake
 until bronze has the table, which is only the first half of the way to silver. Silver is then written here as a Delta
-table with one value changed, and stays as it is. A receiver runs and a writer does 20 transactions a second of 10 changes
-each while `compare` runs, each in a process of its own, on the server's two cores. Seconds run from before the connection
-is made until the verdict; starting Python is not in them. Target: compare takes no longer than the copy.
+table with one value changed, and stays as it is. A receiver runs and a writer does 20 transactions a second of 10
+changes each while `compare` runs, each in a process of its own, on the server's two cores. Seconds run from before the
+connection is made until the verdict; starting Python is not in them. Target: compare takes no longer than the copy.
 """
 
 from __future__ import annotations

@@ -253,15 +253,21 @@ def compare(
     repair: bool = False,
     yes: bool = False,
     values: bool = False,
+    at: Given | None = None,
+    sample: str | None = None,
+    full: bool = False,
     tell: Tell = silent,
 ) -> Comparison:
     """Prove silver equal to the source; say what `repair` can bring of what differs, and with `yes` land it in bronze.
 
-    `values`: tell the rows of keys that differ. See `cdc_lake.pipeline.compare`.
+    `values`: tell the rows of keys that differ. `at`: silver at a cut, as `cuts` names them, or a position or time;
+    `sample`: some rows, such as `5%` or `10000`; `full`: all of them without hashes. See `cdc_lake.pipeline.compare`.
     """
     from cdc_lake.pipeline.compare import compare as prove
+    from cdc_lake.pipeline.compare_sample import Sample
 
-    return prove(project, tables, tell, repair=repair, yes=yes, values=values)
+    cut, some = None if at is None else parsed(at), None if sample is None else Sample.parse(sample)
+    return prove(project, tables, tell, repair=repair, yes=yes, values=values, at=cut, sample=some, full=full)
 
 
 def rebuild(

@@ -83,18 +83,29 @@ def silver_blocks(project: Project, target: Target, version: int | None = None) 
     return reader.schema, _grouped(reader, reader.schema)
 
 
+def silver_rows(project: Project, target: Target, version: int | None = None) -> int:
+    """How many rows a silver table has at a version, of all kinds. Raises SilverMissing."""
+    if target.format == "delta":
+        return int(pa.table(_query_delta(project, target, version, "count(*)"))[0][0].as_py())
+    table = iceberg_table(project, target)
+    if table is None or (version is not None and table.snapshot_by_id(version) is None):
+        raise SilverMissing(target.label, version)
+    return int(table.scan(snapshot_id=version).count())
+
+
 def _read_delta(project: Project, target: Target, version: int | None, columns: Sequence[str] | None) -> pa.Table:
     table = pa.table(_query_delta(project, target, version, columns))
     return table.cast(_plain_schema(table.schema))
 
 
-def _query_delta(project: Project, target: Target, version: int | None, columns: Sequence[str] | None) -> Any:
+def _query_delta(project: Project, target: Target, version: int | None, columns: Sequence[str] | str | None) -> Any:
+    """`columns`: names, None for all, or an expression."""
     try:
         table = DeltaTable(str(project.silver_path(target)), version=version)
     except (TableNotFoundError, DeltaError) as cause:
         raise SilverMissing(target.label, version) from cause
     names = columns if columns is not None else [field.name for field in table.schema().fields]
-    listed = ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+    listed = names if isinstance(names, str) else ", ".join('"' + name.replace('"', '""') + '"' for name in names)
     engine = QueryBuilder(_ENGINE).register("silver", table)
     return engine.execute(f"SELECT {listed} FROM silver")
 

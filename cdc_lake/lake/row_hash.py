@@ -81,6 +81,10 @@ class Sums:
         np.add.at(self.counts, at, np.array(counts, np.int64))
         np.add.at(self.hashes, at, np.array([total % (1 << 64) for total in totals], np.uint64))
 
+    def of(self, buckets: Any) -> Sums:
+        """The same of some buckets only, a bool each."""
+        return Sums(self.counts * buckets, self.hashes * buckets)
+
     @property
     def rows(self) -> int:
         """How many rows there are."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 
@@ -23,12 +23,15 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream, NoTableMatches
 from cdc_lake.lake.control import control_tables
+from cdc_lake.model.as_of import AsOf
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.compare_job import Job, Pinned, pin
+from cdc_lake.pipeline.compare_job import Job, Pinned, pin, pin_at
+from cdc_lake.pipeline.compare_sample import Sample
 from cdc_lake.pipeline.compare_source import CompareSource, compare_source
 from cdc_lake.pipeline.compare_table import table_compared
 from cdc_lake.pipeline.comparison import Comparison, TableComparison
+from cdc_lake.pipeline.find_cut import find_cut
 from cdc_lake.pipeline.point import Point, point
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from cdc_lake.pipeline.repair import repair_run
@@ -45,18 +48,28 @@ def compare(
     repair: bool = False,
     yes: bool = False,
     values: bool = False,
+    at: AsOf | None = None,
+    full: bool = False,
+    sample: Sample | None = None,
 ) -> Comparison:
     """Compare the named source tables (`schema.table`, or a table of `public`), all published ones by default.
 
     Writes `compare.json` into the project's reports. `repair`: what differs is to be landed in bronze, for the next run
-    to merge; `yes`: do it (`pipeline.repair`). `values`: the rows of keys that are named are told too. Raises
-    SourceError, LakeError, StateError; NoTableMatches for a table that is not published; AnotherApply where a run would
-    be in the way of a repair.
+    to merge; `yes`: do it (`pipeline.repair`). `values`: the rows of keys that are named are told too. `at`: silver as
+    the cut that is asked for has it, rolled forward to the source's snapshot, instead of as it is now. `full`: all rows
+    are matched, none is hashed first. `sample`: some rows only.
+
+    Raises SourceError, LakeError, StateError; NoTableMatches for a table that is not published; AnotherApply where a
+    run would be in the way of a repair; CutUnknown, BeforeFirstCut, CutNotReached; ValueError for a repair of a cut.
     """
-    if not repair or not yes:
-        return _compared(project, tables, tell, _Asked(repair, lands=False, values=values))
+    if repair and at is not None:
+        msg = "what differs in an older version of silver is not repaired"
+        raise ValueError(msg)
+    asked = _Asked(repair, lands=repair and yes, values=values, full=full, sample=sample)
+    if not asked.lands:
+        return _compared(project, tables, tell, asked, at)
     with repair_run(project) as found:
-        found.append(_compared(project, tables, tell, _Asked(repair, lands=True, values=values)))
+        found.append(_compared(project, tables, tell, asked, at))
     return found[0]
 
 
@@ -67,9 +80,11 @@ class _Asked:
     repairs: bool
     lands: bool
     values: bool
+    full: bool
+    sample: Sample | None
 
 
-def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: _Asked) -> Comparison:
+def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: _Asked, at: AsOf | None) -> Comparison:
     began = time.monotonic()
     bronze, control = bronze_reader(project), control_tables(project)
     state = bronze.state()
@@ -79,10 +94,12 @@ def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: _Asked
     with compare_source(project, state) as opened:
         source = RedactedSource(opened, redaction_of(project))
         chosen = _chosen(source.captured(), tables)
-        pinned = pin(project, control, state, chosen)
+        cut = None if at is None else find_cut(project, at, state.epoch)
+        pinned = pin(project, control, state, chosen) if cut is None else pin_at(project, cut, chosen)
         tell(Progress("compare", "taking a snapshot of the source"))
         with _snapshot(bronze, state, source, pinned) as where:
-            jobs = [Job(project, bronze, control, state, source, one, **asdict(asked)) for one in pinned]
+            given = {field.name: getattr(asked, field.name) for field in fields(asked)}
+            jobs = [Job(project, bronze, control, state, source, one, **given) for one in pinned]
             found = [_told(table_compared(job, where), tell) for job in jobs]
     position, seconds = shown(state.stream, where.shown.position), round(time.monotonic() - began, 3)
     comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds, asked.values)

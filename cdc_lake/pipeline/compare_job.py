@@ -10,25 +10,32 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker, read_marker
+from cdc_lake.lake.versions import is_readable
+from cdc_lake.pipeline.compare_sample import Sample
 from cdc_lake.pipeline.compare_source import CompareSource
-from cdc_lake.pipeline.cuts import IN, Cut, last_cut
+from cdc_lake.pipeline.cuts import IN, Cut, WrittenCut, last_cut
 from cdc_lake.source.captured import Published
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A table as the comparison takes it: what is published of it, and its silver table at one version."""
+    """A table as the comparison takes it: what is published of it, and its silver table at one version.
+
+    `readable`: not where a cut was asked for that does not have the table, or whose version of it is gone.
+    """
 
     published: Published
     target: Target
     marker: Marker
     watermark: int
+    readable: bool = True
 
 
 @dataclass(frozen=True)
 class Job:
     """What comparing one table needs. `repairs`: whether a repair of what differs is asked for; `lands`: also done;
-    `values`: whether rows that differ are told with their values.
+    `values`: whether rows that differ are told with their values; `full`: rows are matched without hashing them first;
+    `sample`: of so many.
     """
 
     project: Project
@@ -40,6 +47,8 @@ class Job:
     repairs: bool = False
     lands: bool = False
     values: bool = False
+    full: bool = False
+    sample: Sample | None = None
 
 
 def pin(project: Project, control: ControlTables, state: BronzeState, tables: Iterable[Published]) -> list[Pinned]:
@@ -49,6 +58,18 @@ def pin(project: Project, control: ControlTables, state: BronzeState, tables: It
     """
     cut = last_cut(control, state.stream)
     return [_pinned(project, cut, state, one) for one in tables]
+
+
+def pin_at(project: Project, cut: WrittenCut, tables: Iterable[Published]) -> list[Pinned]:
+    """Silver as a cut has it; a table that the cut does not have is at no version."""
+    found = []
+    for one in tables:
+        table, target = cut.tables.get(str(one.table)), project.target(one.table)
+        if table is None or table.version is None or not is_readable(project, target, table.version):
+            found.append(Pinned(one, target, Marker(None, None), -1, readable=False))
+        else:
+            found.append(Pinned(one, target, Marker(table.position, table.version, table.generation), table.position))
+    return found
 
 
 def _pinned(project: Project, cut: Cut | None, state: BronzeState, one: Published) -> Pinned:

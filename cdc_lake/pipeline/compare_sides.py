@@ -56,7 +56,7 @@ class SourceSide:
         given = list(self._source.sums(self._among(buckets), self._sql))
         if given:
             sums.put(*zip(*given, strict=True))
-        return sums
+        return sums if buckets is None else sums.of(buckets)
 
     def blocks(self, buckets: Any = None) -> Iterator[tuple[pa.Table, pa.Table]]:
         """The rows that silver should have, and all, in canonical text; see `Layout.source`."""

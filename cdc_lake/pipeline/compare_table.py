@@ -15,10 +15,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.lake.read import silver_blocks, silver_exists
+from cdc_lake.lake.read import silver_blocks, silver_exists, silver_rows
+from cdc_lake.lake.row_hash import BUCKETS
 from cdc_lake.pipeline.compare_held import Held
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_layout import Layout, TypesApart, apart, layout_of
@@ -37,6 +39,7 @@ from cdc_lake.source.stream import shown
 class _Found:
     """What comparing the rows of a table gave. `rows`: of the source, and of silver; `uneven`: rows of one key differ
     in number; `streamed`: why the source's rows were hashed here; `matched`: how many were read to be matched;
+    `sampled`: the part of the buckets that was compared, None: all;
     `forward`: by how many transactions silver was rolled forward; `rows_of_keys`: the rows of some keys that differ.
     """
 
@@ -49,6 +52,7 @@ class _Found:
     uneven: bool = False
     streamed: str = ""
     matched: int = 0
+    sampled: float | None = None
     rows_of_keys: KeyRows | None = None
     forward: int = 0
 
@@ -91,6 +95,8 @@ def _apart(target: Target) -> Gap | None:
 def _compared(job: Job, behind: Sequence[Touch]) -> _Found | Gap:
     """What differs, or why the sides cannot be set side by side."""
     pinned = job.pinned
+    if not pinned.readable:
+        return Gap("the cut does not have it, or its version is no longer there", "`cdc-lake cuts list`")
     if not silver_exists(job.project, pinned.target):
         return _without_silver(job)
     schema, _ = silver_blocks(job.project, pinned.target, pinned.marker.version)
@@ -115,26 +121,40 @@ def _both_sides(job: Job, layout: Layout, later: Forward) -> _Found:
     held = Held(job, layout, later.changes, closed=later.emptied)
     overlay = Overlay(layout, held.others, emptied=later.emptied)
     source, silver = SourceSide(job, layout), SilverSide(job, layout, overlay)
-    one, other = both_sums(source, silver)
-    wanted = one.unlike(other) | layout.buckets_of(held.keys)
-    differences, uneven, matched, rows_of_keys = Differences(), False, 0, KeyRows(layout, held.keys)
+    among, rows_of_keys = _among(job), KeyRows(layout, held.keys)
+    differences, uneven, read = Differences(), False, (0, 0)
+    if job.full:
+        wanted = np.ones(BUCKETS, bool) if among is None else among
+    else:
+        one, other = both_sums(source, silver, among)
+        wanted = one.unlike(other)
+    wanted = wanted | layout.buckets_of(held.keys)
     if wanted.any():
         sides = (source, silver)
-        differences, uneven, matched = _matched(job.project, layout, sides, held, wanted, rows_of_keys)
+        differences, uneven, read = _matched(job.project, layout, sides, held, wanted, rows_of_keys)
     accounted, unaccounted = held.explained()
     return _Found(
         differences,
         accounted,
         unaccounted,
-        rows=(one.rows, other.rows),
+        rows=read if job.full else (one.rows, other.rows),
         layout=layout,
         astray=silver.astray,
         uneven=uneven and not held.keys and not differences.keys,
-        streamed=source.streamed,
-        matched=matched,
+        streamed="" if job.full else source.streamed,
+        matched=read[0],
+        sampled=None if among is None else float(among.mean()),
         rows_of_keys=rows_of_keys,
         forward=later.transactions,
     )
+
+
+def _among(job: Job) -> Any:
+    """The buckets that are compared, a bool each; None: all."""
+    if job.sample is None:
+        return None
+    pinned = job.pinned
+    return job.sample.buckets(silver_rows(job.project, pinned.target, pinned.marker.version))
 
 
 def _matched(
@@ -144,18 +164,20 @@ def _matched(
     held: Held,
     wanted: Any,
     rows_of_keys: KeyRows,
-) -> tuple[Differences, bool, int]:
+) -> tuple[Differences, bool, tuple[int, int]]:
     """The differences among the rows of some buckets, whether their number differs in some part of them, and how many
-    the source has.
+    each side has.
     """
     source, silver = sides
-    found, uneven, number = [], False, 0
+    buckets = None if wanted.all() else wanted
+    found, uneven, here_read, there_read = [], False, 0, 0
     with _shelves(project) as (here, there):
-        for rows, whole in source.blocks(wanted):
-            number += rows.num_rows
+        for rows, whole in source.blocks(buckets):
+            here_read += rows.num_rows
             held.at_source(whole)
             here.add(rows, layout.form.buckets(rows))
-        for rows in silver.blocks(wanted):
+        for rows in silver.blocks(buckets):
+            there_read += rows.num_rows
             held.in_silver(rows)
             there.add(rows, layout.form.buckets(rows))
         for one, other in together(here, there):
@@ -163,7 +185,7 @@ def _matched(
             found.append(match(mine, theirs, layout.keys))
             rows_of_keys.add(found[-1], mine, theirs)
             uneven |= mine.num_rows != theirs.num_rows
-    return merged(found), uneven, number
+    return merged(found), uneven, (here_read, there_read)
 
 
 @contextmanager
@@ -210,11 +232,12 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
         watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
         reason=_reason(found),
         repair=_repaired(job, where, found, kinds),
-        hashed_by="" if found.layout is None else "client" if found.streamed else "server",
+        hashed_by="" if found.layout is None or job.full else "client" if found.streamed else "server",
         streamed=found.streamed,
         rows_matched=found.matched,
         differing=_known_of(job, found, samples),
         rolled_forward=found.forward,
+        sampled=found.sampled,
         seconds=_since(began),
     )
 

@@ -85,6 +85,7 @@ class TableComparison:
     `hashed_by`: who summed up the source's rows by bucket, `server` or `client`, empty where nobody did; `streamed`:
     why it was not the server. `rows_matched`: rows of the source that were read to be matched one by one.
     `rolled_forward`: by how many transactions silver was taken further, in memory, to be as of the snapshot.
+    `sampled`: the part of the rows that was compared, None: all.
     """
 
     table: str
@@ -110,11 +111,12 @@ class TableComparison:
     rows_matched: int = 0
     differing: tuple[DifferingKey, ...] = ()
     rolled_forward: int = 0
+    sampled: float | None = None
 
     @property
     def text(self) -> str:
         """The verdict as people read it."""
-        return verdict_text(self.verdict, self.held_keys)
+        return verdict_text(self.verdict, self.held_keys, self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,8 @@ class Comparison:
     @property
     def text(self) -> str:
         """The verdict of the whole as people read it."""
-        return verdict_text(self.verdict, self.held_keys)
+        shares = [t.sampled for t in self.tables if t.sampled is not None]
+        return verdict_text(self.verdict, self.held_keys, min(shares, default=None))
 
     def document(self) -> dict[str, Any]:
         """The comparison as JSON has it."""
@@ -187,8 +190,9 @@ class Comparison:
         return file
 
 
-def verdict_text(verdict: Verdict, held_keys: int) -> str:
-    """`equal but for 3 held keys`."""
+def verdict_text(verdict: Verdict, held_keys: int, sampled: float | None = None) -> str:
+    """`equal but for 3 held keys`; of a sample, `equal in a sample of 5%`."""
+    text = verdict.value
     if verdict is Verdict.EQUAL_BUT_HELD:
-        return f"equal but for {held_keys} held key{'' if held_keys == 1 else 's'}"
-    return str(verdict.value)
+        text = f"equal but for {held_keys} held key{'' if held_keys == 1 else 's'}"
+    return text if sampled is None or verdict is Verdict.INCONCLUSIVE else f"{text} in a sample of {sampled * 100:.3g}%"

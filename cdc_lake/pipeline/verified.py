@@ -66,8 +66,13 @@ def verified(rows: pa.Table, relation: str, stream: str, generation: int) -> Ver
 def record(control: ControlTables, comparison: Comparison, judged: Iterable[Judged]) -> None:
     """Write what a comparison found into `verified` and `quality`; `judged`: of its tables, in their order."""
     pairs = list(zip(comparison.tables, judged, strict=True))
-    control.append("verified", [asdict(_row(comparison, *pair)) for pair in pairs if pair[0].verdict in _JUDGED])
+    control.append("verified", [asdict(_row(comparison, *pair)) for pair in pairs if _proves(pair[0])])
     control.append("quality", [asdict(_quality(comparison, table)) for table, _ in pairs])
+
+
+def _proves(table: TableComparison) -> bool:
+    """Whether a verdict says something of the whole table: a sample that is equal does not."""
+    return table.verdict in _JUDGED and (table.sampled is None or table.verdict is Verdict.DIFFERENT)
 
 
 def _row(comparison: Comparison, table: TableComparison, judged: Judged) -> VerifiedRow:

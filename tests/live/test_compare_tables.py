@@ -24,10 +24,14 @@ from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import schema_of
 from cdc_lake.lake.marker import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
+from cdc_lake.model.as_of import as_of
+from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.compare_sample import Sample
 from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.cuts import IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.source.visible import visible
 from tests.conftest import Database
@@ -365,3 +369,58 @@ def test_columns_that_are_left_out_or_renamed_are_compared_as_silver_has_them(la
         (("note", 1),),
         {"changed": (("2", ""),)},
     )
+
+
+def test_all_rows_are_matched_where_that_is_asked_for(lake):
+    found = {t.table: t for t in compare(lake.project, (), silent, full=True).tables}
+    assert {(t.verdict, t.hashed_by, t.rows_matched, t.silver_rows) for t in found.values()} == {
+        (Verdict.EQUAL, "", len(ROWS), len(ROWS))
+    }
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_sample_is_told_as_one_and_proves_nothing_of_the_whole(lake, name, full):
+    def compared(sample: str) -> Any:
+        (table,) = compare(lake.project, [name], silent, full=full, sample=Sample.parse(sample)).tables
+        return table
+
+    whole = compared("100%")
+    assert (whole.text, whole.source_rows, whole.silver_rows) == ("equal in a sample of 100%", len(ROWS), len(ROWS))
+    few = compared("0.001%")
+    assert few.source_rows == few.silver_rows <= 1
+    assert few.text.startswith("equal in a sample of 0.0")
+    assert compared(str(len(ROWS))).source_rows == len(ROWS)
+    assert ControlTables(lake.project.control).read("verified").num_rows == 0
+    lake.silver(name, lake.rows(name).slice(1))
+    assert compared("100%").missing == 1
+    assert ControlTables(lake.project.control).read("verified").num_rows == 1
+
+
+def test_an_older_cut_is_proven_by_rolling_it_forward(lake):
+    target = lake.project.target(TableName("public", "orders"))
+
+    def cut(version: int) -> int:
+        state = lake.state
+        there = TableState(target.label, "delta", version, state.upto, IN, 0, FIRST)
+        write_cut(ControlTables(lake.project.control), state, Cut(state.upto, {"public.orders": there}), None, silent)
+        return int(state.upto)
+
+    first = cut(0)
+    lake.sql.execute("UPDATE orders SET small = 7 WHERE id = 3")
+    lake.sql.execute("DELETE FROM orders WHERE id = 4")
+    lake.receive()
+    lake.silver("orders", lake.rows("orders").slice(1))
+    cut(1)
+
+    def compared(at: int | None) -> Any:
+        given = None if at is None else as_of(at)
+        return {t.table: t for t in compare(lake.project, (), silent, at=given).tables}
+
+    now, then = compared(None)["public.orders"], compared(first)
+    assert (now.verdict, now.missing, now.rolled_forward) == (Verdict.DIFFERENT, 1, 0)
+    assert (then["public.orders"].verdict, then["public.orders"].rolled_forward) == (Verdict.EQUAL, 2)
+    assert then["public.orders"].watermark == str(Lsn(first))
+    assert "the cut does not have it" in then["public.notes"].reason
+    with pytest.raises(ValueError, match="not repaired"):
+        compare(lake.project, (), silent, at=as_of(first), repair=True)
