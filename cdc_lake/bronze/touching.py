@@ -18,6 +18,9 @@ Key: TypeAlias = tuple[str | None, ...]
 KeysOf: TypeAlias = Callable[[pa.Table], list[Key]]
 """The key of each row of a table, whose columns are those of the key and hold texts as the server prints them."""
 
+TextsOf: TypeAlias = Callable[[pa.Table], pa.Table]
+"""The same columns in the form that the wanted keys have."""
+
 _COLUMNS = (
     "stream",
     "epoch",
@@ -50,7 +53,7 @@ class Touching:
 
 
 def touching(
-    reader: BronzeReader, table: TableName, names: Sequence[str], keys: frozenset[Key], keys_of: KeysOf
+    reader: BronzeReader, table: TableName, names: Sequence[str], keys: frozenset[Key], texts_of: TextsOf
 ) -> dict[Key, list[Touching]]:
     """The changes of each key, whose columns are `names`, in order; copied rows and rows read again are among them.
 
@@ -68,18 +71,21 @@ def touching(
             at = places.get(number)
             if at is not None:
                 rows = part.filter(pc.and_(pc.equal(part["layout"], number), pc.not_equal(part["op"], TRUNCATE)))
-                _add(found, rows, names, at, keys_of)
+                _add(found, rows, names, at, texts_of)
     return {key: sorted(changes, key=_place) for key, changes in found.items()}
 
 
 def _add(
-    found: dict[Key, set[Touching]], rows: pa.Table, names: Sequence[str], at: Sequence[int], keys_of: KeysOf
+    found: dict[Key, set[Touching]], rows: pa.Table, names: Sequence[str], at: Sequence[int], texts_of: TextsOf
 ) -> None:
     """Sort out the rows of one layout, by the keys before and after each change."""
+    first = pa.array({key[0] for key in found}, pa.large_string())
     for tuple_, other in (("new", "old"), ("old", "new")):
         told = [pc.coalesce(pc.list_element(rows[tuple_], n), pc.list_element(rows[other], n)) for n in at]
-        keys = keys_of(pa.table(told, names=list(names)))
-        hits = [(n, key) for n, key in enumerate(keys) if key in found]
+        texts = texts_of(pa.table(told, names=list(names)))
+        near = pc.indices_nonzero(pc.is_in(pc.cast(texts[0], first.type), value_set=first))
+        keys = zip(*(column.to_pylist() for column in texts.take(near).columns), strict=True)
+        hits = [(n, key) for n, key in zip(near.to_pylist(), keys, strict=True) if key in found]
         some = rows.take(pa.array([n for n, _ in hits], pa.int64())).to_pylist()
         for (_, key), row in zip(hits, some, strict=True):
             found[key].add(_touching(row))

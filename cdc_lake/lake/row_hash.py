@@ -11,9 +11,10 @@ different rows have different texts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,11 @@ BUCKETS = 1 << 14
 """A server keeps that many groups in its work memory of 4 MB; a bucket of 100 million rows is 6,000."""
 
 _TEXT = pa.large_string()
-_md5 = partial(hashlib.md5, usedforsecurity=False)
+try:
+    # what Python brings itself: OpenSSL looks the algorithm up in every call, which takes longer than the digest
+    _md5: Callable[[bytes], Any] = import_module("_md5").md5
+except ImportError:
+    _md5 = partial(hashlib.md5, usedforsecurity=False)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_layout import Layout
 from cdc_lake.pipeline.comparison import SAMPLE, DifferingKey, KeyChange
 from cdc_lake.pipeline.match import Differences, Key, rows_among
-from cdc_lake.pipeline.read_again import canonical
+from cdc_lake.pipeline.read_again import canonical_texts
 from cdc_lake.pipeline.reread import read_again_note
 from cdc_lake.source.stream import shown
 
@@ -61,7 +61,9 @@ def differing_keys(
     wanted = frozenset(key for _, keys in samples for key in keys)
     if layout.by_content or not wanted:
         return ()
-    changes = touching(job.bronze, layout.relation.table, layout.keys, wanted, canonical(layout.keys, layout.types))
+    changes = touching(
+        job.bronze, layout.relation.table, layout.keys, wanted, canonical_texts(layout.keys, layout.types)
+    )
     snapshots = job.control.snapshots()
     found = []
     for kind, key in ((kind, key) for kind, keys in samples for key in keys):

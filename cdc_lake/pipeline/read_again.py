@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cdc_lake.bronze.contract import TRUNCATE
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.touching import KeysOf
+from cdc_lake.bronze.touching import KeysOf, TextsOf
 from cdc_lake.lake.canonical import from_source
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
@@ -33,12 +33,13 @@ def as_printed(columns: pa.Table) -> list[Key]:
 
 def canonical(names: Sequence[str], types: Mapping[str, pa.DataType]) -> KeysOf:
     """Keys in canonical form (`lake.canonical`) beside silver's columns of these types."""
+    texts_of = canonical_texts(names, types)
+    return lambda columns: as_printed(texts_of(columns))
 
-    def keys_of(columns: pa.Table) -> list[Key]:
-        texts = (from_source(columns[name], types[name]).to_pylist() for name in names)
-        return list(zip(*texts, strict=True))
 
-    return keys_of
+def canonical_texts(names: Sequence[str], types: Mapping[str, pa.DataType]) -> TextsOf:
+    """The same, as columns."""
+    return lambda columns: pa.table({name: from_source(columns[name], types[name]) for name in names})
 
 
 def same_columns(one: Relation, other: Relation) -> bool:

@@ -23,7 +23,6 @@ from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.pipeline.inspect import inspect_row
-from cdc_lake.pipeline.read_again import as_printed
 from cdc_lake.pipeline.reread import reread_tables, rereads_of, wanted_keys
 from cdc_lake.silver.lineage import MISSING, Event, trace
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -246,7 +245,7 @@ def test_the_changes_that_touched_keys_are_those_that_name_them_before_or_after(
             for (key,), found in expected.items():
                 if keys is None or key in keys:
                     found.append((position, "U" if kind == "M" else kind))
-    found = touching(place.reader(), T.table, ["id"], frozenset(expected), as_printed)
+    found = touching(place.reader(), T.table, ["id"], frozenset(expected), lambda texts: texts)
     assert {key: [(one.position, one.op) for one in changes] for key, changes in found.items()} == expected
 
 
