@@ -7,6 +7,7 @@ import random
 import socket
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -115,7 +116,8 @@ def applied(project: Project) -> Applied:
 def test_an_event_is_what_the_model_takes_and_says_how_the_rules_fared() -> None:
     project = project_of()
     (said,) = read([event(project, "prod", "3f2a9c0d11e4", "COMPLETE", applied(project), once=False)])
-    assert said["run"]["runId"] == run_id("shop", "3f2a9c0d11e4")
+    by_the_guide = uuid.uuid5(uuid.NAMESPACE_OID, "cdc_lake:shop:3f2a9c0d11e4")
+    assert said["run"]["runId"] == run_id("shop", "3f2a9c0d11e4") == str(by_the_guide)
     assert said["job"]["namespace"] == "prod"
     assert said["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
     assert said["outputs"][0]["outputFacets"]["outputStatistics"]["size"] == 4096
