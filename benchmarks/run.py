@@ -27,6 +27,7 @@ FULL: tuple[tuple[str, ...], ...] = (
     ("many_tables.py",),
     ("source_to_silver.py",),
     ("source_to_silver.py", "--changes", "10000000", "--rounds", "0"),
+    ("compare.py",),
 )
 QUICK: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py", "--changes", "100000", "--rounds", "2", "--no-save"),
@@ -39,6 +40,7 @@ QUICK: tuple[tuple[str, ...], ...] = (
     ("apply_span.py", "--rows", "500000", "--changes", "10000", "--rounds", "1", "--warm", "1", "--no-save"),
     ("many_tables.py", "--rounds", "1", "--most", "50", "--no-save"),
     ("source_to_silver.py", "--changes", "100000", "--rows", "500000", "--rounds", "2", "--one", "100000", "--no-save"),
+    ("compare.py", "--rows", "200000", "--rounds", "1", "--no-save"),
 )
 
 
