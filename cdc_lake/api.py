@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.held import HeldList
     from cdc_lake.pipeline.inspect import RowView, TransactionView
     from cdc_lake.pipeline.maintain import Maintenance
+    from cdc_lake.pipeline.pauses import PauseState
     from cdc_lake.pipeline.plan import Plan
     from cdc_lake.pipeline.promising import Promised
     from cdc_lake.pipeline.reading import CutSession
@@ -51,11 +52,13 @@ __all__ = [
     "load_pipeline",
     "maintain",
     "open_bronze",
+    "pause",
     "plan",
     "promise",
     "read",
     "rebuild",
     "report",
+    "resume",
     "run",
     "run_once",
     "session",
@@ -180,6 +183,20 @@ def end_promise(project: Project, name: str, *, tell: Tell = silent) -> Promised
     from cdc_lake.pipeline.promising import end_promise as end
 
     return end(project, name, tell)
+
+
+def pause(project: Project, table: str) -> PauseState:
+    """Stop one silver table, named by its source, while the others flow. See `cdc_lake.pipeline.pauses`."""
+    from cdc_lake.pipeline.pauses import pause as stop
+
+    return stop(project, table)
+
+
+def resume(project: Project, table: str) -> PauseState:
+    """Let a paused table go on from where it stayed."""
+    from cdc_lake.pipeline.pauses import resume as go_on
+
+    return go_on(project, table)
 
 
 def plan(project: Project) -> Plan:

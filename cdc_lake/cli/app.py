@@ -20,6 +20,7 @@ from cdc_lake.cli.compare_verb import register as register_compare
 from cdc_lake.cli.cuts_verbs import cuts_app
 from cdc_lake.cli.held_verbs import held_app
 from cdc_lake.cli.inspect_verbs import inspect_app
+from cdc_lake.cli.pause_verbs import register as register_pauses
 from cdc_lake.cli.payload_verbs import register as register_payload_verbs
 from cdc_lake.cli.process import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_PENDING, run_command
 from cdc_lake.cli.rebuild_verbs import register as register_rebuild
@@ -39,6 +40,7 @@ app.add_typer(held_app, name="held")
 app.add_typer(cuts_app, name="cuts")
 register_payload_verbs(app)
 register_rebuild(app)
+register_pauses(app)
 register_bundle(app)
 register_compare(app)
 

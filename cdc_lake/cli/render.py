@@ -136,6 +136,7 @@ def run_text(summary: RunSummary) -> str:
         lines.append(f"applied   {moved} in {counted(done.merges, 'merge')}; silver is at {at}")
         if done.held:
             lines.append(f"held      {counted(done.held, 'change')}: `cdc-lake status` says by which rule")
+        lines += [f"paused    {table}: it stays where it was paused" for table in done.paused]
     return "\n".join(lines)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from cdc_lake.cli.render import GREEN, RED, YELLOW, counted, seconds, size, table, tint
 from cdc_lake.pipeline.status import Lag, Status
 
-_COLOURS = {"live": GREEN, "held": YELLOW, "broken": RED, "active": GREEN, "lost": RED, "missing": RED}
+_COLOURS = {
+    "live": GREEN,
+    "held": YELLOW,
+    "paused": YELLOW,
+    "broken": RED,
+    "active": GREEN,
+    "lost": RED,
+    "missing": RED,
+}
 
 
 def status_text(status: Status, width: int, *, colour: bool = False) -> str:

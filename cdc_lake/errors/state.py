@@ -79,6 +79,13 @@ class NoStream(StateError):
     hint = "`cdc-lake run` starts a stream with its slot; do not reuse a stream's name for another slot"
 
 
+class TableNotKnown(StateError):
+    """A command names a source table that bronze knows nothing of."""
+
+    code = "STA690"
+    hint = "write it as `cdc-lake status` does: schema.table, or a table of `public`"
+
+
 class AnotherApply(StateError):
     """Another process applies this pipeline on this machine."""
 

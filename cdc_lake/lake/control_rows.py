@@ -79,6 +79,11 @@ TABLES: dict[str, Columns] = {
         ("objections", _TEXT, "JSON: [{table, rule, level, failed, evaluated, why}], the rules that kept it back"),
         _RECORDED,
     ),
+    "pauses": (
+        ("relation", _TEXT, "source table; its newest row counts"),
+        ("paused", pa.bool_(), "whether it is paused from then on, or goes on"),
+        _RECORDED,
+    ),
     "held": (
         _STREAM,
         _EPOCH,
@@ -175,6 +180,7 @@ ControlName: TypeAlias = Literal[
     "cuts",
     "promises",
     "withheld",
+    "pauses",
     "held",
     "gaps",
     "timelines",
@@ -258,6 +264,15 @@ class WithheldRow:
     position: int
     cut_at: datetime
     objections: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRow:
+    """That a source table is paused, or goes on; the newest row of a relation counts."""
+
+    relation: str
+    paused: bool
     recorded_at: datetime
 
 
@@ -361,6 +376,7 @@ ControlRow: TypeAlias = (
     | CutRow
     | PromiseRow
     | WithheldRow
+    | PauseRow
     | GapRow
     | TimelineRow
     | ConfigurationRow
@@ -375,6 +391,7 @@ NAMES: dict[type, ControlName] = {
     CutRow: "cuts",
     PromiseRow: "promises",
     WithheldRow: "withheld",
+    PauseRow: "pauses",
     GapRow: "gaps",
     TimelineRow: "timelines",
     ConfigurationRow: "configurations",

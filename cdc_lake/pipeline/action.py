@@ -26,6 +26,7 @@ class ActionKind(enum.Enum):
     RENAME_COLUMN = "rename column"
     BEGIN_AGAIN = "begin again"
     TABLE_GONE = "table gone"
+    TABLE_PAUSED = "table paused"
     CLUSTER = "cluster"
     REMAKE = "remake"
 

@@ -30,11 +30,14 @@ from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import ALL_MERGED, CUT_WRITTEN, failpoint
 from cdc_lake.observe.progress import Progress, Tell, of_run
 from cdc_lake.pipeline.applied import Applied
-from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, check_kept, last_cut, write_cut
+from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, Cut, TableState, check_kept, last_cut, write_cut
 from cdc_lake.pipeline.first_content import first_content
 from cdc_lake.pipeline.judging_clock import JudgingClock
 from cdc_lake.pipeline.keeping import Keeper
+from cdc_lake.pipeline.pauses import paused_tables, settled
+from cdc_lake.pipeline.rebuild_plan import parts_of
 from cdc_lake.pipeline.reread import Rereader, reread_tables
+from cdc_lake.pipeline.table_span import TableJob
 from cdc_lake.pipeline.table_steps import Load, TableSteps
 from cdc_lake.pipeline.waiting import undecoded
 from cdc_lake.source.stream import shown
@@ -99,14 +102,15 @@ class Advance:
         cut = last_cut(self._control, state.stream)
         check_kept(self._bronze.trimmed(), state, cut, self._bronze.place)
         cut = cut or self._begin(state)
-        position, tables = cut.position, cut.tables
+        position, tables = cut.position, self._paused(state, cut.tables, cut.position)
         if not self._verified:
-            tables, self._verified = self._steps.verified(state, tables, position), True
-            if tables != cut.tables:
+            known, self._verified = tables, True
+            tables = self._steps.verified(state, known, position)
+            if tables != known:
                 self._cut(state, position, None, tables)
         self.done.upto = position
         top = self.done.top = state.upto if goal is None else min(goal, state.upto)
-        tables = self._catch_up(state, tables, position)
+        tables = self._catch_up(state, tables, position, stop)
         while position < top and not stop.is_set():
             ahead = Span(state.epoch, position, top)
             commits = self._next(state, ahead)
@@ -115,7 +119,7 @@ class Advance:
             position, tables = self._span(state, tables, position, commits, commits[-1].position if commits else top)
             self.done.upto = position
             if position < top:
-                tables = self._catch_up(state, tables, position)
+                tables = self._catch_up(state, self._paused(state, tables, position), position, stop)
         if self._rereader is not None and not stop.is_set():
             self._rereader.step(state, tables)
         if not stop.is_set():
@@ -144,7 +148,8 @@ class Advance:
         if self._project.pipeline.snapshot.mode == "none":
             rows = [row for row in self._control.streams() if row.stream == state.stream]
             return Cut(rows[-1].start if rows else 0, {})
-        cut = first_content(self._project, self._control, self._steps, state)
+        paused = paused_tables(self._control)
+        cut = first_content(self._project, self._control, self._steps, state, paused)
         self._cut(state, cut.position, None, cut.tables)
         return cut
 
@@ -183,10 +188,10 @@ class Advance:
     ) -> tuple[int, dict[str, TableState]]:
         """Apply one span, up to where a table needs another layout; the position reached and the tables there.
 
-        A table that waits is not of it: it catches up alone.
+        A table that waits is not of it: it catches up alone, when it can or when it is not paused any more.
         """
         touched = {relation for commit in commits for relation in commit.counts}
-        touched -= {relation for relation, table in tables.items() if table.state == BROKEN}
+        touched -= {relation for relation, table in tables.items() if table.state in {BROKEN, PAUSED}}
         load = Load(sum(commit.changes for commit in commits), sum(commit.size for commit in commits))
         jobs = self._steps.jobs(state, tables, touched, Span(state.epoch, after, upto), load)
         layouts = [job.next_layout for job in jobs if job.next_layout is not None]
@@ -216,16 +221,42 @@ class Advance:
         self.done.changes += sum(c.changes for c in commits)
         return upto, reached
 
-    def _catch_up(self, state: BronzeState, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
+    def _paused(self, state: BronzeState, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
+        """The tables as pauses have it now; told when that changes."""
+        paused = paused_tables(self._control)
+        out = settled(self._project, tables, paused, position)
+        now = {out[relation].table: shown(state.stream, out[relation].position) for relation in paused}
+        for table in sorted(now.keys() - self.done.paused):
+            self._tell(Progress("paused", f"{table} is paused: it stays at {now[table]}"))
+            self.done.broken.pop(table, None)
+        for table in sorted(self.done.paused - now.keys()):
+            self._tell(Progress("paused", f"{table} goes on"))
+        self.done.paused = frozenset(now)
+        return out
+
+    def _within_a_span(self, job: TableJob) -> TableJob:
+        """As much of what a table catches up with as one span takes."""
+        if job.snapshot:
+            return job
+        bounds, relation = self._project.pipeline.apply, str(job.target.source)
+        commits = (commit for commit in self._bronze.commits_in_turn(job.span) if relation in commit.counts)
+        parts = parts_of(commits, relation, job.span, bounds)
+        first = next(parts, None)
+        return job if first is None or next(parts, None) is None else job.until(first.span.upto + 1)
+
+    def _catch_up(
+        self, state: BronzeState, tables: dict[str, TableState], position: int, stop: threading.Event
+    ) -> dict[str, TableState]:
         """Try again the tables that could not go on: what kept them may be mended, and the others need not move.
 
-        Each goes layout by layout to where the others are.
+        Each goes layout by layout, as much as a span takes at a time, to where the others are.
         """
         waiting = {relation for relation, table in tables.items() if table.state == BROKEN}
         before, tables = tables, dict(tables)
-        while waiting:
+        while waiting and not stop.is_set():
             jobs = self._steps.jobs(state, tables, waiting, Span(state.epoch, position, position), Load(0, 0))
-            parts = [job if job.next_layout is None else job.until(job.next_layout) for job in jobs]
+            whole = map(self._within_a_span, jobs)
+            parts = [job if job.next_layout is None else job.until(job.next_layout) for job in whole]
             prepared = self._steps.prepare(parts, tables)
             for one in prepared:
                 if one.stop is not None:
@@ -233,6 +264,8 @@ class Advance:
                     raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {at} breaks it")
             self._steps.merge(prepared, tables)
             waiting = {r for r in waiting if tables[r].state == IN and tables[r].position < position}
+        for relation in waiting:
+            tables[relation] = replace(tables[relation], state=BROKEN)  # it goes on from there at the next start
         if tables != before:
             self._cut(state, position, None, tables)
         return tables

@@ -31,7 +31,7 @@ class Applied:
     """What was done so far, by which `run`; `top`: where the last walk was to go to, `upto`: where it got; `ways`: how
     often a table was written in which way (`pipeline.strategy`); `written`: files and bytes (`lake.written`);
     `held_by`: changes that were held, by silver table and rule; `broken`: silver table → why it waits; `tables`: those
-    that were written.
+    that were written; `paused`: silver tables that somebody paused.
     """
 
     run: str = ""
@@ -49,6 +49,7 @@ class Applied:
     rules: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
     broken: dict[str, CdcLakeError] = field(default_factory=dict)
     tables: dict[str, TableApplied] = field(default_factory=dict)
+    paused: frozenset[str] = frozenset()
 
     def count(self, prepared: Prepared) -> None:
         """Add how the rules of a table fared."""

@@ -39,8 +39,8 @@ _AGAIN_SECONDS = 60.0  # … each of them within this time of the one before
 
 @dataclass(frozen=True, slots=True)
 class ApplySummary:
-    """What a run of apply did. `upto`: position of the last cut, None where there is none yet; `idle`: operations that
-    were allowed and that no table waited with.
+    """What a run of apply did. `upto`: position of the last cut, None where there is none yet; `paused`: tables that
+    somebody paused; `idle`: operations that were allowed and that no table waited with.
     """
 
     stream: str | None
@@ -52,6 +52,7 @@ class ApplySummary:
     held: int
     rules: tuple[dict[str, object], ...]
     broken: dict[str, str]
+    paused: tuple[str, ...]
     idle: tuple[str, ...]
     seconds: float
 
@@ -243,6 +244,7 @@ def _summary(done: Applied, allowed: Allowed, seconds: float) -> ApplySummary:
         held=done.held,
         rules=tuple(done.rule_facts()),
         broken={label: error.message for label, error in done.broken.items()},
+        paused=tuple(sorted(done.paused)),
         idle=allowed.idle,
         seconds=seconds,
     )

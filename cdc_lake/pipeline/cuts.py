@@ -1,7 +1,8 @@
 """Cuts: one position across all silver tables, as rows of the control table `cuts`.
 
-A cut says of each table which version holds it, how many keys of it wait, and whether it is `in` or `broken`: a table
-that cannot go on stays behind at its own position and does not stop the cuts of the others.
+A cut says of each table which version holds it, how many keys of it wait, and whether it is `in`, `broken` or
+`paused`: a table that cannot or shall not go on stays behind at its own position and does not stop the cuts of the
+others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.holds import open_holds
 from cdc_lake.source.stream import shown
 
-IN, BROKEN = "in", "broken"
+IN, BROKEN, PAUSED = "in", "broken", "paused"
 
 FILES = 500
 """Files of the table `cuts` that are put together when there are more: each cut is one."""

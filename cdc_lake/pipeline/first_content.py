@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from dataclasses import replace
 
 from cdc_lake.bronze.port import BronzeState
@@ -11,14 +12,16 @@ from cdc_lake.errors import RuleStopped, SnapshotIncomplete
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.cuts import Cut, TableState, found
+from cdc_lake.pipeline.cuts import PAUSED, Cut, TableState, found
 from cdc_lake.pipeline.table_steps import TableSteps
 
 
-def first_content(project: Project, control: ControlTables, steps: TableSteps, state: BronzeState) -> Cut:
+def first_content(
+    project: Project, control: ControlTables, steps: TableSteps, state: BronzeState, paused: Container[str]
+) -> Cut:
     """Give each table of the snapshot its first content; the cut, which is the caller's to write.
 
-    A table that has it already is left as it is. Raises SnapshotIncomplete, RuleStopped.
+    A table that has it already is left as it is, and so is one that is paused. Raises SnapshotIncomplete, RuleStopped.
     """
     done = [r for r in control.snapshots() if r.stream == state.stream and r.state == "complete"]
     if not done:
@@ -33,7 +36,9 @@ def first_content(project: Project, control: ControlTables, steps: TableSteps, s
         at = marker.position or position
         layout = steps.layout_at(state, target, position, at, int(entry["layout"]))
         tables[relation] = replace(found(target, state, marker, at, held), layout=layout)
-        if marker.position is None:
+        if marker.position is None and relation in paused:
+            tables[relation] = replace(tables[relation], state=PAUSED)
+        elif marker.position is None:
             jobs.append(steps.first(state, target, position, int(entry["layout"]), marker))
     prepared = steps.prepare(jobs, tables)
     for one in prepared:
@@ -42,7 +47,7 @@ def first_content(project: Project, control: ControlTables, steps: TableSteps, s
             raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a row of the snapshot breaks it")
     steps.merge(prepared, tables)
     for relation, table in tables.items():
-        if table.version is None:
+        if table.version is None and table.state != PAUSED:
             version = read_marker(project, project.target(TableName.parse(relation)), state.stream).version
             tables[relation] = replace(table, version=version)
     return Cut(position, tables)

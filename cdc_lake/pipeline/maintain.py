@@ -22,7 +22,7 @@ from cdc_lake.errors import NoStream
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
-from cdc_lake.pipeline.cuts import last_cut
+from cdc_lake.pipeline.cuts import Cut, last_cut
 from cdc_lake.pipeline.maintain_silver import TableUpkeep, maintain_silver, spark_is_here
 from cdc_lake.source.stream import shown
 
@@ -166,9 +166,7 @@ def _floor(project: Project, reader: BronzeReader, state: BronzeState, *, force:
         return _Floor(0, -1)
     cut = last_cut(control_tables(project), state.stream)
     if force:
-        return _Floor(
-            state.epoch, state.upto, lost=tuple(_losses(reader, state, None if cut is None else cut.position))
-        )
+        return _Floor(state.epoch, state.upto, lost=tuple(_losses(reader, state, cut)))
     if cut is None:
         return _Floor(0, -1, "silver has not taken over the newest stream yet, so everything stays")
     if retention.rebuilds:
@@ -180,12 +178,18 @@ def _floor(project: Project, reader: BronzeReader, state: BronzeState, *, force:
     return _Floor(state.epoch, table.position, f"{name} stands at {shown(state.stream, table.position)}")
 
 
-def _losses(reader: BronzeReader, state: BronzeState, applied: int | None) -> Iterator[str]:
+def _losses(reader: BronzeReader, state: BronzeState, cut: Cut | None) -> Iterator[str]:
     yield "silver cannot be built again from bronze"
-    if applied is None:
+    if cut is None:
         yield "silver was never loaded from this stream: it needs a new copy"
-    elif applied < state.upto and (waiting := reader.commits(Span(state.epoch, applied, state.upto))):
+        return
+    applied = cut.position
+    if applied < state.upto and (waiting := reader.commits(Span(state.epoch, applied, state.upto))):
         yield f"up to {len(waiting)} transactions behind {shown(state.stream, applied)} that silver does not have"
+    for relation, table in sorted(cut.tables.items()):
+        if table.position < applied:
+            since = shown(state.stream, table.position)
+            yield f"what {table.table} ({table.state}) does not have of {relation} from {since} on"
 
 
 def _trim(project: Project, table: MaintainedTable, floor: _Floor, now: datetime) -> Trim | None:

@@ -32,6 +32,7 @@ from cdc_lake.pipeline.action import Action, ActionKind
 from cdc_lake.pipeline.cuts import TableState, last_cut
 from cdc_lake.pipeline.division import check_made
 from cdc_lake.pipeline.layout_changes import check_columns, layout_changes, silver_names_of
+from cdc_lake.pipeline.pauses import paused_tables
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
 from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
@@ -73,8 +74,13 @@ def plan(project: Project) -> Plan:
 def _silver(project: Project, source: SourceView, reader: BronzeReader, names: Sequence[TableName]) -> Iterator[Action]:
     state = reader.state()
     cut = None if state is None else last_cut(control_tables(project), state.stream)
+    paused = paused_tables(control_tables(project))
     for name in names:
         target = project.target(name)
+        if (since := paused.get(str(name))) is not None:
+            text = f"{target.label} is paused since {since.isoformat(timespec='seconds')}: it stays where it is"
+            yield Action(ActionKind.TABLE_PAUSED, target.label, text, changes=False)
+            continue
         if not silver_exists(project, target):
             text = f"create {target.format} table {target.label} from {name}"
             yield Action(ActionKind.CREATE_TABLE, target.label, text)

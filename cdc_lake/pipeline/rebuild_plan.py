@@ -7,7 +7,7 @@ every transaction that touched the table.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -69,7 +69,7 @@ def rebuild_plan(
             raise NothingToRebuild(f"bronze holds nothing of {table}", where=reader.place)
         number = next(iter(known))  # of its first change, which is behind `upto`: there were no rows yet
     touched = [commit for commit in commits if str(table) in commit.counts]
-    parts = _parts(touched, str(table), ahead, project.pipeline.apply)
+    parts = list(parts_of(touched, str(table), ahead, project.pipeline.apply))
     rest = Span(ahead.epoch, parts[-1].span.upto if parts else begins, upto)
     if rereads_of(control_tables(project).snapshots(), state.stream, str(table), rest):
         parts.append(Part(rest, 0))
@@ -102,17 +102,17 @@ def _last_layout(reader: BronzeReader, table: TableName, span: Span) -> int | No
     return None if last is None else last[2]
 
 
-def _parts(commits: Sequence[CommitRow], relation: str, ahead: Span, bounds: Apply) -> list[Part]:
-    """Parts that end at transactions, each within the bounds of a span but for a single transaction."""
-    parts: list[Part] = []
+def parts_of(commits: Iterable[CommitRow], relation: str, ahead: Span, bounds: Apply) -> Iterator[Part]:
+    """Parts of the transactions that touch a table: they end at one, each within the bounds of a span but for a single
+    transaction.
+    """
     after = end = ahead.after
     rows = size = 0
     for commit in commits:
         changes = sum(commit.counts[relation].values())
         if rows and (rows + changes > bounds.span_rows or size + commit.size > bounds.span_bytes):
-            parts.append(Part(Span(ahead.epoch, after, end), size))
+            yield Part(Span(ahead.epoch, after, end), size)
             after, rows, size = end, 0, 0
         rows, size, end = rows + changes, size + commit.size, commit.position
     if rows:
-        parts.append(Part(Span(ahead.epoch, after, end), size))
-    return parts
+        yield Part(Span(ahead.epoch, after, end), size)

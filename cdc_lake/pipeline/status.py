@@ -24,7 +24,9 @@ from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.cut_verdict import still_withheld
+from cdc_lake.pipeline.cuts import BROKEN, PAUSED
 from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.pauses import paused_tables
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
@@ -110,7 +112,10 @@ def _ask_lake(project: Project) -> LakeSide:
     last = _last_commit(reader, state, waiting, cut)
     ahead = Span(state.epoch, cut.position if cut else -1, max(state.upto, cut.position if cut else -1))
     odd = waiting_undecoded(reader, ahead, state.stream)
-    return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured), odd)
+    paused = paused_tables(control)
+    stayed = [int(tables[relation]["position"]) for relation in paused if relation in tables]
+    passed = reader.commits(Span(state.epoch, min(stayed), state.upto)) if stayed else waiting
+    return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured), odd, paused, passed)
 
 
 def _last_commit(
@@ -170,9 +175,14 @@ def _table(lake: LakeSide, target: Target, marker: Marker, held: Any, compared: 
 def _state(lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str, Any], held: int) -> tuple[str, str]:  # noqa: PLR0911  # one return a state
     if lake.state is None:
         return "pending", "nothing has been received yet"
+    if (since := lake.paused.get(str(name))) is not None:
+        behind = [c for c in lake.passed if str(name) in c.counts and (at is None or c.position > at)]
+        return "paused", f"since {_time(since)}, {len(behind)} transactions wait: `cdc-lake resume {name}`"
     if not lake.copied:
         return "snapshot", "the initial copy is under way or was broken off"
-    if in_cut.get("state") == "broken":
+    if in_cut.get("state") == PAUSED:
+        return "catching-up", "it was paused, and goes on with the next run"
+    if in_cut.get("state") == BROKEN:
         return "broken", "it could not go on at its last span; the next run says why and tries again"
     behind = [c for c in lake.waiting if str(name) in c.counts and (at is None or c.position > at)]
     if at is None:

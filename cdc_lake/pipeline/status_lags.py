@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -32,7 +32,9 @@ class SourceSide:
 
 @dataclass(frozen=True, slots=True)
 class LakeSide:
-    """What the lake says."""
+    """What the lake says. `waiting`: transactions above the last cut; `paused`: since when which source tables are;
+    `passed`: transactions from where the first of those stayed.
+    """
 
     state: BronzeState | None
     copied: bool
@@ -42,6 +44,8 @@ class LakeSide:
     last_commit: datetime | None
     captured: tuple[TableName, ...]
     undecodable: tuple[UndecodedTransaction, ...] = ()
+    paused: Mapping[str, datetime] = field(default_factory=dict)
+    passed: Sequence[CommitRow] = ()
 
     @property
     def domain(self) -> OrderDomain:

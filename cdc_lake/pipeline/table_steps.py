@@ -28,7 +28,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
-from cdc_lake.pipeline.cuts import BROKEN, IN, TableState, found
+from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, TableState, found
 from cdc_lake.pipeline.holds import open_holds, record
 from cdc_lake.pipeline.intact import damage, may_go_on
 from cdc_lake.pipeline.merging import Merged, merge
@@ -87,13 +87,15 @@ class TableSteps:
     def verified(self, state: BronzeState, tables: Mapping[str, TableState], position: int) -> dict[str, TableState]:
         """The tables of the last cut, at `position`, as they are: those that something else put back or wrote to wait.
 
-        Asked once a start, of all tables, also of those that no span touches.
+        Asked once a start, of all tables, also of those that no span touches; not of those that are paused.
         """
         out = dict(tables)
         held = self._control.read("held")
         for relation, table in tables.items():
             target = self._project.target(TableName.parse(relation))
-            if table.version is None or (table.state == IN and untouched(self._project, target, table.version)):
+            if table.version is None or table.state == PAUSED:
+                continue
+            if table.state == IN and untouched(self._project, target, table.version):
                 continue
             marker = read_marker(self._project, target, state.stream)
             if not self._intact(state.stream, target, table, marker, out) or marker.position is None:
@@ -115,7 +117,7 @@ class TableSteps:
         """
         files, held, rereads = self._bronze.applied(), self._control.read("held"), self._control.snapshots()
         again = reread_tables(rereads, state.stream, span)
-        waiting = {relation for relation, table in tables.items() if table.state == BROKEN}
+        waiting = {relation for relation, table in tables.items() if table.state in {BROKEN, PAUSED}}
         after, upto, names = span.after, span.upto, sorted({*touched, *(again - waiting)})
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
         parts = self._splitter.split(files, span) if large else None

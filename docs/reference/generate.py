@@ -266,6 +266,7 @@ _ABOUT = {
     "cuts": "One row a span: the position that the silver tables have reached together, with the version of each.",
     "promises": "Cuts that stay readable, by name or by schedule, each with the versions it needs.",
     "withheld": "Cuts that were not promised for what rules found of silver at them, each with the rules.",
+    "pauses": "Tables that were paused, and let go on.",
     "held": "Changes that were kept back, in full, each with its position and reason.",
     "gaps": "CSNs that a stream passed over because they did not arrive in time, where it is told to go on.",
     "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",

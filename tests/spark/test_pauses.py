@@ -1,0 +1,86 @@
+"""One table stopped while others flow: it stays, they go on, and it ends equal to what happened at the source."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.read import read_silver
+from cdc_lake.model.change import Change, Delete, Insert, OldKind
+from cdc_lake.model.relation import Relation
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.cuts import last_cut
+from cdc_lake.pipeline.pauses import pause, resume
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+from .conftest import make_project
+
+STAYS, FLOWS, LATER = (table(f"public.{name}", id="int4") for name in ("stays", "flows", "later"))
+
+
+@pytest.mark.spark
+def test_a_paused_table_stays_while_others_flow_and_catches_up_when_it_is_resumed(lake_root: Path, spark: Any) -> None:
+    project = make_project(
+        lake_root,
+        "pauses",
+        silver={
+            "defaults": {"format": "delta", "namespace": "pauses"},
+            "tables": [{"from": "public.flows", "format": "iceberg"}],
+        },
+        snapshot={"mode": "none"},
+        apply={"span_rows": 2},
+    )
+    bronze = DeltaBronze(project.bronze, durability="os")
+    bronze.begin_stream("test", 10)
+    told: list[str] = []
+
+    def land(position: int, *changes: Change) -> None:
+        bronze.append([raw_transaction(Transaction(boundaries(position), changes))])
+
+    def rows(relation: Relation) -> list[int]:
+        return sorted(read_silver(project, project.target(relation.table))["id"].to_pylist())
+
+    def states() -> dict[str, tuple[str, int]]:
+        cut = last_cut(ControlTables(project.control), "test")
+        assert cut is not None
+        return {relation.split(".")[1]: (table.state, table.position) for relation, table in cut.tables.items()}
+
+    def heard(progress: Any) -> None:
+        told.append(progress.text)
+        if progress.stage == "cut" and progress.facts["position"] == 300:
+            pause(project, "later")  # while apply runs: from its next span on
+
+    def advance() -> frozenset[str]:
+        with Advance(project, spark, heard) as one:
+            one.run(None, threading.Event())
+            assert one.done.broken == {}
+            return one.done.paused
+
+    land(100, Insert(STAYS, ("1",)), Insert(FLOWS, ("1",)))
+    assert advance() == frozenset()
+    pause(project, "stays")
+    land(200, Insert(STAYS, ("2",)), Insert(FLOWS, ("2",)))
+    land(300, Insert(STAYS, ("3",)), Insert(FLOWS, ("3",)))
+    land(400, Delete(STAYS, ("1",), OldKind.KEY), Insert(LATER, ("4",)))
+    assert advance() == {"pauses.stays", "pauses.later"}
+    assert "pauses.stays is paused: it stays at 100" in told
+    assert (rows(STAYS), rows(FLOWS)) == ([1], [1, 2, 3])
+    assert states()["stays"] == ("paused", 100)
+    assert states()["flows"] == ("in", 400)
+    assert states()["later"] == ("paused", 300), "the run saw it at its next span"
+
+    resume(project, "stays")
+    told.clear()
+    assert advance() == {"pauses.later"}
+    assert (rows(STAYS), rows(FLOWS)) == ([2, 3], [1, 2, 3])
+    assert states()["stays"] == ("in", 400)
+    resume(project, "later")
+    advance()
+    assert rows(LATER) == [4]
+    assert states() == dict.fromkeys(["stays", "flows", "later"], ("in", 400))
