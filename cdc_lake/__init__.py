@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         session,
         status,
         status_page,
+        upgrade,
         validate,
     )
 
@@ -85,6 +86,7 @@ __all__ = [
     "session",
     "status",
     "status_page",
+    "upgrade",
     "validate",
 ]
 

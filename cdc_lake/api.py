@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.run import RunSummary
     from cdc_lake.pipeline.status import Status
     from cdc_lake.pipeline.status_page import StatusPage
+    from cdc_lake.pipeline.upgrade import Upgrade
 
 __all__ = [
     "check",
@@ -64,6 +65,7 @@ __all__ = [
     "session",
     "status",
     "status_page",
+    "upgrade",
     "validate",
 ]
 
@@ -323,6 +325,13 @@ def maintain(
     from cdc_lake.pipeline.maintain import maintain as keep_up
 
     return keep_up(project, dry_run=dry_run, force=force, only=only, tell=tell, spark=spark)
+
+
+def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
+    """Bring a lake that an older version left to this one's form; without `yes` say what that takes."""
+    from cdc_lake.pipeline.upgrade import upgrade as bring
+
+    return bring(project, yes=yes)
 
 
 def _loaded(project: Project | str | Path) -> Project:

@@ -222,6 +222,13 @@ class BronzeAltered(LakeError):
     hint = "find out what writes to the table; what bronze has lost comes back only with a new copy"
 
 
+class ControlNewer(LakeError):
+    """A control table was written or upgraded by a newer version."""
+
+    code = "LAK490"
+    hint = "install a newer cdc_lake, at least the version that upgraded the lake"
+
+
 class ControlNotWritten(LakeError):
     """A commit to a control table failed, and is known not to have landed."""
 

@@ -33,6 +33,7 @@ from cdc_lake.lake.control_rows import (
     StreamRow,
     schema_of,
 )
+from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY, CONTROL_VERSION, check_version, version_of
 from cdc_lake.lake.cut_index import PLACE, newest_files, places_of
 from cdc_lake.lake.delta_log import NotLanded
 from cdc_lake.lake.delta_place import DeltaPlace, LocalPlace
@@ -55,6 +56,10 @@ class ControlTables:
             at if callable(at) else lambda name: LocalPlace(at / name, durable=durability == "fsync")
         )
         self._open: dict[ControlName, DeltaTable] = {}
+
+    def place(self, name: ControlName) -> DeltaPlace:
+        """Where a table is."""
+        return self._place_of(name)
 
     def record(self, row: ControlRow) -> None:
         """Append one row to the table of its kind."""
@@ -220,13 +225,14 @@ class ControlTables:
             return table
         table = place.open()
         if table is not None:
+            check_version(place.ask(lambda: version_of(table)), name, place.name)
             self._open[name] = table
         return table
 
     def _create(self, name: ControlName) -> DeltaTable:
         place = self._place_of(name)
         try:
-            return place.create(schema_of(name), {})
+            return place.create(schema_of(name), {CONTROL_PROPERTY: str(CONTROL_VERSION)})
         except BronzeNotWritten as cause:
             table = place.open()  # another process made it at the same moment
             if table is None:

@@ -40,6 +40,7 @@ REBUILT = "rebuild.built"
 REPLACED = "rebuild.replaced"
 SILVER_COMPACTED = "maintain.silver-compacted"
 SILVER_EXPIRED = "maintain.silver-expired"
+CONTROL_STEP = "upgrade.control-step"
 
 FAILPOINTS = {
     STATE_READ: "a start has read what bronze holds, the stream is not open",
@@ -69,6 +70,7 @@ FAILPOINTS = {
     REPLACED: "a table has its new content, no cut says so",
     SILVER_COMPACTED: "small files of a silver table were put together, nothing was removed",
     SILVER_EXPIRED: "versions of an Iceberg table were expired, files without a commit are still there",
+    CONTROL_STEP: "a step of an upgrade changed a control table, the table does not say so",
     BATCH_ENTERED: "the stream on bronze has called, its offsets are not committed",
 }
 """Every failpoint, and what is true there."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream, TableNotKnown
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.lake.control_rows import PauseRow
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.cuts import BROKEN, PAUSED, TableState, last_cut
@@ -74,7 +74,7 @@ def _newest(control: ControlTables) -> dict[str, PauseRow]:
 
 
 def _set(project: Project, given: str, *, paused: bool) -> PauseState:
-    control = ControlTables(project.control)
+    control = control_tables(project)
     relation = _known(project, control, given)
     before = _newest(control).get(relation)
     changed = paused != (before is not None and before.paused)

@@ -38,6 +38,7 @@ class SlotStatus:
 @dataclass(frozen=True, slots=True)
 class TableStatus:
     """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `broken`; why; how far; rows held."""
+
     """One table: `pending → snapshot → catching-up → live`, or `held`, `broken`; why; how far; rows held.
 
     `verified_through`: how far it was last proven equal to the source, and when (`verified_at`); `different_at`: when

@@ -1,0 +1,118 @@
+"""Upgrading a lake that an older version left, and refusing one of a newer version."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from cdc_lake.cli.app import app
+from cdc_lake.cli.process import run_command
+from cdc_lake.config.load import load_project
+from cdc_lake.config.project import Project
+from cdc_lake.errors import AnotherApply, BronzeUnknown, ControlNewer
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import StreamRow, now, schema_of
+from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY, CONTROL_VERSION, version_of
+from cdc_lake.lake.lease import lease
+from cdc_lake.observe.failpoint import COMMIT_WRITTEN, CONTROL_STEP
+from cdc_lake.pipeline.upgrade import upgrade
+from cdc_lake.testing.broken_off import broken_off
+from tests.tarballs import unpack
+
+DATA = Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz"
+YAML = """\
+version: 1
+pipeline: old_delta
+source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}
+"""
+LACKING = ("columns dense, last_position, last_hash", "version 1 in its properties")
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The lake that 0.2.0 left."""
+    with tarfile.open(DATA) as archive:
+        unpack(archive, tmp_path)
+    (tmp_path / "old.yaml").write_text(YAML)
+    monkeypatch.chdir(tmp_path)
+    return load_project(tmp_path / "old.yaml")
+
+
+def control(project: Project, name: str) -> DeltaTable:
+    return DeltaTable(str(project.control / name))
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert run_command(app, ["upgrade", *arguments]) == code
+    heard = capsys.readouterr()
+    return heard.out if code == 0 else heard.err
+
+
+def test_without_yes_it_says_what_it_takes_and_changes_nothing(old: Project, capsys: Any) -> None:
+    before = {name: control(old, name).version() for name in ("streams", "held", "cuts")}
+    lines = said(capsys).splitlines()
+    assert lines[0].split(maxsplit=4) == ["control/streams", "0", "→", "1", "; ".join(LACKING)]
+    assert lines[-1] == "3 tables to upgrade: stop the runs, then `cdc-lake upgrade --yes`"
+    document = json.loads(said(capsys, "--json"))
+    assert document["schema"] == "cdc-lake/upgrade/1"
+    assert [one["table"] for one in document["tables"]] == ["bronze", "control/streams", "control/cuts", "control/held"]
+    assert {name: control(old, name).version() for name in before} == before
+
+
+def test_with_yes_other_readers_see_every_column_and_rows_stay_as_they_are(old: Project, capsys: Any) -> None:
+    streams, held = ControlTables(old.control).streams(), ControlTables(old.control).read("held").to_pylist()
+    assert said(capsys, "--yes").endswith("upgraded 3 tables\n")
+    for name in ("streams", "held", "cuts"):
+        assert [field.name for field in control(old, name).schema().fields] == schema_of(name).names
+        assert version_of(control(old, name)) == CONTROL_VERSION
+    assert ControlTables(old.control).streams() == streams
+    assert ControlTables(old.control).read("held").to_pylist() == held
+    ControlTables(old.control).record(StreamRow(2, "new", 1, "s", "i", "d", "lsn", now(), True, 150, "ab"))
+    seen = control(old, "streams").to_pyarrow_table().sort_by("epoch").select(["epoch", "last_position"])
+    assert seen.to_pylist() == [{"epoch": 1, "last_position": None}, {"epoch": 2, "last_position": 150}]
+    assert said(capsys) == "nothing to upgrade: old_delta is as this version writes it\n"
+    assert said(capsys, "--yes").startswith("nothing to upgrade")
+
+
+@pytest.mark.parametrize("point", [f"{CONTROL_STEP}:1", *(f"{COMMIT_WRITTEN}:{n}" for n in (1, 2))])
+def test_broken_off_anywhere_the_same_call_ends_it(old: Project, point: str) -> None:
+    with broken_off(point) as reached:
+        upgrade(old, yes=True)
+    assert reached
+    assert upgrade(old).pending, "it is not said to be done"
+    upgrade(old, yes=True)
+    assert upgrade(old).pending == ()
+    assert [field.name for field in control(old, "streams").schema().fields] == schema_of("streams").names
+
+
+def test_a_lake_of_a_newer_version_is_refused_before_anything_is_changed(old: Project, capsys: Any) -> None:
+    newer = control(old, "held")
+    newer.alter.set_table_properties({CONTROL_PROPERTY: "2"}, raise_if_not_exists=False)
+    before = control(old, "streams").version()
+    assert "error[LAK490]: the control table `held` is of version 2, this version knows 1" in said(
+        capsys, "--yes", code=1
+    )
+    with pytest.raises(ControlNewer):
+        ControlTables(old.control).read("held")
+    assert control(old, "streams").version() == before
+    bronze = DeltaTable(str(old.bronze))
+    bronze.alter.set_table_properties({"cdc_lake.contract": "2"}, raise_if_not_exists=False)
+    with pytest.raises(BronzeUnknown, match="bronze follows contract 2"):
+        upgrade(old)
+
+
+def test_nothing_is_changed_while_a_run_applies(old: Project) -> None:
+    with lease(old.control), pytest.raises(AnotherApply):
+        upgrade(old, yes=True)
+    assert upgrade(old).pending
+
+
+def test_new_tables_are_of_this_version(tmp_path: Path) -> None:
+    tables = ControlTables(tmp_path)
+    tables.record(StreamRow(1, "s", 1, "s", "i", "d", "lsn", now()))
+    assert version_of(DeltaTable(str(tmp_path / "streams"))) == CONTROL_VERSION
