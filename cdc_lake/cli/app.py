@@ -9,9 +9,8 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +26,9 @@ from cdc_lake.cli.rebuild_verbs import register as register_rebuild
 from cdc_lake.cli.upgrade_verbs import register as register_upgrade
 from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_look, verb
 from cdc_lake.cli.view import Look, View, separate_narration, stderr
+
+if TYPE_CHECKING:
+    from cdc_lake.pipeline.status import Status
 
 app = typer.Typer(
     name="cdc-lake",
@@ -198,7 +200,10 @@ def run(
 @verb(app, "status")
 def status(
     call: Call,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every few seconds, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", "-w", help="Again and again until Ctrl-C: a screen, without one a line each."),
+    ] = False,
     every: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.5, help="With --watch.")] = 2.0,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write it as a page too; with --watch each time.")
@@ -206,24 +211,24 @@ def status(
 ) -> None:
     """Where the pipeline stands: tables, slot, lags, held rows, each with its reason."""
     from cdc_lake.cli.render_status import status_text
+    from cdc_lake.cli.watching import watch_status
     from cdc_lake.pipeline.status import status as look_up
 
     project = call.project()
-    while True:
-        value = look_up(project)
+
+    def look() -> Status:
+        found = look_up(project)
         if html is not None:
             from cdc_lake.pipeline.status_page import write_status_page
 
-            write_status_page(project, value, html)
-        text = status_text(value, call.view.width, colour=call.view.look.colour(sys.stdout))
-        if not watch:
-            call.view.result(value, text)
-            return
-        if call.view.look.json:
-            call.view.event({"schema": "cdc-lake/status/1", **_fields(value)})
-        else:
-            call.view.screen(text)
-        time.sleep(every)
+            write_status_page(project, found, html)
+        return found
+
+    if watch:
+        watch_status(call.view, look, every)
+        return
+    value = look()
+    call.view.result(value, status_text(value, call.view.width, colour=call.view.look.colour(sys.stdout)))
 
 
 @verb(app, "report")

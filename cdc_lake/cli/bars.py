@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TaskID, Text
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from cdc_lake.cli.stages import REPEATING, count
+from cdc_lake.cli.stages import REPEATING, Pace, count
 from cdc_lake.observe.progress import Progress as Told
 
 
@@ -34,11 +34,13 @@ class Bars:
             TextColumn("{task.description}", markup=False),
             _Bar(bar_width=20),
             TextColumn("{task.fields[count]}", markup=False),
+            TextColumn("{task.fields[pace]}", markup=False),
             TimeElapsedColumn(),
             console=self._console,
             transient=False,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._pace = Pace()
         self._progress.start()
 
     def show(self, told: Told) -> None:
@@ -48,10 +50,11 @@ class Bars:
             return
         task = self._tasks.get(told.stage)
         if task is None:
-            task = self._progress.add_task(told.text, total=told.total, stage=told.stage, count="")
+            task = self._progress.add_task(told.text, total=told.total, stage=told.stage, count="", pace="")
             self._tasks[told.stage] = task
+        pace = self._pace.of(told)
         self._progress.update(
-            task, completed=told.done or 0, total=told.total, description=told.text, count=count(told)
+            task, completed=told.done or 0, total=told.total, description=told.text, count=count(told), pace=pace
         )
         if told.total is not None and (told.done or 0) >= told.total:
             del self._tasks[told.stage]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cdc_lake.cli.render import GREEN, RED, YELLOW, counted, seconds, size, table, tint
 from cdc_lake.pipeline.status import Lag, Status
 
@@ -40,6 +42,25 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     if status.held:
         lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]
     return "\n".join(lines)
+
+
+def status_line(status: Status) -> str:
+    """A status on one line: when, how far silver is and how far behind, the slot, tables by state, what is held."""
+    by_state = Counter(table.state for table in status.tables)
+    tables = ", ".join(f"{number} {state}" for state, number in by_state.items()) or "no tables"
+    lag = status.applied
+    known = [text for text in (size(lag.bytes), seconds(lag.seconds)) if text != "-"]
+    behind = f", {' and '.join(known)} behind" if known else ""
+    parts = [
+        status.at.isoformat(timespec="seconds"),
+        status.pipeline,
+        f"silver at {status.silver_position}{behind}" if status.silver_position else "silver is empty",
+        f"slot {status.slot.state}" if status.reachable else "source not reachable",
+        tables,
+        *([f"{counted(sum(held.rows for held in status.held), 'row')} held"] if status.held else []),
+        *(["receiver waits"] if status.receiver_waits is not None else []),
+    ]
+    return "  ".join(parts)
 
 
 def _verified(status: Status) -> list[str]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from cdc_lake.cli import logs
 from cdc_lake.cli.document import document, dumps, plain
 from cdc_lake.cli.render_error import diagnostic_text, error_text
-from cdc_lake.cli.stages import LOGGED, REPEATING, line
+from cdc_lake.cli.stages import LOGGED, REPEATING, Pace, line
 from cdc_lake.cli.traces import trace
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.diagnostic import Diagnostic
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 LINE_EVERY = 10.0
 """Seconds between two lines about the same stage where there is no terminal (`interface.md` section 3)."""
 
+_HOME, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"  # ECMA-48: cursor position, erase
 _narration: TextIO | None = None
 
 
@@ -73,6 +74,7 @@ class View:
         self.verb = verb
         self._bars: Bars | None = None
         self._told: dict[str, float] = {}
+        self._pace = Pace()
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -99,9 +101,12 @@ class View:
         _write(sys.stdout, text)
 
     def screen(self, text: str) -> None:
-        """Replace what the terminal shows (`status --watch`); a new block where there is no terminal."""
-        clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
-        _write(sys.stdout, clear + text)
+        """Replace what the terminal shows, as far as it fits, without flicker."""
+        height = max(2, shutil.get_terminal_size((80, 24)).lines)
+        lines = text.splitlines()
+        if len(lines) >= height:
+            lines = [*lines[: height - 2], f"… {len(lines) - height + 2} more lines"]
+        _write(sys.stdout, f"{_HOME}{''.join(f'{one}{_REST_OF_LINE}{chr(10)}' for one in lines)}{_REST_OF_SCREEN}")
 
     def event(self, value: object) -> None:
         """One line of `run --json`."""
@@ -130,8 +135,10 @@ class View:
         elif stderr().isatty() and not self.look.verbose:
             with self._lock:
                 self._bar().show(progress)
-        elif self._due(progress):
-            self.note(line(progress))
+        else:
+            pace = self._pace.of(progress)
+            if self._due(progress):
+                self.note(line(progress, pace))
 
     def diagnostics(self, found: Sequence[Diagnostic]) -> None:
         """Every problem, one after the other."""
@@ -143,7 +150,7 @@ class View:
         """An error as people read it; as a document too where JSON is asked for."""
         self.end_progress()
         if self.look.json:
-            _write(sys.stdout, dumps(_error_document(error), indent=None if self.verb == "run" else 2))
+            _write(sys.stdout, dumps(error_document(error), indent=None if self.verb == "run" else 2))
         if (log := logs.current()) is not None:
             log.error(error)
         else:
@@ -200,7 +207,8 @@ class View:
         return True
 
 
-def _error_document(error: CdcLakeError) -> dict[str, object]:
+def error_document(error: CdcLakeError) -> dict[str, object]:
+    """An error as a document."""
     found = getattr(error, "diagnostics", ())
     return {
         "schema": "cdc-lake/error/1",

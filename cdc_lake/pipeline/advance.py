@@ -30,6 +30,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import ALL_MERGED, CUT_WRITTEN, failpoint
 from cdc_lake.observe.progress import Progress, Tell, of_run
 from cdc_lake.pipeline.applied import Applied
+from cdc_lake.pipeline.backlog import backlog
 from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, Cut, TableState, check_kept, last_cut, write_cut
 from cdc_lake.pipeline.first_content import first_content
 from cdc_lake.pipeline.judging_clock import JudgingClock
@@ -40,7 +41,7 @@ from cdc_lake.pipeline.reread import Rereader, reread_tables
 from cdc_lake.pipeline.table_span import TableJob
 from cdc_lake.pipeline.table_steps import Load, TableSteps
 from cdc_lake.pipeline.waiting import undecoded
-from cdc_lake.source.stream import shown
+from cdc_lake.source.stream import domain_of, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +109,7 @@ class Advance:
             tables = self._steps.verified(state, known, position)
             if tables != known:
                 self._cut(state, position, None, tables)
-        self.done.upto = position
+        self.done.upto = begins = position
         top = self.done.top = state.upto if goal is None else min(goal, state.upto)
         tables = self._catch_up(state, tables, position, stop)
         while position < top and not stop.is_set():
@@ -118,6 +119,7 @@ class Advance:
                 break
             position, tables = self._span(state, tables, position, commits, commits[-1].position if commits else top)
             self.done.upto = position
+            self._tell(backlog("applied", position, begins, top, domain_of(state.stream)))
             if position < top:
                 tables = self._catch_up(state, self._paused(state, tables, position), position, stop)
         if self._rereader is not None and not stop.is_set():
@@ -227,10 +229,11 @@ class Advance:
         out = settled(self._project, tables, paused, position)
         now = {out[relation].table: shown(state.stream, out[relation].position) for relation in paused}
         for table in sorted(now.keys() - self.done.paused):
-            self._tell(Progress("paused", f"{table} is paused: it stays at {now[table]}"))
+            facts = {"table": table, "position": now[table]}
+            self._tell(Progress("paused", f"{table} is paused: it stays at {now[table]}", facts=facts))
             self.done.broken.pop(table, None)
         for table in sorted(self.done.paused - now.keys()):
-            self._tell(Progress("paused", f"{table} goes on"))
+            self._tell(Progress("paused", f"{table} goes on", facts={"table": table}))
         self.done.paused = frozenset(now)
         return out
 

@@ -19,6 +19,7 @@ from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_CHUNK, failpoint
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.action import TableFacts
 
 _AHEAD = 2  # chunks a reader may be ahead of the writer
 _LOOK = 0.2  # seconds between looks at whether to give up
@@ -51,6 +52,13 @@ def snapshot_id(epoch: int) -> str:
     return f"initial-{epoch}"
 
 
+def expected_rows(facts: Iterable[TableFacts]) -> int | None:
+    """Rows of tables together as the planner estimates them; None where it does not for one of them."""
+    rows = [fact.rows for fact in facts]
+    known = [number for number in rows if number is not None]
+    return sum(known) if len(known) == len(rows) else None
+
+
 def copy_tables(
     relations: Sequence[Relation],
     readers: Sequence[TableReader],
@@ -58,26 +66,36 @@ def copy_tables(
     state: BronzeState,
     stop: threading.Event,
     tell: Tell,
+    expected: int | None = None,
 ) -> tuple[CopiedTable, ...]:
-    """Copy tables as rows at the stream's start. Raises SourceError, LakeError, Stopped."""
+    """Copy tables as rows at the stream's start. Raises SourceError, LakeError, Stopped.
+
+    `expected`: rows of all of them together, as the planner thinks.
+    """
     counts = [_Count() for _ in relations]
     ordinal = chunk = finished = 0
     for at, part in _parts(relations, readers, stop):
         relation, count = relations[at], counts[at]
         if part is None:
             finished += 1
-            text = f"copied {relation.table}: {count.rows} rows"
-            tell(Progress("snapshot", text, finished, len(relations), "tables"))
+            text = f"copied {relation.table}: {count.rows} rows, {finished} of {len(relations)} tables"
+            whole = ordinal if finished == len(relations) else _ahead_of(ordinal, expected)
+            tell(Progress("snapshot", text, ordinal, whole, "rows"))
             continue
         bronze.append_snapshot(snapshot_id(state.epoch), chunk, relation, part, ordinal, state.upto)
         failpoint(SNAPSHOT_CHUNK)
         ordinal, chunk = ordinal + len(part), chunk + 1
         count.rows, count.chunks = count.rows + len(part), count.chunks + 1
-        tell(Progress("snapshot", f"copying {relation.table}", ordinal, None, "rows"))
+        tell(Progress("snapshot", f"copying {relation.table}", ordinal, _ahead_of(ordinal, expected), "rows"))
     return tuple(
         CopiedTable(relation.table, relation.layout, count.rows, count.chunks)
         for relation, count in zip(relations, counts, strict=True)
     )
+
+
+def _ahead_of(done: int, expected: int | None) -> int | None:
+    """The expected end, as long as it was not reached: then nobody knows."""
+    return expected if expected is not None and done < expected else None
 
 
 @dataclass(slots=True)

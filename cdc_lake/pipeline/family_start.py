@@ -29,10 +29,11 @@ from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copying import CopiedTable, copy_tables
+from cdc_lake.pipeline.copying import CopiedTable, copy_tables, expected_rows
 from cdc_lake.pipeline.density import decide, refuse_csn
 from cdc_lake.pipeline.encoding import sql_codec
 from cdc_lake.pipeline.family_facts import captured, catalog
+from cdc_lake.pipeline.family_facts import tables as table_facts
 from cdc_lake.pipeline.family_frames import Dial
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
 from cdc_lake.source.gaussdb.catalog import check_identities
@@ -163,8 +164,9 @@ def _copy(
     limits = project.pipeline.snapshot
     count = max(1, min(limits.parallelism, len(relations)))
     codec = sql_codec(project, start.facts.encoding)
+    expected = expected_rows(table_facts(start.session, list(tables)))
     with readers(lambda: start.dial("copy", False), taken, count, limits.chunk_rows, codec) as together:
-        return copy_tables(relations, together, bronze, state, stop, tell)
+        return copy_tables(relations, together, bronze, state, stop, tell, expected)
 
 
 def _intention(project: Project, facts: FamilyServerFacts) -> tuple[str, str]:

@@ -23,9 +23,10 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copying import CopiedTable, copy_tables
+from cdc_lake.pipeline.copying import CopiedTable, copy_tables, expected_rows
 from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.failover import note_timeline
+from cdc_lake.pipeline.postgres_facts import tables as table_facts
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
 from cdc_lake.source import publication, slot, snapshot
 from cdc_lake.source.captured import Published
@@ -133,4 +134,5 @@ def _copy(
         # the server sends UTF-8, or whatever a database in SQL_ASCII holds
         codec = codec_by_name(project, "SQL_ASCII")
         reader = _Reader(inside, carried, project.pipeline.snapshot.chunk_rows, codec)
-        return copy_tables(relations, [reader], bronze, state, stop, tell)
+        expected = expected_rows(table_facts(inside, list(carried)))
+        return copy_tables(relations, [reader], bronze, state, stop, tell, expected)

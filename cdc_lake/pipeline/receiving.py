@@ -21,6 +21,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.observe.failpoint import BRONZE_COMMITTED, COMMIT_RECEIVED, CONFIRMED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.backlog import backlog
 from cdc_lake.pipeline.batches import OpenBatch
 from cdc_lake.pipeline.gaps import keep_late, record_gap
 from cdc_lake.pipeline.landing import PART_BYTES, Landing
@@ -75,6 +76,7 @@ class Receiving:
         self._while_connected = connected
         self._pulse = pulse
         self._goal: int | None = None
+        self._begins = 0
         self._started = time.monotonic()
         self._summary = ReceiveSummary()
 
@@ -86,7 +88,7 @@ class Receiving:
     def follow(self, stream: OpenStream) -> None:
         """Read one connection's stream until told to stop or at the goal."""
         if self._goal is None:
-            self._goal = stream.goal
+            self._goal, self._begins = stream.goal, stream.state.upto
         state = stream.state
         self.count(snapshot_rows=stream.copied)
         self._summary = replace(self._summary, stream=state.stream)
@@ -254,6 +256,8 @@ class Receiving:
             }
             text = f"{landed.transactions} transactions up to {at}"
             self.tell(Progress("landed", text, self._summary.changes, None, "changes", facts))
+            if self.once and self._goal is not None:
+                self.tell(backlog("received", landed.upto, self._begins, self._goal, self._domain))
 
     def _note(self, upto: int, confirm: int) -> None:
         self._upto, self._confirmed = upto, confirm
