@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from textwrap import TextWrapper
 
 from cdc_lake.cli.render import GREEN, RED, YELLOW, counted, seconds, size, table, tint
 from cdc_lake.pipeline.status import Lag, Status
@@ -22,13 +23,14 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     """The whole status. On a narrow terminal the reasons go below their tables."""
     lines = [f"pipeline  {status.pipeline}  at {status.at.isoformat(timespec='seconds')}"]
     where = status.source if status.reachable else f"{status.source}  not reachable: {status.unreachable_because}"
-    lines.append(f"source    {where}")
+    lines += _wrapped("source    ", where, width)
     lines.append(f"slot      {_slot(status, colour=colour)}")
     last = status.last_commit.isoformat(timespec="milliseconds") if status.last_commit else "none yet"
     lines.append(f"last      commit landed {last}")
     if (waits := status.receiver_waits) is not None:
         since, tried = (when.isoformat(timespec="seconds") for when in (waits.since, waits.tried))
-        lines.append(f"waiting   the receiver waits since {since}: {waits.message} ({waits.code}) at {waits.where}")
+        what = f"the receiver waits since {since}: {waits.message} ({waits.code}) at {waits.where}"
+        lines += _wrapped("waiting   ", what, width)
         lines.append(f"          last tried {tried}; it goes on by itself; the server keeps what was not confirmed")
     lines += ["", *_flow(status), "", *_tables(status, width, colour=colour)]
     lines += _verified(status)
@@ -42,6 +44,12 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     if status.held:
         lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]
     return "\n".join(lines)
+
+
+def _wrapped(head: str, text: str, width: int) -> list[str]:
+    """A line of any length within the width; words are not cut, so that they can be pasted."""
+    fill = TextWrapper(width, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)
+    return fill.wrap(head + text)
 
 
 def status_line(status: Status) -> str:

@@ -177,7 +177,8 @@ def _state(lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str,
         return "pending", "nothing has been received yet"
     if (since := lake.paused.get(str(name))) is not None:
         behind = [c for c in lake.passed if str(name) in c.counts and (at is None or c.position > at)]
-        return "paused", f"since {_time(since)}, {len(behind)} transactions wait: `cdc-lake resume {name}`"
+        wait = "1 transaction waits" if len(behind) == 1 else f"{len(behind)} transactions wait"
+        return "paused", f"since {_time(since)}, {wait}: `cdc-lake resume {name}`"
     if not lake.copied:
         return "snapshot", "the initial copy is under way or was broken off"
     if in_cut.get("state") == PAUSED:

@@ -53,7 +53,7 @@ def test_a_paused_table_stays_while_others_flow_and_catches_up_when_it_is_resume
 
     def heard(progress: Any) -> None:
         told.append(progress.text)
-        if progress.stage == "cut" and progress.facts["position"] == 300:
+        if progress.stage == "cut" and progress.facts["upto"] == 300:
             pause(project, "later")  # while apply runs: from its next span on
 
     def advance() -> frozenset[str]:

@@ -265,6 +265,27 @@ def test_ctrl_c_ends_with_130(project):
     assert "Traceback" not in said
 
 
+# ── completion ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("cdc-lake pa", ["pause"]),
+        ("cdc-lake cuts ", ["list", "show", "promise"]),
+        ("cdc-lake run --on", ["--once", "--only"]),
+    ],
+)
+def test_a_shell_completes_verbs_and_options(tmp_path, typed, offered):
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
+    code = "from cdc_lake.cli.app import app; app(prog_name='cdc-lake')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**environment(), "_CDC_LAKE_COMPLETE": "complete_bash", **words},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert sorted(done.stdout.split()) == sorted(offered)
+
+
 # ── explain, schema, show-config ─────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,0 +1,179 @@
+"""Every document that `--json` prints, as JSON Schema, from the types of the values that verbs return.
+
+The names are those in `"schema": "cdc-lake/<name>/1"`. Keys may be added in a later version, so readers should leave
+alone what they do not know; what is here does not change its meaning without another number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import PurePath
+from typing import Any, Literal
+
+from cdc_lake.bronze.chain import ChainVerdict
+from cdc_lake.cli.scaffold import NewProject
+from cdc_lake.config.effective import Setting
+from cdc_lake.deploy.bundle_file import BundleFile
+from cdc_lake.model.diagnostic import Diagnostic
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline import inspect, inspect_span
+from cdc_lake.pipeline.against_source import SourceProof
+from cdc_lake.pipeline.check_line import CheckLine
+from cdc_lake.pipeline.comparison import TableComparison, Verdict
+from cdc_lake.pipeline.cut_list import CutList, CutView
+from cdc_lake.pipeline.held import HeldList
+from cdc_lake.pipeline.maintain import Maintenance
+from cdc_lake.pipeline.pauses import PauseState
+from cdc_lake.pipeline.plan import Plan
+from cdc_lake.pipeline.promising import Promised
+from cdc_lake.pipeline.rebuild import Rebuilt
+from cdc_lake.pipeline.receiving import ReceiveSummary
+from cdc_lake.pipeline.record import Recorded
+from cdc_lake.pipeline.redecode import HeldRetry
+from cdc_lake.pipeline.replay import Replayed
+from cdc_lake.pipeline.report import ReportFiles
+from cdc_lake.pipeline.run import RunSummary
+from cdc_lake.pipeline.status import Status
+from cdc_lake.pipeline.type_ledger import TableLedger
+from cdc_lake.pipeline.upgrade import Upgrade
+
+Fields = Mapping[str, Any]
+"""Keys of a document with the types of their values, where no one type has them."""
+
+_PLACES = {"ReceiveSummary": ReceiveSummary}  # named in annotations, imported only for the type checker
+
+DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
+    "init": ("init", [NewProject]),
+    "validate": ("validate", [{"valid": bool, "files": list[str], "diagnostics": list[Diagnostic]}]),
+    "check": ("check", [{"ok": bool, "lines": list[CheckLine], "types": list[TableLedger]}]),
+    "plan": ("plan", [Plan, {"settings": list[Setting]}]),
+    "run": ("run", [{"at": datetime, "=": Progress}, {"stage": Literal["summary"], "=": RunSummary}]),
+    "status": ("status", [Status]),
+    "compare": (
+        "compare",
+        [
+            {
+                "pipeline": str,
+                "at": datetime,
+                "position": str,
+                "verdict": Verdict,
+                "text": str,
+                "held_keys": int,
+                "different": list[str],
+                "tables": list[TableComparison],
+                "seconds": float,
+            }
+        ],
+    ),
+    "report": ("report", [ReportFiles]),
+    "rebuild": ("rebuild", [Rebuilt]),
+    "maintain": ("maintain", [Maintenance]),
+    "pause": ("pause", [PauseState]),
+    "resume": ("resume", [PauseState]),
+    "upgrade": ("upgrade", [Upgrade]),
+    "cuts-list": ("cuts list", [CutList]),
+    "cuts-show": ("cuts show", [CutView]),
+    "cuts-promise": ("cuts promise", [Promised]),
+    "list": ("held list", [HeldList]),
+    "retry": ("held retry", [HeldRetry]),
+    "span": ("inspect span", [inspect_span.SpanView]),
+    "tx": ("inspect tx", [inspect.TransactionView]),
+    "row": ("inspect row", [inspect.RowView]),
+    "chain": ("inspect chain", [{"holds": bool, "=": ChainVerdict}, {"holds": bool, "=": SourceProof}]),
+    "record": ("record", [Recorded]),
+    "replay": ("replay", [{"recordings": list[Replayed]}]),
+    "bundle": ("bundle", [BundleFile]),
+    "explain": ("explain", [{"code": str, "page": str}, {"codes": list[dict[str, str]]}]),
+    "error": (
+        "every command that ends with an error",
+        [
+            {
+                "code": str | None,
+                "message": str,
+                "where": str,
+                "hint": str,
+                "retry": Literal["never", "later"],
+                "exit_code": int,
+                "diagnostics": list[Diagnostic],
+            },
+            {"code": type(None), "message": str, "exit_code": Literal[70]},
+        ],
+    ),
+}
+"""Name → the command that prints it, and the forms it has; `=` stands for the fields of a type."""
+
+
+def output_schema() -> dict[str, Any]:
+    """One JSON Schema: a document of any name is valid against the whole, of one name against its definition."""
+    definitions = {name: _document(name, forms) for name, (_, forms) in DOCUMENTS.items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "What cdc-lake prints with --json",
+        "oneOf": [{"$ref": f"#/$defs/{name}"} for name in definitions],
+        "$defs": definitions,
+    }
+
+
+def _document(name: str, forms: Sequence[type | Fields]) -> dict[str, Any]:
+    named = {"schema": {"const": f"cdc-lake/{name}/1"}}
+    found = [_object({**named, **_fields(form)}) for form in forms]
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), "required": list(properties)}
+
+
+def _fields(form: type | Fields) -> dict[str, Any]:
+    if not isinstance(form, Mapping):
+        hints = typing.get_type_hints(form, localns=_PLACES)
+        return {field.name: schema_of(hints[field.name]) for field in dataclasses.fields(form)}
+    out: dict[str, Any] = {}
+    for key, kind in form.items():
+        out.update(_fields(kind) if key == "=" else {key: schema_of(kind)})
+    return out
+
+
+_PLAIN: Mapping[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    type(None): {"type": "null"},
+    datetime: {"type": "string", "format": "date-time"},
+    date: {"type": "string", "format": "date"},
+    timedelta: {"type": "number", "description": "seconds"},
+    Decimal: {"type": "string"},
+    bytes: {"type": "string", "description": "hexadecimal digits"},
+    object: {},
+    Any: {},
+}
+
+
+def schema_of(kind: Any) -> dict[str, Any]:  # noqa: PLR0911  # one return a kind of type
+    """The JSON Schema of what `cli.document.plain` makes of a value of a type."""
+    if kind in _PLAIN:
+        return dict(_PLAIN[kind])
+    origin, given = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return {"enum": list(given)}
+    if origin in {typing.Union, types.UnionType}:
+        return {"anyOf": [schema_of(one) for one in given]}
+    if origin is not None and issubclass(origin, Mapping):
+        return {"type": "object", "additionalProperties": schema_of(given[1])}
+    if origin is not None:  # tuples, lists and sets; a tuple of fixed length has its types in order
+        items = [schema_of(one) for one in given if one is not Ellipsis]
+        if origin is tuple and Ellipsis not in given:
+            return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+        return {"type": "array", "items": items[0]}
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return {"enum": [member.value for member in kind]}
+    if isinstance(kind, type) and issubclass(kind, PurePath):
+        return {"type": "string"}
+    return _object(_fields(kind))
