@@ -28,6 +28,7 @@ from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.comparison import TableComparison, Verdict
 from cdc_lake.pipeline.cut_list import CutList, CutView
 from cdc_lake.pipeline.held import HeldList
+from cdc_lake.pipeline.inspect_row import RowEverywhere
 from cdc_lake.pipeline.maintain import Maintenance
 from cdc_lake.pipeline.pauses import PauseState
 from cdc_lake.pipeline.plan import Plan
@@ -84,7 +85,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "retry": ("held retry", [HeldRetry]),
     "span": ("inspect span", [inspect_span.SpanView]),
     "tx": ("inspect tx", [inspect.TransactionView]),
-    "row": ("inspect row", [inspect.RowView]),
+    "row": ("inspect row", [RowEverywhere]),
     "chain": ("inspect chain", [{"holds": bool, "=": ChainVerdict}, {"holds": bool, "=": SourceProof}]),
     "record": ("record", [Recorded]),
     "replay": ("replay", [{"recordings": list[Replayed]}]),

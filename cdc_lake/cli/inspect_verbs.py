@@ -1,5 +1,5 @@
-"""The verbs of `inspect`: a span, a transaction, a row, the chain. They read bronze only, unless asked to set it
-beside its source.
+"""The verbs of `inspect`: a span, a transaction, a row, the chain. They read bronze only, but for a row, which is
+looked up in silver as well, and unless asked to set bronze beside its source.
 """
 
 from __future__ import annotations
@@ -67,15 +67,14 @@ def inspect_row(
     table: Annotated[str, typer.Argument(help="Source table, schema.table.")],
     key: Annotated[list[str], typer.Argument(help="The key: values in key order, or column=value.")],
 ) -> None:
-    """Everything that happened to the row of one key, in order."""
+    """The row of one key: everything that happened to it, what that comes to, what is held of it, what silver has."""
     from cdc_lake.bronze.open import bronze_reader
-    from cdc_lake.cli.render_inspect import row_text
-    from cdc_lake.lake.control import control_tables
-    from cdc_lake.pipeline.inspect import inspect_row as look_up
+    from cdc_lake.cli.render_row import row_text
+    from cdc_lake.pipeline.inspect_row import row_everywhere
 
     project, name = call.project(), _table(table)
-    bronze, snapshots = bronze_reader(project), control_tables(project).snapshots()
-    found = look_up(bronze, name, _key(key, name, bronze), snapshots)
+    bronze = bronze_reader(project)
+    found = row_everywhere(project, bronze, name, _key(key, name, bronze))
     call.view.result(found, row_text(found))
 
 

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from cdc_lake.bronze.chain import ChainVerdict
-from cdc_lake.bronze.history import RowEvent
 from cdc_lake.cli.render import counted, size, table
 from cdc_lake.pipeline.against_source import SourceProof
-from cdc_lake.pipeline.inspect import ChangeView, RowView, TransactionView
+from cdc_lake.pipeline.inspect import ChangeView, TransactionView
 from cdc_lake.pipeline.inspect_span import SpanView, TransactionLine
 from cdc_lake.source.stream import shown
 
-_OPS = {
+OPS = {
     "I": "insert",
     "U": "update",
     "D": "delete",
@@ -22,6 +21,7 @@ _OPS = {
     "S": "snapshot",
     "X": "undecodable",
 }
+"""Operations of bronze as people read them."""
 
 END = (1 << 63) - 1
 """The end of a span that has none."""
@@ -35,7 +35,7 @@ def transaction_text(found: TransactionView) -> str:
     by = f", by {found.user}" if found.user else ""
     lines = [
         f"transaction {shown(found.stream, found.position)}, epoch {found.epoch}{xid}{by}",
-        f"committed   {_time(found.commit_ts)}",
+        f"committed   {time_text(found.commit_ts)}",
         f"size        {counted(len(found.changes), 'change')}, {size(found.size)}",
         f"content     {found.content[:_DIGITS]}…",
         f"hash        {found.hash[:_DIGITS]}…",
@@ -75,27 +75,8 @@ def _kinds(kinds: Mapping[str, int]) -> list[str]:
 
 
 def _change(change: ChangeView) -> str:
-    op = _OPS.get(change.op, change.op)
+    op = OPS.get(change.op, change.op)
     return f"  {change.ordinal:>4} {op:<8} {change.relation or ''}{_tuples(change.new, change.old, change.unchanged)}"
-
-
-def row_text(found: RowView) -> str:
-    """The history of a row, one event a line."""
-    key = ", ".join(f"{column}={value}" for column, value in found.key.items())
-    lines = [f"{found.table} ({key}): {counted(len(found.events), 'event')}", ""]
-    epochs = len({event.epoch for event in found.events}) > 1
-    return "\n".join(lines + [_event(event, epoch=epochs) for event in found.events])
-
-
-def _event(event: RowEvent, *, epoch: bool) -> str:
-    of = f"epoch {event.epoch}  " if epoch else ""
-    op = _OPS.get(event.op, event.op)
-    values = _tuples(event.new, event.old, event.unchanged)
-    place = shown(event.stream, event.position)
-    if event.note:  # its ordinal is a time, and no place in a transaction
-        op = "read" if event.new is not None else "gone"
-        return f"  {of}{place}  {op:<8}{values}  {event.note}"
-    return f"  {of}{place}:{event.ordinal}  {_time(event.commit_ts)}  {op:<8}{values}"
 
 
 def chain_text(found: ChainVerdict) -> str:
@@ -142,16 +123,18 @@ def _tuples(
 
 
 def _values(values: Mapping[str, str | None], unchanged: Sequence[str]) -> str:
-    shown = [f"{n}=<unchanged>" if n in unchanged else f"{n}={_value(v)}" for n, v in values.items()]
+    shown = [f"{n}=<unchanged>" if n in unchanged else f"{n}={value_text(v)}" for n, v in values.items()]
     return "(" + ", ".join(shown) + ")"
 
 
-def _value(value: str | None) -> str:
+def value_text(value: str | None) -> str:
+    """A value in quotes, short enough for a line."""
     if value is None:
         return "NULL"
     text = value if len(value) <= 60 else f"{value[:57]}… [{len(value):,} characters]"
     return "'" + text.replace("'", "''").replace("\n", "\\n") + "'"
 
 
-def _time(value: datetime | None) -> str:
+def time_text(value: datetime | None) -> str:
+    """A time to the millisecond, `-` where there is none."""
     return "-" if value is None else value.isoformat(timespec="milliseconds")

@@ -164,7 +164,7 @@ def test_a_row_is_followed_across_epochs(inspect: Shell, bronze: DeltaBronze) ->
     bronze.append([raw])
     lines = inspect("row", "public.orders", "2")[0].splitlines()
     assert lines[0] == "public.orders (id=2): 4 events"
-    assert [line.split()[:3] for line in lines[2:]] == [
+    assert [line.split()[:3] for line in lines[2:6]] == [
         ["epoch", "1", "0/7D0:1"],
         ["epoch", "1", "0/BB8:2"],
         ["epoch", "1", "0/FA0:1"],
@@ -172,6 +172,34 @@ def test_a_row_is_followed_across_epochs(inspect: Shell, bronze: DeltaBronze) ->
     ]
     assert inspect("tx", "0/7D0", "--epoch", "1")[1] == 0
     assert "STA623" in inspect("tx", "0/7D0")[0]
+
+
+def test_a_row_says_what_each_change_made_of_it_and_where_it_stands(inspect: Shell, bronze: DeltaBronze) -> None:
+    lines = inspect("row", "public.orders", "2")[0].splitlines()
+    assert [line.split("  ", 3)[3].strip() for line in lines[2:5]] == [
+        "insert    (id='2', note='new')",
+        "update    id '2' → '3'",
+        "delete    (id='3', note='new')",
+    ]
+    assert lines[6:] == ["bronze  no row", "silver  has nothing of this table yet"]
+    copied = inspect("row", "public.orders", "1")[0].splitlines()
+    assert copied[2].endswith("snapshot  (id='1', note='new')")
+    assert copied[3].endswith("update    note 'new' → 'paid'")
+    assert copied[-2] == "bronze  (id='1', note='paid')"
+    document = inspect.document("row", "public.orders", "2")
+    assert [(one["before"], one["after"]) for one in document["changes"]] == [
+        (None, {"id": "2", "note": "new"}),
+        ({"id": "2", "note": "new"}, {"id": "3", "note": "new"}),
+        ({"id": "3", "note": "new"}, None),
+    ]
+    assert (document["net"], document["held"], document["silver"]) == (None, [], None)
+
+
+def test_a_value_that_never_came_is_said_to_be_that(inspect: Shell, bronze: DeltaBronze) -> None:
+    update = Update(ORDERS, ("8", UNCHANGED), ("7", None), OldKind.KEY)
+    bronze.append([raw_transaction(Transaction(boundaries(5000), (update,)))])
+    lines = inspect("row", "public.orders", "8")[0].splitlines()
+    assert lines[2].endswith("update    (id='8'), from (id='7'), note was not sent")
 
 
 def test_a_table_that_bronze_has_nothing_of_is_said_to_be_that(inspect: Shell, bronze: DeltaBronze) -> None:

@@ -15,7 +15,8 @@ from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.cli.render_inspect import chain_text, row_text, transaction_text
+from cdc_lake.cli.render_inspect import chain_text, transaction_text
+from cdc_lake.cli.render_row import row_text
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.changes import ChangeColumns
@@ -30,7 +31,8 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.gaps import record_gap, recorded_gaps
-from cdc_lake.pipeline.inspect import inspect_chain, inspect_row, inspect_transaction
+from cdc_lake.pipeline.inspect import inspect_chain, inspect_transaction
+from cdc_lake.pipeline.inspect_row import row_everywhere
 from cdc_lake.pipeline.order import Gap
 from cdc_lake.pipeline.status import status
 from cdc_lake.pipeline.streams import snapshot_id
@@ -183,7 +185,8 @@ def test_inspect_prints_csns(bronze: DeltaBronze, tmp_path: Path) -> None:
     assert "transaction 2014, epoch 1" in transaction_text(
         inspect_transaction(BronzeReader(folder), parse_position("2014"))
     )
-    assert "  2015:1  " in row_text(inspect_row(BronzeReader(folder), TableName("public", "orders"), {"id": "2015"}))
+    found = row_everywhere(project_of(tmp_path), BronzeReader(folder), TableName("public", "orders"), {"id": "2015"})
+    assert "  2015:1  " in row_text(found)
     with pytest.raises(NotInBronze, match="committed at position 2016"):
         inspect_transaction(BronzeReader(folder), 2016)
     assert chain_text(inspect_chain(BronzeReader(folder))).startswith("the chain holds")
@@ -204,6 +207,15 @@ def test_a_broken_chain_names_its_stream(tmp_path: Path) -> None:
         assert f"at {shown(stream, 2014)} of" in chain_text(found)
 
 
+def project_of(root: Path) -> Project:
+    document = {
+        "version": 1,
+        "pipeline": "shop",
+        "source": {"type": "postgres", "host": "127.0.0.1", "port": 1, "database": "d", "user": "u", "tables": ["*.*"]},
+    }
+    return Project(Pipeline.model_validate(document), root / "shop.yaml", root)
+
+
 def edit(path: Path) -> None:
 
     rows = pq.read_table(path)
@@ -211,12 +223,7 @@ def edit(path: Path) -> None:
 
 
 def test_status_counts_transactions_where_positions_are_csns(bronze: DeltaBronze, tmp_path: Path) -> None:
-    document = {
-        "version": 1,
-        "pipeline": "shop",
-        "source": {"type": "postgres", "host": "127.0.0.1", "port": 1, "database": "d", "user": "u", "tables": ["*.*"]},
-    }
-    project = Project(Pipeline.model_validate(document), tmp_path / "shop.yaml", tmp_path)
+    project = project_of(tmp_path)
     assert project.bronze == tmp_path / "lake" / "bronze" / "shop"
     bronze.append([committed(2014, 5000), committed(2015, 6000)])
     control = ControlTables(project.control, "os")
