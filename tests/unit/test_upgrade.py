@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import shutil
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 
+from cdc_lake.api import session
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.config.load import load_project
@@ -19,9 +25,15 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import StreamRow, now, schema_of
 from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY, CONTROL_VERSION, version_of
 from cdc_lake.lake.lease import lease
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import COMMIT_WRITTEN, CONTROL_STEP
+from cdc_lake.pipeline.held import held_list
+from cdc_lake.pipeline.pauses import paused_tables
 from cdc_lake.pipeline.upgrade import upgrade
 from cdc_lake.testing.broken_off import broken_off
+from tests.data import make_lake
+from tests.data.make_lake import ARCHIVE, ROOT
 from tests.tarballs import unpack
 
 DATA = Path(__file__).parents[1] / "data" / "lake_0_2_0.tar.xz"
@@ -116,3 +128,41 @@ def test_new_tables_are_of_this_version(tmp_path: Path) -> None:
     tables = ControlTables(tmp_path)
     tables.record(StreamRow(1, "s", 1, "s", "i", "d", "lsn", now()))
     assert version_of(DeltaTable(str(tmp_path / "streams"))) == CONTROL_VERSION
+
+
+# ── a lake of this contract, for later versions ──
+
+
+@pytest.fixture
+def kept() -> Iterator[Path]:
+    """The lake of `make_lake` where it was made; one test at a time on this machine, for Iceberg knows its place."""
+    with Path(f"{ROOT}.lock").open("w") as taken:
+        fcntl.flock(taken, fcntl.LOCK_EX)
+        shutil.rmtree(ROOT, ignore_errors=True)
+        with tarfile.open(ARCHIVE) as archive:
+            unpack(archive, ROOT)
+        yield ROOT
+        shutil.rmtree(ROOT)
+
+
+@pytest.mark.parametrize("fmt", ["delta", "iceberg"])
+def test_a_lake_of_bronze_contract_1_and_control_version_1_is_read(kept: Path, fmt: str) -> None:
+    project = make_lake.project(fmt)
+    assert project.lake.is_relative_to(kept)
+    found = verify(bronze_reader(project))
+    assert (found.holds, found.transactions) == (True, 2)
+    changes = bronze_reader(project).changes(TableName("public", "now"), Span(1, 200, 300))
+    assert changes["op"].to_pylist() == ["U", "D", "I"]
+    now, first = (session(project, as_of=at, allow_behind=True) for at in ("latest", "first"))
+    assert (now.position, first.position) == ("0/12C", "0/C8")
+    amounts = {name: set(now.read(name)["amount"].to_pylist()) for name in ("now", "then", "log", "off")}
+    assert amounts == {"now": {3, 7}, "then": {3, 7}, "log": {None, 1, 2, 3}, "off": {1, 2, 3}}
+    assert sorted(first.read("now")["amount"].to_pylist()) == [1, 2, 3]
+    (held,) = held_list(project).changes
+    assert (held.table, held.rules, held.key) == (f"silver_{fmt}.now", ("between_amount",), ("4",))
+    assert list(paused_tables(ControlTables(project.control))) == ["public.off"]
+    assert [row.epoch for row in ControlTables(project.control).streams()] == [1]
+    assert ControlTables(project.control).read("runs").num_rows == 2
+    upgrade(project, yes=True)
+    assert upgrade(project).pending == ()
+    assert [row.epoch for row in ControlTables(project.control).streams()] == [1]
