@@ -21,6 +21,7 @@ from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.status import status
 from cdc_lake.testing.beside import until
 from tests.conftest import Database
+from tests.mistakes import kept
 
 pytestmark = pytest.mark.live
 
@@ -96,8 +97,9 @@ def test_from_nothing_to_received_as_plan_and_status_tell_it(database: Database,
     finally:
         drop_slot(database, project)
     assert status(project).slot.state == "missing"
-    with pytest.raises(SlotMissing):
+    with pytest.raises(SlotMissing) as missing:
         plan(project)
+    kept("slot-missing", missing.value, slot=project.slot)
     assert [line.code for line in check(project) if line.subject == "slot"] == ["SRC212"]
 
 

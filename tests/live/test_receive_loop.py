@@ -50,6 +50,7 @@ from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
+from tests.mistakes import kept
 
 pytestmark = pytest.mark.live
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -462,6 +463,7 @@ def test_a_slot_that_somebody_reads_is_waited_for_and_then_named(landed: tuple[D
         with pytest.raises(SlotActive) as caught:
             once(project, told.append)
     assert caught.value.exit_status == 4
+    kept("slot-active", caught.value, slot=project.slot)
     assert any(p.stage == "retry" for p in told)
 
 
@@ -469,8 +471,9 @@ def test_a_publication_that_went_is_named(landed: tuple[Database, Project]) -> N
     database, project = landed
     with database.connect() as conn:
         conn.execute(f"DROP PUBLICATION {project.publication}")
-    with pytest.raises(PublicationMissing):
+    with pytest.raises(PublicationMissing) as caught:
         once(project)
+    kept("publication-missing", caught.value, publication=project.publication)
 
 
 def test_another_server_or_database_is_refused(landed: tuple[Database, Project], tmp_path: Path) -> None:

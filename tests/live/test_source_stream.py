@@ -18,6 +18,7 @@ from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import (
     AuthenticationRefused,
     DatabaseUnknown,
+    NoFreeSlot,
     NoReplicaIdentity,
     NoTableMatches,
     PublicationUnfit,
@@ -27,6 +28,7 @@ from cdc_lake.errors import (
     SlotActive,
     SlotAhead,
     SlotForeign,
+    SlotInvalidated,
     SlotMissing,
     SourceError,
     SourcePermission,
@@ -41,6 +43,7 @@ from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.source.tables import select_tables
 from tests.conftest import CDC_PASSWORD, Database, make_role, start_server
+from tests.mistakes import kept
 
 pytestmark = pytest.mark.live
 ROOT = Path("/")
@@ -284,6 +287,8 @@ def test_a_refused_connection_says_why(
     assert caught.value.exit_status == (4 if error is ServerUnreachable else 1)
     assert "wrong" not in caught.value.message
     assert caught.value.remedy
+    if error is TlsRefused:
+        kept("tls-required", caught.value, database=database.name)
 
 
 def test_a_password_with_quotes_and_backslashes_reaches_the_server(database: Database) -> None:
@@ -295,6 +300,7 @@ def test_a_password_with_quotes_and_backslashes_reaches_the_server(database: Dat
             with pytest.raises(RoleLacksReplication, match="quoted") as caught:
                 connect(settings(database, user="quoted", password=SecretStr(words)), ROOT, replication=True)
             assert 'ALTER ROLE "quoted" REPLICATION' in caught.value.remedy
+            kept("role-lacks-replication", caught.value, database=database.name)
         finally:
             admin.execute("DROP ROLE quoted")
 
@@ -332,6 +338,7 @@ def test_tables_without_identity_are_named_before_the_publication_breaks_their_u
     with pytest.raises(NoReplicaIdentity, match=r"public\.bare, public\.bare2, public\.late") as caught:
         check_identities(session, tables)
     assert 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL' in caught.value.remedy
+    kept("no-replica-identity", caught.value, database=database.name)
     check_identities(session, NAMES)
 
 
@@ -349,8 +356,9 @@ def test_a_publication_of_somebody_else_must_carry_exactly_our_tables(database: 
     session.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
     session.execute("CREATE PUBLICATION pub FOR TABLE a")
     have = [p.table for p in publication.published(session, "pub")]
-    with pytest.raises(PublicationUnfit, match=r"does not carry public\.b"):
+    with pytest.raises(PublicationUnfit, match=r"does not carry public\.b") as caught:
         publication.check_published("pub", have, [TableName("public", "a"), TableName("public", "b")])
+    kept("table-not-in-publication", caught.value)
     with pytest.raises(PublicationUnfit, match="leaves out"):
         publication.check_published("pub", have, [])
     session.execute("ALTER PUBLICATION pub SET (publish = 'insert')")
@@ -365,6 +373,30 @@ def test_a_publication_of_tables_of_others_needs_their_owner(database: Database,
         publication.create_publication(session, "pub", [TableName("public", "theirs")])
 
 
+def test_no_free_slot_and_a_slot_that_the_server_gave_up_are_named() -> None:
+    few = start_server(settings={"max_replication_slots": "1", "max_slot_wal_keep_size": "1MB"})
+    try:
+        with psycopg.connect(few.dsn(), autocommit=True) as admin:
+            admin.execute("SELECT pg_create_logical_replication_slot('only', 'pgoutput')")
+            make_role(few)
+            there = PostgresSource(
+                type="postgres", host="127.0.0.1", port=few.port, database="postgres", user="cdc",
+                password=SecretStr(CDC_PASSWORD), tables=["public.*"],
+            )  # fmt: skip
+            with connect(there, ROOT, replication=True) as replication:
+                with pytest.raises(NoFreeSlot) as none:
+                    slot.export_slot(replication, "another")
+                kept("no-free-slot", none.value)
+            for _ in range(3):
+                admin.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000)); SELECT pg_switch_wal()")
+            admin.execute("CHECKPOINT")
+            with connect(there, ROOT) as ordinary, pytest.raises(SlotInvalidated) as lost:
+                slot.check_slot(slot.find_slot(ordinary, "only"), "only", "postgres", 0)
+            kept("slot-invalidated", lost.value)
+    finally:
+        few.remove()
+
+
 def test_a_server_without_logical_wal_is_refused_with_the_remedy() -> None:
     plain = start_server(settings={"wal_level": "replica"})
     try:
@@ -377,6 +409,7 @@ def test_a_server_without_logical_wal_is_refused_with_the_remedy() -> None:
         with pytest.raises(ServerSettings, match="wal_level = replica") as caught:
             server.check_server(server.identify(replication))
         assert "ALTER SYSTEM" in caught.value.remedy
+        kept("wal-level", caught.value)
         replication.close()
         plain.stop()
         with pytest.raises(ServerUnreachable):

@@ -12,7 +12,10 @@ from cdc_lake.cli.reference import EXIT_CODES, REFERENCE, pages
 from cdc_lake.config.model import Pipeline
 
 
-@pytest.mark.parametrize("name", ["pipeline.schema.json", "pipeline.md", "cli.md", "exit-codes.md", "errors.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["pipeline.schema.json", "pipeline.md", "cli.md", "exit-codes.md", "errors.md", "output.md", "output.schema.json"],
+)
 def test_a_generated_page_is_current(name):
     current = pages()[name]
     assert (REFERENCE / name).read_text() == current, "run `python -m cdc_lake.cli.reference`"

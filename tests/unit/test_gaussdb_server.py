@@ -51,6 +51,7 @@ from cdc_lake.testing.gaussdb.server import GaussServer
 from cdc_lake.testing.gaussdb.slots import SlotOrder
 from cdc_lake.testing.gaussdb.sql import CopyOut, Done, Exported, ResultColumn, ResultSet
 from tests.gauss_client import Raw, fields
+from tests.mistakes import kept
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "opengauss"
 PASSWORD = "Gauss@123"
@@ -144,9 +145,10 @@ def test_recorded_exchanges_are_checked_as_the_real_server_checked_them() -> Non
 def test_sm3_is_asked_for_and_cannot_be_answered() -> None:
     with (
         GaussServer(Ledger(), users={"cdc": PASSWORD}, method=Method.SM3) as running,
-        pytest.raises(AuthenticationUnsupported),
+        pytest.raises(AuthenticationUnsupported) as caught,
     ):
         session(running)
+    kept("authentication-unsupported", caught.value)
 
 
 def test_connections_without_a_line_databases_and_roles_that_do_not_fit_are_refused() -> None:

@@ -37,6 +37,7 @@ from cdc_lake.pipeline.allowed import Allowed
 from cdc_lake.pipeline.evolve import refuse
 from cdc_lake.pipeline.layout_changes import check_columns
 from cdc_lake.pipeline.plan import _foreign
+from tests.mistakes import kept
 from tests.spark.conftest import make_project
 
 OIDS = {"int2": 21, "int4": 23, "int8": 20, "text": 25, "varchar": 1043, "float4": 700, "float8": 701, "date": 1082}
@@ -213,6 +214,7 @@ def test_what_is_destructive_says_how_to_have_it_done() -> None:
     with pytest.raises(DestructiveChange) as refused:
         refuse(changes, target, {"drop column B of s.t"})
     assert "cdc-lake run --allow 'drop column b of s.t'" in (refused.value.remedy or "")
+    kept("destructive-change", refused.value)
 
 
 def test_all_that_a_table_waits_with_is_named_and_what_was_allowed_for_nothing_is_said() -> None:
@@ -261,5 +263,6 @@ def test_the_decimal_beside_a_text_that_is_not_declared_any_more_has_a_remedy() 
     with pytest.raises(ShapeForeign) as refused:
         check_columns(target, ["n", "n_decimal"], relation, [])
     assert "cdc-lake rebuild public.t" in refused.value.remedy
+    kept("another-shape", refused.value)
     check_columns(target, ["n", "n_decimal"], relation, [other])  # one that the source had, and that is kept
     check_columns(replace(target, types=TypePolicy(Declared.parse("both(9,2)"), ())), ["n", "n_decimal"], relation, [])

@@ -16,7 +16,7 @@ from cdc_lake.cli.bars import Bars
 from cdc_lake.cli.stages import Pace, line
 from cdc_lake.cli.view import Look, View
 from cdc_lake.cli.watching import watch_status
-from cdc_lake.errors import LakeError, NoStream, Retry
+from cdc_lake.errors import NoStream, StoreUnavailable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.backlog import backlog
@@ -31,10 +31,6 @@ class Terminal(io.StringIO):
 
 class Ended(Exception):
     """Enough was watched."""
-
-
-class Away(LakeError):
-    retry = Retry.LATER
 
 
 @pytest.fixture
@@ -60,7 +56,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watched(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, found: Status, look: Look) -> str:
     monkeypatch.setattr(sys, "stdout", out)
-    answers: Iterator[Any] = iter([found, Away("the lake's disk is away", where="/lake"), found])
+    answers: Iterator[Any] = iter([found, StoreUnavailable("the lake's disk is away", where="/lake"), found])
 
     def ask() -> Status:
         answer = next(answers)
@@ -92,7 +88,7 @@ def test_without_a_terminal_each_look_is_a_line(monkeypatch: pytest.MonkeyPatch,
     first, away, again = watched(monkeypatch, io.StringIO(), found, Look()).splitlines()
     assert first == again
     assert first.split("  ")[1:] == ["shop", "silver at 0/C8, 0 B behind", "source not reachable", "1 snapshot"]
-    assert away.endswith("LAK400: the lake's disk is away")
+    assert away.endswith("LAK435: the lake's disk is away")
 
 
 def test_with_json_each_look_is_a_document(monkeypatch: pytest.MonkeyPatch, found: Status) -> None:

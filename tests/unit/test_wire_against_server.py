@@ -48,6 +48,7 @@ from cdc_lake.testing.gaussdb.recorded import messages, payloads
 from cdc_lake.testing.gaussdb.scripted import Rule, ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
 from cdc_lake.testing.gaussdb.sql import ResultColumn, ResultSet
+from tests.mistakes import kept
 
 DATA = Path(__file__).parents[1] / "data/opengauss"
 SERIAL = {"parallel-decode-num": "1"}
@@ -197,6 +198,7 @@ def test_each_port_refuses_what_belongs_to_the_other() -> None:
         with pytest.raises(ServicePortNeeded) as sql:
             connect(target(server, hosts=((server.host, server.replication_port),)))
     assert "replication_port" in stream.value.remedy
+    kept("wrong-port", stream.value)
     assert "source.port" in sql.value.remedy
 
 

@@ -1,0 +1,45 @@
+"""The mistakes that must be perfect: those of this machine and of the lake, and that each is kept and listed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.errors import JavaMissing, OtherWriter
+from cdc_lake.lake.marker import Marker
+from cdc_lake.lake.session import require_java
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.cuts import TableState
+from cdc_lake.pipeline.intact import damage
+from tests.cut_lake import CutLake, ids
+from tests.mistakes import GOLDEN, kept
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "mistakes.md"
+
+
+def test_without_java_the_path_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JavaMissing) as caught:
+        require_java()
+    kept("java-missing", caught.value)
+
+
+def test_another_writer_is_named_with_what_it_did(tmp_path: Path) -> None:
+    lake = CutLake(tmp_path)
+    version = lake.write("orders", ids(1))
+    target = lake.project.target(TableName("public", "orders"))
+    state: TableState = lake.state("orders", version, 200)
+    now = Marker(200, lake.write("orders", ids(2)))
+    found = damage(lake.project, target, lake.stream, state, now)
+    assert isinstance(found, OtherWriter)
+    kept("another-writer", found)
+
+
+def test_the_page_lists_each_as_it_is_printed() -> None:
+    listed = dict(re.findall(r"^## (.+?)\n\n.*?```\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
+    names = {file.stem: file.read_text() for file in GOLDEN.glob("*.txt")}
+    assert {text.strip() for text in listed.values()} == {text.strip() for text in names.values()}
+    assert len(names) == 19
