@@ -49,6 +49,18 @@ Fields = Mapping[str, Any]
 
 _PLACES = {"ReceiveSummary": ReceiveSummary}  # named in annotations, imported only for the type checker
 
+
+@dataclasses.dataclass(frozen=True)
+class _Compared(TableComparison):
+    """A table as `Comparison.document` writes it: with its verdict in words, and names as keys."""
+
+    text: str = ""
+    columns: Mapping[str, int] = dataclasses.field(default_factory=dict)  # type: ignore[assignment]
+    samples: Mapping[str, Sequence[Sequence[str | None]]] = dataclasses.field(  # type: ignore[assignment]
+        default_factory=dict
+    )
+
+
 DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "init": ("init", [NewProject]),
     "validate": ("validate", [{"valid": bool, "files": list[str], "diagnostics": list[Diagnostic]}]),
@@ -66,8 +78,9 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
                 "verdict": Verdict,
                 "text": str,
                 "held_keys": int,
+                "values": bool,
                 "different": list[str],
-                "tables": list[TableComparison],
+                "tables": list[_Compared],
                 "seconds": float,
             }
         ],

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from cdc_lake.cli.app import app
+from cdc_lake.cli.document import document, dumps
 from cdc_lake.cli.documents import DOCUMENTS, output_schema
 from cdc_lake.cli.process import run_command
+from cdc_lake.pipeline.comparison import Comparison, TableComparison, Verdict
 from tests.golden_lake import golden_lake
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -145,6 +148,21 @@ def test_a_verb_prints_what_is_kept(case: str, shell: Shell, monkeypatch: pytest
 
 def test_nothing_is_kept_of_a_case_that_is_gone() -> None:
     assert {file.stem for file in GOLDEN.glob("*.txt")} == set(CASES)
+
+
+def test_the_document_of_a_comparison_is_as_its_schema_says() -> None:
+    table = TableComparison(
+        "public.t",
+        "silver.t",
+        Verdict.DIFFERENT,
+        3,
+        2,
+        missing=1,
+        columns=(("a", 1),),
+        samples=(("missing", (("7",),)),),
+    )
+    comparison = Comparison("shop", datetime.now(UTC), "0/1", (table,), 0.5)
+    assert check_document(dumps(document("compare", comparison.document()))) == "compare"
 
 
 def test_every_verb_with_documents_has_its_schema() -> None:
