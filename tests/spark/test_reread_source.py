@@ -1,4 +1,4 @@
-"""Rows that a stream without a copy never told, read again at a real server, on both formats."""
+"""Rows that a stream never told, read again at a real server, by a setting or by a repair, on both formats."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.apply import apply
 from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.comparison import Repair, Verdict
 from cdc_lake.pipeline.rebuild import rebuild
 from cdc_lake.pipeline.run import run
+from cdc_lake.pipeline.status import status
 from tests.conftest import Database
 
 from .conftest import make_project
@@ -33,11 +34,11 @@ RULE = {"rule": "between", "column": "n", "min": 0, "max": 100, "on_fail": "quar
 ODD = 'it\'s \\ "odd"; --'
 
 
-def project_of(database: Database, root: Path) -> Project:
+def project_of(database: Database, root: Path, missing_row: str = "reread") -> Project:
     name = database.name[:63].lower()
     source = {**database.source, "slot": {"name": name}}
     silver = {
-        "defaults": {"namespace": "never_told", "missing_row": "reread"},
+        "defaults": {"namespace": "never_told", "missing_row": missing_row},
         "tables": [
             {"from": "public.delta", "rules": [RULE]},
             {"from": "public.ice", "rules": [RULE], "format": "iceberg", "kind": "history"},
@@ -79,6 +80,20 @@ class Shop:
     def verdicts(self) -> list[Verdict]:
         return [t.verdict for t in compare(self.project, [], tell=silent).tables]
 
+    def repairs(self) -> list[Repair | None]:
+        return [t.repair for t in compare(self.project, [], tell=silent, repair=True, yes=True).tables]
+
+    def untold(self, *statements: str) -> None:
+        """Run them while the publication leaves changes of rows out."""
+        self.publish("truncate")
+        self.both(*statements)
+        self.publish("insert, update, delete, truncate")
+        self.run()
+
+    def publish(self, operations: str) -> None:
+        with self.database.connect() as conn:
+            conn.execute(f"ALTER PUBLICATION {self.project.publication} SET (publish = '{operations}')")
+
 
 def test_rows_that_silver_never_had_are_read_again_and_the_holds_end(
     spark: Any, database: Database, lake_root: Path
@@ -115,5 +130,40 @@ def test_rows_that_silver_never_had_are_read_again_and_the_holds_end(
     shop.run()  # without another change: at the latest now they are there
     assert shop.verdicts() == [Verdict.EQUAL_BUT_HELD] * 2
     assert len(shop.told) == 4, "what a rule holds is not asked for"
-    found = rebuild(shop.project, "ice", dry_run=True, spark=spark).difference
-    assert (found.added, found.removed, found.changed) == (0, 0, 0), "a rebuild finds in bronze what was read again"
+    assert rebuilt(shop, "ice") == (0, 0, 0), "a rebuild finds in bronze what was read again"
+    shop.project = project_of(database, lake_root, "stop")
+    assert_that_a_repair_brings_what_nobody_told(shop)
+    shop.project = project_of(
+        database, lake_root
+    )  # from its first change on, the stream was of rows that it never told
+    assert [rebuilt(shop, table) for table in ("delta", "ice")] == [(0, 0, 0)] * 2, "nor does it lose what was repaired"
+
+
+def assert_that_a_repair_brings_what_nobody_told(shop: Shop) -> None:
+    """Whatever the pipeline says of rows that are missing."""
+    shop.untold(
+        "UPDATE @ SET n = 50 WHERE id = '20'",
+        "DELETE FROM @ WHERE id = '9'",
+        "INSERT INTO @ VALUES ('30', 30, 'never told'), ('31', 31, 'nor this'), ('32', 300, 'breaks the rule')",
+    )
+    assert shop.verdicts() == [Verdict.DIFFERENT] * 2
+    assert all(t.verified_through and t.different_at for t in status(shop.project).tables), "both were equal before"
+    assert [repair and (repair.keys, repair.left) for repair in shop.repairs()] == [(5, 0)] * 2
+    assert shop.verdicts() == [Verdict.DIFFERENT] * 2, "silver is as it was"
+    again = shop.repairs()
+    assert [repair and (repair.keys, repair.left) for repair in again] == [(0, 5)] * 2
+    assert "not merged yet" in str(again)
+    shop.both("UPDATE @ SET n = 33 WHERE id = '31'", "INSERT INTO @ VALUES ('9', 900, 'breaks the rule')")
+    shop.run()
+    whole = [("1", 12, 5001), ("20", 50, 5002), ("3", 3, 5), ("30", 30, 10), ("31", 33, 8), ("5", 5, 5005)]
+    whole += [("6", 6, 5006), (ODD, 11, 5007)]
+    assert [shop.rows(table) for table in ("delta", "ice")] == [whole] * 2
+    assert shop.open_keys() == {3}, "the rules judge what was repaired, and what came behind it"
+    assert shop.verdicts() == [Verdict.EQUAL_BUT_HELD] * 2
+    assert {(t.verified_through == t.position, t.different_at) for t in status(shop.project).tables} == {(True, None)}
+    assert shop.repairs() == [None, None]
+
+
+def rebuilt(shop: Shop, table: str) -> tuple[int, int, int]:
+    found = rebuild(shop.project, table, dry_run=True, spark=shop.spark).difference
+    return found.added, found.removed, found.changed
