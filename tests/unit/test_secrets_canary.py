@@ -178,7 +178,7 @@ def pipelines(refusing: str) -> dict[str, str]:
 
 
 ENDS_WITH = {
-    "postgres": "SRC201", "gaussdb": "SRC201", "json logs": "SRC201", "tls": "SRC201", "store": "LAK436", "store that is away": "LAK435",
+    "postgres": "SRC201", "gaussdb": "SRC201", "json logs and lineage": "SRC201", "tls": "SRC201", "store": "LAK436", "store that is away": "LAK435",
     "rest catalog": "LAK430", "rest catalog that is away": "LAK430", "sql catalog": "LAK430",
     "secrets where they do not belong": "CFG107",
 }  # fmt: skip
