@@ -119,6 +119,16 @@ def test_doubts_about_bronze_are_settled(library: Library) -> None:
     assert "seen" in library.follow("Rows are held")
 
 
+def test_a_table_is_paused_and_goes_on(library: Library) -> None:
+    said = library.follow("One table is in the way")
+    assert "is paused" in said
+    assert "goes on" in said
+
+
+def test_a_lake_of_this_version_is_brought_to_it(library: Library) -> None:
+    assert "nothing to upgrade" in library.follow("A new version is installed")
+
+
 def test_a_server_that_takes_part_in_failover_is_looked_at(library: Library) -> None:
     library.follow("A standby took over")
 
