@@ -92,15 +92,17 @@ def orders(name: str) -> Relation:
     return replace(layout, columns=bounded)
 
 
-def project_of(root: Path, name: str, fmt: str, tables: list[str], **sections: Any) -> Project:
-    """A pipeline of `tables`, each with three rules."""
+def project_of(
+    root: Path, name: str, fmt: str, tables: list[str], *, rules: list[dict[str, Any]] | None = None, **sections: Any
+) -> Project:
+    """A pipeline of `tables`, each with `rules`, or with three."""
     document = {
         "version": 1,
         "pipeline": name,
         "source": {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]},
         "silver": {
             "defaults": {"format": fmt, "namespace": name},
-            "tables": [{"from": f"public.{one}", "rules": RULES} for one in tables],
+            "tables": [{"from": f"public.{one}", "rules": RULES if rules is None else rules} for one in tables],
         },
         "snapshot": {"mode": "none"},
         **sections,
@@ -188,14 +190,17 @@ class Pair:
         files: int,
         marks: bool = True,
         peer: bool = False,
+        alone: bool = False,
+        rules: list[dict[str, Any]] | None = None,
     ) -> None:
-        """`marks`: as apply makes them by size; otherwise none."""
+        """`marks`: as apply makes them by size; otherwise none. `alone`: apply's tables only."""
         names = ["orders"] if tables == 1 else [f"orders_{n}" for n in range(tables)]
         self.fmt, self.folder, self._spark = fmt, root / "net", derive(spark)
         self._own = derive(spark)
         marked = {"row_marks": "auto" if marks else "never"}
-        self.project = project_of(root, f"{name}_{fmt}", fmt, names, apply=marked)
+        self.project = project_of(root, f"{name}_{fmt}", fmt, names, rules=rules, apply=marked)
         self._peer = peer
+        self._alone = alone
         self.workloads = [Workload(orders(one), rows, changes) for one in names]
         self._advance = Advance(self.project, spark, silent)
         self._bronze = DeltaBronze(self.project.bronze)
@@ -203,11 +208,14 @@ class Pair:
         self._position = 1
         self.folder.mkdir(exist_ok=True)
         for workload in self.workloads:
-            for target in self._both(workload):
+            for target in self._sides(workload):
                 self._fill(target, workload.layout, rows, files)
                 mark_when_large(self._own, store(self._own, self.project, target), self.project, target)
             for target in self._others(workload):
                 self._fill(target, workload.layout, rows, files)
+
+    def _sides(self, workload: Workload) -> tuple[Target, ...]:
+        return self._both(workload)[:1] if self._alone else self._both(workload)
 
     def _both(self, workload: Workload) -> tuple[Target, Target]:
         ours = self.project.target(workload.layout.table)
@@ -228,8 +236,8 @@ class Pair:
         base.selectExpr(*(f"{sql} AS `{name}`" for name, sql in BASE.items())).createOrReplaceTempView("base")
         self._own.sql(f"INSERT INTO {silver.name} SELECT * FROM base")
 
-    def round(self, number: int, phases: Phases | None = None) -> dict[str, float]:
-        """Land the changes of a round, apply them on both sides; seconds of each."""
+    def land(self, number: int) -> None:
+        """Land the changes of a round."""
         everything: list[Change] = []
         for n, workload in enumerate(self.workloads):
             changes, net = workload.round(number)
@@ -241,8 +249,12 @@ class Pair:
             one = Transaction(boundaries(self._position), tuple(everything[at : at + PER_TRANSACTION]))
             batch.append(raw_transaction(one))
         self._bronze.append(batch)
+
+    def round(self, number: int, phases: Phases | None = None) -> dict[str, float]:
+        """Land the changes of a round, apply them on both sides; seconds of each."""
+        self.land(number)
         took = {}
-        sides: list[tuple[str, Callable[[], None]]] = [("ours", lambda: self._ours(phases)), ("plain", self._plain)]
+        sides: list[tuple[str, Callable[[], None]]] = [("ours", lambda: self.apply(phases)), ("plain", self._plain)]
         if self._peer:
             sides.append(("delta-rs", self._delta_rs))
             sides += [("pyiceberg", self._pyiceberg)] * (self.fmt == "iceberg")
@@ -255,7 +267,8 @@ class Pair:
     def _net(self, n: int) -> str:
         return str(self.folder / f"{self.fmt}_{n}.parquet")
 
-    def _ours(self, phases: Phases | None) -> None:
+    def apply(self, phases: Phases | None = None) -> None:
+        """Apply what was landed."""
         with phases.measured() if phases else ExitStack():
             self._advance.run(None, threading.Event())
         for error in self._advance.done.broken.values():
@@ -299,15 +312,19 @@ class Pair:
         """Raise unless all sides hold the same rows; how many."""
         total = 0
         for workload in self.workloads:
-            hashes = []
-            for target in (*self._both(workload), *self._others(workload)):
-                name = store(self._own, self.project, target).name
-                sums = self._own.sql(f"SELECT count(*), sum(cast(xxhash64(*) AS decimal(38,0))) FROM {name}").first()
-                hashes.append(tuple(sums))
+            hashes = [self._content(target) for target in (*self._sides(workload), *self._others(workload))]
             if len(set(hashes)) != 1:
                 raise SystemExit(f"the pair differs: {hashes}")
             total += hashes[0][0]
         return total
+
+    def content(self) -> list[tuple[Any, ...]]:
+        """Number and hash of the rows of each of apply's tables."""
+        return [self._content(self._both(workload)[0]) for workload in self.workloads]
+
+    def _content(self, target: Target) -> tuple[Any, ...]:
+        name = store(self._own, self.project, target).name
+        return tuple(self._own.sql(f"SELECT count(*), sum(cast(xxhash64(*) AS decimal(38,0))) FROM {name}").first())
 
     def close(self) -> None:
         self._advance.__exit__(None, None, None)
