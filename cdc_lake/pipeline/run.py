@@ -75,7 +75,7 @@ def run(
         received, applied = _loops(project, once=once, only=only, stop=stop, tell=tell, allowed=allowed, spark=spark)
     except CdcLakeError as error:
         tell(Progress("run", f"`{verb}` failed: {error.message}", facts={"outcome": "failed", "code": error.code}))
-        if project.control.exists():
+        if project.control_address is not None or project.control.exists():
             _record(project, row, "failed", {"error": error.code})
         raise
     outcome = "stopped" if once and stop.is_set() else "done"
