@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
     from cdc_lake.bronze.ledger import Ledger
     from cdc_lake.config.references import Secrets
+    from cdc_lake.model.decision import Verb
     from cdc_lake.pipeline.check_line import CheckLine
     from cdc_lake.pipeline.comparison import Comparison
     from cdc_lake.pipeline.cut_list import CutList
+    from cdc_lake.pipeline.decide import HeldDecision
     from cdc_lake.pipeline.held import HeldList
     from cdc_lake.pipeline.inspect import RowView, TransactionView
     from cdc_lake.pipeline.maintain import Maintenance
@@ -45,6 +47,7 @@ __all__ = [
     "check",
     "compare",
     "cuts",
+    "discard_held",
     "end_promise",
     "held",
     "history",
@@ -58,6 +61,7 @@ __all__ = [
     "promise",
     "read",
     "rebuild",
+    "release_held",
     "report",
     "resume",
     "run",
@@ -305,6 +309,22 @@ def rebuild(
     return build(project, table, to=to, into=into, dry_run=dry_run, keys=keys, tell=tell)
 
 
+def release_held(
+    project: Project, table: str, *, key: Sequence[str | None] | None = None, rule: str | None = None, reason: str
+) -> HeldDecision:
+    """Let held changes of a source table through as they are: those that keep `key`, or all, with `rule` those that
+    nothing else holds. The next run does it. See `cdc_lake.pipeline.decide`.
+    """
+    return _decide(project, "release", table, key, rule, reason)
+
+
+def discard_held(
+    project: Project, table: str, *, key: Sequence[str | None] | None = None, rule: str | None = None, reason: str
+) -> HeldDecision:
+    """Give held changes of a source table up for good; silver keeps what it has. Chosen as by `release_held`."""
+    return _decide(project, "discard", table, key, rule, reason)
+
+
 def report(project: Project) -> ReportFiles:
     """Write the report. See `cdc_lake.pipeline.report`."""
     from cdc_lake.pipeline.report import report as write
@@ -332,6 +352,14 @@ def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
     from cdc_lake.pipeline.upgrade import upgrade as bring
 
     return bring(project, yes=yes)
+
+
+def _decide(
+    project: Project, verb: Verb, table: str, key: Sequence[str | None] | None, rule: str | None, reason: str
+) -> HeldDecision:
+    from cdc_lake.pipeline.decide import Choice, decide
+
+    return decide(project, verb, table, Choice(None if key is None else tuple(key), rule), reason, yes=True)
 
 
 def _loaded(project: Project | str | Path) -> Project:

@@ -39,7 +39,7 @@ class Outline:
     old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none. `inserts`:
     how many of the rows are. `by_key`: layouts in which a change names its old row by its key; `bare`: the position of
     the first update or delete that does not name all of it. `rereads`: whose rows are among the changes.
-    `whole_deletes`: deletes that name all of their row.
+    `whole_deletes`: deletes that name all of their row. `older`: layouts of held changes that are let through in it.
     """
 
     rows: int
@@ -53,11 +53,13 @@ class Outline:
     bare: int | None = None
     rereads: tuple[Reread, ...] = ()
     whole_deletes: int = 0
+    older: tuple[int, ...] = ()
 
     @property
     def layouts(self) -> tuple[int, ...]:
         """Layout numbers, each once, in order of last use: the newest one is the last."""
-        return tuple(reversed(dict.fromkeys(run.layout for run in reversed(self.runs))))
+        used = [*self.older, *(run.layout for run in self.runs)]
+        return tuple(reversed(dict.fromkeys(reversed(used))))
 
     @property
     def truncates(self) -> tuple[tuple[int, int], ...]:
@@ -75,9 +77,19 @@ def span_files(files: Files, table: TableName, span: Span, *, snapshot: bool) ->
     return files.select(epoch=span.epoch, after=after, upto=span.upto, relations=[str(table)])
 
 
-def outline(files: Files, table: TableName, span: Span, *, snapshot: bool, rereads: Sequence[Reread] = ()) -> Outline:
+def outline(
+    files: Files,
+    table: TableName,
+    span: Span,
+    *,
+    snapshot: bool,
+    rereads: Sequence[Reread] = (),
+    released: pa.Table | None = None,
+    follows: int | None = None,
+) -> Outline:
     """Read the outline of `table` in `span`, with `rereads` in it; with `snapshot` of its snapshot rows at `span.upto`
-    instead.
+    instead. `released`: held changes that are let through in it (`model.decision`); `follows`: the layout that the
+    table has, where nothing else is there.
     """
     op, ordinal, position = pc.field("op"), pc.field("ordinal"), pc.field("position")
     wanted = op.isin([SNAPSHOT] if snapshot else [INSERT, UPDATE, DELETE, TRUNCATE])
@@ -87,6 +99,13 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool, rerea
     wanted &= (position <= span.upto) & (position > (span.upto - 1 if snapshot else span.after))
     paths = span_files(files, table, span, snapshot=snapshot)
     rows = files.read(paths, _COLUMNS, wanted)
+    runs = _runs(rows.take(pc.sort_indices(rows, _ORDER)))
+    older: tuple[int, ...] = ()
+    if released is not None:
+        rows = pa.concat_tables([rows, released.select(_COLUMNS).cast(rows.schema)])
+        older = tuple(sorted(set(released["layout"].to_pylist())))
+        first = released.slice(0, 1).to_pylist()[0]
+        runs = runs or (Run(older[-1] if follows is None else follows, first["position"], first["ordinal"]),)
     rows = rows.take(pc.sort_indices(rows, _ORDER))
     truncated: tuple[Truncated, ...] = ()
     if pc.any(pc.equal(rows["op"], TRUNCATE)).as_py():
@@ -99,7 +118,7 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool, rerea
     old = rows.filter(pc.and_(pc.is_in(rows["op"], pa.array([UPDATE, DELETE])), pc.invert(whole)))
     return Outline(
         rows=rows.num_rows,
-        runs=_runs(rows),
+        runs=runs,
         truncated=truncated,
         unchanged=_unchanged(rows),
         olds=updates.num_rows,
@@ -109,6 +128,7 @@ def outline(files: Files, table: TableName, span: Span, *, snapshot: bool, rerea
         bare=old["position"][0].as_py() if old.num_rows else None,
         rereads=tuple(rereads),
         whole_deletes=pc.sum(pc.and_(whole, pc.equal(rows["op"], DELETE))).as_py() or 0,
+        older=older,
     )
 
 

@@ -59,7 +59,7 @@ def compare(
         sample=None if sample is None else _sample(sample),
     )
     call.view.result(comparison.document(), comparison_text(comparison, call.view.width))
-    if comparison.verdict not in {Verdict.EQUAL, Verdict.EQUAL_BUT_HELD}:
+    if comparison.verdict in {Verdict.INCONCLUSIVE, Verdict.DIFFERENT}:
         raise typer.Exit(1)
 
 

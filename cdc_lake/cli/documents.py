@@ -27,6 +27,7 @@ from cdc_lake.pipeline.against_source import SourceProof
 from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.comparison import TableComparison, Verdict
 from cdc_lake.pipeline.cut_list import CutList, CutView
+from cdc_lake.pipeline.decide import HeldDecision
 from cdc_lake.pipeline.held import HeldList
 from cdc_lake.pipeline.inspect_row import RowEverywhere
 from cdc_lake.pipeline.maintain import Maintenance
@@ -78,6 +79,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
                 "verdict": Verdict,
                 "text": str,
                 "held_keys": int,
+                "discarded_keys": int,
                 "values": bool,
                 "different": list[str],
                 "tables": list[_Compared],
@@ -96,6 +98,8 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "cuts-promise": ("cuts promise", [Promised]),
     "list": ("held list", [HeldList]),
     "retry": ("held retry", [HeldRetry]),
+    "held-release": ("held release", [HeldDecision]),
+    "held-discard": ("held discard", [HeldDecision]),
     "span": ("inspect span", [inspect_span.SpanView]),
     "tx": ("inspect tx", [inspect.TransactionView]),
     "row": ("inspect row", [RowEverywhere]),

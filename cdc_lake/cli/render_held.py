@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cdc_lake.cli.render import counted, size, table
+from cdc_lake.model.decision import CEILING
+from cdc_lake.pipeline.decide import HeldDecision
 from cdc_lake.pipeline.held import HeldChange, HeldList
 from cdc_lake.pipeline.redecode import HeldRetry
 from cdc_lake.pipeline.waiting import UndecodedTransaction
 
 _SHOWN = 100
+_KEYS = 3
 
 
 def list_text(found: HeldList) -> str:
@@ -21,12 +24,7 @@ def list_text(found: HeldList) -> str:
         after = f", and {counted(found.behind, 'transaction')} behind the first" if found.behind else ""
         several = "them" if len(found.undecodable) > 1 else "it"
         lines += [f"silver stops before {several}{after}: `cdc-lake held retry` decodes {several} again", ""]
-    if found.changes:
-        rows: list[tuple[str, ...]] = [("table", "position", "op", "key", "held by")]
-        rows += [_change(change) for change in found.changes[:_SHOWN]]
-        lines += table(rows, indent="")
-        more = len(found.changes) - _SHOWN
-        lines += [f"… and {more:,} more: the control table `held` has all"] if more > 0 else []
+    lines += _changes(found.changes)
     return "\n".join(lines).rstrip() or "nothing is held"
 
 
@@ -43,14 +41,48 @@ def _tables(tables: Sequence[str]) -> str:
     return f"of {', '.join(tables)}" if tables else "of tables that could not be read"
 
 
+def _changes(changes: Sequence[HeldChange]) -> list[str]:
+    if not changes:
+        return []
+    rows: list[tuple[str, ...]] = [("table", "position", "op", "key", "held by")]
+    lines = table([*rows, *(_change(change) for change in changes[:_SHOWN])], indent="")
+    more = len(changes) - _SHOWN
+    return [*lines, *([f"… and {more:,} more: the control table `held` has all"] if more > 0 else [])]
+
+
+def decided_text(found: HeldDecision) -> str:
+    """What was decided, or would be, change by change, and what stays held."""
+    past = {"release": "released", "discard": "discarded"}[found.verb]
+    lines = _changes(found.changes)
+    for one in found.left:
+        keys = ", ".join(_key(key) for key in one.keys[:_KEYS]) + (", …" if len(one.keys) > _KEYS else "")
+        lines.append(f"{keys} stays held: {one.why}")
+    if found.before:
+        was = "was" if found.before == 1 else "were"
+        lines.append(f"{counted(found.before, 'change')} {was} {past} before")
+    if not found.changes:
+        return "\n".join([*lines, *([] if lines else [f"nothing of {found.source} is held that was asked for"])])
+    many = counted(len(found.changes), "change")
+    if found.done:
+        verdict = f"{many} {past}: the next run carries it out, before position {found.position}"
+    else:
+        verdict = f"{many} would be {past}: say --yes to do it"
+    return "\n".join([*lines, "", verdict])
+
+
+def _key(key: Sequence[str | None]) -> str:
+    return f"({', '.join('NULL' if part is None else part for part in key)})"
+
+
 def _change(change: HeldChange) -> tuple[str, ...]:
-    key = ", ".join("NULL" if part is None else part for part in change.key)
+    why = ", ".join(change.rules) or "waits behind a held change of its key"
+    decided = {None: "", "release": "; released by the next run", "discard": "; discarded by the next run"}
     return (
         change.table,
-        f"{change.position} #{change.ordinal}",
+        f"{change.position} {'released' if change.ordinal < CEILING else f'#{change.ordinal}'}",
         change.op,
-        f"({key})",
-        ", ".join(change.rules) or "waits behind a held change of its key",
+        _key(change.key),
+        why + decided[change.decided],
     )
 
 

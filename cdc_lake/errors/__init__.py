@@ -109,6 +109,9 @@ from cdc_lake.errors.lake import (
 )
 from cdc_lake.errors.quality import (
     CutWithheld,
+    DecidedOtherwise,
+    HoldStays,
+    NotHeld,
     QualityEngineMissing,
     QualityError,
     ReportNotWritten,
@@ -231,6 +234,7 @@ __all__ = [
     "CutUnknown",
     "CutWithheld",
     "DatabaseUnknown",
+    "DecidedOtherwise",
     "DecodeError",
     "DecodersExhausted",
     "DeployError",
@@ -240,6 +244,7 @@ __all__ = [
     "EntryPointMissing",
     "HashingDied",
     "HistoryDiffers",
+    "HoldStays",
     "IcebergMissing",
     "InvalidText",
     "JavaMissing",
@@ -265,6 +270,7 @@ __all__ = [
     "NoTableMatches",
     "NotDeployable",
     "NotForThisSource",
+    "NotHeld",
     "NotInBronze",
     "NotInCut",
     "NotInOrder",

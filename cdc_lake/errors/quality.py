@@ -45,6 +45,27 @@ class QualityEngineMissing(QualityError):
     hint = "install the extra: `pip install 'cdc_lake[quality]'`"
 
 
+class NotHeld(QualityError):
+    """No change that keeps this key is held, so there is nothing to decide."""
+
+    code = "QUA510"
+    hint = "`cdc-lake held list` shows what is held, with keys"
+
+
+class HoldStays(QualityError):
+    """Held changes that nobody can let through, or give up, as they are."""
+
+    code = "QUA511"
+    hint = "mend the row at the source, or the pipeline file and then `cdc-lake rebuild`; a TRUNCATE ends holds too"
+
+
+class DecidedOtherwise(QualityError):
+    """The opposite was decided of these held changes, and comes into force with the next run."""
+
+    code = "QUA512"
+    hint = "`cdc-lake run` carries out what was decided; `cdc-lake held list` shows it"
+
+
 class ReportNotWritten(QualityError):
     """The files of a report could not be written."""
 

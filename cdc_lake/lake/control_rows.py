@@ -18,6 +18,19 @@ _POSITION = ("position", _LONG, "position in the stream's order domain")
 
 Columns: TypeAlias = tuple[tuple[str, pa.DataType, str], ...]
 
+_KEYS: Columns = (
+    ("rules", pa.list_(_TEXT), "names of the rules it broke"),
+    ("key", pa.list_(_TEXT), "key after the change as texts, in key order; before it for a delete"),
+    ("from_key", pa.list_(_TEXT), "key before the change, NULL for an insert"),
+)
+_TUPLES: Columns = (
+    ("layout", _LONG, "layout the tuples follow"),
+    ("new", pa.list_(_TEXT), "new tuple, as in bronze"),
+    ("old", pa.list_(_TEXT), "old tuple, as in bronze"),
+    ("old_kind", _TEXT, "key or full"),
+    ("unchanged", pa.list_(pa.int32()), "positions in `new` that were not sent"),
+)
+
 TABLES: dict[str, Columns] = {
     "streams": (
         _EPOCH,
@@ -94,15 +107,29 @@ TABLES: dict[str, Columns] = {
         ("table", _TEXT, "silver table"),
         ("op", _TEXT, "I U D T or S"),
         ("reason", _TEXT, "failed: it broke a rule; waiting: behind a held change; closed: the hold ended"),
-        ("rules", pa.list_(_TEXT), "names of the rules it broke"),
-        ("key", pa.list_(_TEXT), "key after the change as texts, in key order; before it for a delete"),
-        ("from_key", pa.list_(_TEXT), "key before the change, NULL for an insert"),
-        ("layout", _LONG, "layout the tuples follow"),
-        ("new", pa.list_(_TEXT), "new tuple, as in bronze"),
-        ("old", pa.list_(_TEXT), "old tuple, as in bronze"),
-        ("old_kind", _TEXT, "key or full"),
-        ("unchanged", pa.list_(pa.int32()), "positions in `new` that were not sent"),
+        *_KEYS,
+        *_TUPLES,
         ("span_upto", _LONG, "end of the span that held it"),
+        _RECORDED,
+    ),
+    "decisions": (
+        _STREAM,
+        _EPOCH,
+        ("position", _LONG, "position that it comes into force right before"),
+        ("ordinal", _LONG, "its place there, among all decisions"),
+        ("verb", _TEXT, "release or discard"),
+        ("told", _TEXT, "the reason that was given"),
+        ("relation", _TEXT, "source table, as in bronze"),
+        ("table", _TEXT, "silver table"),
+        ("of_position", _LONG, "position of the held change that it is on"),
+        ("of_ordinal", _LONG, "which change of the transaction"),
+        ("op", _TEXT, "I U D or S"),
+        *_KEYS,
+        *_TUPLES,
+        ("csn", _LONG, "as in bronze, NULL where bronze no longer has the change"),
+        ("lsn", _LONG, "as in bronze"),
+        ("xid", _LONG, "as in bronze"),
+        ("commit_ts", _TIME, "as in bronze"),
         _RECORDED,
     ),
     "gaps": (
@@ -182,6 +209,7 @@ ControlName: TypeAlias = Literal[
     "withheld",
     "pauses",
     "held",
+    "decisions",
     "gaps",
     "timelines",
     "configurations",

@@ -33,6 +33,7 @@ from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.backlog import backlog
 from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, Cut, TableState, check_kept, last_cut, write_cut
 from cdc_lake.pipeline.first_content import first_content
+from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.judging_clock import JudgingClock
 from cdc_lake.pipeline.keeping import Keeper
 from cdc_lake.pipeline.pauses import paused_tables, settled
@@ -115,7 +116,7 @@ class Advance:
         while position < top and not stop.is_set():
             ahead = Span(state.epoch, position, top)
             commits = self._next(state, ahead)
-            if not commits and not self._only_rereads(state, ahead):
+            if not commits and not self._beside(state, ahead):
                 break
             position, tables = self._span(state, tables, position, commits, commits[-1].position if commits else top)
             self.done.upto = position
@@ -179,9 +180,10 @@ class Advance:
             self._tell(Progress("apply", f"silver waits: {error.message}", facts={"code": error.code}))
         self._waiting = error.message
 
-    def _only_rereads(self, state: BronzeState, ahead: Span) -> bool:
-        """Whether a span without transactions has rows that were read again, by a setting or by a repair."""
-        if not reread_tables(self._control.snapshots(), state.stream, ahead):
+    def _beside(self, state: BronzeState, ahead: Span) -> bool:
+        """Whether a span without transactions has rows that were read again, or decisions on what is held."""
+        again = reread_tables(self._control.snapshots(), state.stream, ahead)
+        if not again and not hold_log(self._control).decided_tables(ahead):
             return False
         return next(iter(self._bronze.commits_in_turn(ahead)), None) is None
 

@@ -1,4 +1,6 @@
-"""Held keys in a comparison: what both sides have of them is gathered while rows pass, and then explained."""
+"""Held keys in a comparison, and those of which changes were given up: what both sides have of them is gathered while
+rows pass, and then explained.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,16 @@ import pyarrow as pa
 from cdc_lake.pipeline.accounting import HeldChange, explained, folded, folded_copies, held_changes
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_layout import Layout
-from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.holds import hold_log, open_holds
 from cdc_lake.pipeline.match import Key, rows_among
 
 _Rows = dict[Key, dict[str, str | None]]
 
 
 class Held:
-    """The open holds of one table at its watermark. `keys`: those they touch; `others`: later changes of other keys."""
+    """The open holds of one table at its watermark, and what was given up since its keys were told. `keys`: those they
+    touch; `apart`: those of what was given up; `others`: later changes of other keys.
+    """
 
     def __init__(self, job: Job, layout: Layout, later: Sequence[HeldChange], *, closed: bool) -> None:
         """`later`: changes above the watermark that are folded too, where they touch held keys; `closed`: a TRUNCATE
@@ -25,12 +29,13 @@ class Held:
         """
         pinned = job.pinned
         relation, generation = str(pinned.target.source), pinned.marker.generation
-        rows = open_holds(job.control.read("held"), relation, job.state.epoch, generation, pinned.watermark).rows
+        found = open_holds(hold_log(job.control), relation, job.state.epoch, generation, pinned.watermark)
+        self.apart = found.waiting.apart
         self._layout = layout
         held: list[HeldChange] = []
-        if rows.num_rows and not closed:
+        if (rows := found.kept_back) and not closed:
             layouts = job.bronze.layouts([pinned.target.source])
-            held = held_changes(rows.to_pylist(), layouts, layout.relation, self._form)
+            held = held_changes(rows, layouts, layout.relation, self._form)
         self.keys, mine = grown(touched(held, layout.keys), later, layout.keys)
         self._changes = [*held, *(change for change, is_mine in zip(later, mine, strict=True) if is_mine)]
         self.others = [change for change, is_mine in zip(later, mine, strict=True) if not is_mine]

@@ -37,10 +37,10 @@ from cdc_lake.source.stream import shown
 
 @dataclass(frozen=True)
 class _Found:
-    """What comparing the rows of a table gave. `rows`: of the source, and of silver; `uneven`: rows of one key differ
-    in number; `streamed`: why the source's rows were hashed here; `matched`: how many were read to be matched;
-    `sampled`: the part of the buckets that was compared, None: all;
-    `forward`: by how many transactions silver was rolled forward; `rows_of_keys`: the rows of some keys that differ.
+    """What comparing the rows of a table gave. `apart`: keys of which changes were given up; `rows`: of the source, and
+    of silver; `uneven`: rows of one key differ in number; `streamed`: why the source's rows were hashed here;
+    `matched`: how many were read to be matched; `forward`: by how many transactions silver was rolled forward;
+    `sampled`: the part of the buckets that was compared, None: all; `rows_of_keys`: the rows of some keys that differ.
     """
 
     differences: Differences
@@ -48,6 +48,7 @@ class _Found:
     unaccounted: frozenset[Key]
     rows: tuple[int, int]
     layout: Layout | None = None
+    apart: frozenset[Key] = frozenset()
     astray: frozenset[str] = frozenset()
     uneven: bool = False
     streamed: str = ""
@@ -139,6 +140,7 @@ def _both_sides(job: Job, layout: Layout, later: Forward) -> _Found:
         unaccounted,
         rows=read if job.full else (one.rows, other.rows),
         layout=layout,
+        apart=held.apart,
         astray=silver.astray,
         uneven=uneven and not held.keys and not differences.keys,
         streamed="" if job.full else source.streamed,
@@ -218,10 +220,11 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
     return TableComparison(
         table=str(pinned.target.source),
         silver=pinned.target.label,
-        verdict=_verdict(any(kinds.values()) or found.uneven or bool(found.astray), found.accounted),
+        verdict=_verdict(any(kinds.values()) or found.uneven or bool(found.astray), found.accounted, found.apart),
         source_rows=found.rows[0],
         silver_rows=found.rows[1],
-        held_keys=len(found.accounted),
+        held_keys=len(found.accounted - found.apart),
+        discarded_keys=len(found.accounted & found.apart),
         missing=counts["missing"],
         extra=counts["extra"],
         changed=counts["changed"],
@@ -257,9 +260,11 @@ def _repaired(job: Job, where: Point, found: _Found, kinds: Mapping[str, Sequenc
     return repair(job, where, differing) if job.repairs and differing.keys else None
 
 
-def _verdict(different: bool, accounted: frozenset[Key]) -> Verdict:
+def _verdict(different: bool, accounted: frozenset[Key], apart: frozenset[Key]) -> Verdict:
     if different:
         return Verdict.DIFFERENT
+    if accounted & apart:
+        return Verdict.EQUAL_BUT_DISCARDED
     return Verdict.EQUAL_BUT_HELD if accounted else Verdict.EQUAL
 
 

@@ -23,6 +23,7 @@ class Verdict(enum.Enum):
 
     EQUAL = "equal"
     EQUAL_BUT_HELD = "equal but for held keys"
+    EQUAL_BUT_DISCARDED = "equal but for discarded keys"
     INCONCLUSIVE = "inconclusive"
     DIFFERENT = "different"
 
@@ -75,7 +76,8 @@ class DifferingKey:
 
 @dataclass(frozen=True, slots=True)
 class TableComparison:
-    """One table. `held_keys`: keys whose held changes, folded onto silver, give the source's row.
+    """One table. `held_keys`: keys whose held changes, folded onto silver, give the source's row; `discarded_keys`:
+    those of which changes were given up, where these do, and held ones behind them.
 
     `missing`, `extra`, `changed`, `repeated` count keys: only in the source, only in silver, with another value, in
     silver more than once; `unaccounted` held keys that folding does not explain. `columns` counts rows that differ by
@@ -112,11 +114,12 @@ class TableComparison:
     differing: tuple[DifferingKey, ...] = ()
     rolled_forward: int = 0
     sampled: float | None = None
+    discarded_keys: int = 0
 
     @property
     def text(self) -> str:
         """The verdict as people read it."""
-        return verdict_text(self.verdict, self.held_keys, self.sampled)
+        return verdict_text(self.verdict, self.held_keys, self.discarded_keys, self.sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,11 @@ class Comparison:
         return sum(t.held_keys for t in self.tables)
 
     @property
+    def discarded_keys(self) -> int:
+        """Keys of which changes were given up, over all tables."""
+        return sum(t.discarded_keys for t in self.tables)
+
+    @property
     def different(self) -> tuple[str, ...]:
         """Source tables whose verdict is different."""
         return tuple(t.table for t in self.tables if t.verdict is Verdict.DIFFERENT)
@@ -152,7 +160,7 @@ class Comparison:
     def text(self) -> str:
         """The verdict of the whole as people read it."""
         shares = [t.sampled for t in self.tables if t.sampled is not None]
-        return verdict_text(self.verdict, self.held_keys, min(shares, default=None))
+        return verdict_text(self.verdict, self.held_keys, self.discarded_keys, min(shares, default=None))
 
     def document(self) -> dict[str, Any]:
         """The comparison as JSON has it."""
@@ -175,6 +183,7 @@ class Comparison:
             "text": self.text,
             "held_keys": self.held_keys,
             "values": self.values,
+            "discarded_keys": self.discarded_keys,
             "different": list(self.different),
             "tables": tables,
             "seconds": self.seconds,
@@ -190,9 +199,11 @@ class Comparison:
         return file
 
 
-def verdict_text(verdict: Verdict, held_keys: int, sampled: float | None = None) -> str:
-    """`equal but for 3 held keys`; of a sample, `equal in a sample of 5%`."""
+def verdict_text(verdict: Verdict, held_keys: int, discarded_keys: int = 0, sampled: float | None = None) -> str:
+    """`equal but for 3 held keys and 1 discarded key`; of a sample, `equal in a sample of 5%`."""
     text = verdict.value
-    if verdict is Verdict.EQUAL_BUT_HELD:
-        text = f"equal but for {held_keys} held key{'' if held_keys == 1 else 's'}"
+    if verdict in {Verdict.EQUAL_BUT_HELD, Verdict.EQUAL_BUT_DISCARDED}:
+        many = [(held_keys, "held"), (discarded_keys, "discarded")]
+        told = [f"{number} {word} key{'' if number == 1 else 's'}" for number, word in many if number]
+        text = f"equal but for {' and '.join(told)}"
     return text if sampled is None or verdict is Verdict.INCONCLUSIVE else f"{text} in a sample of {sampled * 100:.3g}%"

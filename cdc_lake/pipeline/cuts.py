@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-import pyarrow as pa
-
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Target
 from cdc_lake.errors import SpanTrimmed
@@ -21,7 +19,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.lake.marker import FIRST, Marker
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.holds import HoldLog, open_holds
 from cdc_lake.source.stream import shown
 
 IN, BROKEN, PAUSED = "in", "broken", "paused"
@@ -72,9 +70,9 @@ class WrittenCut:
         return shown(self.stream, self.position)
 
 
-def found(target: Target, state: BronzeState, marker: Marker, position: int, held: pa.Table) -> TableState:
+def found(target: Target, state: BronzeState, marker: Marker, position: int, held: HoldLog) -> TableState:
     """A table at `position` as its marker has it, which is further than the last cut says: who merged it did not live
-    to write the next one. `held` is the control table.
+    to write the next one. `held`: what is recorded.
     """
     keys = open_holds(held, str(target.source), state.epoch, marker.generation, position).keys
     return TableState(target.label, target.format, marker.version, position, IN, len(keys), marker.generation)

@@ -23,7 +23,7 @@ from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.cuts import written
-from cdc_lake.pipeline.holds import FAILED, open_holds
+from cdc_lake.pipeline.holds import FAILED, hold_log, open_holds
 from cdc_lake.pipeline.rule_evidence import RUNS, RuleEvidence
 from cdc_lake.pipeline.silver_judge import SilverJudge
 from cdc_lake.pipeline.status import Status, TableStatus
@@ -129,7 +129,7 @@ class Evidence:
         position = _reached(target, cut, known)
         if cut is None or position is None:
             return []
-        held, generation = self.control.read("held"), read_marker(self.project, target, cut.stream).generation
+        held, generation = hold_log(self.control), read_marker(self.project, target, cut.stream).generation
         rows = open_holds(held, str(target.source), cut.epoch, generation, position).rows.to_pylist()
         begun: dict[tuple[str, ...], str] = {}
         changes: dict[str, list[dt.datetime]] = defaultdict(list)
@@ -196,6 +196,7 @@ def verdict(document: Mapping[str, Any]) -> Verdict:
         position=str(document["position"]),
         tables=len(document["tables"]),
         held_keys=int(document["held_keys"]),
+        discarded_keys=int(document.get("discarded_keys", 0)),
         different=tuple(str(t["silver"]) for t in document["tables"] if t["verdict"] == "different"),
         open=tuple(f"{t['silver']}: {t['reason']}" for t in document["tables"] if t["verdict"] == "inconclusive"),
         differing=tuple(

@@ -13,6 +13,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.cuts import PAUSED, Cut, TableState, found
+from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.table_steps import TableSteps
 
 
@@ -28,7 +29,7 @@ def first_content(
         raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
     position = done[-1].position
     tables: dict[str, TableState] = {}
-    jobs, held = [], control.read("held")
+    jobs, held = [], hold_log(control)
     for entry in json.loads(done[-1].tables):
         relation = str(entry["relation"])
         target = project.target(TableName.parse(relation))

@@ -14,10 +14,13 @@ import pyarrow as pa
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
 from cdc_lake.errors import TooManyFollowed
-from cdc_lake.pipeline.judge import UNJUDGED, Survey, conditions, foreign, has_null, survey
+from cdc_lake.model.decision import NOTHING_DECIDED, ON, Decided, place_of
+from cdc_lake.pipeline.judge import UNJUDGED, Survey, conditions, foreign, has_null, let_through, survey
 from cdc_lake.pipeline.tracing import (
     FAILED,
     PARTIAL,
+    decided_keys,
+    decisions_by_place,
     events,
     key_frame,
     keys_of,
@@ -29,10 +32,12 @@ from cdc_lake.pipeline.tracing import (
 from cdc_lake.quality.gate import failed_names
 from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, known
 from cdc_lake.silver.complete import any_of, base_rows, complete_for_rules
+from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kind import TablePart
-from cdc_lake.silver.lineage import Closing, Key, trace, trace_content
+from cdc_lake.silver.lineage import trace, trace_content
 from cdc_lake.silver.projecting import filled, moves
 from cdc_lake.silver.projection import Projection
+from cdc_lake.silver.row_events import Closing, Key
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -55,8 +60,9 @@ class Followed:
 @dataclass(frozen=True)
 class TableChanges:
     """What is to be followed. `rows`: bronze's rows of `changes`; `unfiltered`: these before a filter left any out;
-    `target`: silver's live rows before, None: nothing; `held`: keys with open holds. All have the columns of the source
-    (`silver.projection.Projection.back`).
+    `target`: silver's live rows before, None: nothing; `held`: what waits. All have the columns of the source
+    (`silver.projection.Projection.back`). `decided`: the decisions that come into force, among `rows` what they let
+    through.
     """
 
     rows: DataFrame
@@ -66,8 +72,9 @@ class TableChanges:
     table: Target
     part: TablePart
     seen: Outline
-    held: frozenset[Key]
+    held: Waiting
     projection: Projection
+    decided: Decided = NOTHING_DECIDED
 
     @property
     def filtered(self) -> bool:
@@ -78,6 +85,11 @@ class TableChanges:
     def holds_missing(self) -> bool:
         """Whether changes of rows that silver lacks are held for that; a filter keeps rows out of silver itself."""
         return self.table.missing_row != "stop" and not self.filtered
+
+    @property
+    def known_keys(self) -> frozenset[Key]:
+        """Keys that are followed whatever the changes are."""
+        return self.held.apart | decided_keys(self.decided)
 
     @property
     def needed_unsent(self) -> frozenset[int]:
@@ -92,6 +104,7 @@ def follow(span: TableChanges, found: Survey, others: frozenset[Key]) -> Followe
     moved = found.moved or (found.lacking and span.filtered)
     uncertain = (_moving_keys(source) if moved else frozenset()) | others
     uncertain |= _null_keys(source) if found.nulls else frozenset()
+    uncertain |= span.known_keys
     check_few(len(uncertain) // 2, table)  # what a filter leaves out moves too
     existing = _existing(span, uncertain)
     if found.lacking:
@@ -106,13 +119,15 @@ def follow(span: TableChanges, found: Survey, others: frozenset[Key]) -> Followe
     judge = conditions(table, part, span.projection, completed=bool(found.lacking))
     found = survey(changes, table, part, judge, seen) if found.lacking else found
     changes = changes.withColumn(FAILED, failed_names(judge))
-    waiting = (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset()) | span.held
+    waiting = (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset()) | span.held.keys
     if span.holds_missing or span.filtered or seen.rereads:
         existing |= _existing(span, waiting - uncertain)
-    if span.holds_missing:
+    if span.holds_missing or span.held.apart or span.decided:
         changes = changes.withColumn(PARTIAL, _partial(span))
-    followed = events(changes, uncertain | waiting, seen)
-    traced, closings = trace(followed, existing=existing, held=span.held, filtered=span.filtered)
+    followed = events(changes, uncertain | waiting, seen, span.decided)
+    traced, closings = trace(
+        followed, existing=existing, held=span.held, filtered=span.filtered, holds_missing=span.holds_missing
+    )
     done = sorted_out(span.rows, changes, traced, seen)
     return Followed(done.free, done.held, tuple(closings), found)
 
@@ -130,11 +145,16 @@ def follow_content(span: TableChanges) -> Followed:
     """Follow what must be followed, of rows that nothing but their content identifies."""
     part, seen, judge = span.part, span.seen, conditions(span.table, span.part, span.projection)
     found = survey(span.changes, span.table, part, judge, seen) if judge else UNJUDGED
-    if not found.failing and not span.held:
+    if not (found.failing or span.held or span.decided):
         return Followed(span.changes, None, (), found)
     changes = span.changes.withColumn(FAILED, failed_names(judge))
-    keys = (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset()) | span.held
-    traced, closings = trace_content(events(changes, keys | _moving_keys(changes), seen), span.held)
+    keys = (
+        (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset())
+        | span.held.keys
+        | span.known_keys
+    )
+    followed = events(changes, keys | _moving_keys(changes), seen, span.decided)
+    traced, closings = trace_content(followed, span.held)
     done = sorted_out(span.rows, changes, traced, seen)
     return Followed(done.free, done.held, tuple(closings), found)
 
@@ -143,11 +163,28 @@ def without_failing(span: TableChanges) -> Followed:
     """Changes that nothing refers to: those that do not fail, and the others. None waits."""
     judge = conditions(span.table, span.part, span.projection, deletes=True)
     found = survey(span.changes, span.table, span.part, judge, span.seen) if judge else UNJUDGED
-    if not found.failing:
+    if not (found.failing or span.decided):
         return Followed(span.changes, None, (), found)
     judged = span.changes.withColumn(FAILED, failed_names(judge))
+    if span.decided:
+        judged = _without_void(judged, span)
     held = with_rules(span.rows, judged.where(f"size({FAILED}) > 0"))
     return Followed(judged.where(f"size({FAILED}) = 0").drop(FAILED), held, (), found)
+
+
+def _without_void(judged: DataFrame, span: TableChanges) -> DataFrame:
+    """Changes without those that were let through and that nothing keeps: the change itself was made."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
+
+    kept = judged.where(f"size({FAILED}) > 0").select(POSITION, ORDINAL).toArrow()
+    waits = {*span.held.held, *zip(kept[POSITION].to_pylist(), kept[ORDINAL].to_pylist(), strict=True)}
+    on = decisions_by_place(span.decided)
+    made = [
+        F.struct(F.lit(position).alias(POSITION), F.lit(ordinal).alias(ORDINAL))
+        for (position, ordinal), row in on.items()
+        if place_of(row, ON) in waits
+    ]
+    return judged.where(~let_through() | any_of([F.struct(POSITION, ORDINAL) == one for one in made]))
 
 
 def missing_keys(span: TableChanges) -> frozenset[Key]:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.project import Project
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import read_marker
+from cdc_lake.model.decision import ON, Place, place_of
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.cuts import last_cut
-from cdc_lake.pipeline.holds import FAILED, open_holds
+from cdc_lake.pipeline.cuts import Cut, last_cut
+from cdc_lake.pipeline.holds import FAILED, HoldLog, hold_log, open_holds
 from cdc_lake.pipeline.waiting import UndecodedTransaction, waiting
 from cdc_lake.source.stream import shown
+
+_FAR = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class HeldChange:
     """A change that is kept back. `rules`: those it breaks, none where it waits behind another change of its key.
 
-    `key`: after the change, of a delete before it.
+    `key`: after the change, of a delete before it. `decided`: what was decided and is not in force yet, `release` or
+    `discard`.
     """
 
     table: str
@@ -30,6 +37,7 @@ class HeldChange:
     op: str
     rules: tuple[str, ...]
     key: tuple[str | None, ...]
+    decided: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +61,50 @@ def held_list(project: Project) -> HeldList:
     behind = 0
     if found:
         behind = len(reader.commits(Span(state.epoch, found[0].position, ahead.upto)))
-    held = control.read("held")
+    log = hold_log(control)
     changes: list[HeldChange] = []
-    for relation in sorted(set(held["relation"].to_pylist())):
-        target = project.target(TableName.parse(relation))
-        marker = read_marker(project, target, state.stream)
-        known = cut.tables[relation].position if cut is not None and relation in cut.tables else -1
-        at = max(known, -1 if marker.position is None else marker.position)
-        rows = open_holds(held, relation, state.epoch, marker.generation, at).rows
-        changes += [
-            HeldChange(
-                table=target.label,
-                source=relation,
-                position=shown(state.stream, row["position"]),
-                ordinal=row["ordinal"],
-                op=row["op"],
-                rules=tuple(row["rules"] or ()) if row["reason"] == FAILED else (),
-                key=tuple(row["key"] or row["from_key"] or ()),
-            )
-            for row in rows.to_pylist()
-        ]
+    for relation in sorted(set(log.held["relation"].to_pylist())):
+        mine = held_of(project, log, state, cut, project.target(TableName.parse(relation)))
+        changes += [mine.shown(row) for row in mine.rows]
     return HeldList(waiting(reader, ahead, state.stream), behind, tuple(changes))
+
+
+@dataclass(frozen=True)
+class HeldOf:
+    """What is held of one table at its watermark, as rows of the control table; `pending`: place → what was decided
+    and is not in force yet.
+    """
+
+    target: Target
+    stream: str
+    watermark: int
+    layout: int | None
+    rows: Sequence[Mapping[str, Any]]
+    pending: Mapping[Place, str]
+
+    def shown(self, row: Mapping[str, Any]) -> HeldChange:
+        """One of its rows as it is listed."""
+        return HeldChange(
+            table=self.target.label,
+            source=str(self.target.source),
+            position=shown(self.stream, row["position"]),
+            ordinal=row["ordinal"],
+            op=row["op"],
+            rules=tuple(row["rules"] or ()) if row["reason"] == FAILED else (),
+            key=tuple(row["key"] or row["from_key"] or ()),
+            decided=self.pending.get(place_of(row)),
+        )
+
+
+def held_of(project: Project, log: HoldLog, state: BronzeState, cut: Cut | None, target: Target) -> HeldOf:
+    """What is held of one table now."""
+    relation = str(target.source)
+    marker = read_marker(project, target, state.stream)
+    listed = None if cut is None else cut.tables.get(relation)
+    known = -1 if listed is None else listed.position
+    watermark = max(known, -1 if marker.position is None else marker.position)
+    rows = open_holds(log, relation, state.epoch, marker.generation, watermark).rows.to_pylist()
+    ahead = log.decided(relation, Span(state.epoch, watermark, _FAR)).rows
+    pending = {place_of(row, ON): row["verb"] for row in ([] if ahead is None else ahead.to_pylist())}
+    layout = max((row["layout"] for row in rows), default=None) if listed is None else listed.layout
+    return HeldOf(target, state.stream, watermark, layout, rows, pending)

@@ -2,6 +2,8 @@
 
 A row of it is one change that was kept back (`failed`: it breaks a rule; `waiting`: a change of the same key is held
 before it), or `closed`: what ended holds, a truncate those of its table, a row that was read again those of its key.
+A hold ends by a decision too, which stands in the control table `decisions` and counts from its position on.
+
 Rows count only up to the table's watermark: those above it belong to a span that was not merged, and are written again
 with it. Nor do they count beside another generation of the table than theirs: a rebuild judges every change again and
 records its own.
@@ -19,47 +21,134 @@ import pyarrow.compute as pc
 
 from cdc_lake.config.project import Target
 from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import schema_of
+from cdc_lake.model.decision import DISCARD, ON, Decided, Place, decided_in, place_of
 from cdc_lake.model.span import Span
-from cdc_lake.silver.lineage import Closing, Key
+from cdc_lake.silver.holding import Waiting
+from cdc_lake.silver.row_events import Closing, Key
 
 FAILED, WAITING, CLOSED = "failed", "waiting", "closed"
 
 
 @dataclass(frozen=True)
+class HoldLog:
+    """The control tables `held` and `decisions`, as they were read."""
+
+    held: pa.Table
+    decisions: pa.Table
+
+    def decided(self, relation: str, span: Span) -> Decided:
+        """The decisions on one table that come into force in a span."""
+        return decided_in(self.decisions.filter(pc.field("relation") == relation), span)
+
+    def decided_tables(self, span: Span) -> frozenset[str]:
+        """The tables that a decision on comes into force in a span."""
+        found = decided_in(self.decisions, span).rows
+        return frozenset() if found is None else frozenset(found["relation"].to_pylist())
+
+
+def hold_log(control: ControlTables, *, anew: bool = False) -> HoldLog:
+    """What is recorded now. Where nothing was ever held nothing was decided; `anew`: for a content that is made anew,
+    of which nothing is recorded yet.
+    """
+    held = control.read("held")
+    asked = anew or held.num_rows
+    return HoldLog(held, control.read("decisions") if asked else schema_of("decisions").empty_table())
+
+
+@dataclass(frozen=True)
 class OpenHolds:
-    """What is held of one table: its rows of the control table in order, and the keys they touch."""
+    """What is held of one table: its rows of the control table in order, and what they keep. `given_up`: decisions that
+    gave changes up, in order of these, of keys that silver has not had the source's row of since.
+    """
 
     rows: pa.Table
-    keys: frozenset[Key]
+    waiting: Waiting
+    given_up: pa.Table
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        """The keys that wait."""
+        return self.waiting.keys
+
+    @property
+    def kept_back(self) -> list[dict[str, Any]]:
+        """All changes that silver does not have, held or given up, each at its own place."""
+        found: list[dict[str, Any]] = self.rows.to_pylist()
+        given_up = self.given_up.to_pylist()
+        return found + [row | dict(zip(("position", "ordinal"), place_of(row, ON), strict=True)) for row in given_up]
 
 
-def open_holds(held: pa.Table, relation: str, epoch: int, generation: int, watermark: int) -> OpenHolds:
-    """The open holds of a generation of a table at its watermark. `held` is the control table."""
-    mine = held.filter(
-        (pc.field("relation") == relation)
-        & (pc.field("epoch") == epoch)
-        & (pc.field("generation") == generation)
-        & (pc.field("position") <= watermark)
-    ).sort_by([("position", "ascending"), ("ordinal", "ascending")])
-    rows = mine.select(["reason", "key", "from_key"]).to_pylist()
-    ends = [at for at, row in enumerate(rows) if row["reason"] == CLOSED and row["key"] is None]
-    first = ends[-1] + 1 if ends else 0
-    since: dict[Key, int] = {}  # key → the first of its changes that are held
-    for at, row in enumerate(rows[first:], first):
-        for key in _keys(row):
-            if row["reason"] == CLOSED:
-                since.pop(key, None)
-            else:
-                since.setdefault(key, at)
-    stays = [
-        at >= first and row["reason"] != CLOSED and any(since.get(key, at + 1) <= at for key in _keys(row))
-        for at, row in enumerate(rows)
-    ]
-    return OpenHolds(mine.filter(pa.array(stays, pa.bool_())), frozenset(since))
+def open_holds(log: HoldLog, relation: str, epoch: int, generation: int, watermark: int) -> OpenHolds:
+    """The open holds of a generation of a table at its watermark."""
+    of_table = (pc.field("relation") == relation) & (pc.field("epoch") == epoch)
+    order = [("position", "ascending"), ("ordinal", "ascending")]
+    above = pc.field("position") <= watermark
+    mine = log.held.filter(of_table & (pc.field("generation") == generation) & above).sort_by(order)
+    decisions = log.decisions.filter(of_table & above).sort_by(order)
+    held, given_up = _Kept(), _Kept()
+    # What is let through may be held again under its new place, which is that of the decision: so this comes first.
+    steps = [(*place_of(row), 0, at, row) for at, row in enumerate(_plain(decisions, *ON, "verb"))]
+    steps += [(*place_of(row), 1, at, row) for at, row in enumerate(_plain(mine, "reason"))]
+    for position, ordinal, kind, at, row in sorted(steps, key=lambda step: step[:3]):
+        if kind == 0:
+            place = place_of(row, ON)
+            keys = held.remove(place)
+            if keys and row["verb"] == DISCARD:
+                given_up.add(place, keys, at)
+        elif row["reason"] != CLOSED:
+            held.add((position, ordinal), _keys(row), at)
+        else:
+            held.close(row["key"])
+            given_up.close(row["key"])
+    waiting = Waiting(held.keys, frozenset().union(*given_up.keys.values()))
+    return OpenHolds(mine.take(held.rows()), waiting, decisions.take(given_up.rows()))
 
 
-def _keys(row: Mapping[str, Any]) -> set[Key]:
-    return {tuple(key) for key in (row["key"], row["from_key"]) if key is not None}
+class _Kept:
+    """Changes by place: the keys that each still keeps, and the number of its row."""
+
+    def __init__(self) -> None:
+        self.keys: dict[Place, frozenset[Key]] = {}
+        self._at: dict[Place, int] = {}
+        self._places: dict[Key, set[Place]] = {}
+
+    def add(self, place: Place, keys: frozenset[Key], at: int) -> None:
+        self.keys[place], self._at[place] = keys, at
+        for key in keys:
+            self._places.setdefault(key, set()).add(place)
+
+    def remove(self, place: Place) -> frozenset[Key]:
+        """The keys that it kept, none where it is not there."""
+        keys = self.keys.pop(place, frozenset())
+        for key in keys:
+            self._places[key].discard(place)
+        return keys
+
+    def close(self, key: Sequence[str | None] | None) -> None:
+        """Nothing keeps this key any more, None: any key."""
+        if key is None:
+            self.keys.clear()
+            self._places.clear()
+            return
+        ended = frozenset({tuple(key)})
+        for place in self._places.pop(tuple(key), set()):
+            self.keys[place] -= ended
+            if not self.keys[place]:
+                del self.keys[place]
+
+    def rows(self) -> pa.Array:
+        """The numbers of the rows, in their order."""
+        return pa.array(sorted(self._at[place] for place in self.keys), pa.int64())
+
+
+def _plain(rows: pa.Table, *names: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = rows.select(["position", "ordinal", "key", "from_key", *names]).to_pylist()
+    return found
+
+
+def _keys(row: Mapping[str, Any]) -> frozenset[Key]:
+    return frozenset(tuple(key) for key in (row["key"], row["from_key"]) if key is not None)
 
 
 def record(

@@ -7,7 +7,7 @@ and changes a rule cannot judge because a value was not sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cdc_lake.bronze.outline import Outline
@@ -15,11 +15,12 @@ from cdc_lake.config.project import Target
 from cdc_lake.config.rules import Expression, RowRule, rule_name
 from cdc_lake.errors import RuleColumnMissing
 from cdc_lake.lake.store import quoted
+from cdc_lake.model.decision import CEILING
 from cdc_lake.pipeline.key_parts import KeyPart
 from cdc_lake.pipeline.rule_expressions import reads, replaced
 from cdc_lake.quality.gate import Condition, RuleCount
 from cdc_lake.quality.rules import fails, holds_not
-from cdc_lake.silver.changes import FROM, OP, POSITION, TO, fits, fits_old, known
+from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, fits, fits_old, known
 from cdc_lake.silver.complete import any_of, judged, told
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.projecting import BLIND, moves
@@ -69,7 +70,10 @@ def conditions(
     `completed`: values that were not sent are in `_cdc_judged_<n>`, and `_cdc_blind` says where they cannot be;
     `deletes`: what these say of the old row is kept too, so it must have a silver value.
     """
-    found = [*_rules(target, projection, part.unsent, completed=completed), *_misfits(projection, deletes=deletes)]
+    rules = _rules(target, projection, part.unsent, completed=completed)
+    if part.released:
+        rules = [replace(rule, fails=rule.fails & ~let_through()) for rule in rules]
+    found = [*rules, *_misfits(projection, deletes=deletes)]
     needed = (projection.needed | foreign(target, projection)) & part.unsent
     if needed and projection.transforms.any and not deletes:
         from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
@@ -77,6 +81,13 @@ def conditions(
         blind = F.col(BLIND) if completed else F.lit(False)
         found.append(Condition(NOT_SENT, "quarantine", blind, needed))
     return found
+
+
+def let_through() -> Column:
+    """Whether a change was held, and is made now because somebody said so."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - names and counts need no Spark
+
+    return F.col(ORDINAL) < CEILING
 
 
 def foreign(target: Target, projection: Projection) -> frozenset[int]:

@@ -18,7 +18,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.compare_source import CompareSource
 from cdc_lake.pipeline.point import Touch
-from cdc_lake.silver.lineage import Key
+from cdc_lake.silver.row_events import Key
 from cdc_lake.source.captured import Published
 from cdc_lake.source.quoting import identifier, literal
 

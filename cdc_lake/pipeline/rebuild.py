@@ -38,13 +38,14 @@ from cdc_lake.lake.marker import FIRST, Marker, read_marker
 from cdc_lake.lake.read import silver_exists, silver_version
 from cdc_lake.lake.session import derive, start
 from cdc_lake.lake.store import quoted, store
+from cdc_lake.model.decision import NOTHING_DECIDED
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import REBUILT, REPLACED, failpoint
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.cuts import IN, Cut, TableState, last_cut, write_cut
 from cdc_lake.pipeline.division import check_divided, check_divisible
-from cdc_lake.pipeline.holds import forget, open_holds, record
+from cdc_lake.pipeline.holds import forget, hold_log, open_holds, record
 from cdc_lake.pipeline.merging import merge
 from cdc_lake.pipeline.rebuild_plan import rebuild_plan
 from cdc_lake.pipeline.reread import rereads_of
@@ -52,8 +53,8 @@ from cdc_lake.pipeline.sessions import guarded
 from cdc_lake.pipeline.table_span import TableJob, prepare, shape_of
 from cdc_lake.pipeline.transforms import projection_of
 from cdc_lake.silver.difference import Difference, difference
+from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
 from cdc_lake.silver.kinds import kind_of
-from cdc_lake.silver.lineage import Key
 from cdc_lake.silver.shape import Shape
 from cdc_lake.source.stream import shown
 
@@ -118,6 +119,7 @@ class _Rebuild:
         self._reader = bronze_reader(project)
         self._control = control_tables(project)
         self._state = _state(self._reader, name)
+        self._log = hold_log(self._control, anew=True)
         self._target = project.target(name)
         self._cut = last_cut(self._control, self._state.stream)
         self._listed = self._cut.tables.get(str(name)) if self._cut is not None else None
@@ -194,7 +196,7 @@ class _Rebuild:
         """Fill the draft, layout by layout as a run does; what is held of it at its end."""
         plan, nearby = self._plan, Nearby(self._project.scratch)
         silver = store(spark, self._project, draft)
-        at = _At(None, _Held(0, frozenset()))
+        at = _At(None, _Held(0, NOTHING_WAITS))
         try:
             if plan.layout is not None:
                 first = Span(self._state.epoch, plan.begins - 1, plan.begins)
@@ -216,14 +218,15 @@ class _Rebuild:
 
     def _job(self, draft: Target, span: Span, at: _At, nearby: Nearby, layout: int | None = None) -> TableJob:
         files = self._reader.applied() if layout is None else self._reader.files()
+        decided = self._log.decided(str(draft.source), span) if layout is None else NOTHING_DECIDED
         job = TableJob(
             self._project,
             draft,
             self._state.stream,
             span,
             files,
-            self._reader.layouts([draft.source], span),
-            at.held.keys,
+            self._reader.layouts([draft.source], None if decided else span),
+            at.held.waiting,
             read_marker(self._project, draft, self._state.stream),
             layout=layout,
             near=nearby.of,
@@ -234,7 +237,7 @@ class _Rebuild:
         if layout is not None:
             return job
         rereads = rereads_of(self._control.snapshots(), self._state.stream, str(draft.source), span)
-        return replace(job, rereads=rereads).outlined()
+        return replace(job, rereads=rereads, decided=decided).outlined()
 
     def _step(self, spark: SparkSession, job: TableJob, at: _At) -> _At:
         """One part into the draft; what is so behind it."""
@@ -243,7 +246,7 @@ class _Rebuild:
             raise prepared
         if prepared is None:
             copied = None if job.layout is None else job.layouts[job.layout]
-            return replace(at, follows=copied or at.follows)
+            return _At(copied or at.follows, self._held(job.span) if job.decided else at.held)
         if prepared.stop is not None:
             place = shown(job.stream, prepared.stop[0])
             raise RuleStopped(f"rule `{prepared.stop[1]}` stops the rebuild: a change at {place} breaks it")
@@ -252,8 +255,13 @@ class _Rebuild:
         merged = guarded(lambda: merge(spark, prepared), self._target)
         if isinstance(merged, CdcLakeError):
             raise merged
-        found = open_holds(self._control.read("held"), str(self._target.source), span.epoch, generation, span.upto)
-        return _At(prepared.shape.relation, _Held(found.rows.num_rows, found.keys))
+        return _At(prepared.shape.relation, self._held(span))
+
+    def _held(self, span: Span) -> _Held:
+        """What is held of the draft behind a span."""
+        log, relation = hold_log(self._control), str(self._target.source)
+        found = open_holds(log, relation, span.epoch, self._generation, span.upto)
+        return _Held(found.rows.num_rows, found.waiting)
 
     def _shape(self, spark: SparkSession, draft: Target) -> Shape:
         """The shape that the table's last layout gives silver."""
@@ -285,7 +293,7 @@ class _Rebuild:
         if not self._into and self._cut is not None:
             label, form = self._target.label, self._target.format
             layout = self._plan.form.layout
-            state = TableState(label, form, version, upto, IN, len(held.keys), generation, layout)
+            state = TableState(label, form, version, upto, IN, len(held.waiting.keys), generation, layout)
             cut = Cut(self._cut.position, {**self._cut.tables, str(self._target.source): state})
             write_cut(self._control, self._state, cut, None, self._tell)
         return version
@@ -293,10 +301,10 @@ class _Rebuild:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Changes that are held of what was built so far, and the keys that wait."""
+    """Changes that are held of what was built so far, and what waits."""
 
     changes: int
-    keys: frozenset[Key]
+    waiting: Waiting
 
 
 @dataclass(frozen=True, slots=True)

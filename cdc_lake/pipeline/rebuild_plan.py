@@ -20,6 +20,7 @@ from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, Snap
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
+from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.reread import rereads_of
 from cdc_lake.pipeline.waiting import undecoded
 from cdc_lake.source.stream import shown
@@ -71,7 +72,9 @@ def rebuild_plan(
     touched = [commit for commit in commits if str(table) in commit.counts]
     parts = list(parts_of(touched, str(table), ahead, project.pipeline.apply))
     rest = Span(ahead.epoch, parts[-1].span.upto if parts else begins, upto)
-    if rereads_of(control_tables(project).snapshots(), state.stream, str(table), rest):
+    control = control_tables(project)
+    decided = hold_log(control, anew=True).decided(str(table), rest)
+    if decided or rereads_of(control.snapshots(), state.stream, str(table), rest):
         parts.append(Part(rest, 0))
     return RebuildPlan(begins, upto, layout, known[number], tuple(parts))
 

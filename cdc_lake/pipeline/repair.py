@@ -30,7 +30,7 @@ from cdc_lake.pipeline.point import Point
 from cdc_lake.pipeline.read_again import KEYS_AT_MOST, canonical, changed_keys, rows_of_keys, same_columns
 from cdc_lake.pipeline.redaction import rules_of
 from cdc_lake.pipeline.reread import FAR, REPAIR, land_reread, rereads_of
-from cdc_lake.silver.lineage import Key
+from cdc_lake.silver.row_events import Key
 from cdc_lake.source.stream import shown
 
 REPAIRED_AT_MOST = 100_000

@@ -36,11 +36,12 @@ from cdc_lake.observe.failpoint import REREAD_LANDED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.compare_source import CompareSource, compare_source
 from cdc_lake.pipeline.cuts import IN, TableState
-from cdc_lake.pipeline.holds import FAILED, open_holds
+from cdc_lake.pipeline.held_groups import connected
+from cdc_lake.pipeline.holds import hold_log, open_holds
 from cdc_lake.pipeline.point import landed_near
 from cdc_lake.pipeline.read_again import KEYS_AT_MOST, changed_keys, rows_of_keys, same_columns
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of, rules_of
-from cdc_lake.silver.lineage import MISSING, Key
+from cdc_lake.silver.row_events import DISCARDED, MISSING, Key
 from cdc_lake.silver.shape import default_keys
 from cdc_lake.source.captured import Published, Shown, Unlanded
 
@@ -88,22 +89,8 @@ def wanted_keys(held: Sequence[Mapping[str, Any]]) -> frozenset[Key]:
 
     Keys that one held change touches wait together.
     """
-    leader: dict[Key, Key] = {}
-    broke: dict[Key, set[str]] = {}
-
-    def led(key: Key) -> Key:
-        while (other := leader.setdefault(key, key)) != key:
-            leader[key] = leader[other]
-            key = other
-        return key
-
-    for row in held:
-        first, *others = [led(tuple(key)) for key in (row["key"], row["from_key"]) if key is not None]
-        for other in others:
-            leader[other] = first
-            broke.setdefault(first, set()).update(broke.pop(other, ()) if other != first else ())
-        broke.setdefault(first, set()).update((row["rules"] or ()) if row["reason"] == FAILED else ())
-    return frozenset(key for key in leader if broke[led(key)] == {MISSING})
+    wanted = {MISSING, DISCARDED}
+    return frozenset(key for group in connected(held) if group.broken and group.broken <= wanted for key in group.keys)
 
 
 def land_reread(
@@ -191,7 +178,7 @@ class Rereader:
         }
         if not waiting:
             return {}
-        held, done = self._control.read("held"), self._control.snapshots()
+        held, done = hold_log(self._control), self._control.snapshots()
         out = {}
         for relation, table in waiting.items():
             if rereads_of(done, state.stream, relation, Span(state.epoch, table.position, FAR)):

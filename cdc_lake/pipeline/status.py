@@ -25,7 +25,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.cut_verdict import still_withheld
 from cdc_lake.pipeline.cuts import BROKEN, PAUSED
-from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.holds import hold_log, open_holds
 from cdc_lake.pipeline.pauses import paused_tables
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.source_view import source_view
@@ -50,7 +50,7 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
         raise
     source = _ask_source(project, lake.domain)
     control = control_tables(project)
-    held, compared = control.read("held"), control.read("verified")
+    held, compared = hold_log(control), control.read("verified")
     names = sorted({*lake.captured, *source.tables})
     tables, held_rows = [], []
     for name in names:

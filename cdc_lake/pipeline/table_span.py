@@ -24,6 +24,7 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.row_marks import mark_when_large
 from cdc_lake.lake.store import SilverStore, store
+from cdc_lake.model.decision import NOTHING_DECIDED, Decided
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.reread import Reread, rereads_in
 from cdc_lake.model.span import Span
@@ -48,12 +49,13 @@ from cdc_lake.pipeline.redaction_change import check_unchanged
 from cdc_lake.pipeline.transforms import check_possible, projection_of
 from cdc_lake.quality.gate import RuleCount
 from cdc_lake.silver.changes import read_changes, typed
+from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
 from cdc_lake.silver.kinds import kind_of, live_rows
-from cdc_lake.silver.lineage import Closing, Key
 from cdc_lake.silver.own_columns import LINEAGE
 from cdc_lake.silver.projecting import concerning, filtered, old_values, projected, projected_changes
 from cdc_lake.silver.projection import Projection, plain
+from cdc_lake.silver.row_events import Closing
 from cdc_lake.silver.shape import Shape, comparable, make_shape
 from cdc_lake.source.stream import shown
 
@@ -69,11 +71,11 @@ _ONE_TASK_FILES = 32  # opening one takes some milliseconds
 @dataclass(frozen=True)
 class TableJob:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
-    they follow. `held`: keys with open holds; `stood`: the table's marker when the span was chosen. `size`: bytes that
+    they follow. `held`: what waits; `stood`: the table's marker when the span was chosen. `size`: bytes that
     the changes took as they were received, at most; None where nobody knows. `near`: where Spark reads data files.
     `follows`: the layout that silver's rows have, None: nobody knows; `allowed`: destructive operations in words;
     `known`: all layouts of the table. `seen`: the outline, where it was read. `rereads`: what of the table
-    was read again and comes into force in the span.
+    was read again and comes into force in the span, `decided` what was decided of it.
     """
 
     project: Project
@@ -82,7 +84,7 @@ class TableJob:
     span: Span
     files: Files
     layouts: Mapping[int, Relation]
-    held: frozenset[Key]
+    held: Waiting
     stood: Marker
     layout: int | None = None
     size: int | None = None
@@ -92,6 +94,7 @@ class TableJob:
     known: Callable[[], Iterable[Relation]] = tuple
     seen: Outline | None = None
     rereads: tuple[Reread, ...] = ()
+    decided: Decided = NOTHING_DECIDED
     tell: Tell = silent
 
     @property
@@ -110,11 +113,20 @@ class TableJob:
     def until(self, position: int) -> TableJob:
         """The same up to before a position."""
         span = Span(self.span.epoch, self.span.after, position - 1)
-        return replace(self, span=span, seen=None, rereads=rereads_in(self.rereads, span)).outlined()
+        rereads, decided = rereads_in(self.rereads, span), self.decided.within(span)
+        return replace(self, span=span, seen=None, rereads=rereads, decided=decided).outlined()
 
     def outlined(self) -> TableJob:
         """The same, with the outline read."""
-        seen = outline(self.files, self.target.source, self.span, snapshot=self.snapshot, rereads=self.rereads)
+        seen = outline(
+            self.files,
+            self.target.source,
+            self.span,
+            snapshot=self.snapshot,
+            rereads=self.rereads,
+            released=self.decided.released,
+            follows=None if self.follows is None else self.follows.layout,
+        )
         return replace(self, seen=seen)
 
 
@@ -183,13 +195,17 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     base = _base(silver, job)
     paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
     whole = kind.identity is RowIdentity.PLACE
-    rows = read_changes(spark, paths, table, span, snapshot=snapshot, truncates=whole, rereads=job.rereads)
+    released = job.decided.released
+    rows = read_changes(
+        spark, paths, table, span, snapshot=snapshot, truncates=whole, rereads=job.rereads, released=released
+    )
     if seen.rows <= ONE_TASK and len(paths) <= _ONE_TASK_FILES:
         rows = rows.coalesce(1)
     # A copy of the source's table is a content of its own: what silver had before has no part in it.
     target = None if base.version is None or snapshot else live_rows(kind, spark.table(silver.name))
     parts = key_parts(job.project, job.target, projection.source)
-    folded = fold(rows, target, job.target, kind, projection.source, seen, span, job.held, projection, parts)
+    source, held, decided = projection.source, job.held, job.decided
+    folded = fold(rows, target, job.target, kind, source, seen, span, held, projection, parts, decided)
     return Prepared(job, kind, shape, silver, base, seen, folded, projection)
 
 
@@ -238,27 +254,29 @@ def fold(
     shape: Shape,
     seen: Outline,
     span: Span,
-    held: frozenset[Key],
+    held: Waiting,
     projection: Projection | None = None,
     parts: Sequence[KeyPart] = (),
+    decided: Decided = NOTHING_DECIDED,
 ) -> Folded:
-    """What bronze's rows of a table amount to. `target`: silver's live rows before or None; `held`: waiting keys.
+    """What bronze's rows of a table amount to. `target`: silver's live rows before or None; `held`: what waits.
 
-    `projection`: from `shape` to silver's columns, None where they are the same; `parts`: how the table is divided.
+    `projection`: from `shape` to silver's columns, None where they are the same; `parts`: how the table is divided;
+    `decided`: the decisions that come into force, what they let through is among `rows`.
     """
     projection = projection or plain(shape)
     unsent = unsent_columns(seen, shape)
-    part = TablePart(shape, unsent, seen.truncated, span)
+    part = TablePart(shape, unsent, seen.truncated, span, released=decided.released is not None)
     source = typed(rows, shape, unsent, old_values(projection))
     changes = concerning(source, projection) if kind.identity is RowIdentity.PLACE else filtered(source, projection)
     back = None if target is None else projection.back(target)
-    whole = TableChanges(rows, changes, source, back, table, part, seen, held, projection)
+    whole = TableChanges(rows, changes, source, back, table, part, seen, held, projection, decided)
     traced = False
     match kind.identity:
         case RowIdentity.KEY:
             found = survey(changes, table, part, conditions(table, part, projection), seen, parts)
             others = missing_keys(whole) | taken_keys(whole)
-            traced = not found.plain or bool(held) or bool(others)
+            traced = not found.plain or bool(held) or bool(others) or bool(decided)
             check_few(found.moved + found.nulls + found.failing + len(others), table)
             followed = follow(whole, found, others) if traced else Followed(changes, None, (), found)
         case RowIdentity.CONTENT:

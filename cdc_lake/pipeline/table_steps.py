@@ -29,12 +29,13 @@ from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, fa
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, TableState, found
-from cdc_lake.pipeline.holds import open_holds, record
+from cdc_lake.pipeline.holds import hold_log, open_holds, record
 from cdc_lake.pipeline.intact import damage, may_go_on
 from cdc_lake.pipeline.merging import Merged, merge
 from cdc_lake.pipeline.reread import reread_tables, rereads_of
 from cdc_lake.pipeline.sessions import Sessions, guarded
 from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
+from cdc_lake.silver.holding import NOTHING_WAITS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +91,7 @@ class TableSteps:
         Asked once a start, of all tables, also of those that no span touches; not of those that are paused.
         """
         out = dict(tables)
-        held = self._control.read("held")
+        held = hold_log(self._control)
         for relation, table in tables.items():
             target = self._project.target(TableName.parse(relation))
             if table.version is None or table.state == PAUSED:
@@ -112,11 +113,11 @@ class TableSteps:
         """The jobs that bring the touched tables to the end of `span`; `tables`, as the last cut has them, is made
         current.
 
-        Tables that were read again come with the touched ones, unless they wait. A table that no cut lists yet stands
-        at the span's beginning.
+        Tables that were read again or decided on come with the touched ones, unless they wait. A table that no cut
+        lists yet stands at the span's beginning.
         """
-        files, held, rereads = self._bronze.applied(), self._control.read("held"), self._control.snapshots()
-        again = reread_tables(rereads, state.stream, span)
+        files, held, rereads = self._bronze.applied(), hold_log(self._control), self._control.snapshots()
+        again = reread_tables(rereads, state.stream, span) | held.decided_tables(span)
         waiting = {relation for relation, table in tables.items() if table.state in {BROKEN, PAUSED}}
         after, upto, names = span.after, span.upto, sorted({*touched, *(again - waiting)})
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
@@ -149,9 +150,10 @@ class TableSteps:
                     self.first(state, target, *copy, marker)
                 )  # what kept it from its first content may be mended
                 continue
-            keys = open_holds(held, relation, state.epoch, marker.generation, watermark).keys
+            holds = open_holds(held, relation, state.epoch, marker.generation, watermark)
+            decided = held.decided(relation, mine)
             part = parts.get(relation, Files.none()) if parts is not None and watermark >= after else None
-            layouts = self._bronze.layouts([target.source], mine)
+            layouts = self._bronze.layouts([target.source], None if decided else mine)  # what was held may be old
             job = TableJob(
                 self._project,
                 target,
@@ -159,7 +161,7 @@ class TableSteps:
                 mine,
                 files if part is None else part,
                 layouts,
-                keys,
+                holds.waiting,
                 marker,
                 size=load.size if watermark >= after else None,
                 near=self._nearby.of if part is None else as_they_are,
@@ -167,6 +169,7 @@ class TableSteps:
                 allowed=self._allowed,
                 known=partial(self._all_layouts, target),
                 rereads=rereads_of(rereads, state.stream, relation, mine),
+                decided=decided,
                 tell=self._tell,
             ).outlined()
             if marker.position is None and (renamed := self._renamed(job, tables)) is not None:
@@ -231,7 +234,7 @@ class TableSteps:
         files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
         near = self._nearby.of
         return TableJob(
-            self._project, target, state.stream, span, files, layouts, frozenset(), marker, layout, near=near
+            self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout, near=near
         )
 
     def prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
@@ -267,7 +270,7 @@ class TableSteps:
             failpoint(TABLE_MERGED)
             return merged
 
-        held = self._control.read("held")
+        held = hold_log(self._control)
         for one, merged in zip(prepared, self._sessions.each(write, prepared), strict=True):
             target = one.job.target
             if isinstance(merged, CdcLakeError):

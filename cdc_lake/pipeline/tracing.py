@@ -6,18 +6,20 @@ Never their values. Which changes must be brought, the callers say.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from cdc_lake.bronze.contract import SNAPSHOT
 from cdc_lake.bronze.outline import Outline
+from cdc_lake.model.decision import DISCARD, NOTHING_DECIDED, ON, Decided, Place, place_of
 from cdc_lake.model.reread import Reread
 from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, segment
 from cdc_lake.silver.complete import any_of
-from cdc_lake.silver.lineage import TRUNCATE, Event, Key, Traced
 from cdc_lake.silver.net_change import ORIGIN, ROW
 from cdc_lake.silver.projecting import LEFT_TO
+from cdc_lake.silver.row_events import TRUNCATE, Event, Key, Traced
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -32,6 +34,7 @@ HELD: Final = "_cdc_held"
 SEGMENT: Final = "_cdc_segment"
 _WAITS: Final = "_cdc_waits"
 _BROKE: Final = "_cdc_broke"
+_DROPPED: Final = "_cdc_dropped"
 _PLACE: Final = [POSITION, ORDINAL]
 _TRACED: Final = pa.schema(
     [
@@ -42,6 +45,7 @@ _TRACED: Final = pa.schema(
         (HELD, pa.bool_()),
         (_WAITS, pa.bool_()),
         (_BROKE, pa.string()),
+        (_DROPPED, pa.bool_()),
     ]
 )
 
@@ -56,11 +60,35 @@ class Sorted:
     held: pa.Table | None
 
 
-def events(changes: DataFrame, keys: Iterable[Key], seen: Outline) -> list[Event]:
-    """The changes that touch one of `keys`, and all truncates, in order."""
+def events(changes: DataFrame, keys: Iterable[Key], seen: Outline, decided: Decided = NOTHING_DECIDED) -> list[Event]:
+    """The changes that touch one of `keys`, all truncates and what was decided, in order."""
     found = [Event(position, ordinal, TRUNCATE) for position, ordinal in seen.truncates]
-    found += _touching(changes, frozenset(keys), seen.rereads)
+    touching = _touching(changes, frozenset(keys), seen.rereads)
+    on = decisions_by_place(decided)
+    for event in touching:
+        row = on.get((event.position, event.ordinal))
+        decides = None if row is None else place_of(row, ON)
+        again = event.again or (row is not None and row["op"] == SNAPSHOT)
+        found.append(event if row is None else replace(event, decides=decides, again=again))
+    for (position, ordinal), row in on.items():
+        if row["verb"] == DISCARD:
+            of = place_of(row, ON)
+            found.append(Event(position, ordinal, row["op"], decides=of, given_up=True))
     return sorted(found, key=lambda event: (event.position, event.ordinal))
+
+
+def decisions_by_place(decided: Decided) -> dict[Place, dict[str, Any]]:
+    """Decisions by the place where they come into force."""
+    if decided.rows is None:
+        return {}
+    names = ["position", "ordinal", "verb", "op", "key", "from_key", *ON]
+    return {place_of(row): row for row in decided.rows.select(names).to_pylist()}
+
+
+def decided_keys(decided: Decided) -> frozenset[Key]:
+    """The keys of the changes that decisions are on."""
+    rows = decisions_by_place(decided).values()
+    return frozenset(tuple(key) for row in rows for key in (row["key"], row["from_key"]) if key is not None)
 
 
 def _touching(changes: DataFrame, keys: frozenset[Key], rereads: Sequence[Reread]) -> list[Event]:
@@ -112,6 +140,7 @@ def placed(changes: DataFrame, traced: Sequence[Traced], seen: Outline) -> DataF
             pa.array((t.held for t in traced), pa.bool_()),
             pa.array((t.waits for t in traced), pa.bool_()),
             pa.array((t.broke for t in traced), pa.string()),
+            pa.array((t.dropped for t in traced), pa.bool_()),
         ],
         schema=_TRACED,
     )
@@ -122,7 +151,7 @@ def placed(changes: DataFrame, traced: Sequence[Traced], seen: Outline) -> DataF
 
 def unplaced(changes: DataFrame) -> DataFrame:
     """What `placed` added taken away."""
-    return changes.drop(ROW, ORIGIN, HELD, _WAITS, _BROKE, SEGMENT)
+    return changes.drop(ROW, ORIGIN, HELD, _WAITS, _BROKE, _DROPPED, SEGMENT)
 
 
 def sorted_out(rows: DataFrame, changes: DataFrame, traced: Sequence[Traced], seen: Outline) -> Sorted:
@@ -130,7 +159,8 @@ def sorted_out(rows: DataFrame, changes: DataFrame, traced: Sequence[Traced], se
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     known = placed(changes, traced, seen)
-    free = known.where(f"NOT coalesce({HELD}, false)").drop(FAILED, PARTIAL, HELD, _WAITS, _BROKE, SEGMENT)
+    free = known.where(f"NOT coalesce({HELD} OR {_DROPPED}, false)")
+    free = free.drop(FAILED, PARTIAL, HELD, _WAITS, _BROKE, _DROPPED, SEGMENT)
     if not any(t.held for t in traced):
         return Sorted(free, None)
     broken = F.when(F.col(_BROKE).isNull(), F.col(FAILED)).otherwise(F.array_append(FAILED, F.col(_BROKE)))

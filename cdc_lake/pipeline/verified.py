@@ -20,7 +20,7 @@ from cdc_lake.pipeline.comparison import Comparison, TableComparison, Verdict
 RULE = "equal_to_source"
 """What the control table `quality` calls the result of a comparison."""
 
-_JUDGED = (Verdict.EQUAL, Verdict.EQUAL_BUT_HELD, Verdict.DIFFERENT)
+_JUDGED = (Verdict.EQUAL, Verdict.EQUAL_BUT_HELD, Verdict.EQUAL_BUT_DISCARDED, Verdict.DIFFERENT)
 
 
 @dataclass(frozen=True, slots=True)

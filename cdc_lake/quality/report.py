@@ -78,6 +78,7 @@ class Verdict:
     position: str = ""
     tables: int = 0
     held_keys: int = 0
+    discarded_keys: int = 0
     different: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
     differing: tuple[DifferingKey, ...] = ()
@@ -204,8 +205,9 @@ def headline(data: ReportData) -> Headline:
     if found.verdict == "equal":
         return Headline("good", "Silver equals the source", proven)
     if found.verdict.startswith("equal"):
-        held = wording.plural(found.held_keys, "held key")
-        return Headline("attention", f"Silver equals the source, but for {held}", proven)
+        many = [(found.held_keys, "held key"), (found.discarded_keys, "discarded key")]
+        but = " and ".join(wording.plural(number, word) for number, word in many if number)
+        return Headline("attention", f"Silver equals the source, but for {but}", proven)
     if found.verdict == "inconclusive":
         return Headline(
             "unknown", "The comparison could not judge every table", f"{proven} Open: {'; '.join(found.open)}."

@@ -20,6 +20,7 @@ from cdc_lake.model.truncated import Truncated
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
 POSITION = "_cdc_position"
@@ -79,17 +80,18 @@ def read_changes(
     snapshot: bool,
     truncates: bool = False,
     rereads: Sequence[Reread] = (),
+    released: pa.Table | None = None,
 ) -> DataFrame:
     """The bronze rows of a table's changes in a span; with `snapshot` its snapshot rows at `span.upto`.
 
-    `truncates`, `rereads`: these too.
+    `truncates`, `rereads`: these too; `released`: held changes that are let through, as if bronze had them.
 
     `files` are the data files that may hold them: bronze is append-only and knows neither deletion vectors nor renamed
     columns, so its files are read as they are, without planning by the log (0.2 s a table saved, measured).
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - bronze's readers run without Spark
 
-    rows = spark.read.schema(_BRONZE).parquet(*files)
+    rows = spark.read.schema(_BRONZE).parquet(*files) if files else spark.createDataFrame([], _BRONZE)
     at = F.col("position")
     where = (F.col("epoch") == span.epoch) & (F.col("relation") == str(table))
     if snapshot:
@@ -98,7 +100,11 @@ def read_changes(
     wanted = op.isin("I", "U", "D", *("T" * truncates))
     for one in rereads:
         wanted |= (op == "S") & F.col("ordinal").between(one.first, one.last)
-    return rows.where(where & (at > span.after) & (at <= span.upto) & wanted)
+    found = rows.where(where & (at > span.after) & (at <= span.upto) & wanted)
+    if released is None:
+        return found
+    told = spark.createDataFrame(released.select([name for name in found.columns if name in released.column_names]))
+    return found.unionByName(told)
 
 
 def typed(

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class TablePart:
     """A table's part of a span. `unsent`: positions of columns that some change did not send; `truncated`: the
-    table's truncates in it, in order.
+    table's truncates in it, in order. `released`: held changes are let through in it, which no rule judges.
     """
 
     shape: Shape
     unsent: frozenset[int]
     truncated: tuple[Truncated, ...]
     span: Span
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)

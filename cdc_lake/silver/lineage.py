@@ -15,6 +15,9 @@ Promises:
 * A change that needs a row which is not there, and one that brings a second row to a key, are held by themselves.
 * Where a row cannot leave its key because the change is held, a row that took that key in the same transaction is held
   too: at the end of a transaction no key has two rows.
+* A decision is on one held change, and ends its hold where that still waits. What is let through is an event of its
+  own, behind everything that waited. Where changes were given up, silver does not have the row of the source: the
+  next change that tells all of it, or that it went, says what the key has, and any other is held.
 """
 
 from __future__ import annotations
@@ -23,81 +26,32 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final
 
-Key: TypeAlias = tuple[str | None, ...]
-
-TRUNCATE: Final = "T"
-MISSING: Final = "missing_row"
-"""What a change breaks that does not have every value, of a row that is not there."""
-
-TAKEN: Final = "key_taken"
-"""What a change breaks that brings a second row to a key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One change, reduced to what moves rows: `old` is the key it leaves, `new` the key it has afterwards.
-
-    Insert: new. Delete: old. Update: both, equal where the key stayed. Truncate (`op` T): neither. `failed`: a rule
-    holds it; `partial`: it is held where its row is not there. `left_to`: the key that a row went to as it left silver,
-    as only silver's row tells: where the change waits that is not the source's row, and that key waits too. `again`: no
-    change, but what a key has by then, as the source was asked: an insert, or a delete where no row has it.
-    """
-
-    position: int
-    ordinal: int
-    op: str
-    old: Key | None = None
-    new: Key | None = None
-    failed: bool = False
-    partial: bool = False
-    left_to: Key | None = None
-    again: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """What became of an event: `row` numbers rows, `origin` is the key the row had in silver, None if it is new.
-
-    `waits`: a key of it was held before. `broke`: why it is held by itself, where no rule holds it.
-    """
-
-    position: int
-    ordinal: int
-    row: int
-    origin: Key | None
-    held: bool
-    waits: bool = False
-    broke: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """What ended holds: a truncate those of all keys (`key`: None), a row that was read again those of its own."""
-
-    position: int
-    ordinal: int
-    key: Key | None = None
+from cdc_lake.model.decision import Place
+from cdc_lake.silver.holding import NOTHING_WAITS, Holds, Waiting
+from cdc_lake.silver.row_events import DISCARDED, MISSING, TAKEN, TRUNCATE, Closing, Event, Key, Traced
 
 
 def trace(
     events: Iterable[Event],
     *,
     existing: frozenset[Key] = frozenset(),
-    held: frozenset[Key] = frozenset(),
+    held: Waiting = NOTHING_WAITS,
     filtered: bool = False,
+    holds_missing: bool = True,
 ) -> tuple[list[Traced], list[Closing]]:
-    """Follow events in order. `existing`: which of their keys silver has; `held`: keys with open holds.
+    """Follow events in order. `existing`: which of their keys silver has; `held`: what waits before them.
 
     `filtered`: the source has rows that silver does not, so a row at a key that nobody has is new to silver.
+    `holds_missing`: what needs a row that is not there is held; otherwise the merge refuses it.
     """
-    rows = _Rows(existing, filtered=filtered)
-    holds = held
+    rows = _Rows(existing, filtered=filtered, holds_missing=holds_missing)
+    events = list(events)
+    holds = Holds(held, _decided(events))
     traced: list[Traced] = []
     closings: list[Closing] = []
-    for _, group in itertools.groupby(events, key=lambda event: event.position):
-        transaction = list(group)
+    for transaction in _transactions(events):
         forced: dict[int, str | None] = {}
         while True:
             before = rows.saved(transaction)
@@ -112,49 +66,82 @@ def trace(
     return traced, closings
 
 
+def _decided(events: Iterable[Event]) -> frozenset[Place]:
+    return frozenset(event.decides for event in events if event.decides is not None)
+
+
+def _transactions(events: Iterable[Event]) -> Iterable[list[Event]]:
+    """Events that come into force together: decisions before everything else at their position."""
+    for _, group in itertools.groupby(events, key=lambda event: (event.position, event.decides is None)):
+        yield list(group)
+
+
 def _transaction(
-    events: Iterable[Event], rows: _Rows | None, held: frozenset[Key], forced: Mapping[int, str | None]
-) -> tuple[list[Traced], list[Closing], frozenset[Key]]:
+    events: list[Event], rows: _Rows | None, held: Holds, forced: Mapping[int, str | None]
+) -> tuple[list[Traced], list[Closing], Holds]:
     """One transaction with the changes in `forced` held whatever they are; what waits after it. `rows`: None where
     nobody tells them apart.
     """
-    holds = set(held)
+    holds = held.copy()
     traced: list[Traced] = []
     closings: list[Closing] = []
+    # All of them before the first is made: each of these changes kept the keys of the others.
+    void = {event.ordinal for event in events if event.decides is not None and not holds.decide(event)}
     for event in events:
         if event.op == TRUNCATE:
             if holds:
                 closings.append(Closing(event.position, event.ordinal))
             if rows is not None:
                 rows.clear()
-            holds = set()
+            holds.clear()
             continue
-        touched = {key for key in (event.old, event.new) if key is not None}
-        if event.again and not event.failed:
-            closings += [Closing(event.position, event.ordinal, key) for key in touched & holds]
-            holds -= touched
+        if event.given_up or (event.decides is not None and event.ordinal in void):
+            traced.append(Traced(event.position, event.ordinal, 0, None, held=False, dropped=True))
+            continue
+        waits = not event.again and holds.touch(event.keys)
+        if not event.failed and not waits and _says_all(event, holds):
+            ended = [key for key in event.keys if key in holds or key in holds.apart]
+            closings += [Closing(event.position, event.ordinal, key) for key in ended]
+            for key in ended:
+                holds.close(key)
             row = _ANY if rows is None else rows.put(event)
             traced.append(Traced(event.position, event.ordinal, row.number, row.origin, held=False))
             continue
-        waits = not event.again and not holds.isdisjoint(touched)
-        broke = None if event.failed or waits else _broken(event, rows, forced)
+        broke = None if event.failed or waits else _broken(event, rows, holds, forced)
         is_held = event.failed or waits or broke is not None or event.ordinal in forced
         if is_held:
-            holds |= touched if event.left_to is None else {*touched, event.left_to}
+            holds.add(event, event.keys if event.left_to is None else event.keys | {event.left_to})
         row = _ANY if rows is None else rows.follow(event, move=not is_held)
         traced.append(Traced(event.position, event.ordinal, row.number, row.origin, is_held, waits, broke))
-    return traced, closings, frozenset(holds)
+    return traced, closings, holds
 
 
-def _broken(event: Event, rows: _Rows | None, forced: Mapping[int, str | None]) -> str | None:
-    if rows is not None and event.partial and event.old is not None and not rows.has(event.old):
+def _says_all(event: Event, holds: Holds) -> bool:
+    """Whether an event says what its key has by then, whatever was before."""
+    if event.again:
+        return True
+    stays = event.old is None or event.new is None or event.old == event.new
+    return stays and not event.partial and not holds.apart.isdisjoint(event.keys)
+
+
+def _broken(event: Event, rows: _Rows | None, holds: Holds, forced: Mapping[int, str | None]) -> str | None:
+    if not holds.apart.isdisjoint(event.keys):
+        return DISCARDED
+    if rows is not None and rows.holds_missing and event.partial and event.old is not None and not rows.has(event.old):
         return MISSING
     return forced.get(event.ordinal)
 
 
-def trace_content(events: Iterable[Event], held: frozenset[Key]) -> tuple[list[Traced], list[Closing]]:
+def trace_content(events: Iterable[Event], held: Waiting) -> tuple[list[Traced], list[Closing]]:
     """What waits among rows that their content alone identifies: any number of them may have one key."""
-    traced, closings, _ = _transaction(events, None, held, {})
+    events = list(events)
+    holds = Holds(held, _decided(events))
+    traced: list[Traced] = []
+    closings: list[Closing] = []
+    for transaction in _transactions(events):
+        done, closed, holds = _transaction(transaction, None, holds, {})
+        traced += done
+        closings += closed
     return traced, closings
 
 
@@ -189,7 +176,8 @@ class _Saved:
 class _Rows:
     """Which rows have which key now, oldest first."""
 
-    def __init__(self, existing: frozenset[Key], *, filtered: bool) -> None:
+    def __init__(self, existing: frozenset[Key], *, filtered: bool, holds_missing: bool) -> None:
+        self.holds_missing = holds_missing
         self._existing = existing
         self._filtered = filtered
         self._at: dict[Key, deque[_Row]] = {}

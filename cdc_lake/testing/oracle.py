@@ -2,20 +2,22 @@
 
 It follows a change exactly as the server made it: where two rows have one key for a moment (a deferred constraint), the
 older one leaves first. With `fails` it also holds: a change whose row fails, and every later change of a key a held one
-touches, is kept back until a truncate; with `missing` a change that needs a row which is not there is held too.
+touches, is kept back until a truncate; with `missing` a change that needs a row which is not there is held too. What
+is held may be released or discarded; where it was discarded, the next change that tells a whole row says what there is.
 Everything clever must agree with it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Truncate, Tuple, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing.messages import boundaries
 
 Key: TypeAlias = tuple[str | None, ...]
 Row: TypeAlias = dict[str, str | None]
@@ -35,19 +37,22 @@ class Oracle:
     missing: bool = False
     held_keys: dict[TableName, set[Key]] = field(default_factory=dict)
     held: list[tuple[int, int]] = field(default_factory=list)
+    waiting: dict[TableName, dict[tuple[int, int], Change]] = field(default_factory=dict)
+    apart: dict[TableName, set[Key]] = field(default_factory=dict)
 
-    def apply(self, transaction: Transaction) -> None:
-        """Apply one transaction; within it keys may clash, at its end they may not.
+    def apply(self, transaction: Transaction, first: int = 1) -> None:
+        """Apply one transaction, whose changes count from `first`; within it keys may clash, at its end they may not.
 
         Where a clash comes from a hold, the change that brought the younger row is held too, and the transaction is
         applied again from its start.
         """
         kept_back: set[int] = set()
-        before, waiting = self.tables, self.held_keys
+        before, waiting, apart = self.tables, self.held_keys, self.apart
         while True:
             self.tables = {table: dict(rows) for table, rows in before.items()}
             self.held_keys = {table: set(keys) for table, keys in waiting.items()}
-            held, clash = self._attempt(transaction, kept_back)
+            self.apart = {table: set(keys) for table, keys in apart.items()}
+            held, clash = self._attempt(transaction, kept_back, first)
             if clash is None:
                 break
             if not held:
@@ -55,6 +60,44 @@ class Oracle:
                 raise ValueError(msg)
             kept_back.add(clash)
         self.held += [(transaction.bounds.position, ordinal) for ordinal in held]
+        for ordinal, change in enumerate(transaction.changes, start=first):
+            if isinstance(change, Truncate):
+                self.waiting.pop(change.relation.table, None)
+            elif ordinal in held:
+                assert not isinstance(change, Message), "a message has no row"
+                mine = self.waiting.setdefault(change.relation.table, {})
+                mine[transaction.bounds.position, ordinal] = change
+
+    def release(self, table: TableName, place: tuple[int, int], places: Iterable[tuple[int, int]]) -> None:
+        """Held changes, all that wait for each other, are made from a place on, whatever they break."""
+        position, first = place
+        changes = self._decided(table, places)
+        fails, self.fails = self.fails, None
+        self.apply(Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes)), first)
+        self.fails = fails
+
+    def discard(self, table: TableName, places: Iterable[tuple[int, int]]) -> None:
+        """Held changes, all that wait for each other, are given up: their keys keep the rows they have here."""
+        changes = self._decided(table, places)
+        self.apart.setdefault(table, set()).update(key for change in changes for key in self.keys_of(change))
+
+    def _decided(self, table: TableName, places: Iterable[tuple[int, int]]) -> list[Change]:
+        changes = [self.waiting[table].pop(place) for place in sorted(places)]
+        self.held_keys[table] -= {key for change in changes for key in self.keys_of(change)}
+        return changes
+
+    def keys_of(self, change: Change) -> set[Key]:
+        """The keys that a change of a row touches."""
+        match change:
+            case Insert(relation, new):
+                return {self._key(relation, _row(relation, new, {}))}
+            case Delete(relation, old):
+                return set() if old is None else {self._key(relation, _row(relation, old, {}))}
+            case Update(relation, new, old):
+                before = _row(relation, old if old is not None else new, {})
+                return {self._key(relation, before), self._key(relation, _row(relation, new, before))}
+            case _:
+                return set()
 
     def reread(self, relation: Relation, position: int, rows: Mapping[Key, Row | None]) -> None:
         """Keys have these rows right before a position, None for none, whatever waited; what fails is held."""
@@ -70,12 +113,12 @@ class Oracle:
                 state[key] = dict(row)
         self.tables[relation.table], self.held_keys[relation.table] = state, waiting
 
-    def _attempt(self, transaction: Transaction, kept_back: set[int]) -> tuple[list[int], int | None]:
+    def _attempt(self, transaction: Transaction, kept_back: set[int], first: int) -> tuple[list[int], int | None]:
         """The ordinals held, and that of the last change that brought a second row to a key."""
         open_rows = {table: list(rows.items()) for table, rows in self.tables.items()}
         held: list[int] = []
         arrived: dict[tuple[TableName, Key], int] = {}
-        for ordinal, change in enumerate(transaction.changes, start=1):
+        for ordinal, change in enumerate(transaction.changes, start=first):
             if not self._change(open_rows, change, force=ordinal in kept_back):
                 held.append(ordinal)
             elif isinstance(change, Insert | Update):
@@ -106,8 +149,11 @@ class Oracle:
                 row = _row(relation, new, {})
                 if self._held(relation, row, [self._key(relation, row)], force=force):
                     return False
+                self._settle(tables, relation, self._key(relation, row))
                 tables.setdefault(relation.table, []).append((self._key(relation, row), row))
             case Update(relation, new, old):
+                if (done := self._of_apart(tables, relation, new, old, force=force)) is not None:
+                    return done
                 return self._update(tables.setdefault(relation.table, []), relation, new, old, force=force)
             case Delete(relation, old):
                 rows = tables.setdefault(relation.table, [])
@@ -117,13 +163,45 @@ class Oracle:
                 key = self._key(relation, _row(relation, old, {}))
                 if self._held(relation, None, [key], force=force):
                     return False
-                if not (self.missing and all(there != key for there, _ in rows)):
+                told = self._settle(tables, relation, key)
+                if not told and not (self.missing and all(there != key for there, _ in rows)):
                     rows.pop(self._find(relation, rows, key))
             case Truncate(relation):
                 tables[relation.table] = []
                 self.held_keys.pop(relation.table, None)
+                self.apart.pop(relation.table, None)
             case _:
                 assert_never(change)
+        return True
+
+    def _settle(self, tables: dict[TableName, list[tuple[Key, Row]]], relation: Relation, key: Key) -> bool:
+        """A key of which changes were given up is told anew: what it had here goes; False where it is none."""
+        if key not in self.apart.get(relation.table, ()):
+            return False
+        self.apart[relation.table].discard(key)
+        tables[relation.table] = [(k, row) for k, row in tables.get(relation.table, []) if k != key]
+        return True
+
+    def _of_apart(
+        self,
+        tables: dict[TableName, list[tuple[Key, Row]]],
+        relation: Relation,
+        new: Tuple,
+        old: Tuple | None,
+        *,
+        force: bool,
+    ) -> bool | None:
+        """An update of a key of which changes were given up; None where it is none."""
+        keys = self.keys_of(Update(relation, new, old))
+        if self.apart.get(relation.table, set()).isdisjoint(keys):
+            return None
+        row = _row(relation, new, _row(relation, old, {}) if old is not None else {})
+        told = UNCHANGED not in new or relation.identity is ReplicaIdentity.FULL
+        if self._held(relation, row, sorted(keys, key=repr), force=force or not told or len(keys) > 1):
+            return False
+        (key,) = keys
+        self._settle(tables, relation, key)
+        tables.setdefault(relation.table, []).append((key, row))
         return True
 
     def _update(
@@ -211,6 +289,12 @@ class Versions:
         before = dict(self.oracle.tables.get(relation.table, {}))
         self.oracle.reread(relation, position, rows)
         self._step(relation.table, before, position, emptied=False)
+
+    def release(self, table: TableName, place: tuple[int, int], places: Iterable[tuple[int, int]]) -> None:
+        """See Oracle: each row that comes of it begins a version."""
+        before = dict(self.oracle.tables.get(table, {}))
+        self.oracle.release(table, place, places)
+        self._step(table, before, place[0], emptied=False)
 
     def of(self, table: TableName) -> set[Version]:
         """All versions of a table."""

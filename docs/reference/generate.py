@@ -268,6 +268,8 @@ _ABOUT = {
     "withheld": "Cuts that were not promised for what rules found of silver at them, each with the rules.",
     "pauses": "Tables that were paused, and let go on.",
     "held": "Changes that were kept back, in full, each with its position and reason.",
+    "decisions": "Held changes that were [released or discarded](../concepts/holds.md#release-and-discard), each "
+    "whole. One is nothing where its change does not wait.",
     "gaps": "CSNs that a stream passed over because they did not arrive in time, where it is told to go on.",
     "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",
     "decoded": "Transactions that landed as bytes and were decoded later by `held retry`.",

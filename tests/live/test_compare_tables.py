@@ -25,6 +25,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import schema_of
 from cdc_lake.lake.marker import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
 from cdc_lake.model.as_of import as_of
+from cdc_lake.model.decision import FIRST_ORDINAL, ON
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import silent
@@ -286,6 +287,44 @@ def test_held_keys_are_accounted_for_by_folding_their_changes(lake, name):
     found = lake.compare(name)[name]
     assert (found.text, found.held_keys) == ("equal but for 5 held keys", 5)
     assert (found.changed, found.missing, found.extra) == (0, 0, 0)
+
+
+def discard(lake: Lake, name: str, id_: str) -> None:
+    """Give up what is held of a key, as of where silver stands."""
+    control = ControlTables(lake.project.control, "os")
+    rows = [
+        row for row in control.read("held").to_pylist() if id_ in {(row[k] or [""])[0] for k in ("key", "from_key")}
+    ]
+    blank = dict.fromkeys(schema_of("decisions").names)
+    own = {"verb": "discard", "told": "a test", "relation": f"public.{name}", "position": lake.state.upto}
+    control.append(
+        "decisions",
+        [
+            {**blank, **{k: v for k, v in row.items() if k in blank}, **own, "ordinal": FIRST_ORDINAL + n}
+            | dict(zip(ON, (row["position"], row["ordinal"]), strict=True))
+            for n, row in enumerate(rows)
+        ],
+    )
+
+
+def test_discarded_keys_are_accounted_for_too_and_said_apart(lake):
+    before = lake.rows("orders")
+    lake.sql.execute("UPDATE orders SET small = 5 WHERE id = 3")
+    lake.sql.execute("UPDATE orders SET small = 6 WHERE id = 4")
+    lake.receive()
+    hold(lake, "orders")
+    lake.silver("orders", before)
+    discard(lake, "orders", "3")
+    found = lake.compare("orders")["orders"]
+    assert (found.verdict, found.text) == (
+        Verdict.EQUAL_BUT_DISCARDED, "equal but for 1 held key and 1 discarded key",
+    )  # fmt: skip
+    discard(lake, "orders", "4")
+    assert lake.compare("orders")["orders"].text == "equal but for 2 discarded keys"
+    without = lake.rows("orders").to_pylist()
+    del without[3]
+    lake.silver("orders", pa.Table.from_pylist(without, SCHEMA))
+    assert lake.compare("orders")["orders"].verdict is Verdict.DIFFERENT, "nothing that was given up explains it"
 
 
 def test_a_difference_beside_a_held_key_and_one_that_the_hold_does_not_explain_are_found(lake):

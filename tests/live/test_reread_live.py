@@ -25,7 +25,7 @@ from cdc_lake.pipeline.cuts import IN, TableState
 from cdc_lake.pipeline.holds import record
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.reread import Rereader
-from cdc_lake.silver.lineage import MISSING
+from cdc_lake.silver.row_events import MISSING
 from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of

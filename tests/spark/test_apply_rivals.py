@@ -31,6 +31,7 @@ from cdc_lake.pipeline.apply import apply
 from cdc_lake.pipeline.merging import merge
 from cdc_lake.pipeline.rebuild import rebuild
 from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
+from cdc_lake.silver.holding import NOTHING_WAITS
 from cdc_lake.testing.faults import assert_cuts_are_true
 
 from .test_apply_cases import FORMATS, Lake, T, insert, row
@@ -43,7 +44,7 @@ def chosen(lake: Lake, after: int, upto: int) -> TableJob:
     """A span as another process would have chosen it."""
     reader, target, span = BronzeReader(lake.project.bronze), lake.target(), Span(1, after, upto)
     stood, layouts = lake.marker(), reader.layouts([T.table])
-    return TableJob(lake.project, target, "test", span, reader.files(), layouts, frozenset(), stood)
+    return TableJob(lake.project, target, "test", span, reader.files(), layouts, NOTHING_WAITS, stood)
 
 
 def plan(lake: Lake, after: int, upto: int) -> tuple[Any, Prepared]:

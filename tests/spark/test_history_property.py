@@ -24,6 +24,7 @@ from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.table_span import fold, shape_of
 from cdc_lake.silver.changes import OP, read_changes
+from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction, table
@@ -130,7 +131,16 @@ def followed(
         seen = outline(files, T, span, snapshot=False)
         shape = shape_of(seen.layouts or (layout.layout,), reader.layouts([T]), target, kind)
         rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False)
-        folded = fold(rows, silver.current(spark), target, kind, shape, seen, span, frozenset(held))
+        folded = fold(
+            rows,
+            silver.current(spark),
+            target,
+            kind,
+            shape,
+            seen,
+            span,
+            Waiting({(0, 0): frozenset(held)} if held else {}),
+        )
         silver.merge(folded.net.toArrow().to_pylist(), seen.truncates[0][0] if seen.truncates else None)
         for row in [] if folded.held is None else folded.held.to_pylist():
             held |= {tuple(k) for k in (row["key"], row["from_key"]) if k is not None}

@@ -29,6 +29,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.table_span import Folded, fold, shape_of
 from cdc_lake.silver.changes import OP, read_changes
+from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.net_change import unknown
 from cdc_lake.testing.copies import CopiesHistory, CopiesOracle
@@ -154,7 +155,9 @@ def folded(
     kind = kind_of(target, layout)
     shape = shape_of(seen.layouts or (layout.layout,), reader.layouts([T]), target, kind)
     rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False)
-    return fold(rows, silver.frame(spark), target, kind, shape, seen, span, frozenset(held))
+    return fold(
+        rows, silver.frame(spark), target, kind, shape, seen, span, Waiting({(0, 0): frozenset(held)} if held else {})
+    )
 
 
 def record(done: Folded, places: list[tuple[int, int]], keys: set[Any], rules: Counter[str]) -> None:

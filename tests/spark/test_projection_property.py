@@ -29,6 +29,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.table_span import fold, shape_of
 from cdc_lake.pipeline.transforms import projection_of
 from cdc_lake.silver.changes import OP, read_changes
+from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.net_change import unknown
 from cdc_lake.silver.shape import make_shape
@@ -231,7 +232,7 @@ class Apply:
         kind, frame, held = (
             kind_of(self.target, shape.relation),
             self.silver.frame(self.spark),
-            frozenset(self.held_keys),
+            Waiting({(0, 0): frozenset(self.held_keys)} if self.held_keys else {}),
         )
         folded = fold(rows, frame, self.target, kind, shape, seen, span, held, projection)
         self.silver.merge(folded.net.toArrow().to_pylist(), folded.part.unsent)
@@ -412,7 +413,7 @@ def test_every_change_has_what_the_server_said_of_the_old_row_by_silvers_names(
     shape = shape_of(seen.layouts, layouts, target, kind)
     projection = projection_of(spark, make_project(Path("/nowhere")), target, shape)
     rows = read_changes(spark, span_files(files, T, span, snapshot=False), T, span, snapshot=False, truncates=True)
-    net = fold(rows, None, target, kind, projection.source, seen, span, frozenset(), projection).net
+    net = fold(rows, None, target, kind, projection.source, seen, span, NOTHING_WAITS, projection).net
     assert not {"note", "_old_note", "amount", "_old_amount"} & set(net.columns)
     found = net.select(*wanted[0]).orderBy("_position", "_ordinal").toArrow().to_pylist()
     texts = [{k: v if v is None or k[:4] != "_old" else str(v) for k, v in row.items()} for row in found]

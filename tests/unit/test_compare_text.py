@@ -134,6 +134,7 @@ def test_the_document_says_all_that_the_text_says():
         "verdict": "different",
         "text": "different",
         "held_keys": 0,
+        "discarded_keys": 0,
         "values": False,
         "different": ["public.books"],
         "seconds": 1.25,

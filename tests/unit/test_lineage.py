@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cdc_lake.silver.lineage import MISSING, TAKEN, Event, trace, trace_content
+from cdc_lake.silver.holding import NOTHING_WAITS
+from cdc_lake.silver.lineage import trace, trace_content
+from cdc_lake.silver.row_events import MISSING, TAKEN, Event
 
 NULL, ONE, TWO, NINE = (None,), ("1",), ("2",), ("9",)
 
@@ -55,7 +57,7 @@ def test_rows_without_a_key_wait_for_equal_ones_until_a_truncate():
         Event(30, 1, "T"),
         Event(30, 2, "I", None, ONE),
     ]
-    traced, closings = trace_content(events, frozenset())
+    traced, closings = trace_content(events, NOTHING_WAITS)
     assert [t.held for t in traced] == [True, True, True, False, False]
     assert [(c.position, c.ordinal) for c in closings] == [(30, 1)]
 

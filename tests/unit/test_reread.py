@@ -16,15 +16,17 @@ from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.touching import touching
 from cdc_lake.cli.render_inspect import row_text
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow
+from cdc_lake.lake.control_rows import SnapshotRow, schema_of
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.reread import Reread
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.holds import open_holds
+from cdc_lake.pipeline.holds import HoldLog, open_holds
 from cdc_lake.pipeline.inspect import inspect_row
 from cdc_lake.pipeline.reread import reread_tables, rereads_of, wanted_keys
-from cdc_lake.silver.lineage import MISSING, Event, trace
+from cdc_lake.silver.holding import Waiting
+from cdc_lake.silver.lineage import trace
+from cdc_lake.silver.row_events import MISSING, Event
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 from tests.seeds import seeds
@@ -69,7 +71,7 @@ def test_a_row_that_moved_while_it_was_held_is_where_the_source_has_it():
 
 
 def test_a_row_read_again_that_breaks_a_rule_is_held_for_that_and_for_nothing_else():
-    held = frozenset({ONE})
+    held = Waiting({(5, 1): frozenset({ONE})})
     traced, closings = trace([Event(11, -7, "I", None, ONE, failed=True, again=True)], held=held)
     assert [(t.held, t.waits, t.broke) for t in traced] == [(True, False, None)]
     assert closings == []
@@ -87,6 +89,10 @@ def held_rows(*rows: tuple[int, str, list[str] | None, tuple[str, ...] | None, t
     return pa.Table.from_pylist([dict(zip(names, row, strict=True)) | own for row in rows], schema)
 
 
+def log(held: pa.Table) -> HoldLog:
+    return HoldLog(held, schema_of("decisions").empty_table())
+
+
 def test_holds_end_key_by_key_and_begin_again():
     rows = held_rows(
         (10, "failed", [MISSING], ONE, ONE),
@@ -94,15 +100,15 @@ def test_holds_end_key_by_key_and_begin_again():
         (31, "closed", None, ONE, None),
         (40, "failed", ["late"], NINE, None),
     )
-    found = open_holds(rows, "public.t", 1, 1, 50)
+    found = open_holds(log(rows), "public.t", 1, 1, 50)
     assert found.keys == {TWO, NINE}
     assert found.rows["position"].to_pylist() == [20, 40], "a change waits while one of its keys does"
-    assert open_holds(rows, "public.t", 1, 1, 30).keys == {ONE, TWO}, "what is above the watermark does not count"
+    assert open_holds(log(rows), "public.t", 1, 1, 30).keys == {ONE, TWO}, "what is above the watermark does not count"
     more = pa.concat_tables([rows, held_rows((45, "closed", None, TWO, None), (50, "waiting", None, ONE, ONE))])
-    assert open_holds(more, "public.t", 1, 1, 50).keys == {ONE, NINE}
-    assert open_holds(more, "public.t", 1, 1, 50).rows["position"].to_pylist() == [40, 50]
+    assert open_holds(log(more), "public.t", 1, 1, 50).keys == {ONE, NINE}
+    assert open_holds(log(more), "public.t", 1, 1, 50).rows["position"].to_pylist() == [40, 50]
     after = pa.concat_tables([more, held_rows((60, "closed", None, None, None), (70, "failed", ["late"], TWO, None))])
-    assert open_holds(after, "public.t", 1, 1, 70).keys == {TWO}, "a truncate ends all"
+    assert open_holds(log(after), "public.t", 1, 1, 70).keys == {TWO}, "a truncate ends all"
 
 
 def test_keys_are_read_again_where_nothing_else_holds_them_or_a_key_they_hang_together_with():

@@ -1,0 +1,296 @@
+"""Decisions on held changes: who waits behind them, what they end, and that spans do not matter. Without Spark."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_lake.lake.control_rows import schema_of
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Truncate, Update
+from cdc_lake.model.decision import FIRST_ORDINAL, Decided
+from cdc_lake.model.span import Span
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.pipeline.held_groups import connected
+from cdc_lake.pipeline.holds import HoldLog, OpenHolds, open_holds
+from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
+from cdc_lake.silver.lineage import trace, trace_content
+from cdc_lake.silver.row_events import DISCARDED, MISSING, Closing, Event, Key, Traced
+from cdc_lake.testing.histories import History
+from cdc_lake.testing.messages import table
+from cdc_lake.testing.oracle import Oracle
+from tests.seeds import seeds
+
+ONE, TWO, NINE = ("1",), ("2",), ("9",)
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+LIMIT = 69
+T = table("public.t", id="int4", amount="int4", body="text")
+AT = FIRST_ORDINAL
+
+
+def let(position: int, n: int, of: tuple[int, int], op: str, old: Key | None, new: Key | None, **more: Any) -> Event:
+    return Event(position, AT + n, op, old, new, decides=of, **more)
+
+
+def told(traced: list[Traced]) -> list[tuple[bool, str | None, bool]]:
+    return [(one.held, one.broke, one.dropped) for one in traced]
+
+
+# ── one by one ──
+
+
+def test_what_is_released_is_made_behind_all_that_waited_and_what_comes_later_flows():
+    events = [
+        Event(10, 1, "U", ONE, ONE, failed=True),
+        Event(20, 1, "U", ONE, ONE),
+        let(31, 0, (10, 1), "U", ONE, ONE),
+        let(31, 1, (20, 1), "U", ONE, ONE),
+        Event(40, 1, "U", ONE, ONE),
+    ]
+    traced, closings = trace(events, existing=frozenset({ONE}))
+    assert [one.held for one in traced] == [True, True, False, False, False]
+    assert closings == [], "the decision is the record"
+    later, _ = trace(
+        events[2:], existing=frozenset({ONE}), held=Waiting({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})})
+    )
+    assert told(later) == told(traced[2:]), "whatever the spans"
+
+
+def test_a_decision_on_what_does_not_wait_is_nothing():
+    events = [Event(10, 1, "U", ONE, ONE), let(31, 0, (10, 1), "U", ONE, ONE)]
+    traced, _ = trace(events, existing=frozenset({ONE}))
+    assert told(traced) == [(False, None, False), (False, None, True)]
+    emptied = [Event(10, 1, "U", ONE, ONE, failed=True), Event(20, 1, "T"), let(31, 0, (10, 1), "U", ONE, ONE)]
+    assert [one.dropped for one in trace(emptied, existing=frozenset({ONE}))[0]] == [False, True]
+
+
+def test_what_is_released_waits_where_something_else_still_holds_its_key():
+    held = Waiting({(5, 1): frozenset({ONE}), (10, 1): frozenset({ONE})})
+    traced, _ = trace([let(31, 0, (10, 1), "U", ONE, ONE)], existing=frozenset({ONE}), held=held)
+    assert [(one.held, one.waits) for one in traced] == [(True, True)]
+
+
+def test_what_no_rule_holds_is_held_again_where_it_is_let_through():
+    held = Waiting({(10, 1): frozenset({ONE}), (20, 1): frozenset({ONE})})
+    events = [let(31, 0, (10, 1), "U", ONE, ONE, failed=True), let(31, 1, (20, 1), "U", ONE, ONE)]
+    traced, _ = trace(events, existing=frozenset({ONE}), held=held)
+    assert [(one.held, one.waits) for one in traced] == [(True, False), (True, True)]
+
+
+@pytest.mark.parametrize(
+    "next_", [Event(40, 1, "U", ONE, ONE), Event(40, 1, "I", None, ONE), Event(40, 1, "D", ONE)], ids=["U", "I", "D"]
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_behind_a_discarded_change_the_next_that_tells_all_says_what_the_key_has(next_: Event, *, there: bool):
+    events = [
+        Event(10, 1, "U" if there else "I", ONE if there else None, ONE, failed=True),
+        let(31, 0, (10, 1), "U", None, None, given_up=True),
+        next_,
+        Event(50, 1, "U", ONE, ONE, partial=True),
+    ]
+    traced, closings = trace(events, existing=frozenset({ONE} if there else ()), holds_missing=False)
+    assert told(traced)[:3] == [(True, None, False), (False, None, True), (False, None, False)]
+    assert closings == [Closing(40, 1, ONE)]
+    assert traced[2].origin == (ONE if there else None), "silver's row goes on, or there is none"
+    assert not traced[3].held, "what it leaves out is known by then"
+
+
+@pytest.mark.parametrize(
+    "next_", [Event(40, 1, "U", ONE, ONE, partial=True), Event(40, 1, "U", ONE, TWO)], ids=["partial", "moved"]
+)
+def test_behind_a_discarded_change_one_that_needs_the_row_is_held(next_: Event):
+    waiting = Waiting({}, frozenset({ONE}))
+    traced, closings = trace([next_, Event(50, 1, "D", ONE)], existing=frozenset({ONE}), held=waiting)
+    assert [(one.held, one.broke) for one in traced] == [(True, DISCARDED), (True, None)]
+    assert closings == []
+
+
+def test_a_truncate_and_a_row_read_again_tell_the_key_anew():
+    waiting = Waiting({}, frozenset({ONE, TWO}))
+    events = [Event(31, -7, "I", None, ONE, again=True), Event(40, 1, "T")]
+    traced, closings = trace(events, held=waiting)
+    assert closings == [Closing(31, -7, ONE), Closing(40, 1)]
+    assert not traced[0].held
+
+
+def test_where_a_row_that_is_not_there_stops_a_run_it_does_so_beside_decisions_too():
+    partial = [Event(10, 1, "U", NINE, NINE, partial=True)]
+    assert told(trace(partial)[0]) == [(True, MISSING, False)]
+    assert told(trace(partial, holds_missing=False)[0]) == [(False, None, False)]
+
+
+def test_copies_of_rows_without_a_key_are_let_through_together():
+    events = [
+        Event(10, 1, "I", None, ONE, failed=True),
+        Event(20, 1, "D", ONE),
+        let(31, 0, (10, 1), "I", None, ONE),
+        let(31, 1, (20, 1), "D", ONE, None),
+    ]
+    assert [one.held for one in trace_content(events, NOTHING_WAITS)[0]] == [True, True, False, False]
+
+
+# ── whatever the spans ──
+
+
+@dataclass
+class Table:
+    """A table that follows rows as apply does: keys in silver, the log of holds, and the decisions on them."""
+
+    cuts: random.Random
+    keys: set[Key] = field(default_factory=set)
+    held: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    pending: list[Event] = field(default_factory=list)
+    at: int = 0
+
+    def open(self) -> OpenHolds:
+        held = pa.Table.from_pylist(self.held, schema_of("held"))
+        return open_holds(
+            HoldLog(held, pa.Table.from_pylist(self.decisions, schema_of("decisions"))), "t", 1, 1, self.at
+        )
+
+    def decide(self, verb: str, rows: list[dict[str, Any]]) -> None:
+        first = AT + sum(one["position"] == self.at + 1 for one in self.decisions)
+        for n, row in enumerate(rows):
+            place = {"of_position": row["position"], "of_ordinal": row["ordinal"]}
+            own = {"position": self.at + 1, "ordinal": first + n, "verb": verb, "told": "", **place}
+            self.decisions.append({**dict.fromkeys(schema_of("decisions").names), **row, **own})
+
+    def run(self, events: list[Event], upto: int) -> None:
+        """Everything up to a position, in spans of any size."""
+        self.pending += events
+        while self.at < upto:
+            end = min(upto, self.at + self.cuts.choice([10, 30, 100, 10_000]))
+            self._span([one for one in self.pending if one.position <= end], end)
+            self.pending = [one for one in self.pending if one.position > end]
+
+    def _span(self, events: list[Event], end: int) -> None:
+        waiting = self.open().waiting
+        coming = (
+            Decided(pa.Table.from_pylist(self.decisions, schema_of("decisions"))).within(Span(1, self.at, end)).rows
+        )
+        made = [_decision(row) for row in ([] if coming is None else coming.to_pylist())]
+        every = sorted([*made, *events], key=lambda one: (one.position, one.ordinal))
+        traced, closings = trace(every, existing=frozenset(self.keys), held=waiting, holds_missing=False)
+        self._fold(every, traced)
+        for event, one in zip([e for e in every if e.op != "T"], traced, strict=True):
+            if one.held:
+                reason = "waiting" if one.waits or not (event.failed or one.broke) else "failed"
+                self._record(event, reason, end, ["rule"] if event.failed else [one.broke] if one.broke else [])
+        for closing in closings:
+            key = closing.key
+            self._record(Event(closing.position, closing.ordinal, "S", None, key), "closed", end, [])
+        self.at = end
+
+    def _fold(self, events: list[Event], traced: list[Traced]) -> None:
+        """Which keys silver has behind the span, as net changes tell it."""
+        if any(one.op == "T" for one in events):
+            self.keys.clear()
+        after = (
+            max((one.position, one.ordinal) for one in events if one.op == "T")
+            if any(one.op == "T" for one in events)
+            else (-1, 0)
+        )
+        last: dict[int, tuple[Event, Traced]] = {}
+        for event, one in zip([e for e in events if e.op != "T"], traced, strict=True):
+            if not one.held and not one.dropped and (event.position, event.ordinal) > after:
+                last[one.row] = (event, one)
+        for _, one in last.values():
+            if one.origin is not None:
+                self.keys.discard(one.origin)
+        self.keys |= {event.new for event, _ in last.values() if event.op != "D" and event.new is not None}
+
+    def _record(self, event: Event, reason: str, end: int, rules: list[str]) -> None:
+        keys = {"key": event.new or event.old, "from_key": event.old}
+        own = {"position": event.position, "ordinal": event.ordinal, "op": event.op, "reason": reason, "rules": rules}
+        self.held.append(
+            {**dict.fromkeys(schema_of("held").names), "relation": "t", "epoch": 1, "generation": 1, "span_upto": end}
+            | own
+            | {name: None if key is None else list(key) for name, key in keys.items()}
+        )
+
+
+def _decision(row: dict[str, Any]) -> Event:
+    of = (row["of_position"], row["of_ordinal"])
+    if row["verb"] == "discard":
+        return Event(row["position"], row["ordinal"], row["op"], decides=of, given_up=True)
+    old = None if row["from_key"] is None else tuple(row["from_key"])
+    new = None if row["op"] == "D" else tuple(row["key"])
+    return Event(row["position"], row["ordinal"], row["op"], old, new, decides=of, partial=_PARTIAL.get(of, False))
+
+
+_PARTIAL: dict[tuple[int, int], bool] = {}
+
+
+def event_of(oracle: Oracle, position: int, ordinal: int, change: Change) -> Event:
+    """A change as apply reduces it; `amount` is always sent, so a change tells by itself whether it fails."""
+    assert not isinstance(change, Message)
+    if isinstance(change, Truncate):
+        return Event(position, ordinal, "T")
+    new = change.new if isinstance(change, Insert | Update) else None
+    failed = new is not None and new[1] is not None and int(str(new[1])) > LIMIT
+    before = after = None
+    if isinstance(change, Insert):
+        (after,) = oracle.keys_of(change)
+    elif isinstance(change, Delete):
+        (before,) = oracle.keys_of(change)
+    else:
+        before = (str((change.old or change.new)[0]),)
+        after = (str(change.new[0]),)
+    partial = isinstance(change, Update) and UNCHANGED in change.new
+    _PARTIAL[position, ordinal] = partial
+    op = {"Insert": "I", "Update": "U", "Delete": "D"}[type(change).__name__]
+    return Event(position, ordinal, op, before, after, failed=failed, partial=partial)
+
+
+def breaks(_: object, row: dict[str, str | None]) -> bool:
+    return row["amount"] is not None and int(str(row["amount"])) > LIMIT
+
+
+@pytest.mark.parametrize("seed", seeds(10 * BUDGET))
+def test_any_spans_carry_out_decisions_like_the_oracle(seed: int):
+    print(f"CDC_LAKE_SEED={seed}")
+    dice, history, oracle = random.Random(seed), History(seed, [T], keys=6, truncates=10), Oracle(fails=breaks)
+    lakes = [Table(random.Random(seed + n)) for n in range(3)]
+    position = 100
+    for _ in range(8):
+        some: list[Transaction] = []
+        for _ in range(dice.randint(1, 12)):
+            position += 10
+            some.append(history.transaction(position))
+        events = [
+            event_of(oracle, one.bounds.position, n, change)
+            for one in some
+            for n, change in enumerate(one.changes, start=1)
+        ]
+        oracle.run(some)
+        for lake in lakes:
+            lake.run(list(events), position)
+        rows = lakes[0].open().rows.to_pylist()
+        for lake in lakes:
+            found = lake.open()
+            at = f"CDC_LAKE_SEED={seed} at {position}"
+            assert lake.keys == set(oracle.tables.get(T.table, {})), at
+            places = [(row["position"], row["ordinal"]) for row in found.rows.to_pylist()]
+            assert places == sorted(oracle.waiting.get(T.table, {})), at
+            assert found.waiting.apart == oracle.apart.get(T.table, set()), at
+            assert found.keys == oracle.held_keys.get(T.table, set()), at
+            reasons = [(row["reason"], row["rules"]) for row in found.rows.to_pylist()]
+            assert reasons == [(row["reason"], row["rules"]) for row in rows], at
+        for group in connected(rows):
+            if dice.random() < 0.5:
+                continue
+            places = [(row["position"], row["ordinal"]) for row in group.rows]
+            verb = "release" if group.broken <= {"rule"} and dice.random() < 0.6 else "discard"
+            first = AT + sum(one["position"] == position + 1 for one in lakes[0].decisions)
+            for lake in lakes:
+                mine = [row for row in lake.open().rows.to_pylist() if (row["position"], row["ordinal"]) in places]
+                lake.decide(verb, mine)
+            if verb == "release":
+                oracle.release(T.table, (position + 1, first), places)
+            else:
+                oracle.discard(T.table, places)

@@ -1,0 +1,178 @@
+"""`held release` and `held discard`: what they choose, say, refuse and record; a step that dies decides all or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cdc_lake
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.cli.app import app
+from cdc_lake.cli.process import run_command
+from cdc_lake.config.project import Project
+from cdc_lake.errors import AnotherApply, DecidedOtherwise, HoldStays, NotHeld
+from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.control_rows import CutRow, now
+from cdc_lake.lake.lease import lease
+from cdc_lake.model.change import Insert
+from cdc_lake.model.decision import FIRST_ORDINAL
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe import failpoint as at
+from cdc_lake.pipeline.decide import Choice, decide
+from cdc_lake.pipeline.held import held_list
+from cdc_lake.testing.broken_off import broken_off
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+SHOP = """\
+version: 1
+pipeline: shop
+source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}
+silver:
+  tables:
+    - from: public.orders
+      rules:
+        - {rule: in_set, column: note, values: [a], on_fail: quarantine}
+        - {rule: not_null, column: note, on_fail: quarantine}
+"""
+ORDERS = table("public.orders", id="int4", note="text")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Keys 7 and 8 wait together, by a rule; 9 by a value, 5 by two rules, 6 by a rule that 7 has too."""
+    (tmp_path / "shop.yaml").write_text(SHOP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    made = cdc_lake.load_pipeline(tmp_path / "shop.yaml")
+    bronze = DeltaBronze(made.bronze, durability="os")
+    bronze.begin_stream("s", 100)
+    changes = (Insert(ORDERS, ("7", "x")), Insert(ORDERS, ("9", "b")))
+    bronze.append([raw_transaction(Transaction(boundaries(position), changes)) for position in (200, 240)])
+    control = control_tables(made)
+    state = {"table": "silver.orders", "format": "delta", "version": 1, "position": 250, "state": "in", "held": 5}
+    layout = {"layout": ORDERS.layout}
+    control.record(CutRow(1, "s", 250, None, json.dumps({"public.orders": {**state, **layout}}), now()))
+    rows: list[tuple[int, int, str, list[str], str, str | None]] = [
+        (200, 1, "failed", ["in_set_note"], "7", None),
+        (200, 2, "failed", ["type_note"], "9", None),
+        (210, 1, "failed", ["in_set_note", "not_null_note"], "5", None),
+        (220, 1, "failed", ["in_set_note"], "6", None),
+        (240, 1, "waiting", [], "8", "7"),
+    ]
+    control.append("held", [_held(*row) for row in rows])
+    return made
+
+
+def _held(position: int, ordinal: int, reason: str, rules: list[str], key: str, before: str | None) -> dict[str, Any]:
+    return {
+        "stream": "s", "epoch": 1, "generation": 1, "relation": "public.orders", "table": "silver.orders",
+        "op": "I" if before is None else "U", "layout": ORDERS.layout, "new": [key, "x"], "old": None, "old_kind": None,
+        "unchanged": None, "span_upto": 250, "recorded_at": now(), "position": position, "ordinal": ordinal,
+        "reason": reason, "rules": rules, "key": [key], "from_key": None if before is None else [before],
+    }  # fmt: skip
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert run_command(app, ["held", *arguments]) == code
+    heard = capsys.readouterr()
+    return heard.out if code == 0 else heard.err
+
+
+def decisions(project: Project) -> list[dict[str, Any]]:
+    return control_tables(project).read("decisions").sort_by("ordinal").to_pylist()
+
+
+def test_without_yes_the_changes_are_listed_and_nothing_is_decided(project: Project, capsys: Any):
+    text = said(capsys, "release", "orders", "--key", "7", "--reason", "looked at")
+    assert text == (
+        "table          position  op  key  held by\n"
+        "silver.orders  0/C8 #1   I   (7)  in_set_note\n"
+        "silver.orders  0/F0 #1   U   (8)  waits behind a held change of its key\n"
+        "\n"
+        "2 changes would be released: say --yes to do it\n"
+    )
+    assert decisions(project) == []
+
+
+def test_a_decision_takes_what_waits_together_and_is_recorded_whole(project: Project, capsys: Any):
+    text = said(capsys, "release", "orders", "--key", "8", "--reason", "looked at", "--yes")
+    assert text.endswith("\n2 changes released: the next run carries it out, before position 0/FB\n")
+    rows = decisions(project)
+    assert [(row["of_position"], row["of_ordinal"], row["ordinal"]) for row in rows] == [
+        (200, 1, FIRST_ORDINAL), (240, 1, FIRST_ORDINAL + 1),
+    ]  # fmt: skip
+    assert {(row["verb"], row["told"], row["position"]) for row in rows} == {("release", "looked at", 251)}
+    assert [row["new"] for row in rows] == [["7", "x"], ["8", "x"]]
+    assert [row["xid"] for row in rows] == [200, 240], "as in bronze"
+    listed = said(capsys, "list")
+    assert "in_set_note; released by the next run" in listed
+    assert [one.decided for one in held_list(project).changes].count("release") == 2
+
+
+def test_twice_is_once_and_the_opposite_is_refused(project: Project, capsys: Any):
+    said(capsys, "release", "orders", "--key", "7", "--reason", "looked at", "--yes")
+    assert said(capsys, "release", "orders", "--key", "7", "--reason", "again", "--yes") == (
+        "2 changes were released before\n"
+    )
+    assert len(decisions(project)) == 2
+    with pytest.raises(DecidedOtherwise):
+        decide(project, "discard", "orders", Choice(("7",)), "no", yes=True)
+    later = CutRow(1, "s", 300, None, control_tables(project).last_cut("s").tables.replace("250", "300"), now())  # type: ignore[union-attr]
+    control_tables(project).record(later)
+    assert [one.key for one in held_list(project).changes] == [("9",), ("5",), ("6",)]
+    assert said(capsys, "release", "orders", "--key", "7", "--reason", "again", "--yes") == (
+        "2 changes were released before\n"
+    ), "also where it is carried out"
+
+
+def test_by_rule_only_what_nothing_else_holds_is_chosen_and_the_rest_is_named(project: Project, capsys: Any):
+    text = said(capsys, "release", "public.orders", "--all", "--rule", "in_set_note", "--reason", "fine")
+    assert "(5) stays held: it is held by not_null_note too\n" in text
+    assert "3 changes would be released" in text
+    everything = json.loads(said(capsys, "release", "orders", "--all", "--reason", "fine", "--json"))
+    assert everything["schema"] == "cdc-lake/held-release/1"
+    assert [(one["keys"], one["why"]) for one in everything["left"]] == [
+        ([["9"]], "no rule of the pipeline holds it that could be waived, but type_note")
+    ]
+    assert len(json.loads(said(capsys, "discard", "orders", "--all", "--reason", "fine", "--json"))["changes"]) == 5
+
+
+def test_what_cannot_be_decided_is_refused_where_it_is_named(project: Project, capsys: Any):
+    with pytest.raises(HoldStays, match="type_note"):
+        decide(project, "release", "orders", Choice(("9",)), "fine", yes=True)
+    assert len(decide(project, "discard", "orders", Choice(("9",)), "fine", yes=False).changes) == 1
+    with pytest.raises(NotHeld, match="keeps that key"):
+        decide(project, "release", "orders", Choice(("77",)), "fine", yes=True)
+    assert "QUA510" in said(capsys, "release", "nowhere", "--key", "1", "--reason", "fine", code=1)
+    assert decisions(project) == []
+
+
+def test_without_a_choice_or_a_reason_the_command_line_is_wrong(project: Project, capsys: Any):
+    for arguments in (
+        ("release", "orders", "--reason", "fine"),
+        ("release", "orders", "--key", "7", "--all", "--reason", "fine"),
+        ("discard", "orders", "--key", "7", "--rule", "in_set_note", "--reason", "fine"),
+        ("discard", "orders", "--key", "7"),
+    ):
+        said(capsys, *arguments, code=2)
+
+
+def test_while_another_process_applies_nothing_is_decided(project: Project):
+    with lease(project.lease):
+        with pytest.raises(AnotherApply):
+            cdc_lake.release_held(project, "orders", key=["7"], reason="fine")
+        assert decide(project, "release", "orders", Choice(("7",)), "fine", yes=False).changes
+
+
+@pytest.mark.parametrize("point", [at.FILE_OPEN, at.COMMIT_WRITTEN])
+@pytest.mark.parametrize("verb", ["release", "discard"])
+def test_a_process_that_dies_has_decided_all_or_nothing(project: Project, point: str, verb: Any):
+    with broken_off(point) as reached:
+        decide(project, verb, "orders", Choice(("7",)), "fine", yes=True)
+    assert reached
+    assert len(decisions(project)) in {0, 2}
+    decide(project, verb, "orders", Choice(("7",)), "fine", yes=True)
+    assert [(row["of_position"], row["verb"]) for row in decisions(project)] == [(200, verb), (240, verb)]
