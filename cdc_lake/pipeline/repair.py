@@ -70,7 +70,7 @@ def repair_run(project: Project) -> Iterator[list[Comparison]]:
     the comparison that the caller puts into the list. Raises AnotherApply.
     """
     found: list[Comparison] = []
-    with lease(project.control):
+    with lease(project.lease):
         control, run, began = control_tables(project), uuid.uuid4().hex[:12], datetime.now(UTC)
         control.record(RunRow(run, REPAIR, began, None, "running", "{}"))
         outcome = "failed"

@@ -52,7 +52,7 @@ def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
     found = _look(project)
     if yes and found.pending:
         control = control_tables(project)
-        with lease(project.control):
+        with lease(project.lease):
             for name in get_args(ControlName):
                 if any(table.table == _label(name) for table in found.pending):
                     bring(control.place(name), name, schema_of(name))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -218,7 +219,7 @@ def test_a_replayed_span_changes_nothing(spark: Any, lake_root: Path, fmt: str) 
     lake.land(insert("1", "1"), insert("2", "2"))
     lake.advance()
     before = lake.marker()
-    ControlTables(lake.project.control).delete("cuts", "position > 0")
+    ControlTables(lake.project.control).delete("cuts", pc.field("position") > 0)
     lake.advance()
     assert lake.marker() == before
     assert lake.rows() == [row(1, 1), row(2, 2)]

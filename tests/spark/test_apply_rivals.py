@@ -182,7 +182,7 @@ def test_cuts_that_were_lost_come_back_true(spark: Any, lake_root: Path, fmt: st
     last = cuts.last_cut("test")
     assert last is not None
     assert last.position == positions[-1]
-    cuts.delete("cuts", "position > 0")
+    cuts.delete("cuts", pc.field("position") > 0)
     apply(lake.project, once=True, goal=positions[1], stop=threading.Event(), tell=silent, spark=spark)
     assert_cuts_are_true(lake.project)
     lake.apply()

@@ -14,7 +14,7 @@ import pytest
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.touching import touching
-from cdc_lake.cli.render_inspect import row_text
+from cdc_lake.cli.render_row import row_text
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow, schema_of
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
@@ -23,6 +23,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.holds import HoldLog, open_holds
 from cdc_lake.pipeline.inspect import inspect_row
+from cdc_lake.pipeline.inspect_row import RowChange, RowEverywhere
 from cdc_lake.pipeline.reread import reread_tables, rereads_of, wanted_keys
 from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.lineage import trace
@@ -209,7 +210,8 @@ def test_the_history_of_a_row_goes_on_with_what_was_read_again_and_says_by_whom(
         (300, "U", ""),
     ]
     assert lost.position == told.position
-    said = row_text(found).splitlines()
+    changes = tuple(RowChange(None, event.new) for event in found.events)
+    said = row_text(RowEverywhere(found.table, found.key, found.events, changes, None, (), None)).splitlines()
     assert said[4] == "  0/D3  read      (id='1', body='large')  read again at the source by compare --repair"
     gone = inspect_row(place.reader(), T.table, {"id": "7"}, control.snapshots())
     assert [(e.op, e.new and e.new["body"]) for e in gone.events] == [
