@@ -124,6 +124,7 @@ def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
     as_superuser(server, cdc.fine("check", "--sql"), "library")
     cdc.fine("check")
     assert "create slot `library`" in cdc.fine("plan")
+    assert cdc("plan", "--exit-code").code == 6
     assert not (cdc.folder / "lake").exists(), "neither check nor plan makes anything"
 
     # copy, live changes, a receiver that is killed in the middle, more changes
@@ -155,6 +156,9 @@ def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
         (f"public.{name}", "equal") for name in ("books", "loans", "members")
     ]
     assert all(t["source_rows"] > 40 for t in verdict["tables"])
+    planned = cdc("plan", "--exit-code", "--json")
+    assert planned.code == 0, planned.out
+    assert not any(action["changes"] or action["destructive"] for action in json.loads(planned.out)["actions"])
     assert "the chain holds" in cdc.fine("inspect", "chain")
     assert {t["state"] for t in cdc.status()["tables"]} == {"live"}
     assert {t["table"]: t["format"] for t in cdc.status()["tables"]} == {
