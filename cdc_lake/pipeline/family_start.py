@@ -78,7 +78,8 @@ def begin(
     failpoint(SNAPSHOT_DONE)
     record_copy(control, state, "complete", copied)
     rows = sum(t.rows for t in copied)
-    tell(Progress("snapshot", f"copied {len(copied)} tables, {rows} rows", rows, rows, "rows"))
+    whole = f"copied {len(copied)} tables, {rows} rows"
+    tell(Progress("snapshot", whole, rows, rows, "rows", facts={"epoch": state.epoch}))
     return state, rows
 
 

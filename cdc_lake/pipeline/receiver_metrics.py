@@ -81,7 +81,7 @@ class ReceiverMetrics:
                 self._landed(progress.facts)
             case "snapshot":
                 self._copied = time.monotonic()
-                if progress.unit == "rows" and progress.total is not None:
+                if "epoch" in progress.facts and progress.total is not None:  # all of it, after its steps
                     self._tally.add(CHANGES_TOTAL, "S", by=progress.total)
             case "retry" if "code" in progress.facts:
                 self._trouble = time.monotonic(), progress
