@@ -6,7 +6,6 @@ Where two rows have one key for a moment (a deferred constraint), the older one 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -17,9 +16,9 @@ from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE
 from cdc_lake.bronze.decoded import in_order
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import BronzeDamaged
+from cdc_lake.model.rows_by_key import Key, RowsByKey
 
 Row: TypeAlias = dict[str, str | None]
-Rows: TypeAlias = dict[tuple[str | None, ...], deque[Row]]
 
 _COLUMNS = ["relation", "epoch", "position", "ordinal", "op", "layout", "new", "old", "unchanged"]
 
@@ -31,7 +30,7 @@ def folded(reader: BronzeReader, epoch: int, keys: Mapping[str, Sequence[str]]) 
     """
     files = reader.applied()
     names = {number: layout.names for number, layout in reader.layouts().items()}
-    tables: dict[str, Rows] = {name: {} for name in keys}
+    tables: dict[str, RowsByKey[Row]] = {name: RowsByKey() for name in keys}
     wanted = (pc.field("epoch") == epoch) & pc.field("relation").isin(pa.array(list(keys), pa.string()))
     wanted &= pc.field("op").isin([SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE])
     wanted &= pc.field("ordinal") >= 0  # rows that were read again are not of the stream
@@ -39,38 +38,38 @@ def folded(reader: BronzeReader, epoch: int, keys: Mapping[str, Sequence[str]]) 
         for row in part.to_pylist():
             table = row["relation"]
             _change(tables[table], row, names[row["layout"]], keys[table])
-    return {name: [row for rows in of.values() for row in rows] for name, of in tables.items()}
+    return {name: list(rows) for name, rows in tables.items()}
 
 
-def _change(rows: Rows, row: Mapping[str, Any], names: Sequence[str], keys: Sequence[str]) -> None:
+def _change(rows: RowsByKey[Row], row: Mapping[str, Any], names: Sequence[str], keys: Sequence[str]) -> None:
     new = None if row["new"] is None else dict(zip(names, row["new"], strict=True))
     old = None if row["old"] is None else dict(zip(names, row["old"], strict=True))
     match row["op"]:
         case "T":
             rows.clear()
         case "S" | "I" if new is not None:
-            rows.setdefault(_key(new, keys), deque()).append(new)
+            rows.move(None, _key(new, keys), new)
         case "U" if new is not None:
-            before = _leave(rows, _key(old or new, keys), row)
+            left = _key(old or new, keys)
+            before = _there(rows, left, row)
             for at in row["unchanged"] or ():
                 new[names[at]] = before.get(names[at])
-            rows.setdefault(_key(new, keys), deque()).append(new)
+            rows.move(left, _key(new, keys), new)
         case "D" if old is not None:
-            _leave(rows, _key(old, keys), row)
+            left = _key(old, keys)
+            _there(rows, left, row)
+            rows.move(left, None, None)
         case _:
             raise BronzeDamaged(f"a change of {row['relation']} at position {row['position']} names no row")
 
 
-def _leave(rows: Rows, key: tuple[str | None, ...], row: Mapping[str, Any]) -> Row:
-    there = rows.get(key)
-    if not there:
+def _there(rows: RowsByKey[Row], key: Key, row: Mapping[str, Any]) -> Row:
+    found = rows.first(key)
+    if found is None:
         at = f"at position {row['position']}"
         raise BronzeDamaged(f"a change of {row['relation']} {at} is of a row that no earlier one brought")
-    left = there.popleft()
-    if not there:
-        del rows[key]
-    return left
+    return found
 
 
-def _key(row: Row, keys: Sequence[str]) -> tuple[str | None, ...]:
+def _key(row: Row, keys: Sequence[str]) -> Key:
     return tuple(row.get(name) for name in keys)

@@ -6,11 +6,10 @@ constraint at once: then the one that had it first leaves it first.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +18,7 @@ from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.errors import BronzeDamaged, NotInBronze
 from cdc_lake.model.relation import Relation, TableName
-
-Key: TypeAlias = tuple[str | None, ...]
+from cdc_lake.model.rows_by_key import Key, RowsByKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +114,18 @@ def _related(steps: Sequence[_Step], asked: Key) -> list[_Step]:
 
 def _followed(steps: Sequence[_Step], asked: Key) -> list[_Step]:
     """The steps of the rows that had the key at some time."""
-    alive: dict[Key, deque[int]] = {}
+    alive: RowsByKey[int] = RowsByKey()
     of_row: list[tuple[_Step, set[int]]] = []
     wanted: set[int] = set()
     for number, step in enumerate(steps):
         if step.op == TRUNCATE:
-            of_row.append((step, {row for queue in alive.values() for row in queue}))
+            of_row.append((step, set(alive)))
             alive.clear()
             continue
         leaves = step.after if step.again and step.before is None else step.before
-        queue = alive.get(leaves, deque()) if leaves is not None else deque()
-        row = queue.popleft() if queue else number
-        if step.after is not None:
-            alive.setdefault(step.after, deque()).append(row)
+        there = None if leaves is None else alive.first(leaves)
+        row = number if there is None else there
+        alive.move(leaves, step.after, row)
         if asked in {step.before, step.after}:
             wanted.add(row)
         of_row.append((step, {row}))

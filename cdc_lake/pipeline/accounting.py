@@ -6,15 +6,16 @@ the held changes in order, applied to that row one by one, give the source's row
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from cdc_lake.bronze.contract import DELETE, INSERT, SNAPSHOT
 from cdc_lake.model.relation import Relation
+from cdc_lake.model.rows_by_key import Key, RowsByKey
 from cdc_lake.model.succession import predecessors
 
-Key: TypeAlias = tuple[str | None, ...]
 Row: TypeAlias = Mapping[str, str | None]
 Form: TypeAlias = Callable[[str, str | None], str | None]
 """The canonical form of a text of a column, by the column's name."""
@@ -22,16 +23,19 @@ Form: TypeAlias = Callable[[str, str | None], str | None]
 
 @dataclass(frozen=True, slots=True)
 class HeldChange:
-    """One held change: its place, its tuples by column name in canonical form, and what was not sent."""
+    """One held change: its place, its tuples by column name in canonical form, and what was not sent. `told`: whether
+    the key it leaves, and the one it gives, were told anew since: of that one it says nothing any more.
+    """
 
     place: tuple[int, int, int]  # epoch, position, ordinal
     op: str
     new: Row | None
     old: Row | None
     unchanged: frozenset[str]
+    told: tuple[bool, bool] = (False, False)
 
     def keys(self, names: Sequence[str]) -> tuple[Key | None, Key | None]:
-        """The key it leaves and the key it gives, None where there is none."""
+        """The key it leaves and the key it gives, None where there is none, or where it was told anew."""
         before = self.old if self.old is not None else self.new
         arrives = self.op == INSERT or (self.op == SNAPSHOT and self.new is not None)
         leaves = None if arrives or before is None else _key(before, names)
@@ -39,7 +43,7 @@ class HeldChange:
         if self.op != DELETE and self.new is not None:
             known = {**(self.old or {}), **{n: v for n, v in self.new.items() if n not in self.unchanged}}
             gives = tuple(known.get(name) for name in names)
-        return leaves, gives
+        return None if self.told[0] else leaves, None if self.told[1] else gives
 
 
 def held_changes(
@@ -53,7 +57,8 @@ def held_changes(
         new, old = (_named(row[tuple_], names, form) for tuple_ in ("new", "old"))
         if new is not None:
             new = {**{name: form(name, text) for name, text in later.items()}, **new}
-        out.append(HeldChange(_place(row), row["op"], new, old, unchanged))
+        told = (bool(row.get("from_key_told")), bool(row.get("key_told")))
+        out.append(HeldChange(_place(row), row["op"], new, old, unchanged, told))
     return out
 
 
@@ -81,27 +86,33 @@ def folded(
     partial: bool = False,
 ) -> tuple[dict[Key, dict[str, str | None] | None], frozenset[Key]]:
     """What each held key's row becomes (None: no row), and the keys where a change does not apply to what is there.
+    Changes come in order; where a key is checked at the end of a transaction two rows have it for a moment.
 
     `partial`: silver may lack rows that the source has; values that no held change tells are not in the result.
     """
-    state: dict[Key, dict[str, str | None] | None] = {}
+    rows: RowsByKey[dict[str, str | None]] = RowsByKey()
+    touched: set[Key] = set()
     odd: set[Key] = set()
-    for change in changes:
-        leaves, gives = change.keys(keys)
-        for key in (leaves, gives):
-            if key is not None and key not in state:
-                state[key] = dict(silver[key]) if key in silver else None
-        before = state.get(leaves) if leaves is not None else None
-        lacks = leaves is not None and before is None and not partial
-        if change.op == SNAPSHOT:  # it was read again: whatever was before, this is so
-            odd -= {leaves, gives}
-        elif lacks or (leaves is None and gives is not None and state[gives]):
-            odd.update(key for key in (leaves, gives) if key is not None)
-        if leaves is not None and leaves != gives:
-            state[leaves] = None
-        if gives is not None:
-            state[gives] = _after(change, before, columns)
-    return state, frozenset(odd)
+    for _, transaction in itertools.groupby(changes, key=lambda change: change.place[:2]):
+        mine: set[Key] = set()
+        for change in transaction:
+            leaves, gives = change.keys(keys)
+            own = {key for key in (leaves, gives) if key is not None}
+            for key in own - touched:
+                rows.put(key, dict(silver[key]) if key in silver else None)
+            touched |= own
+            mine |= own
+            if change.op == SNAPSHOT:  # it was read again: whatever was before, this is so
+                odd -= own
+                for key in own:
+                    rows.put(key, None if gives is None else _after(change, None, columns))
+                continue
+            before = None if leaves is None else rows.first(leaves)
+            if leaves is not None and before is None and not partial:
+                odd |= own
+            rows.move(leaves, gives, None if gives is None else _after(change, before, columns))
+        odd |= rows.settle(mine)
+    return {key: rows.last(key) for key in touched}, frozenset(odd)
 
 
 def folded_copies(
@@ -138,7 +149,7 @@ def _after(change: HeldChange, before: Row | None, columns: Sequence[str]) -> di
         if name in new and name not in change.unchanged:
             out[name] = new[name]
         elif before is not None or old.get(name) is not None or change.op in (INSERT, SNAPSHOT):
-            out[name] = (before or {}).get(name, old.get(name))
+            out[name] = old[name] if old.get(name) is not None else (before or {}).get(name)
     return out
 
 

@@ -59,12 +59,14 @@ def hold_log(control: ControlTables, *, anew: bool = False) -> HoldLog:
 @dataclass(frozen=True)
 class OpenHolds:
     """What is held of one table: its rows of the control table in order, and what they keep. `given_up`: decisions that
-    gave changes up, in order of these, of keys that silver has not had the source's row of since.
+    gave changes up, in order of these, of keys that silver has not had the source's row of since; `apart`: by place of
+    the change which of its keys those are.
     """
 
     rows: pa.Table
     waiting: Waiting
     given_up: pa.Table
+    apart: Mapping[Place, frozenset[Key]]
 
     @property
     def keys(self) -> frozenset[Key]:
@@ -73,10 +75,17 @@ class OpenHolds:
 
     @property
     def kept_back(self) -> list[dict[str, Any]]:
-        """All changes that silver does not have, held or given up, each at its own place."""
-        found: list[dict[str, Any]] = self.rows.to_pylist()
-        given_up = self.given_up.to_pylist()
-        return found + [row | dict(zip(("position", "ordinal"), place_of(row, ON), strict=True)) for row in given_up]
+        """All changes that silver does not have, held or given up, each at its own place; `key_told`, `from_key_told`:
+        that key was told anew since.
+        """
+        held = [(place_of(row), self.waiting.held, row) for row in self.rows.to_pylist()]
+        held += [(place_of(row, ON), self.apart, row) for row in self.given_up.to_pylist()]
+        return [
+            row
+            | {"position": place[0], "ordinal": place[1]}
+            | {f"{of}_told": row[of] is not None and tuple(row[of]) not in kept[place] for of in ("key", "from_key")}
+            for place, kept, row in held
+        ]
 
 
 def open_holds(log: HoldLog, relation: str, epoch: int, generation: int, watermark: int) -> OpenHolds:
@@ -102,7 +111,7 @@ def open_holds(log: HoldLog, relation: str, epoch: int, generation: int, waterma
             held.close(row["key"])
             given_up.close(row["key"])
     waiting = Waiting(held.keys, frozenset().union(*given_up.keys.values()))
-    return OpenHolds(mine.take(held.rows()), waiting, decisions.take(given_up.rows()))
+    return OpenHolds(mine.take(held.rows()), waiting, decisions.take(given_up.rows()), given_up.keys)
 
 
 class _Kept:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import DELETE, TRUNCATE
+from cdc_lake.bronze.contract import DELETE, INSERT, TRUNCATE
 from cdc_lake.bronze.history import RowEvent
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
@@ -21,6 +21,7 @@ from cdc_lake.lake.canonical import from_silver, from_source
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.as_of import Latest
 from cdc_lake.model.relation import TableName
+from cdc_lake.model.rows_by_key import RowsByKey
 from cdc_lake.pipeline.held import HeldChange, held_list
 from cdc_lake.pipeline.inspect import RowView, inspect_row
 from cdc_lake.pipeline.layout_changes import silver_names_of
@@ -70,15 +71,15 @@ class RowEverywhere:
 def row_everywhere(project: Project, reader: BronzeReader, table: TableName, key: Mapping[str, str]) -> RowEverywhere:
     """Everything about the row of a key (column name → text). Raises NotInBronze, LakeError."""
     found = inspect_row(reader, table, key, control_tables(project).snapshots())
-    rows: dict[tuple[str | None, ...], Values] = {}
+    rows: RowsByKey[Values] = RowsByKey()
     changes = tuple(_changes(found, rows))
     values = tuple(key.values())
     held = tuple(one for one in held_list(project).changes if one.source == str(table) and one.key == values)
     silver = _silver(project, reader, table, key)
-    return RowEverywhere(found.table, found.key, found.events, changes, rows.get(values), held, silver)
+    return RowEverywhere(found.table, found.key, found.events, changes, rows.last(values), held, silver)
 
 
-def _changes(found: RowView, rows: dict[tuple[str | None, ...], Values]) -> Iterator[RowChange]:
+def _changes(found: RowView, rows: RowsByKey[Values]) -> Iterator[RowChange]:
     """Follow rows from key to key; `rows` has them by key at the end. Another stream begins with none."""
     epoch = None
     for event in found.events:
@@ -86,22 +87,23 @@ def _changes(found: RowView, rows: dict[tuple[str | None, ...], Values]) -> Iter
             rows.clear()
             epoch = event.epoch
         if event.op == TRUNCATE or event.key is None:
-            before = next(iter(rows.values()), None)
+            before = next(iter(rows), None)
             rows.clear()
             yield RowChange(before, None)
             continue
         after = tuple(event.key.values())
-        left = _key_before(event, tuple(event.key)) or after
-        known = rows.pop(left, None)
+        left = None if event.op == INSERT else _key_before(event, tuple(event.key)) or after
+        known = None if left is None else rows.first(left)
         if event.op == DELETE or event.new is None:
+            rows.move(left, None, None)
             yield RowChange(known or event.old, None)
             continue
         new = {
             name: known[name] if name in event.unchanged and known else value
-            for name, value in (event.new or {}).items()
+            for name, value in event.new.items()
             if name not in event.unchanged or (known is not None and name in known)
         }
-        rows[after] = new
+        rows.move(left, after, new)
         yield RowChange(known, new)
 
 

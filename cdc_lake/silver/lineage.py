@@ -17,7 +17,8 @@ Promises:
   too: at the end of a transaction no key has two rows.
 * A decision is on one held change, and ends its hold where that still waits. What is let through is an event of its
   own, behind everything that waited. Where changes were given up, silver does not have the row of the source: the
-  next change that tells all of it, or that it went, says what the key has, and any other is held.
+  next change that tells all of it, or that it went, says what the key has, and any other is held. An insert says it
+  only where its transaction takes no row from that key afterwards: that may be the older one.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def _transaction(
     closings: list[Closing] = []
     # All of them before the first is made: each of these changes kept the keys of the others.
     void = {event.ordinal for event in events if event.decides is not None and not holds.decide(event)}
+    open_ended = _open_ended(events)
     for event in events:
         if event.op == TRUNCATE:
             if holds:
@@ -99,7 +101,7 @@ def _transaction(
             traced.append(Traced(event.position, event.ordinal, 0, None, held=False, dropped=True))
             continue
         waits = not event.again and holds.touch(event.keys)
-        if not event.failed and not waits and _says_all(event, holds):
+        if not event.failed and not waits and event.ordinal not in open_ended and _says_all(event, holds):
             ended = [key for key in event.keys if key in holds or key in holds.apart]
             closings += [Closing(event.position, event.ordinal, key) for key in ended]
             for key in ended:
@@ -114,6 +116,23 @@ def _transaction(
         row = _ANY if rows is None else rows.follow(event, move=not is_held)
         traced.append(Traced(event.position, event.ordinal, row.number, row.origin, is_held, waits, broke))
     return traced, closings, holds
+
+
+def _open_ended(events: list[Event]) -> frozenset[int]:
+    """Inserts that come to a key which a row leaves later in their transaction: whether that is theirs, only who knows
+    the row before can tell.
+    """
+    leaving: set[tuple[int | None, Key]] = set()
+    found: set[int] = set()
+    for event in reversed(events):
+        of = event.decides[0] if event.decides is not None else None
+        if event.op == TRUNCATE:
+            leaving.clear()
+        elif event.old is None and event.new is not None and not event.again and (of, event.new) in leaving:
+            found.add(event.ordinal)
+        elif event.old is not None and event.old != event.new:
+            leaving.add((of, event.old))
+    return frozenset(found)
 
 
 def _says_all(event: Event, holds: Holds) -> bool:

@@ -3,14 +3,15 @@
 It follows a change exactly as the server made it: where two rows have one key for a moment (a deferred constraint), the
 older one leaves first. With `fails` it also holds: a change whose row fails, and every later change of a key a held one
 touches, is kept back until a truncate; with `missing` a change that needs a row which is not there is held too. What
-is held may be released or discarded; where it was discarded, the next change that tells a whole row says what there is.
+is held may be released or discarded; where it was discarded, the next change that tells a whole row says what there is:
+not an insert to a key that a row leaves later in its transaction, since that may be the one that nobody has here.
 Everything clever must agree with it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
@@ -40,19 +41,21 @@ class Oracle:
     waiting: dict[TableName, dict[tuple[int, int], Change]] = field(default_factory=dict)
     apart: dict[TableName, set[Key]] = field(default_factory=dict)
 
-    def apply(self, transaction: Transaction, first: int = 1) -> None:
+    def apply(self, transaction: Transaction, first: int = 1, together: Sequence[int] = ()) -> None:
         """Apply one transaction, whose changes count from `first`; within it keys may clash, at its end they may not.
+        `together`: which changes came in one transaction at the source, where they are of several.
 
         Where a clash comes from a hold, the change that brought the younger row is held too, and the transaction is
         applied again from its start.
         """
         kept_back: set[int] = set()
+        unsure = {first + n for n in self._unsure(transaction.changes, together)}
         before, waiting, apart = self.tables, self.held_keys, self.apart
         while True:
             self.tables = {table: dict(rows) for table, rows in before.items()}
             self.held_keys = {table: set(keys) for table, keys in waiting.items()}
             self.apart = {table: set(keys) for table, keys in apart.items()}
-            held, clash = self._attempt(transaction, kept_back, first)
+            held, clash = self._attempt(transaction, kept_back, first, unsure)
             if clash is None:
                 break
             if not held:
@@ -71,9 +74,10 @@ class Oracle:
     def release(self, table: TableName, place: tuple[int, int], places: Iterable[tuple[int, int]]) -> None:
         """Held changes, all that wait for each other, are made from a place on, whatever they break."""
         position, first = place
-        changes = self._decided(table, places)
+        wanted = sorted(places)
+        of, changes = [at for at, _ in wanted], self._decided(table, wanted)
         fails, self.fails = self.fails, None
-        self.apply(Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes)), first)
+        self.apply(Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes)), first, of)
         self.fails = fails
 
     def discard(self, table: TableName, places: Iterable[tuple[int, int]]) -> None:
@@ -113,13 +117,43 @@ class Oracle:
                 state[key] = dict(row)
         self.tables[relation.table], self.held_keys[relation.table] = state, waiting
 
-    def _attempt(self, transaction: Transaction, kept_back: set[int], first: int) -> tuple[list[int], int | None]:
+    def _unsure(self, changes: Sequence[Change], together: Sequence[int]) -> Iterator[int]:
+        """Inserts, by their number, to keys that a row leaves later in the same transaction."""
+        for n, change in enumerate(changes):
+            for later in range(n + 1, len(changes)):
+                other = changes[later]
+                if isinstance(other, Truncate) and other.relation.table == _table(change):
+                    break
+                same = _table(other) == _table(change) and (not together or together[n] == together[later])
+                if same and isinstance(change, Insert) and self._leaves(other) in self.keys_of(change):
+                    yield n
+
+    def _is_apart(self, change: Change) -> bool:
+        apart = set() if isinstance(change, Message) else self.apart.get(change.relation.table, set())
+        return not apart.isdisjoint(self.keys_of(change))
+
+    def _leaves(self, change: Change) -> Key | None:
+        """The key that a change takes a row from."""
+        match change:
+            case Delete(relation, old) if old is not None:
+                return self._key(relation, _row(relation, old, {}))
+            case Update(relation, new, old):
+                before = _row(relation, old if old is not None else new, {})
+                after = self._key(relation, _row(relation, new, before))
+                return None if self._key(relation, before) == after else self._key(relation, before)
+            case _:
+                return None
+
+    def _attempt(
+        self, transaction: Transaction, kept_back: set[int], first: int, unsure: set[int]
+    ) -> tuple[list[int], int | None]:
         """The ordinals held, and that of the last change that brought a second row to a key."""
         open_rows = {table: list(rows.items()) for table, rows in self.tables.items()}
         held: list[int] = []
         arrived: dict[tuple[TableName, Key], int] = {}
         for ordinal, change in enumerate(transaction.changes, start=first):
-            if not self._change(open_rows, change, force=ordinal in kept_back):
+            open_ended = ordinal in unsure and self._is_apart(change)
+            if not self._change(open_rows, change, force=ordinal in kept_back or open_ended):
                 held.append(ordinal)
             elif isinstance(change, Insert | Update):
                 key = self._key(change.relation, _row(change.relation, change.new, {}))
@@ -318,6 +352,10 @@ class Versions:
         if table not in self.track or before is None or after is None:
             return False
         return all(before.get(name) == after.get(name) for name in self.track[table])
+
+
+def _table(change: Change) -> TableName | None:
+    return None if isinstance(change, Message) else change.relation.table
 
 
 def _row(relation: Relation, values: Tuple, before: Row) -> Row:

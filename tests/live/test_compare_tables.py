@@ -89,10 +89,12 @@ class Lake:
     def close(self) -> None:
         self.sql.close()
 
-    def fill(self) -> None:
+    def fill(self, key: str = "") -> None:
+        """`key`: when it is checked, if not at once; then the server logs whole rows."""
         self.sql.execute("SET TimeZone = 'UTC'")
         for name in FORMATS:
-            self.sql.execute(f"CREATE TABLE {name} ({DDL})")
+            self.sql.execute(f"CREATE TABLE {name} ({DDL} {key})")
+            self.sql.execute(f"ALTER TABLE {name} REPLICA IDENTITY {'FULL' if key else 'DEFAULT'}")
             for row in ROWS:
                 self.sql.execute(f"INSERT INTO {name} VALUES ({', '.join(['%s'] * len(row))})", row)
 
@@ -325,6 +327,44 @@ def test_discarded_keys_are_accounted_for_too_and_said_apart(lake):
     del without[3]
     lake.silver("orders", pa.Table.from_pylist(without, SCHEMA))
     assert lake.compare("orders")["orders"].verdict is Verdict.DIFFERENT, "nothing that was given up explains it"
+
+
+def test_what_was_given_up_says_nothing_of_a_key_that_was_told_anew(lake):
+    before = lake.rows("orders")
+    lake.sql.execute("UPDATE orders SET id = 8 WHERE id = 3")
+    lake.receive()
+    hold(lake, "orders")
+    discard(lake, "orders", "3")
+    lake.sql.execute("INSERT INTO orders (id, part, small) VALUES (3, 'größe 漢', 9)")
+    lake.receive()
+    control = ControlTables(lake.project.control, "os")
+    *_, decided = control.read("held").to_pylist()
+    own = {"reason": "closed", "op": "S", "position": lake.state.upto, "key": decided["from_key"], "from_key": None}
+    control.append("held", [decided | own])
+    told = [row for row in before.to_pylist() if row["id"] != 3] + [
+        row for row in lake.rows("orders").to_pylist() if row["id"] == 3
+    ]
+    lake.silver("orders", pa.Table.from_pylist(told, SCHEMA))
+    assert lake.compare("orders")["orders"].text == "equal but for 1 discarded key"
+
+
+def test_rows_that_have_one_key_in_turn_are_folded_as_the_server_made_them(database, tmp_path):
+    with closing(Lake(database, tmp_path)) as lake:
+        lake.fill("DEFERRABLE INITIALLY DEFERRED")
+        lake.receive()
+        before = lake.rows("orders")
+        lake.silver("orders")
+        lake.sql.execute("UPDATE orders SET part = CASE part WHEN 'a' THEN 'b' ELSE 'a' END WHERE id = 1")
+        lake.sql.execute(
+            "BEGIN; INSERT INTO orders (id, part, small) VALUES (3, 'größe 漢', 7); "
+            "DELETE FROM orders WHERE id = 3 AND small = 0; COMMIT"
+        )
+        lake.receive()
+        found = lake.compare("orders")["orders"]
+        assert (found.text, found.rolled_forward) == ("equal", 2)
+        hold(lake, "orders")
+        lake.silver("orders", before)
+        assert lake.compare("orders")["orders"].text == "equal but for 3 held keys"
 
 
 def test_a_difference_beside_a_held_key_and_one_that_the_hold_does_not_explain_are_found(lake):

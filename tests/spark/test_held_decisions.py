@@ -42,7 +42,7 @@ BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 PARTS, A_PART = (2, 12) if BUDGET == 1 else (8, 30)
 LIMIT = 69
 NOW = table("public.now", id="int4", amount="int4", body="text")
-EVER = table("public.ever", id="int4", amount="int4", body="text")
+EVER = table("public.ever", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
 RULE = {"rule": "between", "column": "amount", "min": 0, "max": LIMIT, "on_fail": "quarantine"}
 POINTS = (at.PREPARED, at.HELD_RECORDED, at.TABLE_MERGED, at.ALL_MERGED, at.CUT_WRITTEN)
 CONTROL = (at.FILE_OPEN, at.COMMIT_WRITTEN)

@@ -16,6 +16,7 @@ from cdc_lake.cli.process import run_command
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import GapRow, StreamRow, now
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
@@ -200,6 +201,24 @@ def test_a_value_that_never_came_is_said_to_be_that(inspect: Shell, bronze: Delt
     bronze.append([raw_transaction(Transaction(boundaries(5000), (update,)))])
     lines = inspect("row", "public.orders", "8")[0].splitlines()
     assert lines[2].endswith("update    (id='8'), from (id='7'), note was not sent")
+
+
+def test_rows_that_swap_keys_inside_a_transaction_are_told_apart(inspect: Shell, bronze: DeltaBronze) -> None:
+    seats = table("public.seats", identity=ReplicaIdentity.FULL, id="int4", who="text")
+    swapped = [
+        Update(seats, ("2", "ann"), ("1", "ann"), OldKind.FULL),
+        Update(seats, ("1", "bob"), ("2", "bob"), OldKind.FULL),
+    ]
+    for position, changes in (
+        (5000, (Insert(seats, ("1", "ann")), Insert(seats, ("2", "bob")))),
+        (6000, tuple(swapped)),
+        (7000, (Insert(seats, ("2", "eve")), Delete(seats, ("2", "ann"), OldKind.FULL))),
+    ):
+        bronze.append([raw_transaction(Transaction(boundaries(position), changes))])
+    found = inspect.document("row", "public.seats", "2")
+    assert found["net"] == {"id": "2", "who": "eve"}
+    made = [(one["before"] and one["before"]["who"], one["after"] and one["after"]["who"]) for one in found["changes"]]
+    assert made == [(None, "ann"), (None, "bob"), ("ann", "ann"), ("bob", "bob"), (None, "eve"), ("ann", None)]
 
 
 def test_a_table_that_bronze_has_nothing_of_is_said_to_be_that(inspect: Shell, bronze: DeltaBronze) -> None:
