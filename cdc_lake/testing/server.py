@@ -19,7 +19,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
@@ -29,6 +28,8 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+
+from cdc_lake.testing.ports import free_port, is_free
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -150,8 +151,8 @@ class EmbeddedServer:
             return self
         if not (self.data / "PG_VERSION").exists():
             self._initialise()
-        if not _free(self.port):
-            self._write(_Record(_free_port(), self.password, str(self.binaries)))
+        if not is_free(HOST, self.port):
+            self._write(_Record(free_port(HOST), self.password, str(self.binaries)))
         self._owned_folder(self.socket_folder)
         options = f"-c port={self.port} -c listen_addresses={HOST} -c unix_socket_directories={self.socket_folder}"
         self.run("pg_ctl", "start", "-w", "-t", "60", "-D", self.data, "-l", self.data / "server.log", "-o", options)
@@ -215,7 +216,7 @@ class EmbeddedServer:
             _let_through(self.folder / "data")
             _let_through(self.binaries / "postgres")
         self._owned_folder(self.data)
-        self._write(self._read() or _Record(_free_port(), password or secrets.token_urlsafe(18), str(self.binaries)))
+        self._write(self._read() or _Record(free_port(HOST), password or secrets.token_urlsafe(18), str(self.binaries)))
 
     def _initialise(self) -> None:
         self.prepare()
@@ -273,22 +274,6 @@ class EmbeddedServer:
 def _quoted(value: str) -> str:
     """One value of a libpq connection string."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
 
 
 def _let_through(path: Path) -> None:

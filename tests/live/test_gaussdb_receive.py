@@ -21,12 +21,12 @@ from cdc_lake.testing.beside import until
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.live import LivePostgres
 from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake.testing.ports import free_port
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import bronze_rows, once, tables_at_source, tables_from_bronze
 from tests.live.test_receiver_metrics import healthz, metrics, receiving
-from tests.unit.test_metrics import free_port
 
 pytestmark = pytest.mark.live
 

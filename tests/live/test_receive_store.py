@@ -30,10 +30,11 @@ from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, honest
 from cdc_lake.testing.object_store import LocalStore, storage_at
+from cdc_lake.testing.ports import free_port
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
-from tests.unit.test_metrics import free_port, get
+from tests.unit.test_metrics import get
 
 pytestmark = pytest.mark.live
 NOTHING = BronzeState("", 0, -1, -1, b"")

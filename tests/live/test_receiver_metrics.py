@@ -25,10 +25,11 @@ from cdc_lake.pipeline import health, source_looks
 from cdc_lake.pipeline.receiver_process import ReceiverProcess
 from cdc_lake.pipeline.run import run
 from cdc_lake.testing.beside import beside, until
+from cdc_lake.testing.ports import free_port
 from tests.conftest import CDC_PASSWORD, Database
 from tests.live.test_pipeline_views import project_of
 from tests.logged import logged
-from tests.unit.test_metrics import free_port, get
+from tests.unit.test_metrics import get
 
 pytestmark = pytest.mark.live
 

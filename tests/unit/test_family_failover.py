@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +41,7 @@ from cdc_lake.testing.gaussdb.dialect import Product
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake.testing.ports import free_port
 from tests.live.test_receive_loop import bronze_rows
 from tests.live.test_receive_loop import once as run_once
 from tests.unit.test_gaussdb_capture import BUDGET, NAME, TABLE, Way, fields, once, project_of, row
@@ -108,11 +107,9 @@ class Cluster:
 
     def _place(self, server: GaussServer) -> None:
         """Give a server two ports, the second behind the first: one setting is for all hosts."""
-        while not server.port:
-            with socket.create_server((server.host, 0)) as one:
-                port = int(one.getsockname()[1])
-                with contextlib.suppress(OSError), socket.create_server((server.host, port + 1)):
-                    server._ports = [port, port + 1]
+        if not server.port:
+            port = free_port(server.host, 2)
+            server._ports = [port, port + 1]
 
     def _start(self, server: GaussServer) -> GaussServer:
         self._place(server)

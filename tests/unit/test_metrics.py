@@ -24,16 +24,11 @@ from cdc_lake.observe.metric_names import BATCH_ROWS, CHANGES_TOTAL, METRICS, TR
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.health import STALLED_AFTER, health_of
 from cdc_lake.pipeline.pulse import Pulse
+from cdc_lake.testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LABELS = {"level", "table", "op", "rule", "code", "kind", "loop"}
 STATE = BronzeState("pg:1:shop:shop:0/3E8", 1, 1000, 1000, b"")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def get(address: str, path: str, **headers: str) -> tuple[int, str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import ssl
 import struct
 import subprocess
@@ -37,6 +36,7 @@ from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.protocol import copy_data, message
 from cdc_lake.source.wire.session import Result
 from cdc_lake.source.wire.target import WireTls
+from cdc_lake.testing.ports import free_port
 from tests.scripted import (
     ACCEPTED,
     READY,
@@ -217,11 +217,6 @@ def test_a_unix_socket_is_connected_to_without_tls() -> None:
 
 STANDBY = answers({"SELECT pg_is_in_recovery()": table(("pg_is_in_recovery",), ("t",))})
 PRIMARY = answers({"SELECT pg_is_in_recovery()": table(("pg_is_in_recovery",), ("f",))})
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def test_the_primary_is_found_among_hosts_that_are_down_or_standbys() -> None:

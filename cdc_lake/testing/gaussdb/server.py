@@ -35,6 +35,7 @@ from cdc_lake.testing.gaussdb.shape import Plugin, View
 from cdc_lake.testing.gaussdb.sql import Exported, SqlAnswers
 from cdc_lake.testing.gaussdb.state import ServerState
 from cdc_lake.testing.gaussdb.wire import Channel
+from cdc_lake.testing.ports import free_port
 
 HOST = "127.0.0.1"
 
@@ -105,8 +106,8 @@ class GaussServer:
         """Listen on both ports."""
         self._stopping = threading.Event()
         for at, port in enumerate(self._ports):
-            listener = socket.create_server((HOST, port), backlog=64, reuse_port=False)
-            self._ports[at] = listener.getsockname()[1]
+            self._ports[at] = port or free_port(HOST)
+            listener = socket.create_server((HOST, self._ports[at]), backlog=64, reuse_port=False)
             self._listeners.append(listener)
             self._thread(self._listen, listener, at == 1, self._stopping)
         return self
