@@ -109,7 +109,8 @@ def inspect_row(project: Project | str | Path, table: str, *key: object) -> RowV
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.lake.control import control_tables
     from cdc_lake.pipeline.inspect import inspect_row as look_up
-    from cdc_lake.pipeline.inspect import row_key, source_table
+    from cdc_lake.pipeline.inspect import row_key
+    from cdc_lake.pipeline.source_table import source_table
 
     loaded, name = _loaded(project), source_table(table)
     bronze = bronze_reader(loaded)

@@ -71,8 +71,9 @@ def inspect_row(
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.cli.render_row import row_text
     from cdc_lake.pipeline.inspect_row import row_everywhere
+    from cdc_lake.pipeline.source_table import source_table
 
-    project, name = call.project(), _table(table)
+    project, name = call.project(), source_table(table)
     bronze = bronze_reader(project)
     found = row_everywhere(project, bronze, name, _key(key, name, bronze))
     call.view.result(found, row_text(found))
@@ -134,16 +135,6 @@ def _bronze(call: Call) -> BronzeReader:
     from cdc_lake.bronze.open import bronze_reader
 
     return bronze_reader(call.project())
-
-
-def _table(text: str) -> TableName:
-    from cdc_lake.errors import NotInBronze
-    from cdc_lake.pipeline.inspect import source_table
-
-    try:
-        return source_table(text)
-    except NotInBronze as bad:
-        raise typer.BadParameter(bad.message, param_hint="TABLE") from bad
 
 
 def _key(given: list[str], table: TableName, bronze: BronzeReader) -> dict[str, str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 
@@ -24,9 +23,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream, NoTableMatches
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.as_of import AsOf
-from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.compare_job import Job, Pinned, pin, pin_at
+from cdc_lake.pipeline.compare_job import Asked, Job, Pinned, pin, pin_at
 from cdc_lake.pipeline.compare_sample import Sample
 from cdc_lake.pipeline.compare_source import CompareSource, compare_source
 from cdc_lake.pipeline.compare_table import table_compared
@@ -35,6 +33,7 @@ from cdc_lake.pipeline.find_cut import find_cut
 from cdc_lake.pipeline.point import Point, point
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from cdc_lake.pipeline.repair import repair_run
+from cdc_lake.pipeline.source_table import source_table
 from cdc_lake.pipeline.verified import Judged, record
 from cdc_lake.source.captured import Published
 from cdc_lake.source.stream import shown
@@ -59,13 +58,14 @@ def compare(
     the cut that is asked for has it, rolled forward to the source's snapshot, instead of as it is now. `full`: all rows
     are matched, none is hashed first. `sample`: some rows only.
 
-    Raises SourceError, LakeError, StateError; NoTableMatches for a table that is not published; AnotherApply where a
-    run would be in the way of a repair; CutUnknown, BeforeFirstCut, CutNotReached; ValueError for a repair of a cut.
+    Raises SourceError, LakeError, StateError; TableNotKnown and NoTableMatches for a table that is not published;
+    AnotherApply where a run would be in the way of a repair; CutUnknown, BeforeFirstCut, CutNotReached; ValueError for
+    a repair of a cut.
     """
     if repair and at is not None:
         msg = "what differs in an older version of silver is not repaired"
         raise ValueError(msg)
-    asked = _Asked(repair, lands=repair and yes, values=values, full=full, sample=sample)
+    asked = Asked(repair, lands=repair and yes, values=values, full=full, sample=sample)
     if not asked.lands:
         return _compared(project, tables, tell, asked, at)
     with repair_run(project) as found:
@@ -73,18 +73,7 @@ def compare(
     return found[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is asked for besides a verdict (`compare_job.Job`)."""
-
-    repairs: bool
-    lands: bool
-    values: bool
-    full: bool
-    sample: Sample | None
-
-
-def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: _Asked, at: AsOf | None) -> Comparison:
+def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: Asked, at: AsOf | None) -> Comparison:
     began = time.monotonic()
     bronze, control = bronze_reader(project), control_tables(project)
     state = bronze.state()
@@ -98,8 +87,7 @@ def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: _Asked
         pinned = pin(project, control, state, chosen) if cut is None else pin_at(project, cut, chosen)
         tell(Progress("compare", "taking a snapshot of the source"))
         with _snapshot(bronze, state, source, pinned) as where:
-            given = {field.name: getattr(asked, field.name) for field in fields(asked)}
-            jobs = [Job(project, bronze, control, state, source, one, **given) for one in pinned]
+            jobs = [Job(project, bronze, control, state, source, one, asked) for one in pinned]
             found = [_told(table_compared(job, where), tell) for job in jobs]
     position, seconds = shown(state.stream, where.shown.position), round(time.monotonic() - began, 3)
     comparison = Comparison(project.name, datetime.now(UTC), position, tuple(found), seconds, asked.values)
@@ -138,10 +126,7 @@ def _chosen(captured: Sequence[Published], wanted: Sequence[str]) -> list[Publis
         return list(captured)
     chosen = []
     for text in wanted:
-        try:
-            name = TableName.parse(text) if "." in text else TableName("public", text)
-        except ValueError as wrong:
-            raise NoTableMatches(f"`{text}` is no table: {wrong}") from wrong
+        name = source_table(text)
         if name not in by_name:
             raise NoTableMatches(f"the stream carries no table {name}", hint="`cdc-lake plan` lists the tables")
         chosen.append(by_name[name])

@@ -31,12 +31,22 @@ class Pinned:
     readable: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for besides a verdict. `repairs`: a repair of what differs; `lands`: it is also done; `values`:
+    rows that differ are told with their values; `full`: rows are matched, not hashed first; `sample`: of so many.
+    """
+
+    repairs: bool = False
+    lands: bool = False
+    values: bool = False
+    full: bool = False
+    sample: Sample | None = None
+
+
 @dataclass(frozen=True)
 class Job:
-    """What comparing one table needs. `repairs`: whether a repair of what differs is asked for; `lands`: also done;
-    `values`: whether rows that differ are told with their values; `full`: rows are matched without hashing them first;
-    `sample`: of so many.
-    """
+    """What comparing one table needs."""
 
     project: Project
     bronze: BronzeReader
@@ -44,11 +54,7 @@ class Job:
     state: BronzeState
     source: CompareSource
     pinned: Pinned
-    repairs: bool = False
-    lands: bool = False
-    values: bool = False
-    full: bool = False
-    sample: Sample | None = None
+    asked: Asked
 
 
 def pin(project: Project, control: ControlTables, state: BronzeState, tables: Iterable[Published]) -> list[Pinned]:

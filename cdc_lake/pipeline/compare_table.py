@@ -124,7 +124,7 @@ def _both_sides(job: Job, layout: Layout, later: Forward) -> _Found:
     source, silver = SourceSide(job, layout), SilverSide(job, layout, overlay)
     among, rows_of_keys = _among(job), KeyRows(layout, held.keys)
     differences, uneven, read = Differences(), False, (0, 0)
-    if job.full:
+    if job.asked.full:
         wanted = np.ones(BUCKETS, bool) if among is None else among
     else:
         one, other = both_sums(source, silver, among)
@@ -138,12 +138,12 @@ def _both_sides(job: Job, layout: Layout, later: Forward) -> _Found:
         differences,
         accounted,
         unaccounted,
-        rows=read if job.full else (one.rows, other.rows),
+        rows=read if job.asked.full else (one.rows, other.rows),
         layout=layout,
         apart=held.apart,
         astray=silver.astray,
         uneven=uneven and not held.keys and not differences.keys,
-        streamed="" if job.full else source.streamed,
+        streamed="" if job.asked.full else source.streamed,
         matched=read[0],
         sampled=None if among is None else float(among.mean()),
         rows_of_keys=rows_of_keys,
@@ -153,10 +153,10 @@ def _both_sides(job: Job, layout: Layout, later: Forward) -> _Found:
 
 def _among(job: Job) -> Any:
     """The buckets that are compared, a bool each; None: all."""
-    if job.sample is None:
+    if job.asked.sample is None:
         return None
     pinned = job.pinned
-    return job.sample.buckets(silver_rows(job.project, pinned.target, pinned.marker.version))
+    return job.asked.sample.buckets(silver_rows(job.project, pinned.target, pinned.marker.version))
 
 
 def _matched(
@@ -235,7 +235,7 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
         watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
         reason=_reason(found),
         repair=_repaired(job, where, found, kinds),
-        hashed_by="" if found.layout is None or job.full else "client" if found.streamed else "server",
+        hashed_by="" if found.layout is None or job.asked.full else "client" if found.streamed else "server",
         streamed=found.streamed,
         rows_matched=found.matched,
         differing=_known_of(job, found, samples),
@@ -257,7 +257,7 @@ def _repaired(job: Job, where: Point, found: _Found, kinds: Mapping[str, Sequenc
     names = () if found.layout is None or found.by_content else found.layout.keys
     types = found.layout.types if found.layout is not None else {}
     differing = Differing(names, types, kept["missing"] | kept["changed"], kept["extra"], kept["repeated"])
-    return repair(job, where, differing) if job.repairs and differing.keys else None
+    return repair(job, where, differing) if job.asked.repairs and differing.keys else None
 
 
 def _verdict(different: bool, accounted: frozenset[Key], apart: frozenset[Key]) -> Verdict:

@@ -23,12 +23,12 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import now
 from cdc_lake.lake.lease import lease
 from cdc_lake.model.decision import FIRST_ORDINAL, ON, Place, Verb, place_of
-from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.cuts import last_cut
 from cdc_lake.pipeline.held import HeldChange, HeldOf, held_of
 from cdc_lake.pipeline.held_groups import HeldGroup, groups, objection
 from cdc_lake.pipeline.holds import HoldLog, hold_log
+from cdc_lake.pipeline.source_table import source_table
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.row_events import Key
 from cdc_lake.source.stream import shown
@@ -76,9 +76,9 @@ class HeldDecision:
 def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str, *, yes: bool) -> HeldDecision:
     """Decide on held changes of a source table; without `yes` only say which.
 
-    Raises NotHeld, HoldStays and DecidedOtherwise for a key that is named; AnotherApply, ControlNotWritten.
+    Raises TableNotKnown, AnotherApply, ControlNotWritten; NotHeld, HoldStays, DecidedOtherwise for a key that is named.
     """
-    name = TableName.parse(table) if "." in table else TableName("public", table)
+    name = source_table(table)
     with lease(project.lease) if yes else nullcontext():
         reader, control = bronze_reader(project), control_tables(project)
         state = reader.state()

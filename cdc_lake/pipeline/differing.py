@@ -70,7 +70,7 @@ def differing_keys(
         source, silver = rows.source.get(key), rows.silver.get(key)
         columns = () if source is None or silver is None else tuple(n for n in source if source[n] != silver[n])
         last = tuple(_change(snapshots, one) for one in changes[key][-CHANGES:])
-        told = (_readable(row, layout) if job.values else None for row in (source, silver))
+        told = (_readable(row, layout) if job.asked.values else None for row in (source, silver))
         found.append(DifferingKey(kind, key, columns, last, len(changes[key]), *told))
     return tuple(found)
 

@@ -137,14 +137,6 @@ def primary_key(reader: BronzeReader, table: TableName) -> tuple[str, ...]:
     return keys.pop()
 
 
-def source_table(text: str) -> TableName:
-    """A source table as people write it, `orders` for one of `public`. Raises NotInBronze."""
-    try:
-        return TableName.parse(text if "." in text else f"public.{text}")
-    except ValueError as bad:
-        raise NotInBronze(str(bad)) from bad
-
-
 def row_key(reader: BronzeReader, table: TableName, given: Sequence[object]) -> dict[str, str]:
     """A key by column name, from values in the order of the primary key. Raises NotInBronze."""
     columns = primary_key(reader, table)

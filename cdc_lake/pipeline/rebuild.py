@@ -50,6 +50,7 @@ from cdc_lake.pipeline.merging import merge
 from cdc_lake.pipeline.rebuild_plan import rebuild_plan
 from cdc_lake.pipeline.reread import rereads_of
 from cdc_lake.pipeline.sessions import guarded
+from cdc_lake.pipeline.source_table import source_table
 from cdc_lake.pipeline.table_span import TableJob, prepare, shape_of
 from cdc_lake.pipeline.transforms import projection_of
 from cdc_lake.silver.difference import Difference, difference
@@ -95,13 +96,13 @@ def rebuild(
     """Build a table again, named by its source, up to where silver stands; with `into` up to `to` into a new table.
 
     `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told.
-    Raises RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild, DivisionChanged,
-    RuleStopped, AnotherApply, LakeError.
+    Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild,
+    DivisionChanged, RuleStopped, AnotherApply, LakeError.
     """
     began = time.monotonic()
     if to is not None and into is None:
         raise RebuildNeedsPlace("a live table goes on from where silver stands, it cannot stay in the past")
-    name = TableName.parse(table) if "." in table else TableName("public", table)
+    name = source_table(table)
     with lease(project.lease):
         work = _Rebuild(project, name, to, into, tell)
         if spark is None:

@@ -9,7 +9,6 @@ lease, so silver stays where it is. Held keys are not among what differs: their 
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ import pyarrow as pa
 
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_rows import RunRow
+from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.lake.lease import lease
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
@@ -71,7 +70,7 @@ def repair_run(project: Project) -> Iterator[list[Comparison]]:
     """
     found: list[Comparison] = []
     with lease(project.lease):
-        control, run, began = control_tables(project), uuid.uuid4().hex[:12], datetime.now(UTC)
+        control, run, began = control_tables(project), new_run(), datetime.now(UTC)
         control.record(RunRow(run, REPAIR, began, None, "running", "{}"))
         outcome = "failed"
         try:
@@ -114,7 +113,7 @@ def _landed(
     job: Job, here: _Here, rows: Mapping[Key, list[str | None] | None], differing: Differing, moving: frozenset[Key]
 ) -> Repair:
     every, position = len(differing.keys), here.table.position + 1
-    lands = job.lands and bool(rows)
+    lands = job.asked.lands and bool(rows)
     if lands and not land_reread(
         job.project, job.control, job.state, here.layout, differing.names, rows, position, by=REPAIR
     ):

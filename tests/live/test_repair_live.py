@@ -29,7 +29,7 @@ from cdc_lake.observe.failpoint import REREAD_LANDED
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import repair
 from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.compare_job import Job, pin
+from cdc_lake.pipeline.compare_job import Asked, Job, pin
 from cdc_lake.pipeline.compare_source import compare_source
 from cdc_lake.pipeline.comparison import DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
@@ -320,7 +320,7 @@ def test_a_table_that_a_filter_takes_rows_of_is_refused(database: Database, tmp_
     one = Published(T, tuple(SCHEMA.names), None)
     with compare_source(shop.project, shop.state) as source, source.snapshot([T]) as seen:
         pinned = pin(shop.project, shop.control, shop.state, [one])
-        job = Job(shop.project, shop.bronze, shop.control, shop.state, source, *pinned, repairs=True, lands=True)
+        job = Job(shop.project, shop.bronze, shop.control, shop.state, source, *pinned, Asked(repairs=True, lands=True))
         found = repair.repair(
             job, Point(seen, (), complete=True), Differing(("a", "b"), {}, frozenset({("1", "k")}), frozenset())
         )

@@ -176,3 +176,8 @@ def test_a_process_that_dies_has_decided_all_or_nothing(project: Project, point:
     assert len(decisions(project)) in {0, 2}
     decide(project, verb, "orders", Choice(("7",)), "fine", yes=True)
     assert [(row["of_position"], row["verb"]) for row in decisions(project)] == [(200, verb), (240, verb)]
+
+
+@pytest.mark.parametrize("verb", ["release", "discard"])
+def test_what_is_no_name_of_a_table_is_told_so(project: Project, capsys: Any, verb: str):
+    assert "STA690" in said(capsys, verb, "a..b", "--all", "--reason", "looked at", code=1)
