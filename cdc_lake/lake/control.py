@@ -23,16 +23,8 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import BronzeNotWritten, ControlNotWritten, LakeError
-from cdc_lake.lake.control_rows import (
-    NAMES,
-    ConfigurationRow,
-    ControlName,
-    ControlRow,
-    CutRow,
-    SnapshotRow,
-    StreamRow,
-    schema_of,
-)
+from cdc_lake.lake.control_columns import ControlName, schema_of
+from cdc_lake.lake.control_rows import NAMES, ConfigurationRow, ControlRow, CutRow, SnapshotRow, StreamRow
 from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY, CONTROL_VERSION, check_version, version_of
 from cdc_lake.lake.cut_index import PLACE, newest_files, places_of
 from cdc_lake.lake.delta_log import NotLanded
@@ -140,7 +132,7 @@ class ControlTables:
         """Delete the rows that are `wanted`; how many went. Raises ControlNotWritten."""
         others = pc.invert(pc.coalesce(wanted, pc.scalar(False)))
         while True:
-            table, there = self._table(name), self.files(name)["path"].to_pylist()
+            there, table = self.files(name)["path"].to_pylist(), self._open.get(name)
             if table is None or not self.read(name, wanted, there).num_rows:
                 return 0
             files = [path for path in there if self.read(name, wanted, [path]).num_rows]
@@ -176,16 +168,18 @@ class ControlTables:
     def _places(self, files: pa.Table) -> pa.Table:
         return places_of(files, lambda path: self.read("cuts", files=[path], columns=PLACE))
 
-    def compact(self, name: ControlName, more_than: int) -> bool:
-        """Put the files of a table together where there are more; others may append meanwhile. False: no need.
+    def compact(self, name: ControlName, more_than: int = 100) -> bool:
+        """Put the small files of a table together where there are more; others may append meanwhile. False: no need.
 
         Every file is an entry of each checkpoint of the log, so that commits get slower with their number.
         """
         while True:
-            table, there = self._table(name), self.files(name)
-            if table is None or there.num_rows <= more_than:
+            there, table = self.files(name), self._open.get(name)
+            if table is None:
                 return False
             files = there.filter(pc.field("size_bytes") < _COMPACTED)["path"].to_pylist()
+            if len(files) <= more_than:
+                return False
             if self._exchange(name, table, files, self.read(name, files=files)):
                 return True
 

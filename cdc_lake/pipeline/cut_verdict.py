@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Final
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.config.rules import rule_name
@@ -27,8 +26,6 @@ from cdc_lake.pipeline.promises import Promise, promises
 from cdc_lake.pipeline.silver_judge import NO_TABLE, Found, SilverJudge
 from cdc_lake.quality.level import LEVELS, level
 from cdc_lake.source.stream import shown
-
-_FILES: Final = 100  # of a control table, put together when there are more
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ def judge_cut(project: Project, control: ControlTables, cut: WrittenCut, at: dat
     found = tuple(one for target in _targets(project, cut) for one in _objections(judge, target))
     failpoint(CUT_JUDGED)
     control.append("quality", [asdict(row) for row in judge.rows])
-    control.compact("quality", _FILES)
+    control.compact("quality")
     return found
 
 
@@ -91,7 +88,7 @@ def withhold(control: ControlTables, promise: Promise, given: Iterable[Objection
     said = json.dumps([asdict(one) for one in given])
     row = WithheldRow(promise.name, promise.scheduled, cut.epoch, cut.stream, cut.position, cut.written_at, said, at)
     control.record(row)
-    control.compact("withheld", _FILES)
+    control.compact("withheld")
     return _withheld(row)
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from cdc_lake.config.project import Project
 from cdc_lake.errors import LakeError
 from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_rows import ControlName, schema_of
+from cdc_lake.lake.control_columns import ControlName, schema_of
 from cdc_lake.source.stream import shown
 
 SHOWN: Final = "shown"

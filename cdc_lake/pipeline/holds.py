@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from cdc_lake.config.project import Target
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import schema_of
+from cdc_lake.lake.control_columns import schema_of
 from cdc_lake.model.decision import DISCARD, ON, Decided, Place, decided_in, place_of
 from cdc_lake.model.span import Span
 from cdc_lake.silver.holding import Waiting

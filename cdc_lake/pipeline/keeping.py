@@ -22,8 +22,6 @@ from cdc_lake.pipeline.cut_verdict import Withheld, objections, withheld, withho
 from cdc_lake.pipeline.cuts import TableState, WrittenCut, placed
 from cdc_lake.pipeline.promises import Promise, due, promises, record, standing
 
-_FILES = 100  # of the table `promises`, put together when there are more
-
 Sql = Callable[[Target, str], None]
 """Runs a statement in the session of a table. Raises LakeError."""
 
@@ -62,7 +60,7 @@ class Keeper:
             self._tell(Progress("promise", text, facts={"code": CutWithheld.code}))
             return
         record(self._control, promise, promise.cut.written_at)
-        self._control.compact("promises", _FILES)
+        self._control.compact("promises")
         self._tell(Progress("promise", f"the cut stays readable as `{promise.name}`"))
 
     def _last_withheld(self) -> datetime | None:

@@ -19,8 +19,6 @@ from cdc_lake.lake.control_rows import PauseRow
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.cuts import BROKEN, PAUSED, TableState, last_cut
 
-_FILES = 100  # of the table `pauses`, put together when there are more
-
 
 @dataclass(frozen=True, slots=True)
 class PauseState:
@@ -81,7 +79,7 @@ def _set(project: Project, given: str, *, paused: bool) -> PauseState:
     if changed:
         before = PauseRow(relation, paused, datetime.now(UTC))
         control.record(before)
-        control.compact("pauses", _FILES)
+        control.compact("pauses")
     target = project.target(TableName.parse(relation))
     since = None if before is None else before.recorded_at
     return PauseState(project.name, relation, target.label, paused, changed, since)

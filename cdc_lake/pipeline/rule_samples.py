@@ -5,7 +5,7 @@ from __future__ import annotations
 from cdc_lake.config.project import Project
 from cdc_lake.config.rules import rule_name
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import ControlName
+from cdc_lake.lake.control_columns import ControlName
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.exposition import Sample
 from cdc_lake.observe.metric_names import CUT_WITHHELD, RULE_FAILED_ROWS

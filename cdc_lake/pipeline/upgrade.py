@@ -14,7 +14,7 @@ from cdc_lake.bronze.contract import CONTRACT_VERSION
 from cdc_lake.bronze.open import bronze_table
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_rows import ControlName, schema_of
+from cdc_lake.lake.control_columns import ControlName, schema_of
 from cdc_lake.lake.control_upgrade import CONTROL_VERSION, bring, check_version, needed, version_of
 from cdc_lake.lake.lease import lease
 

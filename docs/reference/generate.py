@@ -22,7 +22,7 @@ from cdc_lake.decode import digest
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.undecodable import Keeping
-from cdc_lake.lake.control_rows import TABLES
+from cdc_lake.lake.control_columns import TABLES
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.events import EVENTS, FIELDS, Event

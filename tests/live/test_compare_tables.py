@@ -22,7 +22,7 @@ from cdc_lake.config.model import Pipeline, Silver
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import schema_of
+from cdc_lake.lake.control_columns import schema_of
 from cdc_lake.lake.marker import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
 from cdc_lake.model.as_of import as_of
 from cdc_lake.model.decision import FIRST_ORDINAL, ON

@@ -22,7 +22,8 @@ from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.errors import LakeError, Retry
 from cdc_lake.lake import delta_log
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import TABLES, CutRow, RunRow, SnapshotRow, StreamRow, now, schema_of
+from cdc_lake.lake.control_columns import TABLES, schema_of
+from cdc_lake.lake.control_rows import CutRow, RunRow, SnapshotRow, StreamRow, now
 from cdc_lake.lake.delta_store import StorePlace
 from cdc_lake.lake.object_store import ObjectStore
 from cdc_lake.testing.faulty_store import Chance, FaultyStore
@@ -285,6 +286,16 @@ def test_files_are_put_together_and_rows_stay_and_new_cuts_are_found_beside_them
     control.record(cut(1, 2, "other"))
     assert control.last_cut("other") == cut(1, 2, "other")
     assert not control.compact("promises", 0)
+
+
+def test_files_that_are_full_are_not_written_again(
+    opened: Callable[[], ControlTables], monkeypatch: pytest.MonkeyPatch
+):
+    control = opened()
+    for position in range(4):
+        control.record(cut(position))
+    monkeypatch.setattr("cdc_lake.lake.control._COMPACTED", 1)
+    assert not control.compact("cuts", 3)
 
 
 def test_a_cut_in_a_compacted_file_is_still_the_last_of_its_stream(opened: Callable[[], ControlTables]):

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_lake.lake.control_rows import schema_of
+from cdc_lake.lake.control_columns import schema_of
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.decision import FIRST_ORDINAL, Decided
 from cdc_lake.model.relation import Relation, ReplicaIdentity

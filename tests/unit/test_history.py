@@ -14,7 +14,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 import cdc_lake
 from cdc_lake.errors import LakeError
-from cdc_lake.lake.control_rows import ControlName, QualityRow, RunRow, schema_of
+from cdc_lake.lake.control_columns import ControlName, schema_of
+from cdc_lake.lake.control_rows import QualityRow, RunRow
 from cdc_lake.pipeline.history import read_history, time_of
 from tests.cut_lake import GAUSS_CSN, CutLake, at
 

@@ -16,7 +16,8 @@ from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.touching import touching
 from cdc_lake.cli.render_row import row_text
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow, schema_of
+from cdc_lake.lake.control_columns import schema_of
+from cdc_lake.lake.control_rows import SnapshotRow
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.reread import Reread
 from cdc_lake.model.span import Span

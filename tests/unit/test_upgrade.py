@@ -22,7 +22,8 @@ from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.errors import AnotherApply, BronzeUnknown, ControlNewer
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import StreamRow, now, schema_of
+from cdc_lake.lake.control_columns import schema_of
+from cdc_lake.lake.control_rows import StreamRow, now
 from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY, CONTROL_VERSION, version_of
 from cdc_lake.lake.lease import lease
 from cdc_lake.model.relation import TableName

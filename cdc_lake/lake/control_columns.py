@@ -1,0 +1,222 @@
+"""The columns of each control table."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+
+_TEXT, _LONG, _INT = pa.string(), pa.int64(), pa.int32()
+_TIME = pa.timestamp("us", tz="UTC")
+_RECORDED = ("recorded_at", _TIME, "when the row was written")
+_STREAM = ("stream", _TEXT, "the stream, as in bronze")
+_EPOCH = ("epoch", _INT, "its number within the pipeline")
+_POSITION = ("position", _LONG, "position in the stream's order domain")
+
+Columns: TypeAlias = tuple[tuple[str, pa.DataType, str], ...]
+
+_KEYS: Columns = (
+    ("rules", pa.list_(_TEXT), "names of the rules it broke"),
+    ("key", pa.list_(_TEXT), "key after the change as texts, in key order; before it for a delete"),
+    ("from_key", pa.list_(_TEXT), "key before the change, NULL for an insert"),
+)
+_TUPLES: Columns = (
+    ("layout", _LONG, "layout the tuples follow"),
+    ("new", pa.list_(_TEXT), "new tuple, as in bronze"),
+    ("old", pa.list_(_TEXT), "old tuple, as in bronze"),
+    ("old_kind", _TEXT, "key or full"),
+    ("unchanged", pa.list_(pa.int32()), "positions in `new` that were not sent"),
+)
+
+TABLES: dict[str, Columns] = {
+    "streams": (
+        _EPOCH,
+        _STREAM,
+        (
+            "start",
+            _LONG,
+            "position that its transactions lie behind: the slot's consistent point, or the last CSN before it",
+        ),
+        ("slot", _TEXT, "name of the slot on the server"),
+        ("system_id", _TEXT, "the server's system identifier"),
+        ("database", _TEXT, "database on the server"),
+        ("domain", _TEXT, "order domain: lsn or csn"),
+        _RECORDED,
+        ("dense", pa.bool_(), "whether the stream shows every CSN of the server"),
+        ("last_position", _LONG, "hand-over: the position that the stream before it had reached, NULL for the first"),
+        ("last_hash", _TEXT, "hand-over: hash of that stream's last transaction, in hexadecimal digits"),
+    ),
+    "snapshots": (
+        ("snapshot", _TEXT, "name of the snapshot"),
+        _STREAM,
+        _EPOCH,
+        ("position", _LONG, "position the rows stand for"),
+        ("tables", _TEXT, "JSON: table → what was copied; of rows read again relation, first ordinal, rows, by whom"),
+        (
+            "state",
+            _TEXT,
+            "started, complete or abandoned, the newest row of a snapshot counts; reread: rows read again",
+        ),
+        _RECORDED,
+    ),
+    "cuts": (
+        _EPOCH,
+        _STREAM,
+        _POSITION,
+        ("commit_ts", _TIME, "latest commit time of the transactions up to the cut, by the source's clock"),
+        ("tables", _TEXT, "JSON: relation → {table, format, version, position, state, held, generation, layout}"),
+        _RECORDED,
+    ),
+    "promises": (
+        ("name", _TEXT, "name of the promise; its newest row counts"),
+        ("scheduled", pa.bool_(), "whether `silver.cuts.promise_every` made it"),
+        _EPOCH,
+        _STREAM,
+        _POSITION,
+        ("commit_ts", _TIME, "as in the cut"),
+        ("tables", _TEXT, "as in the cut: the versions that stay readable"),
+        ("cut_at", _TIME, "when the cut was written"),
+        ("until", _TIME, "until when it stays readable, NULL: until the promise is ended"),
+        _RECORDED,
+    ),
+    "withheld": (
+        ("name", _TEXT, "name of the promise that was not made"),
+        ("scheduled", pa.bool_(), "whether `silver.cuts.promise_every` would have made it"),
+        _EPOCH,
+        _STREAM,
+        _POSITION,
+        ("cut_at", _TIME, "when the cut was written"),
+        ("objections", _TEXT, "JSON: [{table, rule, level, failed, evaluated, why}], the rules that kept it back"),
+        _RECORDED,
+    ),
+    "pauses": (
+        ("relation", _TEXT, "source table; its newest row counts"),
+        ("paused", pa.bool_(), "whether it is paused from then on, or goes on"),
+        _RECORDED,
+    ),
+    "held": (
+        _STREAM,
+        _EPOCH,
+        _POSITION,
+        ("ordinal", _LONG, "which change of the transaction"),
+        ("generation", _INT, "generation of the silver table"),
+        ("relation", _TEXT, "source table, as in bronze"),
+        ("table", _TEXT, "silver table"),
+        ("op", _TEXT, "I U D T or S"),
+        ("reason", _TEXT, "failed: it broke a rule; waiting: behind a held change; closed: the hold ended"),
+        *_KEYS,
+        *_TUPLES,
+        ("span_upto", _LONG, "end of the span that held it"),
+        _RECORDED,
+    ),
+    "decisions": (
+        _STREAM,
+        _EPOCH,
+        ("position", _LONG, "position that it comes into force right before"),
+        ("ordinal", _LONG, "its place there, among all decisions"),
+        ("verb", _TEXT, "release or discard"),
+        ("told", _TEXT, "the reason that was given"),
+        ("relation", _TEXT, "source table, as in bronze"),
+        ("table", _TEXT, "silver table"),
+        ("of_position", _LONG, "position of the held change that it is on"),
+        ("of_ordinal", _LONG, "which change of the transaction"),
+        ("op", _TEXT, "I U D or S"),
+        *_KEYS,
+        *_TUPLES,
+        ("csn", _LONG, "as in bronze, NULL where bronze no longer has the change"),
+        ("lsn", _LONG, "as in bronze"),
+        ("xid", _LONG, "as in bronze"),
+        ("commit_ts", _TIME, "as in bronze"),
+        _RECORDED,
+    ),
+    "gaps": (
+        _EPOCH,
+        _STREAM,
+        ("first", _LONG, "first CSN that did not arrive and was passed over"),
+        ("last", _LONG, "last CSN of the gap"),
+        ("below", _LONG, "commit LSN of the transaction before the gap, NULL where not known"),
+        ("above", _LONG, "commit LSN of the transaction behind it, NULL where it had not come yet"),
+        _RECORDED,
+    ),
+    "timelines": (
+        _EPOCH,
+        _STREAM,
+        ("timeline", _LONG, "timeline of the server that the stream was read on from then"),
+        ("history", _TEXT, "where it branched off: timeline@LSN of each switch before it, NULL where not told"),
+        ("held", _LONG, "slot position that bronze held then"),
+        _RECORDED,
+    ),
+    "configurations": (
+        ("number", _INT, "number of the configuration, as COMMIT rows of bronze have it; grows by one"),
+        ("fingerprint", _TEXT, "hash of `settings`: the same settings have the same one"),
+        ("settings", _TEXT, "JSON: which tables are taken, what is redacted, and a keyed fingerprint of the key"),
+        ("changed", _TEXT, "JSON: columns that bronze held then and that are redacted otherwise from here on"),
+        ("epoch", _INT, "epoch of bronze when it began, 0 before the first stream"),
+        ("position", _LONG, "how far bronze was then: transactions above it are of this configuration, until the next"),
+        _RECORDED,
+    ),
+    "decoded": (
+        _EPOCH,
+        ("position", _LONG, "position of a transaction that landed as bytes, its rows `X`"),
+        ("content", _TEXT, "digest of those, as its COMMIT row has it"),
+        ("version", _TEXT, "version of cdc_lake that decoded it"),
+        ("counts", _TEXT, "JSON: table → operation → number of changes"),
+        ("file", _TEXT, "its layouts and changes, a Parquet file in the folder `decoded_rows` beside this table"),
+        _RECORDED,
+    ),
+    "quality": (
+        ("judged_at", _TIME, "time it was judged for: of a report, or of the cut that was to be promised"),
+        ("table", _TEXT, "silver table"),
+        ("rule", _TEXT, "name of the rule"),
+        ("kind", _TEXT, "kind of rule"),
+        ("columns", _TEXT, "columns it names, with commas between them"),
+        ("evaluated", _LONG, "rows that were judged; 1 where the table is judged as a whole"),
+        ("failed", _LONG, "how many of them break the rule"),
+        ("level", _TEXT, "none, warn, error or critical, by the thresholds of the rule"),
+        ("observed", _TEXT, "what was seen of a table as a whole: a number of rows, an age"),
+        ("broken", _TEXT, "why the rule could not be judged, empty where it was"),
+    ),
+    "verified": (
+        _STREAM,
+        _EPOCH,
+        ("generation", _INT, "generation of the silver table"),
+        ("relation", _TEXT, "source table, as in bronze"),
+        ("table", _TEXT, "silver table"),
+        ("position", _LONG, "how far silver was"),
+        ("verdict", _TEXT, "equal, equal but for held keys, or different; what could not be judged has no row"),
+        ("held_keys", _LONG, "keys whose held changes explain what differs"),
+        ("compared_at", _TIME, "when it was compared"),
+    ),
+    "runs": (
+        ("run", _TEXT, "identifier of the run"),
+        ("verb", _TEXT, "command it was"),
+        ("started_at", _TIME, "when it started"),
+        ("ended_at", _TIME, "when it ended, NULL while it runs"),
+        ("outcome", _TEXT, "done, stopped, failed or running"),
+        ("facts", _TEXT, "JSON: counts, positions, lags, error code"),
+    ),
+}
+"""Name, type and meaning of each control table's columns; the reference page is generated from it."""
+
+ControlName: TypeAlias = Literal[
+    "streams",
+    "snapshots",
+    "cuts",
+    "promises",
+    "withheld",
+    "pauses",
+    "held",
+    "decisions",
+    "gaps",
+    "timelines",
+    "configurations",
+    "decoded",
+    "quality",
+    "verified",
+    "runs",
+]
+
+
+def schema_of(name: ControlName) -> pa.Schema:
+    """The Arrow schema of a control table."""
+    return pa.schema([pa.field(column, kind) for column, kind, _ in TABLES[name]])
