@@ -64,14 +64,15 @@ def touching(
     files = reader.applied()
     wanted = (pc.field("relation") == str(table)) & pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE, SNAPSHOT])
     for part in files.batches(files.select(relations=[str(table)]), _COLUMNS, wanted):
-        for row in part.filter(pc.equal(part["op"], TRUNCATE)).to_pylist():
+        truncates = pc.equal(part["op"], TRUNCATE)
+        for row in part.filter(truncates).to_pylist():
             for changes in found.values():
                 changes.add(_touching(row))
         for number in part["layout"].drop_null().unique().to_pylist():
             at = places.get(number)
             if at is not None:
-                rows = part.filter(pc.and_(pc.equal(part["layout"], number), pc.not_equal(part["op"], TRUNCATE)))
-                _add(found, rows, names, at, texts_of)
+                mine = pc.and_(pc.equal(part["layout"], number), pc.invert(truncates))
+                _add(found, _filtered(part, mine), names, at, texts_of)
     return {key: sorted(changes, key=_place) for key, changes in found.items()}
 
 
@@ -80,15 +81,20 @@ def _add(
 ) -> None:
     """Sort out the rows of one layout, by the keys before and after each change."""
     first = pa.array({key[0] for key in found}, pa.large_string())
-    for tuple_, other in (("new", "old"), ("old", "new")):
-        told = [pc.coalesce(pc.list_element(rows[tuple_], n), pc.list_element(rows[other], n)) for n in at]
+    both = _filtered(rows, pc.and_(pc.is_valid(rows["new"]), pc.is_valid(rows["old"])))
+    for some, tuple_, other in ((rows, "new", "old"), (both, "old", "new")):
+        told = [pc.coalesce(pc.list_element(some[tuple_], n), pc.list_element(some[other], n)) for n in at]
         texts = texts_of(pa.table(told, names=list(names)))
         near = pc.indices_nonzero(pc.is_in(pc.cast(texts[0], first.type), value_set=first))
         keys = zip(*(column.to_pylist() for column in texts.take(near).columns), strict=True)
         hits = [(n, key) for n, key in zip(near.to_pylist(), keys, strict=True) if key in found]
-        some = rows.take(pa.array([n for n, _ in hits], pa.int64())).to_pylist()
-        for (_, key), row in zip(hits, some, strict=True):
+        for (_, key), row in zip(hits, some.take(pa.array([n for n, _ in hits], pa.int64())).to_pylist(), strict=True):
             found[key].add(_touching(row))
+
+
+def _filtered(rows: pa.Table, wanted: Any) -> pa.Table:
+    """The rows that are wanted, not copied where all are: those of a copy are many."""
+    return rows if pc.all(wanted, skip_nulls=False).as_py() else rows.filter(wanted)
 
 
 def _touching(row: Mapping[str, Any]) -> Touching:

@@ -91,7 +91,8 @@ class SilverSide:
 
     def blocks(self, buckets: Any = None) -> Iterator[pa.Table]:
         """The rows in canonical text; notes which companions are astray."""
-        return self._overlay.over(self._there(self._overlay.needed(buckets)), buckets)
+        overlay = self._overlay.among(buckets)
+        return overlay.over(self._there(overlay.needed(buckets)), buckets)
 
     def _there(self, buckets: Any) -> Iterator[pa.Table]:
         pinned = self._job.pinned

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.contract import TRUNCATE
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.accounting import HeldChange, folded, folded_copies, held_changes
-from cdc_lake.pipeline.compare_held import touched
+from cdc_lake.pipeline.compare_held import grown, touched
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_layout import Layout
 from cdc_lake.pipeline.point import CATCH_UP, Gap
@@ -88,6 +88,19 @@ class Overlay:
         self._keys = touched(changes, layout.keys)
         self._texts = layout.form.text(layout.key_table(self._keys), layout.keys)
         self._buckets = layout.buckets_of(self._keys)
+
+    def among(self, buckets: Any) -> Overlay:
+        """What is needed of it for the rows of some buckets, a bool each: their keys, and those that changes connect
+        with them.
+        """
+        if buckets is None or not self._keys:
+            return self
+        layout, keys = self._layout, list(self._keys)
+        inside = buckets[layout.form.buckets(layout.key_table(keys))]
+        wanted = frozenset(key for key, is_inside in zip(keys, inside, strict=True) if is_inside)
+        _, mine = grown(wanted, self._changes, layout.keys)
+        changes = [change for change, is_mine in zip(self._changes, mine, strict=True) if is_mine]
+        return Overlay(layout, changes, emptied=self._emptied)
 
     def needed(self, buckets: Any) -> Any:
         """The buckets of which silver's rows must pass, so that those of `buckets` come out; None: all."""
