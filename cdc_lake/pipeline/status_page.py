@@ -6,7 +6,7 @@ A view like the terminal's: it asks nothing that `status` does not, but history.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -86,7 +86,7 @@ def remember(project: Project, status: Status) -> StatusPage:
     control = control_tables(project)
     places = control.cut_places()
     drawn = places.slice(max(places.num_rows - DRAWN, 0))
-    ages = [_age(place) for place in drawn.select(["commit_ts", "recorded_at"]).to_pylist()]
+    ages = [_age(**place) for place in drawn.select(["commit_ts", "recorded_at"]).to_pylist()]
     cuts = [written(row) for row in control.cuts(drawn.slice(max(drawn.num_rows - SHOWN, 0)))]
     runs = _runs(control)
     applied = [run.changes for run in runs if run.verb == "apply" and run.changes]
@@ -96,7 +96,7 @@ def remember(project: Project, status: Status) -> StatusPage:
             PastCut(
                 cut.shown,
                 cut.written_at,
-                _age({"commit_ts": cut.commit_ts, "recorded_at": cut.written_at}),
+                _age(cut.commit_ts, cut.written_at),
                 len(cut.tables),
                 sum(table.state == IN for table in cut.tables.values()),
                 sum(table.held for table in cut.tables.values()),
@@ -174,9 +174,9 @@ def _names(tables: Sequence[TableStatus]) -> str:
     return ", ".join(table.table for table in tables)
 
 
-def _age(place: Mapping[str, datetime | None]) -> float | None:
-    committed, recorded = place["commit_ts"], place["recorded_at"]
-    return None if committed is None or recorded is None else max(0.0, (recorded - committed).total_seconds())
+def _age(commit_ts: datetime | None, recorded_at: datetime | None) -> float | None:
+    """Seconds from a commit until its cut was written."""
+    return None if commit_ts is None or recorded_at is None else max(0.0, (recorded_at - commit_ts).total_seconds())
 
 
 def _runs(control: ControlTables) -> list[PastRun]:
