@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.cli import pages
 from cdc_lake.config.load import load_project, validate
-from cdc_lake.config.problems import ConfigInvalid
+from cdc_lake.config.problems import ConfigInvalid, Problem
 from cdc_lake.config.rules import ROW_RULES, TABLE_RULES
+from cdc_lake.model.diagnostic import Severity
 
 SOURCE = 'source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}\n'
 HEAD = "version: 1\npipeline: shop\n" + SOURCE
 TABLE = HEAD + "silver:\n  tables:\n    - from: public.orders\n"
 RULES = TABLE + "      rules:\n"
+GAUSSDB = HEAD.replace("postgres, host: h", "gaussdb, port: 8000, host: h")
 
 EVERY = (
     "{rule: not_null, column: a, thresholds: {warn: 0.01, critical: 1}}",
@@ -140,7 +143,56 @@ CASES = {
     "a REST catalog without address": (HEAD + "lake: {iceberg: {type: rest}}\n", "CFG139 4:17"),
     "a REST catalog in a file": (HEAD + "lake: {iceberg: {type: rest, uri: 'sqlite:///c.db'}}\n", "CFG139 4:35"),
     "a catalog of an unknown database": (HEAD + "lake: {iceberg: {uri: 'mysql://u@h/d'}}\n", "CFG139 4:23"),
+    "a misspelt option of decoding": (GAUSSDB.replace("host: h", "host: h, decoding: {sending_batch: 1}"), "CFG126 3:57"),
+    "a value that an option does not take": (
+        GAUSSDB.replace("host: h", "host: h, decoding: {sending-batch: 2}"),
+        "CFG127 3:72",
+    ),
+    "options that do not go together": (
+        GAUSSDB.replace("host: h", "host: h, decoding: {parallel-decode-num: 1, decode-style: b}"),
+        "CFG128 3:81",
+    ),
+    "a pattern of a table where columns are redacted": (
+        HEAD + "bronze: {redact: [{columns: [public.a], strategy: drop}]}\n",
+        "CFG150 4:30",
+    ),
+    "a column with two rules of redaction": (
+        HEAD + "bronze:\n  redact:\n    - {columns: [public.a.b], strategy: drop}\n"
+        '    - {columns: ["public.a.*"], strategy: null}\n',
+        "CFG151 7:18",
+    ),
+    "a digest without its key": (HEAD + "bronze: {redact: [{columns: [public.a.b], strategy: sha256}]}\n", "CFG152 4:19"),
+    "a key that redaction loses": (
+        HEAD + "bronze: {redact: [{columns: [public.a.b], strategy: drop}]}\n"
+        "silver: {tables: [{from: public.a, keys: [b]}]}\n",
+        "CFG153 5:43",
+    ),
+    "columns that are taken beside columns that are left out": (TABLE + "      columns: [a]\n      exclude: [b]\n", "CFG160 8:16"),
+    "a partition that is none": (TABLE + "      partition_by: [weeks(at)]\n", "CFG161 7:22"),
 }  # fmt: skip
+WARNED = {
+    "a password in the file": (HEAD.replace("user: u", "user: u, password: open sesame"), "CFG125 3:67"),
+    "an order that keeps WAL back": (
+        GAUSSDB.replace("host: h", "host: h, decoding: {skip-empty-xacts: on}"),
+        "CFG128 3:75",
+    ),
+}
+ELSEWHERE = {
+    "CFG100": "the root of the tree: what is raised has a code of its own",
+    "CFG101": "carries the problems of a file: each file here raises it",
+    "CFG102": "the file cannot be read: `test_a_file_that_cannot_be_read_is_told`",
+    "CFG124": "needs `--env`: `test_an_environment_without_file_names_those_there_are`",
+    "CFG140": "which file is meant: tests/unit/test_cli_commands.py",
+    "CFG141": "`init` finds the folder full: tests/unit/test_cli_commands.py",
+    "CFG142": "`init` has no such template: tests/unit/test_cli_commands.py",
+    "CFG143": "`explain` has no such page: tests/unit/test_cli_commands.py",
+    "CFG144": "`init` cannot write: tests/unit/test_cli_commands.py",
+    "CFG145": "a command that does not read from such a source: tests/unit/test_config_gaussdb.py",
+    "CFG146": "the mode of a file with secrets: tests/unit/test_secret_checks.py",
+    "CFG154": "redaction beside the tables of the server: tests/unit/test_redaction_places.py",
+    "CFG155": "`record` without `--redact` or `--raw`: tests/live/test_record.py",
+}
+"""Codes that no content of a pipeline file raises, and why."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -156,6 +208,27 @@ def test_a_broken_file_is_told_by_code_and_place(name, tmp_path, monkeypatch):
     with pytest.raises(ConfigInvalid) as caught:
         load_project(file)
     assert list(caught.value.diagnostics) == found
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_a_warning_is_told_by_code_and_place_and_the_file_loads(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text, expected = WARNED[name]
+    file = Path("p.yaml")
+    file.write_text(text)
+    (found,) = validate([file])
+    assert f"{found.code} {found.location.line}:{found.location.column}" == expected
+    assert found.severity is Severity.WARNING
+    assert found.hint
+    load_project(file)
+
+
+def test_every_code_that_a_file_alone_can_raise_has_a_broken_file():
+    shown = {place.split()[0] for _, *places in [*CASES.values(), *WARNED.values()] for place in places}
+    codes = {code for code in pages.codes() if code.startswith("CFG")}
+    assert set(map(str, Problem)) <= codes
+    assert shown.isdisjoint(ELSEWHERE)
+    assert shown | ELSEWHERE.keys() == codes
 
 
 def test_all_problems_are_told_at_once_in_reading_order(tmp_path):
