@@ -29,16 +29,16 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 from measured import median, save, show, table
 from pgoutput_backlog import TABLE
 from pyarrow import csv
+from served import served
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.compare import compare
 from cdc_lake.pipeline.receive import receive
-from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+from cdc_lake.testing.server import EmbeddedServer
 
 TARGET = 1.0
 PLANTED = 4_321
@@ -62,20 +62,6 @@ UPDATE orders SET quantity = quantity + 1
   WHERE id IN (SELECT 10000 + (random() * 100000)::int FROM generate_series(1, 9));
 INSERT INTO orders (id, customer, state, note) SELECT max(id) + 1, 1, 'new', 'while it is compared' FROM orders
 """
-
-
-def project_of(server: EmbeddedServer, root: Path) -> Project:
-    source = {
-        "type": "postgres",
-        "host": HOST,
-        "port": server.port,
-        "database": "postgres",
-        "user": SUPERUSER,
-        "password": server.password,
-        "tables": ["public.orders"],
-    }
-    document = {"version": 1, "pipeline": "compared", "source": source}
-    return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
 
 
 def child(role: str, project: Project) -> None:
@@ -159,7 +145,7 @@ def main() -> None:
     options.add_argument("--root", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.role:
-        child(given.role, project_of(EmbeddedServer(Path(given.server)), Path(given.root)))
+        child(given.role, served(EmbeddedServer(Path(given.server)), Path(given.root), "compared"))
         return
     with tempfile.TemporaryDirectory() as folder:
         runs = measure(given, Path(folder))
@@ -171,7 +157,7 @@ def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     server.start()
     root = folder / "lake"
     root.mkdir()
-    project = project_of(server, root)
+    project = served(server, root, "compared")
     try:
         with psycopg.connect(server.dsn("postgres"), autocommit=True) as admin:
             admin.execute(TABLE)

@@ -26,9 +26,9 @@ from typing import Any
 
 import psycopg
 from measured import median, save, show, table
+from served import served
 
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.receive import receive
@@ -63,19 +63,9 @@ END $$
 
 
 def project_of(server: EmbeddedServer, root: Path, name: str) -> Project:
-    source = {
-        "type": "postgres",
-        "host": HOST,
-        "port": server.port,
-        "database": "postgres",
-        "user": SUPERUSER,
-        "password": server.password,
-        "publication": "bench",
-        "tables": ["public.orders"],
-    }
-    document = {"version": 1, "pipeline": name, "source": source, "snapshot": {"mode": "none"}}
-    (root / name).mkdir(exist_ok=True)
-    return Project(Pipeline.model_validate(document), root / name / "pipeline.yaml", root / name)
+    folder = root / name
+    folder.mkdir(exist_ok=True)
+    return served(server, folder, name, source={"publication": "bench"}, snapshot={"mode": "none"})
 
 
 def receive_here(arguments: argparse.Namespace) -> None:

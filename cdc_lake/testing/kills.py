@@ -6,11 +6,11 @@ import json
 import multiprocessing
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import pyarrow.compute as pc
 
@@ -24,6 +24,7 @@ from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.raw import Raw
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.compare import compare
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.run import run
 
@@ -45,6 +46,9 @@ COPYING = (at.SNAPSHOT_CHUNK, at.SNAPSHOT_DONE, at.FILE_WRITTEN, at.COMMIT_WRITT
 """Those of a first run."""
 
 KILLED = -signal.SIGKILL
+
+Dying: TypeAlias = Callable[[str, Path, str], None]
+"""What a process does: with the pipeline as JSON, its folder, and the failpoint that is set."""
 
 
 def receive_until_killed(document: str, root: Path, setting: str) -> None:
@@ -72,8 +76,15 @@ def receive_boasting(document: str, root: Path, setting: str) -> None:
     receive(project, Boastful(bronze_table(project)), once=True, stop=threading.Event(), tell=silent)
 
 
+def repair_until_killed(document: str, root: Path, setting: str) -> None:
+    """`compare --repair --yes`, with a failpoint set."""
+    at.arm(setting)
+    project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
+    compare(project, (), silent, repair=True, yes=True)
+
+
 class Receivers:
-    """Starts receivers of one project, forked from a process that has everything imported."""
+    """Starts receivers of one project, or what else is to die, forked from a process that has everything imported."""
 
     def __init__(self, project: Project, secrets: Mapping[str, str] | None = None) -> None:
         self._project = project
@@ -81,9 +92,8 @@ class Receivers:
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(["cdc_lake.testing.kills", "cdc_lake.pipeline.receive"])
 
-    def run(self, setting: str = "", seconds: float = 120, *, boasting: bool = False) -> int:
-        """Run one to its end or its failpoint; its exit code. `boasting`: one that confirms before it commits."""
-        target = receive_boasting if boasting else receive_until_killed
+    def run(self, setting: str = "", seconds: float = 120, target: Dying = receive_until_killed) -> int:
+        """Run one to its end or its failpoint; its exit code."""
         process = self._processes.Process(target=target, args=(self._document, self._project.root, setting))
         process.start()
         process.join(seconds)

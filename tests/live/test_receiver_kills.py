@@ -19,7 +19,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.observe import failpoint as at
 from cdc_lake.pipeline.against_source import against_source
-from cdc_lake.testing.kills import COPYING, KILLED, RECEIVING, Receivers, Watching, inserted
+from cdc_lake.testing.kills import COPYING, KILLED, RECEIVING, Receivers, Watching, inserted, receive_boasting
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live import test_gaussdb_receive, test_receive_loop
@@ -140,7 +140,7 @@ def test_a_receiver_that_confirms_before_it_commits_is_found_out(
         ledger = Ledger(conn, dice)
         assert receivers.run() == 0
         ledger.write(30)
-        assert receivers.run(f"{at.CONFIRMED}:1", boasting=True) == KILLED
+        assert receivers.run(f"{at.CONFIRMED}:1", target=receive_boasting) == KILLED
     proof = against_source(project)
     assert proof.chain.holds, "what is there is whole"
     assert (proof.holds, proof.forgotten) == (False, True)

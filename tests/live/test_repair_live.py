@@ -5,7 +5,6 @@ sides know the same of it.
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,14 @@ import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc_lake.bronze.chain import verify
-from cdc_lake.bronze.open import bronze_reader, bronze_writer
-from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import AnotherApply
-from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.lease import lease
 from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.position import parse_position
-from cdc_lake.model.relation import TableName
-from cdc_lake.observe.failpoint import REREAD_LANDED
+from cdc_lake.observe.failpoint import COMMIT_WRITTEN, REREAD_LANDED
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import repair
 from cdc_lake.pipeline.compare import compare
@@ -34,53 +29,35 @@ from cdc_lake.pipeline.compare_source import compare_source
 from cdc_lake.pipeline.comparison import DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.point import Point
-from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.repair import Differing
 from cdc_lake.pipeline.reread import REPAIR
 from cdc_lake.source.captured import Published
 from cdc_lake.testing.broken_off import broken_off
+from cdc_lake.testing.kills import KILLED, Receivers, repair_until_killed
 from tests.conftest import Database
+from tests.live.shop import ODD, Shop, T
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 
 pytestmark = pytest.mark.live
 __all__ = ["stand_in"]
-T = TableName("public", "t")
 SECTIONS: dict[str, Any] = {"bronze": {"durability": "os"}}
-ODD = 'it\'s \\ "odd"'
 ROWS = [(1, "k", 0, "one"), (2, ODD, 2, "two"), (3, "k", 3, None)]
 SCHEMA = pa.schema([("a", pa.int32()), ("b", pa.string()), ("n", pa.decimal128(6, 2)), ("body", pa.string())])
 KEYED = "PRIMARY KEY (a, b)"
 
 
-class Shop:
-    """A table at the source, and silver written by hand as some run may have left it."""
+class Compared(Shop):
+    """With rows that were copied, and silver as some run may have left it."""
 
     def __init__(self, database: Database, project: Project, key: str = KEYED) -> None:
-        self.project = project
-        self.database = database
-        self.control = ControlTables(project.control)
-        self.bronze = bronze_reader(project)
+        super().__init__(database, project)
         self.sql(f"CREATE TABLE t (a int, b text, n numeric(6,2), body text, {key})")
         self.sql("ALTER TABLE t REPLICA IDENTITY FULL")
         with database.connect() as conn:
             for row in ROWS:
                 conn.execute("INSERT INTO t VALUES (%s, %s, %s, %s)", row)
         self.receive()
-
-    def sql(self, *statements: str) -> None:
-        with self.database.connect() as conn:
-            for statement in statements:
-                conn.execute(statement)
-
-    def receive(self) -> None:
-        receive(self.project, bronze_writer(self.project), once=True, stop=threading.Event(), tell=silent)
-
-    @property
-    def state(self) -> BronzeState:
-        state = self.bronze.state()
-        assert state is not None
-        return state
 
     def silver(self, *rows: tuple[Any, ...], kept: str = IN) -> int:
         """Write these rows, and the cut that says so; the position."""
@@ -89,8 +66,7 @@ class Shop:
         return upto
 
     def cut(self, upto: int, kept: str = IN) -> None:
-        *_, layout = self.bronze.layouts([T])
-        there = TableState(self.project.target(T).label, "delta", None, upto, kept, 0, FIRST, layout)
+        there = TableState(self.project.target(T).label, "delta", None, upto, kept, 0, FIRST, self.layout)
         write_cut(self.control, self.state, Cut(upto, {str(T): there}), None, silent)
 
     def merged(self, *rows: tuple[Any, ...]) -> int:
@@ -106,17 +82,6 @@ class Shop:
         (found,) = compare(self.project, ["t"], silent, repair=True, yes=True).tables
         return found
 
-    def told(self) -> list[dict[str, Any]]:
-        """What the control tables say of rows that were read again."""
-        return [json.loads(row.tables) for row in self.control.snapshots() if row.state == "reread"]
-
-    def landed(self) -> list[tuple[int, list[str | None] | None, list[str | None] | None]]:
-        """Position, new and old tuple of what is in force."""
-        rows = [row for row in self.bronze.history_rows(T).to_pylist() if row["op"] == "S" and row["ordinal"] < 0]
-        whole = [range(one["first"], one["first"] + one["rows"]) for one in self.told()]
-        found = [(r["position"], r["new"], r["old"]) for r in rows if any(r["ordinal"] in one for one in whole)]
-        return sorted(found, key=repr)
-
     def runs(self) -> list[tuple[str, str]]:
         rows = self.control.read("runs").to_pylist()
         rows.sort(key=lambda row: (row["started_at"], row["ended_at"] is not None))
@@ -131,8 +96,8 @@ def project(database: Database, root: Path, **changes: Any) -> Project:
 
 
 @pytest.fixture
-def shop(database: Database, tmp_path: Path) -> Shop:
-    return Shop(database, project(database, tmp_path))
+def shop(database: Database, tmp_path: Path) -> Compared:
+    return Compared(database, project(database, tmp_path))
 
 
 WRONG = [(1, "k", 5, "one"), (3, "k", 3, None), (9, ODD, 9, "nobody has this"), (10, "k", 1, "nor this")]
@@ -144,7 +109,7 @@ def landed_at(position: int) -> list[tuple[int, list[str | None] | None, list[st
     return sorted([*((position, row, None) for row in RIGHT), *((position, None, key) for key in GONE)], key=repr)
 
 
-def test_keys_that_differ_are_told_with_what_touched_them_and_values_only_where_asked(shop: Shop) -> None:
+def test_keys_that_differ_are_told_with_what_touched_them_and_values_only_where_asked(shop: Compared) -> None:
     shop.sql("UPDATE t SET n = 4 WHERE a = 1", "UPDATE t SET n = 0 WHERE a = 1", "DELETE FROM t WHERE a = 10")
     shop.receive()
     shop.silver(*WRONG)
@@ -178,14 +143,14 @@ def test_keys_that_differ_are_told_with_what_touched_them_and_values_only_where_
     assert notes == ["read again at the source by compare --repair"]
 
 
-def test_what_differs_lands_right_behind_silver_and_silver_stays_as_it_is(shop: Shop) -> None:
+def test_what_differs_lands_right_behind_silver_and_silver_stays_as_it_is(shop: Compared) -> None:
     upto = shop.silver(*WRONG)
     found = shop.repair()
     assert (found.verdict, found.missing, found.changed, found.extra) == (Verdict.DIFFERENT, 1, 1, 2)
     assert found.repair is not None
     assert (found.repair.keys, found.repair.left, found.repair.reason) == (4, 0, "")
-    assert shop.landed() == landed_at(upto + 1)
-    (told,) = shop.told()
+    assert shop.reread_rows() == landed_at(upto + 1)
+    (told,) = shop.reread()
     assert (told["relation"], told["rows"], told["by"]) == ("public.t", 4, "compare --repair")
     assert shop.runs() == [(REPAIR, "running"), (REPAIR, "done")]
     assert verify(shop.bronze).holds, "it is outside the chain"
@@ -194,18 +159,18 @@ def test_what_differs_lands_right_behind_silver_and_silver_stays_as_it_is(shop: 
     assert again is not None
     assert (again.keys, again.left) == (0, 4)
     assert "not merged yet" in again.reason
-    assert len(shop.told()) == 1
+    assert len(shop.reread()) == 1
 
 
 @pytest.mark.parametrize("kind", [Kind(Style.BINARY, batch=True), Kind(Style.JSON, by_csn=True)], ids=lambda k: k.slot)
 def test_the_gaussdb_family_is_repaired_as_well(stand_in: StandIn, kind: Kind, tmp_path: Path) -> None:
-    shop = Shop(stand_in.database, project_of(stand_in, kind, tmp_path, **SECTIONS))
+    shop = Compared(stand_in.database, project_of(stand_in, kind, tmp_path, **SECTIONS))
     upto = shop.silver(*WRONG)
     assert shop.repair().repair is not None
-    assert shop.landed() == landed_at(upto + 1)
+    assert shop.reread_rows() == landed_at(upto + 1)
 
 
-def test_a_table_that_nothing_is_merged_into_is_verified_as_far_as_the_last_cut(shop: Shop) -> None:
+def test_a_table_that_nothing_is_merged_into_is_verified_as_far_as_the_last_cut(shop: Compared) -> None:
     before = shop.silver(*ROWS)
     shop.sql("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (1)")
     shop.receive()
@@ -216,7 +181,7 @@ def test_a_table_that_nothing_is_merged_into_is_verified_as_far_as_the_last_cut(
     assert (row["relation"], row["position"], row["verdict"]) == ("public.t", shop.state.upto, "equal")
 
 
-def test_nothing_is_landed_where_nothing_differs_or_nothing_was_asked_for(shop: Shop) -> None:
+def test_nothing_is_landed_where_nothing_differs_or_nothing_was_asked_for(shop: Compared) -> None:
     shop.silver(*ROWS)
     assert shop.repair().repair is None
     shop.silver(*WRONG)
@@ -224,22 +189,38 @@ def test_nothing_is_landed_where_nothing_differs_or_nothing_was_asked_for(shop: 
     with lease(shop.project.control):  # what only asks is in nobody's way
         (asked,) = compare(shop.project, [], silent, repair=True).tables
     assert asked.repair == Repair(4)
-    assert shop.told() == []
+    assert shop.reread() == []
     assert shop.runs() == [(REPAIR, "running"), (REPAIR, "done")]
 
 
-def test_killed_between_landing_and_recording_it_changes_nothing_and_is_done_again(shop: Shop) -> None:
+def test_killed_between_landing_and_recording_it_changes_nothing_and_is_done_again(shop: Compared) -> None:
     upto = shop.silver(*WRONG)
     with broken_off(REREAD_LANDED) as reached:
         shop.repair()
     assert reached
-    assert shop.told() == [], "what no row tells of is never read"
+    assert shop.reread() == [], "what no row tells of is never read"
     shop.repair()
-    assert shop.landed() == landed_at(upto + 1)
+    assert shop.reread_rows() == landed_at(upto + 1)
     assert [outcome for _, outcome in shop.runs()] == ["running", "failed", "running", "done"]
 
 
-def test_keys_that_other_transactions_change_are_left(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_behind_recording_it_is_in_force_and_is_not_done_again(shop: Compared) -> None:
+    processes = Receivers(shop.project, {"source": shop.database.source})
+    for commits in (3, 5):  # up to the row of `snapshots`; all but the end of the run
+        shop.sql("UPDATE t SET n = 3 WHERE a = 3")
+        shop.receive()
+        upto = shop.silver(*WRONG)
+        assert processes.run(f"{COMMIT_WRITTEN}:{commits}", target=repair_until_killed) == KILLED
+        assert shop.runs()[-1] == (REPAIR, "running")
+        found = shop.repair().repair
+        assert found is not None
+        assert (found.keys, found.left) == (0, 4)
+        assert "not merged yet" in found.reason
+        assert [row for row in shop.reread_rows() if row[0] == upto + 1] == landed_at(upto + 1)
+    assert verify(shop.bronze).holds
+
+
+def test_keys_that_other_transactions_change_are_left(shop: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
     upto = shop.silver(*WRONG)
     shop.sql("UPDATE t SET n = 0 WHERE a = 1")
     shop.receive()
@@ -248,10 +229,10 @@ def test_keys_that_other_transactions_change_are_left(shop: Shop, monkeypatch: p
     assert found is not None
     assert (found.keys, found.left) == (3, 1)
     assert "later transactions" in found.reason
-    assert shop.landed() == [row for row in landed_at(upto + 1) if row[1] != RIGHT[0]]
+    assert shop.reread_rows() == [row for row in landed_at(upto + 1) if row[1] != RIGHT[0]]
 
 
-def test_what_bronze_does_not_have_is_not_guessed_at(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_bronze_does_not_have_is_not_guessed_at(shop: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.silver(*WRONG)
     shop.sql("UPDATE t SET n = 0 WHERE a = 1")
     monkeypatch.setattr("cdc_lake.pipeline.point.Point.unknown", lambda *_: None)
@@ -261,21 +242,21 @@ def test_what_bronze_does_not_have_is_not_guessed_at(shop: Shop, monkeypatch: py
     assert "bronze does not" in found.reason
 
 
-def refused(shop: Shop) -> str:
+def refused(shop: Compared) -> str:
     found = shop.repair().repair
     assert found is not None
     assert found.keys == 0
     assert found.left > 0
-    assert shop.told() == []
+    assert shop.reread() == []
     return found.reason
 
 
-def test_a_table_is_refused_that_stands_where_no_cut_says(shop: Shop) -> None:
+def test_a_table_is_refused_that_stands_where_no_cut_says(shop: Compared) -> None:
     shop.silver(*WRONG, kept=BROKEN)
     assert "no cut says" in refused(shop)
 
 
-def test_a_table_is_refused_that_a_killed_run_left_beyond_its_cut(shop: Shop) -> None:
+def test_a_table_is_refused_that_a_killed_run_left_beyond_its_cut(shop: Compared) -> None:
     shop.silver(*WRONG)
     shop.sql("UPDATE t SET n = 7 WHERE a = 3")
     shop.receive()
@@ -283,7 +264,9 @@ def test_a_table_is_refused_that_a_killed_run_left_beyond_its_cut(shop: Shop) ->
     assert "broken off" in refused(shop)
 
 
-def test_keys_that_are_too_many_and_rows_of_one_key_are_refused(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_are_too_many_and_rows_of_one_key_are_refused(
+    shop: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop.silver(*ROWS, ROWS[0])
     assert "several rows of one key" in refused(shop)
     monkeypatch.setattr(repair, "REPAIRED_AT_MOST", 2)
@@ -291,11 +274,11 @@ def test_keys_that_are_too_many_and_rows_of_one_key_are_refused(shop: Shop, monk
     assert "up to 2 keys" in refused(shop)
 
 
-def test_a_run_that_applies_is_in_the_way(shop: Shop) -> None:
+def test_a_run_that_applies_is_in_the_way(shop: Compared) -> None:
     shop.silver(*WRONG)
     with lease(shop.project.control), pytest.raises(AnotherApply):
         shop.repair()
-    assert shop.told() == []
+    assert shop.reread() == []
 
 
 REDACTED = {"redact_key": "a key of this test", "redact": [{"columns": ["public.t.b"], "strategy": "sha256"}]}
@@ -309,13 +292,13 @@ REDACTED = {"redact_key": "a key of this test", "redact": [{"columns": ["public.
 def test_rows_that_the_source_cannot_be_asked_for_by_key_are_refused(
     database: Database, tmp_path: Path, changes: dict[str, Any], key: str, because: str
 ) -> None:
-    shop = Shop(database, project(database, tmp_path, **changes), key)
+    shop = Compared(database, project(database, tmp_path, **changes), key)
     shop.silver(*WRONG)
     assert because in refused(shop)
 
 
 def test_a_table_that_a_filter_takes_rows_of_is_refused(database: Database, tmp_path: Path) -> None:
-    shop = Shop(database, project(database, tmp_path, silver={"tables": [{"from": "public.t", "where": "a > 0"}]}))
+    shop = Compared(database, project(database, tmp_path, silver={"tables": [{"from": "public.t", "where": "a > 0"}]}))
     shop.silver(*WRONG)
     one = Published(T, tuple(SCHEMA.names), None)
     with compare_source(shop.project, shop.state) as source, source.snapshot([T]) as seen:
@@ -330,7 +313,7 @@ def test_a_table_that_a_filter_takes_rows_of_is_refused(database: Database, tmp_
 
 def test_values_that_are_redacted_are_landed_redacted(database: Database, tmp_path: Path) -> None:
     rule = {"columns": ["public.t.body"], "strategy": "null"}
-    shop = Shop(database, project(database, tmp_path, bronze={"redact": [rule]}))
+    shop = Compared(database, project(database, tmp_path, bronze={"redact": [rule]}))
     shop.silver(*[(*row[:3], None) for row in WRONG])
     assert shop.repair().repair is not None
-    assert [row for _, row, _ in shop.landed() if row] == [[*row[:3], None] for row in RIGHT]
+    assert [row for _, row, _ in shop.reread_rows() if row] == [[*row[:3], None] for row in RIGHT]

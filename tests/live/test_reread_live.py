@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +10,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
-from cdc_lake.observe.progress import Progress, silent
+from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import reread
 from cdc_lake.pipeline.cuts import IN, TableState
 from cdc_lake.pipeline.holds import record
@@ -28,41 +24,26 @@ from cdc_lake.pipeline.reread import Rereader
 from cdc_lake.silver.row_events import MISSING
 from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database
+from tests.live.shop import ODD, Shop, T
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 
 pytestmark = pytest.mark.live
 __all__ = ["stand_in"]
-T = TableName("public", "t")
 SECTIONS: dict[str, Any] = {
     "snapshot": {"mode": "none"},
     "silver": {"defaults": {"missing_row": "reread"}},
     "bronze": {"durability": "os"},
 }
-ODD = 'it\'s \\ "odd"'
 
 
-class Shop:
-    """A table whose rows the stream never told, and silver's side of it played by hand."""
+class Reread(Shop):
+    """A table whose rows the stream never told."""
 
     def __init__(self, database: Database, project: Project) -> None:
-        self.project = project
-        self.database = database
+        super().__init__(database, project)
         self.told: list[str] = []
-        self.control = ControlTables(self.project.control)
-        self.bronze = bronze_reader(self.project)
-        self.rereader = Rereader(self.project, self.bronze, self.control, self._tell)
-
-    def _tell(self, told: Progress) -> None:
-        self.told.append(told.text)
-
-    def sql(self, *statements: str) -> None:
-        with self.database.connect() as conn:
-            for statement in statements:
-                conn.execute(statement)
-
-    def receive(self) -> None:
-        receive(self.project, bronze_writer(self.project), once=True, stop=threading.Event(), tell=silent)
+        self.rereader = Rereader(self.project, self.bronze, self.control, lambda told: self.told.append(told.text))
 
     def top(self) -> int:
         """The position of the last transaction in bronze."""
@@ -72,12 +53,18 @@ class Shop:
 
     def hold(self, upto: int) -> None:
         """Every change up to there is held, since silver has no row of it."""
-        state = self.bronze.state()
-        assert state is not None
         rows = self.bronze.changes(T, Span(1, -1, upto)).to_pylist()
         names = ("position", "ordinal", "op", "layout", "new", "old", "old_kind", "unchanged")
         held = [{name: row[name] for name in names} | self._key(row) | {"rules": [MISSING]} for row in rows]
-        record(self.control, self.project.target(T), state.stream, Span(1, -1, upto), 1, pa.Table.from_pylist(held), ())
+        record(
+            self.control,
+            self.project.target(T),
+            self.state.stream,
+            Span(1, -1, upto),
+            1,
+            pa.Table.from_pylist(held),
+            (),
+        )
 
     @staticmethod
     def _key(row: dict[str, list[str] | None]) -> dict[str, list[str]]:
@@ -86,35 +73,24 @@ class Shop:
 
     def step(self, watermark: int) -> None:
         """What apply does with silver at a watermark."""
-        state = self.bronze.state()
-        assert state is not None
-        *_, layout = self.bronze.layouts([T])
-        self.rereader.step(state, {str(T): TableState("silver.t", "delta", 0, watermark, IN, 1, 1, layout)})
+        there = TableState("silver.t", "delta", 0, watermark, IN, 1, 1, self.layout)
+        self.rereader.step(self.state, {str(T): there})
 
-    def landed(self) -> list[tuple[int, list[str] | None, list[str] | None]]:
+    def landed(self) -> list[tuple[int, list[str | None] | None, list[str | None] | None]]:
         """Position, new and old tuple of what was landed, large values by their length."""
-        found = []
-        for row in self.control.snapshots():
-            if row.state == "reread":
-                first = json.loads(row.tables)["first"]
-                of = self.bronze.history_rows(T).to_pylist()
-                found += [
-                    (r["position"], r["new"] and [*r["new"][:3], str(len(r["new"][3]))], r["old"])
-                    for r in of
-                    if r["op"] == "S" and first <= r["ordinal"] < first + json.loads(row.tables)["rows"]
-                ]
-        return found
+        rows = self.reread_rows()
+        return [(at, new and [*new[:3], str(len(new[3] or ""))], old) for at, new, old in rows]
 
 
 @pytest.fixture
-def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reread:
     monkeypatch.setattr(reread, "_AGAIN", 0.0)
     document = {"version": 1, "pipeline": database.name, "source": database.source, **SECTIONS}
     project = Project(Pipeline.model_validate(document), tmp_path / "pipeline.yaml", tmp_path)
-    return begun(Shop(database, project))
+    return begun(Reread(database, project))
 
 
-def begun(shop: Shop) -> Shop:
+def begun(shop: Reread) -> Reread:
     """With rows that the stream does not tell."""
     shop.sql(
         "CREATE TABLE t (a int, b text, n int, body text, PRIMARY KEY (a, b))",
@@ -125,7 +101,7 @@ def begun(shop: Shop) -> Shop:
     return shop
 
 
-def test_what_is_read_lands_right_behind_the_watermark(shop: Shop) -> None:
+def test_what_is_read_lands_right_behind_the_watermark(shop: Reread) -> None:
     with shop.database.connect() as conn:
         conn.execute("UPDATE t SET a = 10, b = %s, n = 1 WHERE a = 1", [ODD])
     shop.sql("UPDATE t SET n = 2 WHERE a = 2", "DELETE FROM t WHERE a = 2")
@@ -155,7 +131,7 @@ def test_the_gaussdb_family_is_asked_as_well(
     stand_in: StandIn, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reread, "_AGAIN", 0.0)
-    shop = begun(Shop(stand_in.database, project_of(stand_in, kind, tmp_path, **SECTIONS)))
+    shop = begun(Reread(stand_in.database, project_of(stand_in, kind, tmp_path, **SECTIONS)))
     with shop.database.connect() as conn:
         conn.execute("UPDATE t SET a = 10, b = %s, n = 1 WHERE a = 1", [ODD])
     shop.sql("UPDATE t SET n = 2 WHERE a = 2", "UPDATE t SET n = 3 WHERE a = 2")
@@ -177,7 +153,7 @@ def test_the_gaussdb_family_is_asked_as_well(
     )
 
 
-def test_a_row_that_silver_is_behind_of_waits_until_silver_is_there(shop: Shop) -> None:
+def test_a_row_that_silver_is_behind_of_waits_until_silver_is_there(shop: Reread) -> None:
     shop.sql("UPDATE t SET n = 1 WHERE a = 1")
     shop.receive()
     first = shop.top()
@@ -191,7 +167,7 @@ def test_a_row_that_silver_is_behind_of_waits_until_silver_is_there(shop: Shop) 
     assert shop.landed() == [(last + 1, ["1", "k", "2", "5000"], None)]
 
 
-def test_what_bronze_does_not_have_yet_is_waited_for(shop: Shop) -> None:
+def test_what_bronze_does_not_have_yet_is_waited_for(shop: Reread) -> None:
     shop.sql("UPDATE t SET n = 1 WHERE a = 1")
     shop.receive()
     first = shop.top()
@@ -207,13 +183,13 @@ def test_what_bronze_does_not_have_yet_is_waited_for(shop: Shop) -> None:
 
 
 @pytest.fixture
-def receiving(shop: Shop) -> Iterator[None]:
+def receiving(shop: Reread) -> Iterator[None]:
     writer = bronze_writer(shop.project)
     with beside(lambda stop: receive(shop.project, writer, once=False, stop=stop, tell=silent)):
         yield
 
 
-def test_what_silver_is_ahead_of_is_read_anew_and_others_rows_do_not_matter(shop: Shop, receiving: None) -> None:
+def test_what_silver_is_ahead_of_is_read_anew_and_others_rows_do_not_matter(shop: Reread, receiving: None) -> None:
     shop.sql("UPDATE t SET n = 1 WHERE a = 1")
     until(lambda: (shop.bronze.highest_commit(1) or 0) > 0)
     first = shop.top()
@@ -233,12 +209,12 @@ def test_what_silver_is_ahead_of_is_read_anew_and_others_rows_do_not_matter(shop
     assert shop.told == ["silver.t: read again at the source"]
 
 
-def refuse(shop: Shop, connections: str) -> None:
+def refuse(shop: Reread, connections: str) -> None:
     with psycopg.connect(shop.database.server.dsn("postgres"), autocommit=True) as admin:
         admin.execute(f'ALTER DATABASE "{shop.database.name}" ALLOW_CONNECTIONS {connections}')
 
 
-def test_a_source_that_cannot_be_asked_is_told_once(shop: Shop) -> None:
+def test_a_source_that_cannot_be_asked_is_told_once(shop: Reread) -> None:
     shop.sql("UPDATE t SET n = 1 WHERE a = 1")
     shop.receive()
     top = shop.top()
