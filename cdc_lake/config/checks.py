@@ -47,6 +47,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _lake(root, out)
     out.found += undecodable_rules(root, patterns)
     _hosts(root, out)
+    _publication(root, out)
     out.found += kind_rules(root)
     out.found += transform_rules(root)
     out.found += quality_rules(root, patterns)
@@ -178,3 +179,12 @@ def _hosts(root: MappingNode, out: _Findings) -> None:
         except ValueError as bad:
             summary = f"this is no host: {bad}"
             out.error(Problem.SOURCE_COMBINATION, summary, node.mark, f"source.hosts[{i}]", "write db1 or db1:5432")
+
+
+def _publication(root: MappingNode, out: _Findings) -> None:
+    """test_decoding sends what it sees, whatever a publication says."""
+    publication = at(root, "source", "publication")
+    if publication is not None and text_of(at(root, "source", "slot", "plugin")) == "test_decoding":
+        hint = "remove `publication`: `tables` says what is captured; or use `plugin: pgoutput`"
+        summary = "the plugin test_decoding takes no publication"
+        out.error(Problem.SOURCE_COMBINATION, summary, publication.mark, "source.publication", hint)

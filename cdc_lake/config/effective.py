@@ -53,7 +53,7 @@ def _derived(project: Project) -> dict[str, object]:
 def _of_source(project: Project) -> dict[str, object]:
     source = project.pipeline.source
     if isinstance(source, PostgresSource):
-        return {"source.publication": project.publication}
+        return {"source.publication": project.publication if source.slot.plugin == "pgoutput" else None}
     ports = dict.fromkeys(address.replication_port for address in source.addresses)
     return {
         "source.replication_port": ", ".join(map(str, ports)) if source.mode == "stream" else None,

@@ -35,8 +35,8 @@ class Slot(Section):
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,63}$")] | None = None
     """Slot name on the server; the pipeline's name by default."""
-    plugin: Literal["pgoutput"] = "pgoutput"
-    """Output plugin of the slot."""
+    plugin: Literal["pgoutput", "test_decoding"] = "pgoutput"
+    """Output plugin of the slot; `test_decoding` where it has to be: it takes no publication, and sends every table."""
     failover: Annotated[bool, Strict()] = False
     """Standbys keep a copy of the slot, so that the stream goes on after a failover (PostgreSQL 17 and newer)."""
 

@@ -117,6 +117,20 @@ class NoOrderNumber(DecodeError):
     hint = "CSN order needs parallel decoding or a server that prints CSNs; else start a new stream with `order: lsn`"
 
 
+class StreamedBlock(DecodeError):
+    """A transaction that test_decoding streams before its commit: its changes come without their values."""
+
+    code = "DEC319"
+    hint = "raise logical_decoding_work_mem so that it is not streamed, or read by `plugin: pgoutput`"
+
+
+class PreparedUnread(DecodeError):
+    """A transaction that a slot with two-phase decoding sends when it is prepared, before it is committed."""
+
+    code = "DEC321"
+    hint = "the slot was made with two-phase decoding, by others: drop it, move the lake folder away, run again"
+
+
 class StyleMismatch(DecodeError):
     """A payload of the GaussDB family that is written in another style than the one that was asked for."""
 

@@ -234,7 +234,10 @@ class PluginMissing(SourceError):
     """The server does not have the output plugin that the slot is to use."""
 
     code = "SRC243"
-    hint = "the GaussDB family ships mppdb_decoding: set `source.slot.plugin: mppdb_decoding`"
+    hint = (
+        "set `source.slot.plugin` to one it has: pgoutput on PostgreSQL, whose contrib package brings test_decoding; "
+        "mppdb_decoding on the GaussDB family"
+    )
 
 
 class WrongOutputOrder(SourceError):

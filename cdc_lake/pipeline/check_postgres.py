@@ -11,10 +11,10 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room, unchecked_text
 from cdc_lake.pipeline.check_postgres_failover import failover_lines
+from cdc_lake.pipeline.postgres_captured import by_publication, captured, wanted
 from cdc_lake.pipeline.postgres_facts import (
     RoleFacts,
     ServerLimits,
-    captured,
     limits,
     role,
     session_of,
@@ -25,7 +25,6 @@ from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.quoting import identifier, literal, quoted
 from cdc_lake.source.server import OLDEST
-from cdc_lake.source.tables import select_tables
 
 
 def findings(project: Project) -> Iterator[CheckLine]:
@@ -96,7 +95,8 @@ def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
         return
     assert state is not None
     try:
-        facts = slot.check_slot(found, project.slot, project.postgres.database, state.upto)
+        source = project.postgres
+        facts = slot.check_slot(found, project.slot, source.database, state.upto, source.slot.plugin)
     except CdcLakeError as error:
         yield failed("slot", error)
         return
@@ -111,19 +111,20 @@ def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
 def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[CheckLine]:
     try:
         names = captured(project, session)
-        exists = publication.publication_exists(session, project.publication)
-        wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
+        exists = _published(project, session)
+        chosen = wanted(project, session)
     except CdcLakeError as error:
         yield failed("tables" if isinstance(error, NoTableMatches) else "publication", error)
         return
-    facts = tables(session, wanted)
-    yield _publication(project, names, wanted, facts, exists=exists, may_create=rights.create_in_database)
+    facts = tables(session, chosen)
+    if exists is not None:
+        yield _publication(project, names, chosen, facts, exists=exists, may_create=rights.create_in_database)
     unreadable = [f.table for f in facts if not f.readable]
     if unreadable:
         fix = "\n".join(f"GRANT SELECT ON {quoted(t)} TO {identifier(rights.name)};" for t in unreadable)
         text = f"no right to read {listed(unreadable)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
-    for name in wanted:
+    for name in chosen:
         try:
             check_identities(session, [name])
         except NoReplicaIdentity:
@@ -132,13 +133,18 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
             yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code="SRC223")
     known = [f.rows for f in facts if f.rows is not None]
     rows = f"about {sum(known):,} rows" if len(known) == len(facts) else "rows not counted yet by the server"
-    yield CheckLine(ok=True, subject="tables", text=f"{len(wanted)}: {listed(wanted)}; {rows}")
+    yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {listed(chosen)}; {rows}")
+
+
+def _published(project: Project, session: Session) -> bool | None:
+    """Whether the publication is there; None where the plugin takes none. Raises SourceError."""
+    return publication.publication_exists(session, project.publication) if by_publication(project) else None
 
 
 def _publication(
     project: Project,
     names: list[TableName],
-    wanted: list[TableName],
+    chosen: list[TableName],
     facts: list[TableFacts],
     *,
     exists: bool,
@@ -147,7 +153,7 @@ def _publication(
     name = project.publication
     if exists:
         try:
-            publication.check_published(name, names, wanted)
+            publication.check_published(name, names, chosen)
         except CdcLakeError as error:
             return failed("publication", error)
         return CheckLine(ok=True, subject="publication", text=f"{name} carries {len(names)} tables")
@@ -159,7 +165,7 @@ def _publication(
         ok=False,
         subject="publication",
         text=f"{name} is not there, and this role cannot make it: {why}",
-        fix=_create_publication(name, wanted),
+        fix=_create_publication(name, chosen),
         code="SRC224",
     )
 
@@ -172,16 +178,16 @@ def _create_publication(name: str, names: list[TableName]) -> str:
 def dba_sql(project: Project) -> str:
     """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
     with session_of(project) as session:
-        wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
+        chosen = wanted(project, session)
         facts, rights = limits(session), role(session)
-        exists = publication.publication_exists(session, project.publication)
+        exists = _published(project, session)
     user, lines = identifier(rights.name), []
     if facts.wal_level != "logical":
         lines.append("ALTER SYSTEM SET wal_level = logical;  -- then restart the server")
     if not rights.replication and not rights.superuser:
         lines.append(f"ALTER ROLE {user} REPLICATION;")
-    lines += [f"GRANT USAGE ON SCHEMA {identifier(s)} TO {user};" for s in sorted({t.schema for t in wanted})]
-    lines += [f"GRANT SELECT ON {quoted(t)} TO {user};" for t in wanted]
-    if not exists:
-        lines.append(_create_publication(project.publication, wanted))
+    lines += [f"GRANT USAGE ON SCHEMA {identifier(s)} TO {user};" for s in sorted({t.schema for t in chosen})]
+    lines += [f"GRANT SELECT ON {quoted(t)} TO {user};" for t in chosen]
+    if exists is False:
+        lines.append(_create_publication(project.publication, chosen))
     return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

@@ -15,15 +15,16 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.compare_source import joined
 from cdc_lake.pipeline.encoding import codec_by_name
+from cdc_lake.pipeline.postgres_captured import by_publication, carried
 from cdc_lake.pipeline.postgres_stream import check_same
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.decoded_tables import takes
 from cdc_lake.source.hash_sql import HashSql
-from cdc_lake.source.publication import published
 from cdc_lake.source.rows import read_blocks, sum_rows
 from cdc_lake.source.server import goal, identify
-from cdc_lake.source.unlanded import unlanded
+from cdc_lake.source.unlanded import unlanded, unlanded_lines
 from cdc_lake.source.visible import visible
 
 _APPLICATION = "cdc_lake compare"
@@ -38,7 +39,7 @@ class PostgresSide:
 
     def captured(self) -> list[Published]:
         """See CompareSource."""
-        return published(self._reading, self._project.publication)
+        return carried(self._project, self._reading)
 
     @contextmanager
     def snapshot(self, tables: Sequence[TableName]) -> Iterator[Shown]:
@@ -77,7 +78,10 @@ class PostgresSide:
             if Lsn.parse(str(flushed[0])).value < shown.position:
                 goal(session)  # decoding stops at what is flushed: a commit of our own flushes all before it
             try:
-                return unlanded(session, project.slot, project.publication, after, shown.position)
+                if by_publication(project):
+                    return unlanded(session, project.slot, project.publication, after, shown.position)
+                taken = takes(self._reading, project.postgres.tables)
+                return unlanded_lines(session, project.slot, taken, after, shown.position)
             except SlotActive:
                 return None
 

@@ -44,8 +44,8 @@ def open_stream(
             stream.state,
             configuration=number,
             tabulate=redacted(stream.again, redaction),
-            # what rows of the GaussDB family mean depends on the catalog too, which speaks of now
-            by_catalog=isinstance(project.pipeline.source, FamilySource),
+            # what rows that name their columns mean depends on the catalog too, which speaks of now
+            by_catalog=project.pipeline.source.slot.plugin != "pgoutput",
             tell=tell,
         )
         yield replace(stream, tabulate=tabulate, order=order)

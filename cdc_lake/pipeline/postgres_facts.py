@@ -13,10 +13,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
-from cdc_lake.source import publication
 from cdc_lake.source.connection import Session, connect, named
 from cdc_lake.source.quoting import quoted
-from cdc_lake.source.tables import select_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +103,6 @@ def role(session: Session) -> RoleFacts:
         ).fetchone()
     assert row is not None
     return RoleFacts(str(row[0]), bool(row[1]), bool(row[2]), bool(row[3]))
-
-
-def captured(project: Project, session: Session) -> list[TableName]:
-    """The tables the stream carries, or will carry where the publication is not made yet. Raises SourceError."""
-    if publication.publication_exists(session, project.publication):
-        return [p.table for p in publication.published(session, project.publication)]
-    return select_tables(project.postgres.tables, publication.tables_in_database(session))
 
 
 def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:

@@ -26,6 +26,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import CopiedTable, copy_tables, expected_rows
 from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.failover import note_timeline
+from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
 from cdc_lake.pipeline.postgres_facts import tables as table_facts
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
 from cdc_lake.source import publication, slot, snapshot
@@ -34,7 +35,6 @@ from cdc_lake.source.catalog import check_identities, relation_of
 from cdc_lake.source.connection import Session
 from cdc_lake.source.server import ServerFacts, timeline_of
 from cdc_lake.source.stream import StreamIdentity
-from cdc_lake.source.tables import select_tables
 
 
 def begin(
@@ -51,7 +51,7 @@ def begin(
     _clear_the_way(project, session, facts, bronze.state(), tell)
     ensure_publication(project, session, tell)
     timeline = timeline_of(replication, facts.timeline)  # now: the snapshot lasts until the connection's next command
-    made = slot.export_slot(replication, project.slot)
+    made = slot.export_slot(replication, project.slot, project.postgres.slot.plugin)
     identity = StreamIdentity(facts.system, facts.database, project.slot, made.consistent)
     state = begin_stream(identity, made.consistent.value, bronze, control)
     note_timeline(timeline, control, state, tell)
@@ -72,15 +72,17 @@ def begin(
 
 
 def ensure_publication(project: Project, session: Session, tell: Tell) -> None:
-    """Check the publication against `tables`, or make it."""
-    wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
-    check_identities(session, wanted)
+    """Check the publication against `tables`, or make it; none where the plugin takes none."""
+    chosen = wanted(project, session)
+    check_identities(session, chosen)
+    if not by_publication(project):
+        return
     name = project.publication
     if publication.publication_exists(session, name):
-        publication.check_published(name, (p.table for p in publication.published(session, name)), wanted)
+        publication.check_published(name, (p.table for p in publication.published(session, name)), chosen)
         return
-    publication.create_publication(session, name, wanted)
-    tell(Progress("connect", f"publication `{name}` made for {len(wanted)} tables"))
+    publication.create_publication(session, name, chosen)
+    tell(Progress("connect", f"publication `{name}` made for {len(chosen)} tables"))
 
 
 def _clear_the_way(
@@ -98,7 +100,7 @@ def _clear_the_way(
         return
     if (before.system, before.database, before.slot) != (facts.system, facts.database, project.slot):
         raise SlotForeign(f"slot `{project.slot}` exists, but bronze was begun from another source")
-    if there.confirmed != before.point or there.plugin != slot.PLUGIN:
+    if there.confirmed != before.point or there.plugin != project.postgres.slot.plugin:
         raise SlotForeign(f"slot `{project.slot}` is not the one made for {state.stream}: it was read or made anew")
     slot.drop_slot(session, project.slot)
 
@@ -130,10 +132,10 @@ def _copy(
 ) -> tuple[CopiedTable, ...]:
     """Copy every published table in the slot's snapshot."""
     with snapshot.exported(session, made.snapshot) as inside:
-        carried = {table.table: table for table in publication.published(inside, project.publication)}
-        relations = [relation_of(inside, table.table, table.columns) for table in carried.values()]
+        tables = {table.table: table for table in carried(project, inside)}
+        relations = [relation_of(inside, table.table, table.columns) for table in tables.values()]
         # the server sends UTF-8, or whatever a database in SQL_ASCII holds
         codec = codec_by_name(project, "SQL_ASCII")
-        reader = _Reader(inside, carried, project.pipeline.snapshot.chunk_rows, codec)
-        expected = expected_rows(table_facts(inside, list(carried)))
+        reader = _Reader(inside, tables, project.pipeline.snapshot.chunk_rows, codec)
+        expected = expected_rows(table_facts(inside, list(tables)))
         return copy_tables(relations, [reader], bronze, state, stop, tell, expected)

@@ -5,33 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
-from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import postgres_start
-from cdc_lake.pipeline.encoding import in_hex
 from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_timeline, note_timeline
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
-from cdc_lake.pipeline.policy import by_policy, lands
+from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
+from cdc_lake.pipeline.postgres_reading import plugin_options, print_whole_names, reading_of
 from cdc_lake.pipeline.streams import is_complete
-from cdc_lake.source import publication, slot
-from cdc_lake.source.catalog import SourceCatalog
+from cdc_lake.source import slot
 from cdc_lake.source.connection import Session, connect, pinned, place_of
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.resume import check_fed_from
 from cdc_lake.source.server import ServerFacts, check_failover, check_server, goal, identify, timeline_of
 from cdc_lake.source.stream import StreamIdentity, shown
-from cdc_lake.source.tables import select_tables
 from cdc_lake.source.timeline import Timeline
 
 
@@ -81,9 +75,18 @@ def open_postgres(
         frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
-        assembler = Assembler(SourceCatalog(session), keeps=lands(project))
-        columns = by_policy(project, PgoutputFormat(partial(tabulate, in_hex=in_hex(project))), tell)
-        yield OpenStream(frames, assembler, ArrivalOrder(), columns, columns, OrderDomain.LSN, state, target, copied)
+        reading = reading_of(project, session, lambda: dial("layouts"), state, tell)
+        yield OpenStream(
+            frames=frames,
+            assembler=reading.assembler,
+            order=ArrivalOrder(),
+            tabulate=reading.tabulate,
+            again=reading.again,
+            domain=OrderDomain.LSN,
+            state=state,
+            goal=target,
+            copied=copied,
+        )
 
 
 def check_resume(
@@ -96,7 +99,8 @@ def check_resume(
 ) -> tuple[Timeline, BronzeState]:
     """Raise unless the stream that bronze holds can go on at this server, database and slot; as `check_same`."""
     timeline, held = check_same(project, replication, facts, state, control)
-    slot.check_slot(slot.find_slot(session, project.slot), project.slot, facts.database, held.confirm)
+    plugin, there = project.postgres.slot.plugin, slot.find_slot(session, project.slot)
+    slot.check_slot(there, project.slot, facts.database, held.confirm, plugin)
     return timeline, held
 
 
@@ -117,12 +121,14 @@ def check_same(
 
 
 def _say_uncaptured(project: Project, session: Session, tell: Tell) -> None:
-    carried = {p.table for p in publication.published(session, project.publication)}
+    if not by_publication(project):
+        return  # the patterns choose at every change
+    there = {p.table for p in carried(project, session)}
     try:
-        wanted = select_tables(project.postgres.tables, publication.tables_in_database(session))
+        chosen = wanted(project, session)
     except NoTableMatches:
         return  # a table that was dropped at the source: what it had is in bronze
-    for table in sorted(set(wanted) - carried):
+    for table in sorted(set(chosen) - there):
         tell(Progress("connect", f"table {table} matches `source.tables` but is not in the publication: not captured"))
 
 
@@ -137,4 +143,7 @@ def _start(project: Project, replication: Session, facts: ServerFacts, state: Br
     interval = project.postgres.status_interval / 1000
     if facts.wal_sender_timeout:
         interval = min(interval, facts.wal_sender_timeout / 3)
-    return PostgresStream(replication, project.slot, project.publication, state.confirm, status_interval=interval)
+    if not by_publication(project):
+        print_whole_names(replication)
+    options = plugin_options(project)
+    return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval)

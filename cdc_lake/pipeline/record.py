@@ -29,12 +29,12 @@ from cdc_lake.pipeline.family_frames import STANDBY_ONLY
 from cdc_lake.pipeline.open_stream import PATIENCE, patiently
 from cdc_lake.pipeline.payload import PayloadReader, reading_of
 from cdc_lake.source.capture import Capture, PostgresCapture
-from cdc_lake.source.connection import connect
+from cdc_lake.source.connection import connect, encoding_of
 from cdc_lake.source.gaussdb.capture import FamilyCapture
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import identify
 from cdc_lake.source.gaussdb.version import check_product
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, message_options
 from cdc_lake.source.recording_file import Alive, Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
 from cdc_lake.source.wire import connect as wire
 from cdc_lake.source.wire.session import WireSession
@@ -146,16 +146,19 @@ def _open(project: Project, plugin: str, slot: str | None) -> _Open:
 
 
 def _postgres(project: Project, source: PostgresSource, plugin: str, slot: str | None) -> _Open:
-    options = {}
-    if plugin == "pgoutput":
-        options = {"proto_version": "1", "publication_names": identifier(project.publication)}
     session = connect(source, project.root, application=_application(project), replication=True)
+    options: Mapping[str, str] = {}
+    if plugin == PGOUTPUT:
+        options = message_options(project.publication)
+    elif plugin == TEST_DECODING:
+        options = LINE_OPTIONS
     try:
         capture = PostgresCapture(session, plugin, options, slot=slot, status_interval=source.status_interval / 1000)
     except BaseException:
         session.close()
         raise
-    return _Open(capture, capture.start, options)
+    # lines are in the encoding of the database, whatever a client asks for
+    return _Open(capture, capture.start, options, "UTF8" if plugin == PGOUTPUT else encoding_of(session))
 
 
 def _family(project: Project, source: FamilySource, plugin: str, slot: str | None) -> _Open:

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cdc_lake.bronze.contract import BEGIN, COMMIT, UNDECODABLE
 from cdc_lake.bronze.open import bronze_reader, decoded
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.bronze.rows import build
 from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.decode.announced import TableFacts
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.columnar import tabulate
@@ -39,6 +40,9 @@ from cdc_lake.pipeline.redaction import redacted, redaction_of
 from cdc_lake.pipeline.waiting import UndecodedTransaction, view
 from cdc_lake.source.stream import shown
 from cdc_lake.source.tables import chooses
+
+if TYPE_CHECKING:
+    from cdc_lake.source.connection import Session
 
 _END = (1 << 63) - 1
 _PGOUTPUT = "pgoutput"
@@ -129,7 +133,8 @@ def _decoded(project: Project, reader: BronzeReader, commit: CommitRow, source: 
         list(described.values()),
         lambda encoding: codec_by_name(project, encoding),
         source.family_facts,
-        chooses(project.family.tables),
+        chooses(project.pipeline.source.tables),
+        takes_back=isinstance(project.pipeline.source, FamilySource),
     )
     return records, redacted(lambda batch: tabulate_family(batch, known), redaction)([records])
 
@@ -187,17 +192,25 @@ class _Source:
         """See `decode.announced.Catalog`. Raises SourceError."""
         if self._catalog is None:
             from cdc_lake.source.catalog import SourceCatalog  # noqa: PLC0415  # a driver of its own
-            from cdc_lake.source.connection import connect  # noqa: PLC0415
 
-            session = connect(self.project.postgres, self.project.root, application="cdc_lake held retry")
-            self._opened.callback(session.close)
-            self._catalog = SourceCatalog(session)
+            self._catalog = SourceCatalog(self._postgres())
         facts: TableFacts = self._catalog(oid, table)
         return facts
 
+    def _postgres(self) -> Session:
+        from cdc_lake.source.connection import connect  # noqa: PLC0415  # a driver of its own
+
+        session = connect(self.project.postgres, self.project.root, application="cdc_lake held retry")
+        self._opened.callback(session.close)
+        return session
+
     def family_facts(self, table: TableName) -> FamilyTableFacts | None:
         """See `decode.mppdb.facts.FamilyCatalog`. Raises SourceError."""
-        if self._catalog is None:
+        if self._catalog is None and isinstance(self.project.pipeline.source, PostgresSource):
+            from cdc_lake.source.decoded_tables import RowTables  # noqa: PLC0415  # a driver of its own
+
+            self._catalog = RowTables(self._postgres())
+        elif self._catalog is None:
             from cdc_lake.source.gaussdb.catalog import FamilyTables  # noqa: PLC0415
             from cdc_lake.source.gaussdb.connection import target_of  # noqa: PLC0415
             from cdc_lake.source.wire.connect import connect  # noqa: PLC0415

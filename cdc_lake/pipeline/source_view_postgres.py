@@ -10,10 +10,11 @@ from cdc_lake.config.project import Project
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind, copies, size
-from cdc_lake.pipeline.postgres_facts import captured, limits, sent_position, session_of, tables, wal_position
+from cdc_lake.pipeline.postgres_captured import by_publication, captured, layout_now
+from cdc_lake.pipeline.postgres_facts import limits, sent_position, session_of, tables, wal_position
 from cdc_lake.pipeline.source_view import SlotSeen
 from cdc_lake.source import publication, slot
-from cdc_lake.source.catalog import check_identities, relation_of
+from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, place_of
 from cdc_lake.source.server import check_server
 from cdc_lake.source.stream import StreamIdentity, shown
@@ -62,13 +63,11 @@ class PostgresView:
 
     def layout(self, table: TableName) -> Relation | None:
         """See SourceView."""
-        name = self._project.publication
-        if not publication.publication_exists(self._session, name):
-            return relation_of(self._session, table, None)
-        columns = next((p.columns for p in publication.published(self._session, name) if p.table == table), None)
-        return None if columns is None else relation_of(self._session, table, columns)
+        return layout_now(self._project, self._session, table)
 
     def _publication(self, names: Sequence[TableName]) -> Iterator[Action]:
+        if not by_publication(self._project):
+            return
         name = self._project.publication
         if not publication.publication_exists(self._session, name):
             check_identities(self._session, names)
@@ -77,17 +76,18 @@ class PostgresView:
 
     def _stream(self, state: BronzeState | None, names: Sequence[TableName]) -> Iterator[Action]:
         project, session = self._project, self._session
+        plugin = project.postgres.slot.plugin
         there = slot.find_slot(session, project.slot)
         started = state is not None and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
         if state is not None and started:
-            checked = slot.check_slot(there, project.slot, project.postgres.database, state.upto)
+            checked = slot.check_slot(there, project.slot, project.postgres.database, state.upto, plugin)
             behind = max(0, wal_position(session).value - state.upto)
             retained = f", {size(checked.retained)} of WAL retained" if checked.retained is not None else ""
             after = shown(state.stream, state.upto)
             text = f"resume slot `{project.slot}` after {after}: {size(behind)} behind{retained}"
             yield Action(ActionKind.RESUME, project.slot, text, changes=False, bytes=behind)
             return
-        yield Action(ActionKind.CREATE_SLOT, project.slot, f"create slot `{project.slot}` (pgoutput)")
+        yield Action(ActionKind.CREATE_SLOT, project.slot, f"create slot `{project.slot}` ({plugin})")
         yield from copies(project, tables(session, names))
 
 

@@ -131,6 +131,11 @@ def as_stored(session: Session) -> Iterator[None]:
         command(session.pgconn, "SET client_encoding TO 'UTF8'", "asking for UTF-8 again")
 
 
+def encoding_of(session: Session) -> str:
+    """The encoding of the session's database, as the server names it."""
+    return (session.pgconn.parameter_status(b"server_encoding") or b"").decode()
+
+
 def lost(pgconn: pq.abc.PGconn, doing: str) -> SourceError:
     """The error for a connection that broke off while `doing`."""
     said = pgconn.get_error_message().strip() or "the server closed the connection"

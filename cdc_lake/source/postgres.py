@@ -1,4 +1,4 @@
-"""The stream of a PostgreSQL slot: pgoutput frames over the streaming replication protocol.
+"""The stream of a PostgreSQL slot: what its plugin sends, over the streaming replication protocol.
 
 Follows the PostgreSQL documentation, chapter "Streaming Replication Protocol": inside CopyBoth, `w` carries WAL data
 and `k` a keepalive; the answer is `r`, the standby status.
@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import psycopg
 from psycopg import pq
 
 from cdc_lake.errors import StreamProtocol
-from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
 from cdc_lake.source.gathering import Gathering
-from cdc_lake.source.quoting import command_literal, identifier
+from cdc_lake.source.start_command import start_command
 
 _STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
 _KEEPALIVE = struct.Struct(">QqB")  # WAL end, clock, reply wanted
@@ -36,7 +35,7 @@ class PostgresStream:
         self,
         session: Session,
         slot: str,
-        publication: str,
+        options: Mapping[str, str],
         start: int,
         *,
         status_interval: float,
@@ -44,6 +43,7 @@ class PostgresStream:
     ) -> None:
         """Start streaming after `start` (which must not lie before the slot's confirmed position: see `source.slot`).
 
+        `options`: the output plugin's (`source.plugins`).
         `session` is a replication connection; where starting fails (SlotActive), it may be tried again on it.
         """
         self._session = session
@@ -56,12 +56,7 @@ class PostgresStream:
         self._asked = False
         self._told_at = clock()
         send_as_stored(self._pgconn)
-        options = f"proto_version '1', publication_names {command_literal(identifier(publication))}"
-        command(
-            self._pgconn,
-            f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)} ({options})",
-            f"starting replication from slot `{slot}`",
-        )
+        command(self._pgconn, start_command(slot, start, options), f"starting replication from slot `{slot}`")
         self._pgconn.nonblocking = 1
         self._gathering = Gathering(self._pgconn.socket, clock)
 

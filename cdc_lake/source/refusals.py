@@ -10,6 +10,7 @@ from cdc_lake.errors import (
     AuthenticationRefused,
     DatabaseUnknown,
     NoFreeSlot,
+    PluginMissing,
     PublicationMissing,
     QueryRefused,
     RoleLacksReplication,
@@ -96,6 +97,8 @@ def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
             kind = PublicationMissing
         case "55000" if "wal_level" in said:
             kind = ServerSettings
+        case "58P01" if "could not access file" in said:
+            kind = PluginMissing
         case _:
             kind = QueryRefused
     return kind

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from cdc_lake.errors import SlotAhead, SlotForeign, SlotInvalidated, SlotMissing
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, command, named
+from cdc_lake.source.plugins import PGOUTPUT
 from cdc_lake.source.quoting import identifier
-
-PLUGIN = "pgoutput"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +86,12 @@ def find_slot(session: Session, name: str) -> SlotFacts | None:
     )
 
 
-def export_slot(replication: Session, slot: str) -> ExportedSlot:
+def export_slot(replication: Session, slot: str, plugin: str = PGOUTPUT) -> ExportedSlot:
     """Make the temporary slot `<slot>_new` on a replication connection and export its snapshot."""
     name = f"{slot[:59]}_new"
     row = command(
         replication.pgconn,
-        f"CREATE_REPLICATION_SLOT {identifier(name)} TEMPORARY LOGICAL {PLUGIN} EXPORT_SNAPSHOT",
+        f"CREATE_REPLICATION_SLOT {identifier(name)} TEMPORARY LOGICAL {identifier(plugin)} EXPORT_SNAPSHOT",
         f"creating slot `{name}`",
     )[0]
     return ExportedSlot(name, Lsn.parse(row["consistent_point"] or ""), row["snapshot_name"] or "")
@@ -115,17 +114,17 @@ def drop_slot(session: Session, name: str) -> None:
         session.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
 
-def check_slot(facts: SlotFacts | None, name: str, database: str, held: int) -> SlotFacts:
+def check_slot(facts: SlotFacts | None, name: str, database: str, held: int, plugin: str = PGOUTPUT) -> SlotFacts:
     """The slot, if a stream that bronze holds up to `held` can go on from it; raises what fits otherwise.
 
     Whether somebody else reads it just now is not asked here: that is for the attempt to start.
     """
     if facts is None:
         raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {Lsn(held)}")
-    if facts.kind != "logical" or facts.plugin != PLUGIN or facts.database != database:
+    if facts.kind != "logical" or facts.plugin != plugin or facts.database != database:
         raise SlotForeign(
             f"slot `{name}` is {facts.kind}, plugin {facts.plugin}, database {facts.database}; "
-            f"expected logical, {PLUGIN}, {database}"
+            f"expected logical, {plugin}, {database}"
         )
     if facts.lost or facts.confirmed is None:
         why = facts.invalidation or facts.wal_status or "no confirmed position"

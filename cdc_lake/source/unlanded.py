@@ -7,23 +7,35 @@ kind and relation are asked for.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from cdc_lake.decode.mppdb.codec import Codec
+from cdc_lake.decode.test_decoding.heads import TABLE, tables_of
 from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.connection import Session, as_stored, named
-from cdc_lake.source.quoting import identifier
+from cdc_lake.source.plugins import LINE_OPTIONS
+from cdc_lake.source.quoting import identifier, literal
 
 _OID = struct.Struct(">I")
 _COMMIT = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, time
 _CHANGES = b"IUD"
+_UTF8 = Codec()
 
 _PEEK = (
     "SELECT xid::text::bigint, CASE WHEN get_byte(data, 0) IN (73, 85, 68) THEN substr(data, 1, 5) ELSE data END "
     "FROM pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, 'proto_version', '1', 'publication_names', %s) "
     "WHERE get_byte(data, 0) IN (67, 68, 73, 82, 84, 85)"  # C D I R T U
+)
+
+_NAME = '(?:"(?:[^"]|"")*"|[^".:, ]+)'
+_PEEK_LINES = (
+    "SELECT lsn::text, xid::text::bigint, CASE WHEN data ~ '^COMMIT|: TRUNCATE:[a-z_() -]*$' THEN data "
+    f"ELSE substring(data FROM '^table {_NAME}[.]{_NAME}: [A-Z]+:') END FROM pg_logical_slot_peek_changes("
+    f"%s, %s::pg_lsn, NULL, {', '.join(literal(word) for pair in LINE_OPTIONS.items() for word in pair)}) "
+    "WHERE data ~ '^(COMMIT|table )'"
 )
 
 
@@ -35,6 +47,26 @@ def unlanded(session: Session, slot: str, publication: str, after: int, upto: in
     with named(f"looking ahead in slot `{slot}`"), as_stored(session):
         rows = session.execute(_PEEK, [slot, str(Lsn(upto)), identifier(publication)]).fetchall()
     return transactions(((int(str(xid)), bytes(data)) for xid, data in rows), after)  # type: ignore[call-overload]
+
+
+def unlanded_lines(
+    session: Session, slot: str, takes: Callable[[TableName], bool], after: int, upto: int
+) -> list[Unlanded]:
+    """The same of a slot of test_decoding, whose lines are of all tables: those that change one that `takes` takes."""
+    with named(f"looking ahead in slot `{slot}`"), as_stored(session):
+        rows = session.execute(_PEEK_LINES.encode(), [slot, str(Lsn(upto))]).fetchall()
+    found: list[Unlanded] = []
+    touched: set[TableName] = set()
+    for lsn, xid, text in rows:
+        line = str(text).encode()
+        if line.startswith(TABLE):
+            touched.update(filter(takes, tables_of(line, _UTF8) or ()))
+            continue
+        end = Lsn.parse(str(lsn)).value
+        if end > after and touched:
+            found.append(Unlanded(end, int(str(xid)), frozenset(touched)))
+        touched.clear()
+    return found
 
 
 def transactions(messages: Iterable[tuple[int, bytes]], after: int) -> list[Unlanded]:

@@ -153,8 +153,11 @@ def is_receiver(process: Path, project: Project) -> bool:
 
 
 def reader_of(database: Database, project: Project) -> int | None:
+    """The process that streams from the slot; while the slot is made, another one holds it."""
     with psycopg.connect(database.server.dsn(database.name)) as conn:
         row = conn.execute(
-            "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND NOT temporary", [project.slot]
+            "SELECT s.active_pid FROM pg_replication_slots AS s JOIN pg_stat_replication AS r ON r.pid = s.active_pid "
+            "WHERE s.slot_name = %s AND NOT s.temporary",
+            [project.slot],
         ).fetchone()
     return row[0] if row else None

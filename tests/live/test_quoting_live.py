@@ -31,6 +31,7 @@ from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.gaussdb import catalog
 from cdc_lake.source.gaussdb.catalog import FamilyTables
 from cdc_lake.source.gaussdb.snapshot import FamilyReader
+from cdc_lake.source.plugins import message_options
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.rows import read_blocks
 from cdc_lake.source.visible import visible
@@ -141,7 +142,7 @@ def test_the_stream_brings_the_rows(database: Database, odd: list[Odd]) -> None:
         found = layouts(session, keyed)
         assembler = Assembler(SourceCatalog(session))
         replication = connect(PostgresSource(**database.source), ROOT, replication=True)
-        stream = PostgresStream(replication, "odd", name, made.consistent.value, status_interval=10.0)
+        stream = PostgresStream(replication, "odd", message_options(name), made.consistent.value, status_interval=10.0)
         got: dict[TableName, Relation] = {}
         until = time.monotonic() + 60
         try:

@@ -39,6 +39,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.source import publication, server, slot, snapshot
 from cdc_lake.source.catalog import SourceCatalog, check_identities, relation_of
 from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.plugins import message_options
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.source.tables import select_tables
@@ -83,7 +84,7 @@ def session(database: Database) -> Iterator[Session]:
 def open_stream(database: Database, name: str, start: int, **given: object) -> PostgresStream:
     replication = connect(settings(database), ROOT, replication=True)
     try:
-        return PostgresStream(replication, name, "pub", start, **{"status_interval": 10.0, **given})
+        return PostgresStream(replication, name, message_options("pub"), start, **{"status_interval": 10.0, **given})
     except SourceError:
         replication.close()
         raise

@@ -21,7 +21,7 @@ from cdc_lake.errors import CdcLakeError, InvalidText, MalformedMessage, TextNot
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell, silent
-from cdc_lake.pipeline import postgres_stream
+from cdc_lake.pipeline import postgres_reading
 from cdc_lake.pipeline.against_source import against_source
 from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
@@ -98,7 +98,7 @@ def test_what_a_fault_made_undecodable_is_decoded_once_it_is_mended(database: Da
         source.execute("TRUNCATE notes")
         source.execute("INSERT INTO notes VALUES (3, 'MARK', 'x'), (4, 'four', '')")
         source.execute("DELETE FROM notes WHERE id = 4")
-        monkeypatch.setattr(postgres_stream, "tabulate", refusing)
+        monkeypatch.setattr(postgres_reading, "tabulate", refusing)
         told: list[Progress] = []
         received = once(project, told.append)
         assert received.transactions == 5  # the receiver did not stop
@@ -122,7 +122,7 @@ def test_by_default_the_receiver_stops_at_it_and_says_where(database: Database, 
     with database.connect() as source:
         source.execute("CREATE TABLE notes (id int PRIMARY KEY, body text, memo text)")
         once(project)
-        monkeypatch.setattr(postgres_stream, "tabulate", refusing)
+        monkeypatch.setattr(postgres_reading, "tabulate", refusing)
         source.execute("INSERT INTO notes VALUES (1, 'MARK', NULL)")
         with pytest.raises(MalformedMessage):
             once(project)
@@ -137,7 +137,7 @@ def test_what_was_committed_before_it_is_landed_and_confirmed(database: Database
         for body in ("one", "two", "three", "MARK", "five"):
             source.execute("INSERT INTO notes VALUES ((SELECT count(*) FROM notes), %s)", [body])
         with monkeypatch.context() as patched:
-            patched.setattr(postgres_stream, "tabulate", refusing)
+            patched.setattr(postgres_reading, "tabulate", refusing)
             for _ in range(2):
                 with pytest.raises(MalformedMessage):
                     once(project)

@@ -16,9 +16,9 @@ from cdc_lake.errors import PublicationUnfit
 from cdc_lake.lake import store
 from cdc_lake.model.relation import TableName
 from cdc_lake.source import quoting
-from cdc_lake.source.gaussdb.stream import start_command
 from cdc_lake.source.publication import check_published
 from cdc_lake.source.refusals import connection_error
+from cdc_lake.source.start_command import start_command
 from cdc_lake.source.wire.refusals import ServerMessage, startup_error
 from tests.odd_names import PIECES, odd_name, odd_text
 

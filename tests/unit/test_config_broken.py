@@ -59,6 +59,10 @@ CASES = {
     "duplicate section": (HEAD + "lake: {path: a}\nlake: {path: b}\n", "CFG105 5:1"),
     "missing key": (HEAD.replace("host: h, ", ""), "CFG106 3:9"),
     "a host beside hosts": (HEAD.replace("host: h", "host: h, hosts: [a]"), "CFG129 3:35"),
+    "a publication beside test_decoding": (
+        HEAD.replace("host: h", "host: h, publication: p, slot: {plugin: test_decoding}"),
+        "CFG129 3:48",
+    ),
     "hosts with a port that is none": (HEAD.replace("host: h", "hosts: [a, b:x]"), "CFG129 3:37"),
     "missing section": ("version: 1\npipeline: shop\n", "CFG106 1:1"),
     "a rule without its kind": (RULES + "        - {column: a}\n", "CFG106 8:11"),

@@ -26,7 +26,8 @@ from cdc_lake.errors import (
     StreamProtocol,
 )
 from cdc_lake.source.gaussdb.messages import read_keepalive, reply
-from cdc_lake.source.gaussdb.stream import GaussStream, start_command
+from cdc_lake.source.gaussdb.stream import GaussStream
+from cdc_lake.source.start_command import start_command
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.protocol import copy_data, message
 from tests.scripted import READY, Peer, Scripted, error, frame, keepalive, status

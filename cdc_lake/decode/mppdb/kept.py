@@ -87,11 +87,13 @@ def layouts_of(
     codec: Callable[[str], Codec],
     catalog: FamilyCatalog,
     takes: Callable[[TableName], bool],
+    *,
+    takes_back: bool = True,
 ) -> Layouts:
     """Layouts as they were known when the transaction came. Raises BronzeDamaged, UnknownEncoding.
 
     `described`: the layouts that were described with it; `codec` makes one of an encoding; `catalog` is asked of tables
-    that nothing was kept of.
+    that nothing was kept of; `takes`, `takes_back`: see Layouts.
     """
     info = frames[0].info
     try:
@@ -103,7 +105,9 @@ def layouts_of(
     def facts_of(table: TableName) -> FamilyTableFacts | None:
         return kept[table] if table in kept else catalog(table)
 
-    return Layouts(facts_of, codec(_reading(frames)[2]), known=described, tables=tables, takes=takes)
+    return Layouts(
+        facts_of, codec(_reading(frames)[2]), known=described, tables=tables, takes=takes, takes_back=takes_back
+    )
 
 
 def _facts(info: Mapping[str, object]) -> Mapping[str, Any]:

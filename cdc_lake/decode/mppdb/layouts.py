@@ -24,7 +24,7 @@ from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyTableFacts
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
 from cdc_lake.decode.mppdb.row_relation import Names, all_columns, columns_of_delete, is_of, old_kind_of, relation_of
 from cdc_lake.decode.not_text import settled
-from cdc_lake.errors import MalformedMessage, TextNotInEncoding, UnreadableRow
+from cdc_lake.errors import MalformedMessage, TextNotInEncoding, UnmatchedDelete, UnreadableRow
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tuple, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 
@@ -86,7 +86,8 @@ class Layouts:
 
     `known`: layouts that the stream had before, the last one of each table (bronze has them): without them a DELETE
     that comes first has the layout of the catalog. `tables`: what style t needs where a name has a blank in it.
-    `takes`: whether a table is captured, asked of those that a TRUNCATE names.
+    `takes`: whether a table is captured, asked of those that a TRUNCATE names. `takes_back`: a DELETE without an old
+    row takes back the INSERT before it; False: the server prints none such, and it is an UnmatchedDelete.
     """
 
     def __init__(
@@ -97,10 +98,12 @@ class Layouts:
         known: Iterable[Relation] = (),
         tables: frozenset[TableName] = frozenset(),
         takes: Callable[[TableName], bool] = lambda _: True,
+        takes_back: bool = True,
     ) -> None:
         self.codec: Final = codec or Codec()
         self.tables: Final = tables
         self.takes: Final = takes
+        self._takes_back = takes_back
         self._catalog = catalog
         self._tables: dict[TableName, _Table] = {}
         for relation in known:
@@ -212,12 +215,15 @@ class Layouts:
         if kind is not None and not {name for name, _ in sent or ()} <= set(names):
             raise MalformedMessage(f"an old row of {row.table} with columns that the new one has not")
         keyed = relation.identity is ReplicaIdentity.FULL or any(c.key for c in relation.columns)
+        cancels = new is None and kind is None and keyed
+        if cancels and not self._takes_back:
+            raise UnmatchedDelete(f"a DELETE without a key on {row.table}, which has one now")
         return Plan(
             relation=relation,
             first=first,
             places=tuple(names.index(name) for name, _ in sent or ()) if kind is not None else (),
             old_kind=kind,
-            cancels=new is None and kind is None and keyed,
+            cancels=cancels,
         )
 
 

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from cdc_lake.errors import ServerUnreachable, SourceError, StreamProtocol
-from cdc_lake.model.position import Lsn
 from cdc_lake.source.gathering import Frames, Gathering
 from cdc_lake.source.gaussdb.messages import DATA, DATA_HEADER, read_keepalive, reply
-from cdc_lake.source.quoting import command_literal, identifier
+from cdc_lake.source.start_command import start_command
 from cdc_lake.source.wire import protocol
 from cdc_lake.source.wire.session import WireSession
 
@@ -26,12 +25,6 @@ _PASSING = frozenset({protocol.COPY_DATA, protocol.NOTICE, protocol.PARAMETER})
 _UNSENT = 64 << 10  # bytes of replies: a server that does not read is sent no more
 _BUFFER = 2 << 20  # bytes: two batches of the server's
 _DOING = "reading the stream"
-
-
-def start_command(slot: str, start: int, options: Mapping[str, str]) -> str:
-    """The command that begins a stream. Option names are the server's; values go quoted."""
-    given = ", ".join(f"{identifier(name)} {command_literal(value)}" for name, value in options.items())
-    return f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {Lsn(start)}" + (f" ({given})" if given else "")
 
 
 class GaussStream:

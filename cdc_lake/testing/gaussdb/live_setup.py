@@ -16,6 +16,7 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session
+from cdc_lake.source.plugins import message_options
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.printing import PRINTING
 from cdc_lake.source.publication import published
@@ -89,7 +90,7 @@ def open_stream(replication: Session, slot: str, start: int) -> PostgresStream:
     deadline = time.monotonic() + _RELEASED
     while True:
         try:
-            return PostgresStream(replication, slot, PUBLICATION, start, status_interval=_STATUS)
+            return PostgresStream(replication, slot, message_options(PUBLICATION), start, status_interval=_STATUS)
         except SlotActive:
             if time.monotonic() > deadline:
                 raise

@@ -1,0 +1,77 @@
+"""How the stream of a PostgreSQL is read, by the plugin of its slot: what it is asked for, and who decodes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.port import BronzeState, Tabulate
+from cdc_lake.config.project import Project
+from cdc_lake.decode.assembler import Assembler
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.kept import PgoutputFormat
+from cdc_lake.decode.mppdb.columnar import tabulate as tabulate_lines
+from cdc_lake.decode.mppdb.kept import FamilyFormat
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.test_decoding.assembler import LineAssembler
+from cdc_lake.observe.progress import Tell
+from cdc_lake.pipeline.encoding import codec_by_name, in_hex
+from cdc_lake.pipeline.policy import by_policy, lands
+from cdc_lake.pipeline.postgres_captured import by_publication
+from cdc_lake.source.catalog import SourceCatalog
+from cdc_lake.source.connection import Session, command, encoding_of
+from cdc_lake.source.decoded_tables import RowTables, takes
+from cdc_lake.source.plugins import LINE_OPTIONS, message_options
+from cdc_lake.source.stream import TransactionAssembler
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the plugin is asked for, and who makes transactions and columns; `again`: of what comes again."""
+
+    options: Mapping[str, str]
+    assembler: TransactionAssembler
+    tabulate: Tabulate
+    again: Tabulate
+
+
+def plugin_options(project: Project) -> Mapping[str, str]:
+    """What the slot's plugin is asked for."""
+    return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
+
+
+def reading_of(
+    project: Project, session: Session, layouts: Callable[[], Session], state: BronzeState, tell: Tell
+) -> Reading:
+    """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines."""
+    if by_publication(project):
+        assembler = Assembler(SourceCatalog(session), keeps=lands(project))
+        columns = by_policy(project, PgoutputFormat(partial(tabulate, in_hex=in_hex(project))), tell)
+        return Reading(plugin_options(project), assembler, columns, columns)
+    return _of_lines(project, layouts(), state, tell)
+
+
+def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell) -> Reading:
+    """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
+    print_whole_names(session)
+    codec = codec_by_name(project, encoding_of(session))
+    taken = takes(session, project.postgres.tables)
+    known = bronze_reader(project).latest_layouts(state.epoch)
+
+    def made() -> Layouts:
+        return Layouts(RowTables(session), codec, known=known, takes=taken, takes_back=False)
+
+    again = made()
+    return Reading(
+        plugin_options(project),
+        LineAssembler(codec, taken, keeps=lands(project)),
+        by_policy(project, FamilyFormat(made(), project.postgres.slot.plugin), tell),
+        lambda batch: tabulate_lines(batch, again),
+    )
+
+
+def print_whole_names(session: Session) -> None:
+    """Have the server print types with their schema, in lines as in the catalog: nothing is on the search path."""
+    command(session.pgconn, "SET search_path TO ''", "leaving the search path empty")

@@ -1,0 +1,103 @@
+"""Decoded tables: what a slot of `test_decoding` carries, and what its rows do not say of their tables.
+
+No publication chooses: the plugin prints every change of the database. So the patterns of `tables` choose at every
+change, among ordinary tables. A partition is one, its root is none: rows are printed under the partition's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+from cdc_lake.source.captured import Published
+from cdc_lake.source.catalog import relation_of
+from cdc_lake.source.connection import Session, named
+from cdc_lake.source.tables import chooses, select_tables
+
+_TABLES = (
+    "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE c.relkind = 'r' AND c.relpersistence = 'p' "
+    "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')"
+)
+_ANY_KIND = (
+    "SELECT c.relkind::text FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = %s AND c.relname = %s"
+)
+# virtual generated columns (PostgreSQL 18) have no values anywhere
+_COLUMNS = (
+    "SELECT a.attname::text, format_type(a.atttypid, NULL) FROM pg_attribute AS a "
+    "JOIN pg_class AS c ON c.oid = a.attrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v' "
+    "ORDER BY a.attnum"
+)
+
+
+def tables_in_database(session: Session) -> list[TableName]:
+    """Tables whose rows the plugin prints under their own names: ordinary ones and partitions. Raises SourceError."""
+    with named("listing the tables"):
+        rows = session.execute(_TABLES).fetchall()
+    return sorted(TableName(str(schema), str(name)) for schema, name in rows)
+
+
+def carried(session: Session, patterns: Sequence[str]) -> list[Published]:
+    """What the patterns take of the database as it is now, all columns of each table; raises NoTableMatches."""
+    tables = select_tables(patterns, tables_in_database(session))
+    return [Published(table, tuple(_printed(session, table)), None) for table in tables]
+
+
+def takes(session: Session, patterns: Sequence[str]) -> Callable[[TableName], bool]:
+    """The patterns as a predicate of what is printed: not the rows of materialised views, nor TRUNCATE of a root.
+
+    Asks the catalog once of each table that the patterns take; of one that is gone, the patterns alone decide. The
+    predicate raises SourceError.
+    """
+    chosen = chooses(patterns)
+
+    @lru_cache(maxsize=4096)
+    def taken(table: TableName) -> bool:
+        if not chosen(table):
+            return False
+        with named(f"looking up {table} in the catalog"):
+            row = session.execute(_ANY_KIND, [table.schema, table.name]).fetchone()
+        return row is None or row[0] == "r"
+
+    return taken
+
+
+def layout_of(session: Session, table: TableName) -> Relation:
+    """The layout of a table as its rows have it; raises NoTableMatches."""
+    return relation_of(session, table, tuple(_printed(session, table)))
+
+
+class RowTables:
+    """Answers the decoder of rows from a session of its own (`decode.mppdb.facts.FamilyCatalog`)."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __call__(self, table: TableName) -> FamilyTableFacts | None:
+        """The facts of a table now, None where there is none; raises SourceError."""
+        printed = _printed(self._session, table)
+        if not printed:
+            return None
+        relation = relation_of(self._session, table, tuple(printed))
+        whole = relation.identity is ReplicaIdentity.FULL
+        return FamilyTableFacts(
+            columns=tuple(
+                FamilyColumn(c.name, c.type_name, c.type_oid, c.modifier, printed[c.name], c.number, c.missing)
+                for c in relation.columns
+            ),
+            primary_key=relation.primary_key,
+            identity=relation.identity,
+            identity_columns=() if whole else tuple(c.name for c in relation.columns if c.key),
+            oid=relation.oid,
+        )
+
+
+def _printed(session: Session, table: TableName) -> dict[str, str]:
+    """The columns of a table in their order, with what rows print for their types."""
+    with named(f"reading the columns of {table}"):
+        rows = session.execute(_COLUMNS, [table.schema, table.name]).fetchall()
+    return {str(name): str(printed) for name, printed in rows}

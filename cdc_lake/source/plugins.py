@@ -1,0 +1,19 @@
+"""Output plugins of PostgreSQL: what each is asked for, the same by stream, by SQL function and in a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from cdc_lake.source.quoting import identifier
+
+PGOUTPUT: Final = "pgoutput"
+TEST_DECODING: Final = "test_decoding"
+
+LINE_OPTIONS: Final[Mapping[str, str]] = {"include-xids": "1", "include-timestamp": "1", "skip-empty-xacts": "1"}
+"""Of test_decoding. Not `stream-changes`: what is streamed before its commit comes without values."""
+
+
+def message_options(publication: str) -> dict[str, str]:
+    """Of pgoutput."""
+    return {"proto_version": "1", "publication_names": identifier(publication)}

@@ -1,0 +1,232 @@
+"""`plugin: test_decoding` against a real server: the same rows in bronze as by pgoutput, and what is its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import PostgresSource
+from cdc_lake.decode.mppdb import layouts as layouts_module
+from cdc_lake.decode.mppdb.columnar import tabulate
+from cdc_lake.decode.mppdb.plain import tabulate_plain
+from cdc_lake.errors import MalformedMessage, NoReplicaIdentity, PluginMissing, SlotForeign
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.check_postgres import dba_sql, findings
+from cdc_lake.pipeline.compare_postgres import postgres_side
+from cdc_lake.pipeline.redecode import retry
+from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.source.connection import connect
+from cdc_lake.source.slot import export_slot
+from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake.testing.workload import Workload
+from tests import decoded_both
+from tests.conftest import Database, drop_database, make_database, make_role
+from tests.decoding_postgres import start_decoding_server
+from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source, tables_from_bronze
+from tests.seeds import seeds
+
+pytestmark = pytest.mark.live
+
+LINES = {"slot": {"name": "by_lines", "plugin": "test_decoding"}}
+
+
+@pytest.fixture(scope="module")
+def decoding() -> Iterator[EmbeddedServer]:
+    server = start_decoding_server()
+    make_role(server)
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def database(decoding: EmbeddedServer) -> Iterator[Database]:
+    made = make_database(decoding)
+    yield made
+    drop_database(made)
+
+
+def both(database: Database, root: Path, **source: Any) -> tuple[Project, Project]:
+    """The same pipeline by pgoutput and by test_decoding, in lakes of their own."""
+    projects = []
+    for name, given in (("by_messages", {"slot": {"name": "by_messages"}}), ("by_lines", LINES)):
+        (root / name).mkdir()
+        projects.append(project_of(database, root / name, source=given | source))
+    return projects[0], projects[1]
+
+
+def streamed(project: Project) -> list[dict[str, Any]]:
+    """Rows of bronze's stream without what only pgoutput says, layouts put in the place of their numbers."""
+    rows = bronze_rows(project)
+    layouts = {r["layout"]: Relation.from_description(json.loads(r["info"])) for r in rows if r["op"] == "R"}
+    left_out = {"stream", "commit_lsn", "ingest_ts", "hash", "layout"}
+    found = []
+    for row in rows:
+        if row["op"] in "BCIUDTMX":
+            info = json.loads(row["info"] or "{}")
+            told = {key: info[key] for key in info if row["op"] != "C" or key not in {"bytes", "hash"}}
+            relation = None if row["layout"] is None else layouts[row["layout"]]
+            kept = {name: value for name, value in row.items() if name not in left_out}
+            found.append(kept | {"info": told, "relation": relation})
+    return found
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_a_workload_lands_the_rows_that_pgoutput_lands(database: Database, tmp_path: Path, seed: int) -> None:
+    messages, lines = both(database, tmp_path)
+    with database.connect() as conn:
+        workload = Workload(conn, seed)
+        workload.create_tables()
+        workload.run(30)
+        assert once(messages).snapshot_rows == once(lines).snapshot_rows > 0
+        workload.run(200)
+    first, second = once(messages), once(lines)
+    assert first.transactions == second.transactions > 80
+    assert tables_from_bronze(lines) == tables_at_source(database)
+    assert streamed(lines) == streamed(messages)
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_every_type_and_odd_names_are_decoded_as_pgoutput_has_them(database: Database, seed: int) -> None:
+    with database.admin() as conn:
+        sent = decoded_both.send(conn, PostgresSource(**database.source), seed)
+    changes, bounds = decoded_both.expected(sent)
+    raws = sent.by_lines()
+    assert [asdict(raw.bounds) for raw in raws] == bounds
+    assert decoded_both.changes(tabulate_plain(raws, sent.layouts())) == changes
+    assert decoded_both.changes(tabulate(raws, sent.layouts())) == changes
+    assert {change["op"] for change in changes} == set("IUDT")
+
+
+# ── what is captured ──
+
+
+def test_no_publication_is_made_and_the_patterns_choose_at_every_change(database: Database, tmp_path: Path) -> None:
+    tables = ["public.*", "!public.left_out"]
+    project = project_of(database, tmp_path, source={**LINES, "tables": tables})
+    with database.connect() as conn:
+        conn.execute(
+            "CREATE TABLE notes (id int PRIMARY KEY, body text, twice int GENERATED ALWAYS AS (id * 2) STORED)"
+        )
+        conn.execute("CREATE TABLE left_out (id int PRIMARY KEY)")
+        conn.execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+        conn.execute("CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10)")
+        conn.execute("INSERT INTO notes VALUES (1, 'a'); INSERT INTO parts VALUES (1)")
+        conn.execute("CREATE MATERIALIZED VIEW counted AS SELECT count(*) AS n FROM notes")
+        conn.execute("CREATE UNIQUE INDEX ON counted (n)")
+        assert once(project).snapshot_rows == 2
+        assert conn.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
+        conn.execute("CREATE TABLE later (id int PRIMARY KEY)")
+        conn.execute("INSERT INTO left_out VALUES (1); INSERT INTO later VALUES (1); INSERT INTO parts VALUES (2)")
+        conn.execute("UPDATE notes SET body = 'b'")
+        conn.execute("INSERT INTO notes VALUES (2)")
+        conn.execute("REFRESH MATERIALIZED VIEW CONCURRENTLY counted")
+        conn.execute("TRUNCATE left_out")
+        conn.execute("TRUNCATE left_out, parts, later")
+        again = once(project)
+    assert again.transactions == 4
+    found = [(r["op"], r["relation"], r["new"]) for r in bronze_rows(project) if r["op"] in "SIUDT"]
+    assert found[:2] == [("S", "public.notes", ["1", "a", "2"]), ("S", "public.parts_1", ["1"])]
+    assert found[2:6] == [
+        ("I", "public.later", ["1"]),
+        ("I", "public.parts_1", ["2"]),
+        ("U", "public.notes", ["1", "b", "2"]),
+        ("I", "public.notes", ["2", None, "4"]),
+    ]
+    assert sorted(found[6:]) == [("T", "public.later", None), ("T", "public.parts_1", None)]
+
+
+def test_check_and_plan_speak_of_no_publication(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path, source=LINES)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY, body text)")
+        with source_view(project) as view:
+            said = [action.text for action in view.steps(None)]
+            layout = view.layout(TableName("public", "notes"))
+        assert said[0] == "create slot `by_lines` (test_decoding)"
+        assert layout is not None
+        assert layout.names == ("id", "body")
+        once(project)
+        lines = list(findings(project))
+        assert {line.subject for line in lines if line.ok is False} == set()
+        assert "publication" not in {line.subject for line in lines}
+        assert "PUBLICATION" not in dba_sql(project)
+        conn.execute("CREATE TABLE bare (id int)")
+    assert "SRC223" in {line.code for line in findings(project) if line.ok is False}
+
+
+def test_what_is_not_landed_yet_is_seen_by_a_comparison(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path, source={**LINES, "tables": ["*.Notes"]})
+    with database.connect() as conn:
+        conn.execute('CREATE TABLE "Notes" (id int PRIMARY KEY, body text); CREATE TABLE other (id int PRIMARY KEY)')
+        once(project)
+        conn.execute("""INSERT INTO "Notes" VALUES (1, 'table public.other: TRUNCATE:')""")
+        conn.execute("INSERT INTO other VALUES (1)")
+        with conn.transaction():
+            conn.execute('TRUNCATE other, "Notes"; INSERT INTO other VALUES (2)')
+    state = bronze_reader(project).state()
+    assert state is not None
+    with postgres_side(project, state) as side, side.snapshot([]) as shown:
+        ahead = side.ahead(shown, state.upto)
+        assert [one.table for one in side.captured()] == [TableName("public", "Notes")]
+    assert ahead is not None
+    assert [one.tables for one in ahead] == [{TableName("public", "Notes")}] * 2
+    assert ahead[0].position < ahead[1].position
+    again = once(project)
+    assert again.transactions == 2
+    commits = [(r["position"], r["xid"]) for r in bronze_rows(project) if r["op"] == "C"]
+    assert commits == [(one.position, one.number) for one in ahead]
+
+
+# ── what is refused ──
+
+
+def test_a_plugin_that_the_server_does_not_have_is_named(database: Database) -> None:
+    with connect(PostgresSource(**database.source), Path("/"), replication=True) as replication:
+        with pytest.raises(PluginMissing, match="test_decoding_2") as refused:
+            export_slot(replication, "by_lines", "test_decoding_2")
+        assert "contrib" in refused.value.remedy
+
+
+def test_a_table_without_a_key_and_a_slot_of_another_plugin_are_refused(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path, source=LINES)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int)")
+        with pytest.raises(NoReplicaIdentity):
+            once(project)
+        conn.execute("ALTER TABLE notes REPLICA IDENTITY FULL")
+        once(project)
+    with pytest.raises(SlotForeign, match="expected logical, pgoutput"):
+        once(project_of(database, tmp_path, source={"slot": {"name": "by_lines"}}))
+
+
+def test_what_cannot_be_decoded_is_kept_and_decoded_once_it_is_mended(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = project_of(database, tmp_path, source=LINES, bronze={"undecodable": "land"})
+    plan = layouts_module.Layouts.plan
+
+    def refusing(self: Any, row: Any) -> Any:
+        if row.new and row.new[0].value == "2":
+            raise MalformedMessage("refused by the test")
+        return plan(self, row)
+
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY, body text)")
+        once(project)
+        with monkeypatch.context() as patched:
+            patched.setattr(layouts_module.Layouts, "plan", refusing)
+            for at in (1, 2, 3):
+                conn.execute("INSERT INTO notes VALUES (%s, 'it''s')", [at])
+            once(project)
+            assert [r["op"] for r in bronze_rows(project) if r["op"] in "IX"] == ["I", "X", "I"]
+            assert retry(project, None, lambda _: None).failed == 1
+        conn.execute("DROP TABLE notes")
+    done = retry(project, None, lambda _: None)
+    assert [(one.changes, one.tables) for one in done.tried] == [(1, ("public.notes",))]
