@@ -126,7 +126,7 @@ def check(
         return
     found = doctor.examine(project)
     colour = call.view.look.colour(sys.stdout)
-    text = ledger_text(found.types, colour=colour) + check_text(found.lines, colour=colour)
+    text = ledger_text(found.types, colour=colour) + check_text(found.lines, call.view.width, colour=colour)
     call.view.result({"ok": found.ok, "lines": found.lines, "types": found.types}, text)
     if not found.ok:
         raise typer.Exit(1)

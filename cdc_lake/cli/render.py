@@ -5,9 +5,12 @@ Numbers carry units, positions can be pasted back.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
+from cdc_lake.model.counting import counted
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 from cdc_lake.source.stream import shown
 
@@ -39,6 +42,12 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(),
     return lines
 
 
+def wrapped(head: str, text: str, width: int) -> list[str]:
+    """A line of any length within the width, behind its head; words are not cut, so that they can be pasted."""
+    fill = TextWrapper(width, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)
+    return fill.wrap(head + text)
+
+
 def size(value: int | None) -> str:
     """Bytes with a unit that fits, `-` where it is not known."""
     if value is None:
@@ -58,11 +67,6 @@ def seconds(value: float | None) -> str:
     if value < 7200:
         return f"{value / 60:.0f} min"
     return f"{value / 3600:.1f} h" if value < 172_800 else f"{value / 86_400:.1f} d"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 problem`, `2 problems`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def new_project_text(made: NewProject) -> str:
@@ -90,20 +94,21 @@ def settings_text(settings: Iterable[Setting], width: int) -> str:
     return "\n".join(f"{p.ljust(path)}  {v.ljust(value)}  {o}" for p, v, o in rows)
 
 
-def check_text(lines: Sequence[CheckLine], *, colour: bool) -> str:
-    """The doctor's findings, one a line, the fix below what needs one."""
+def check_text(lines: Sequence[CheckLine], width: int, *, colour: bool) -> str:
+    """The doctor's findings, the fix below what needs one: it stays in one line, so that it can be pasted."""
     marks = {
         True: tint("✓", GREEN, on=colour),
         False: tint("✗", RED, on=colour),
         None: tint("-", YELLOW, on=colour),
     }
-    width = max((len(line.subject) for line in lines), default=0)
+    subject = max((len(line.subject) for line in lines), default=0)
     out = []
     for line in lines:
-        code = f"  [{line.code}]" if line.code and line.ok is False else ""
-        out.append(f"{marks[line.ok]} {line.subject.ljust(width)}  {line.text}{code}")
+        code = f" [{line.code}]" if line.code and line.ok is False else ""
+        first, *more = wrapped(f"  {line.subject.ljust(subject)}  ", f"{line.text}{code}", width)
+        out += [f"{marks[line.ok]}{first[1:]}", *more]
         if line.fix and line.ok is not True:
-            out += [f"  {' ' * width}  → {part}" for part in line.fix.splitlines()]
+            out += [f"    → {part}" for part in line.fix.splitlines()]
     bad = sum(line.ok is False for line in lines)
     verdict = f"{counted(bad, 'thing')} to fix" if bad else "ready: `cdc-lake run`"
     return "\n".join([*out, "", verdict])
@@ -117,10 +122,15 @@ def plan_text(planned: Plan) -> str:
     for action in planned.actions:
         mark = "!" if action.destructive else "+" if action.changes else " "
         lines.append(f"  {mark} {action.text}")
-    destructive = sum(a.destructive for a in planned.actions)
-    ends = [f"! {counted(destructive, 'destructive action')}: not done unless allowed"] if destructive else []
-    calm = "nothing destructive; `cdc-lake run` does it" if planned.changes else "nothing to make or alter"
-    return "\n".join([*lines, "", *(ends or [calm])])
+    lines.append("")
+    if waiting := planned.waiting:
+        lines.append(f"! {counted(len(waiting), 'destructive action')}: not done unless allowed:")
+        lines.append("  cdc-lake run " + " \\\n    ".join(f"--allow {shlex.quote(text)}" for text in waiting))
+    if rebuilds := sum(action.destructive for action in planned.actions) - len(waiting):
+        lines.append(f"! {counted(rebuilds, 'rebuild')} needed, which no run makes")
+    if not planned.destructive:
+        lines.append("nothing destructive; `cdc-lake run` does it" if planned.changes else "nothing to make or alter")
+    return "\n".join(lines)
 
 
 def run_text(summary: RunSummary) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cdc_lake.cli.render import counted, table
+from cdc_lake.cli.render import table
+from cdc_lake.model.counting import counted
 from cdc_lake.pipeline.comparison import Comparison, DifferingKey, KeyChange, Repair, TableComparison
 
 _CHANGES = 3  # of a key, the last ones
@@ -16,8 +17,8 @@ def comparison_text(comparison: Comparison, width: int) -> str:
     rows = [(t.table, t.silver, _number(t.source_rows), _number(t.silver_rows), t.text) for t in comparison.tables]
     lines = table([head, *rows], right=frozenset({2, 3}), indent="")
     if max(map(len, lines)) > width:
-        lines = [f"{name}  {silver_rows} rows  {text}" for name, _, _, silver_rows, text in rows]
-        lines.insert(0, "table  silver rows  verdict")
+        narrow = [(head[0], *head[3:]), *((row[0], *row[3:]) for row in rows)]
+        lines = table(narrow, right=frozenset({1}), indent="")
     out = [lines[0]]
     for line, found in zip(lines[1:], comparison.tables, strict=True):
         out += [line, *_details(found)]

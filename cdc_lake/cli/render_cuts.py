@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from cdc_lake.cli.render import counted, table
+from cdc_lake.cli.render import table
+from cdc_lake.model.counting import counted
 from cdc_lake.pipeline.cut_list import CutLine, CutList, CutTable, CutView, PromiseLine
 from cdc_lake.pipeline.promising import Promised
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cdc_lake.cli.render import counted, size, table
+from cdc_lake.cli.render import size, table
+from cdc_lake.model.counting import counted
 from cdc_lake.model.decision import CEILING
 from cdc_lake.pipeline.decide import HeldDecision
 from cdc_lake.pipeline.held import HeldChange, HeldList
@@ -64,7 +65,8 @@ def decided_text(found: HeldDecision) -> str:
         return "\n".join([*lines, *([] if lines else [f"nothing of {found.source} is held that was asked for"])])
     many = counted(len(found.changes), "change")
     if found.done:
-        verdict = f"{many} {past}: the next run carries it out, before position {found.position}"
+        when = "a run carries it out once the table is resumed" if found.paused else "the next run carries it out"
+        verdict = f"{many} {past}: {when}, before position {found.position}"
     else:
         verdict = f"{many} would be {past}: say --yes to do it"
     return "\n".join([*lines, "", verdict])
@@ -76,10 +78,10 @@ def _key(key: Sequence[str | None]) -> str:
 
 def _change(change: HeldChange) -> tuple[str, ...]:
     why = ", ".join(change.rules) or "waits behind a held change of its key"
-    decided = {None: "", "release": "; released by the next run", "discard": "; discarded by the next run"}
+    decided = {None: "", "release": "; to be released", "discard": "; to be discarded"}
     return (
         change.table,
-        f"{change.position} {'released' if change.ordinal < CEILING else f'#{change.ordinal}'}",
+        f"{change.position} released" if change.ordinal < CEILING else f"{change.position}:{change.ordinal}",
         change.op,
         _key(change.key),
         why + decided[change.decided],

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from cdc_lake.bronze.chain import ChainVerdict
-from cdc_lake.cli.render import counted, size, table
+from cdc_lake.cli.render import size, table
+from cdc_lake.model.counting import counted
 from cdc_lake.pipeline.against_source import SourceProof
 from cdc_lake.pipeline.inspect import ChangeView, TransactionView
 from cdc_lake.pipeline.inspect_span import SpanView, TransactionLine
@@ -66,7 +67,7 @@ def span_text(found: SpanView) -> str:
 
 def _line(stream: str, line: TransactionLine) -> list[str]:
     changes = "undecodable" if line.undecodable else counted(line.changes, "change")
-    when = "-" if line.commit_ts is None else f"{line.commit_ts:%Y-%m-%d %H:%M:%S}Z"
+    when = "-" if line.commit_ts is None else f"{line.commit_ts:%Y-%m-%dT%H:%M:%SZ}"
     return [shown(stream, line.position), when, changes, size(line.bytes)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cdc_lake.model.counting import counted
 from cdc_lake.pipeline.rebuild import Rebuilt
 from cdc_lake.silver.difference import Difference
 
@@ -18,18 +19,18 @@ def rebuilt_text(done: Rebuilt) -> str:
     lines = [head, *_rows(done.difference), *_columns(done.difference), *_keys(done.difference)]
     lines += [f"done on the way: {operation}" for operation in done.operations]
     if done.held:
-        lines.append(f"{done.held:,} changes are held by rules: `cdc-lake held list`")
+        lines.append(f"{counted(done.held, 'change')} held by rules: `cdc-lake held list`")
     return "\n".join(lines)
 
 
 def _rows(found: Difference) -> Iterator[str]:
     if found.before is None:
-        yield f"{found.after:,} rows"
+        yield counted(found.after, "row")
     elif found.added is None:
-        yield f"{found.after:,} rows, {found.before:,} before; they cannot be set beside each other one by one"
+        yield f"{counted(found.after, 'row')}, {found.before:,} before; they cannot be set beside each other one by one"
     else:
         yield (
-            f"{found.after:,} rows, {found.before:,} before: "
+            f"{counted(found.after, 'row')}, {found.before:,} before: "
             f"{found.added:,} added, {found.removed:,} removed, {found.changed:,} changed"
         )
 

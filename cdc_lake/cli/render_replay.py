@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cdc_lake.cli.render import counted, seconds, size
+from cdc_lake.cli.render import seconds, size
+from cdc_lake.model.counting import counted
 from cdc_lake.pipeline.record import Recorded
 from cdc_lake.pipeline.replay import Replayed
 
@@ -16,9 +17,9 @@ def replayed_text(found: Replayed) -> str:
         f"{counted(found.transactions, 'transaction')}, {found.empty:,} of them empty{csns}",
     ]
     for table, kinds in found.changes.items():
-        lines.append(f"  {table}: " + ", ".join(f"{number:,} {kind}" for kind, number in kinds.items()))
+        lines.append(f"  {table}: " + ", ".join(counted(number, kind) for kind, number in kinds.items()))
     if found.others:
-        lines.append("also: " + ", ".join(f"{number:,} {kind}" for kind, number in found.others.items()))
+        lines.append("also: " + ", ".join(counted(number, kind) for kind, number in found.others.items()))
     if found.open_changes:
         lines.append(f"it ends inside a transaction, after {counted(found.open_changes, 'change')} of it")
     return "\n".join(lines)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from textwrap import TextWrapper
 
-from cdc_lake.cli.render import GREEN, RED, YELLOW, counted, seconds, size, table, tint
+from cdc_lake.cli.render import GREEN, RED, YELLOW, seconds, size, table, tint, wrapped
+from cdc_lake.model.counting import counted
 from cdc_lake.pipeline.status import Lag, Status
 
 _COLOURS = {
@@ -23,33 +23,30 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     """The whole status. On a narrow terminal the reasons go below their tables."""
     lines = [f"pipeline  {status.pipeline}  at {status.at.isoformat(timespec='seconds')}"]
     where = status.source if status.reachable else f"{status.source}  not reachable: {status.unreachable_because}"
-    lines += _wrapped("source    ", where, width)
-    lines.append(f"slot      {_slot(status, colour=colour)}")
-    last = status.last_commit.isoformat(timespec="milliseconds") if status.last_commit else "none yet"
-    lines.append(f"last      commit landed {last}")
+    lines += wrapped("source    ", where, width)
+    lines += _slot(status, width, colour=colour)
+    last = status.last_commit
+    landed = "no commit landed yet" if last is None else f"commit landed {last.isoformat(timespec='milliseconds')}"
+    lines.append(f"last      {landed}")
     if (waits := status.receiver_waits) is not None:
         since, tried = (when.isoformat(timespec="seconds") for when in (waits.since, waits.tried))
         what = f"the receiver waits since {since}: {waits.message} ({waits.code}) at {waits.where}"
-        lines += _wrapped("waiting   ", what, width)
+        lines += wrapped("waiting   ", what, width)
         lines.append(f"          last tried {tried}; it goes on by itself; the server keeps what was not confirmed")
     lines += ["", *_flow(status), "", *_tables(status, width, colour=colour)]
     lines += _verified(status)
     if status.undecodable:
         one, more = status.undecodable[0], len(status.undecodable) - 1
         also = f", and {counted(more, 'transaction')} more" if more else ""
-        lines += ["", f"stopped   silver stops before {one.position}, which could not be decoded ({one.code}){also}"]
+        what = f"silver stops before {one.position}, which could not be decoded ({one.code}){also}"
+        lines += ["", *wrapped("stopped   ", what, width)]
         lines.append("          `cdc-lake held list` says more")
     if (kept := status.withheld) is not None:
-        lines += ["", f"withheld  the cut at {kept.position} is not promised as {kept.name}: {kept.reason}"]
+        what = f"the cut at {kept.position} is not promised as {kept.name}: {kept.reason}"
+        lines += ["", *wrapped("withheld  ", what, width)]
     if status.held:
         lines += ["", "held", *table([(h.table, h.rule, f"{h.rows:,}") for h in status.held], right=frozenset({2}))]
     return "\n".join(lines)
-
-
-def _wrapped(head: str, text: str, width: int) -> list[str]:
-    """A line of any length within the width; words are not cut, so that they can be pasted."""
-    fill = TextWrapper(width, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)
-    return fill.wrap(head + text)
 
 
 def status_line(status: Status) -> str:
@@ -77,17 +74,18 @@ def _verified(status: Status) -> list[str]:
     for one in status.tables:
         if one.verified_at is not None or one.different_at is not None:
             through = "never" if one.verified_at is None else f"through {one.verified_through}"
-            differs = "" if one.different_at is None else f"different {one.different_at:%Y-%m-%d %H:%M}Z"
-            when = "" if one.verified_at is None else f"{one.verified_at:%Y-%m-%d %H:%M}Z"
+            differs = "" if one.different_at is None else f"different {one.different_at:%Y-%m-%dT%H:%MZ}"
+            when = "" if one.verified_at is None else f"{one.verified_at:%Y-%m-%dT%H:%MZ}"
             rows.append((one.table, through, when, differs))
     return ["", "verified", *table(rows)] if rows else []
 
 
-def _slot(status: Status, *, colour: bool) -> str:
+def _slot(status: Status, width: int, *, colour: bool) -> list[str]:
     slot = status.slot
-    state = tint(slot.state, _COLOURS.get(slot.state, ""), on=colour and slot.state in _COLOURS)
     kept = f", {size(slot.retained_bytes)} of WAL kept" if slot.retained_bytes is not None else ""
-    return f"{slot.name}  {state}{kept}: {slot.reason}"
+    first, *more = wrapped("slot      ", f"{slot.name}  {slot.state}{kept}: {slot.reason}", width)
+    tinted = tint(slot.state, _COLOURS.get(slot.state, ""), on=colour and slot.state in _COLOURS)
+    return [first.replace(f"{slot.name}  {slot.state}", f"{slot.name}  {tinted}", 1), *more]
 
 
 def _flow(status: Status) -> list[str]:

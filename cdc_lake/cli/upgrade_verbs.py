@@ -28,7 +28,8 @@ def upgrade(
 
 
 def _text(done: Upgrade) -> str:
-    from cdc_lake.cli.render import counted, table
+    from cdc_lake.cli.render import table
+    from cdc_lake.model.counting import counted
 
     if not done.pending:
         return f"nothing to upgrade: {done.pipeline} is as this version writes it"

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.delta import DeltaSilver
 from cdc_lake.lake.silver_upkeep import FULL_FILE, SMALL_FILE, Keep, Upkept, megabytes, stored, tried
+from cdc_lake.model.counting import counted
 from cdc_lake.observe.failpoint import SILVER_COMPACTED, failpoint
 
 if TYPE_CHECKING:
@@ -62,12 +63,12 @@ class DeltaSilverUpkeep:
         many = groups.filter(pc.greater(groups["size_bytes_count"], 1))
         if many.num_rows:
             count, size = sum(many["size_bytes_count"].to_pylist()), sum(many["size_bytes_sum"].to_pylist())
-            text = f"{count:,} small files ({megabytes(size)}) would be put together"
+            text = f"{counted(count, 'small file')} ({megabytes(size)}) would be put together"
             yield Upkept("compaction", text, {"files": count, "bytes": size})
         if (hours := self._hours(keep)) is not None:
             found = self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS DRY RUN").count()
             if found:
-                text = f"{'1,000 files or more' if found >= 1000 else f'{found:,} files'} would be removed"
+                text = f"{'1,000 files or more' if found >= 1000 else counted(found, 'file')} would be removed"
                 yield Upkept("removal", text, {"files": found})
 
     def worked(self, keep: Keep, now: datetime) -> Iterator[Upkept]:
@@ -77,7 +78,7 @@ class DeltaSilverUpkeep:
         if done["numFilesRemoved"]:
             removed, added = done["numFilesRemoved"], done["numFilesAdded"]
             before, after = done["filesRemoved"]["totalSize"], done["filesAdded"]["totalSize"]
-            text = f"{removed:,} files ({megabytes(before)}) became {added:,} ({megabytes(after)})"
+            text = f"{counted(removed, 'file')} ({megabytes(before)}) became {added:,} ({megabytes(after)})"
             facts = {"files": removed, "into": added, "bytes": before, "bytes_after": after}
             yield Upkept("compaction", text, facts)
         failpoint(SILVER_COMPACTED)
@@ -87,7 +88,7 @@ class DeltaSilverUpkeep:
         self._spark.sql(f"VACUUM {self._name} RETAIN {hours} HOURS").collect()
         has, left = stored(self._path)
         if has < had:
-            text = f"{had - has:,} files ({megabytes(bytes_ - left)}) that nobody needs removed"
+            text = f"{counted(had - has, 'file')} ({megabytes(bytes_ - left)}) that nobody needs removed"
             yield Upkept("removal", text, {"files": had - has, "bytes": bytes_ - left})
 
     def _compacted(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from cdc_lake.lake.iceberg import IcebergSilver
 from cdc_lake.lake.marker import APP_PROPERTY, iceberg_table
 from cdc_lake.lake.silver_upkeep import FULL_FILE, SMALL_FILE, Keep, Upkept, megabytes, stored, tried
 from cdc_lake.lake.store import literal
+from cdc_lake.model.counting import counted
 from cdc_lake.observe.failpoint import SILVER_COMPACTED, SILVER_EXPIRED, failpoint
 
 if TYPE_CHECKING:
@@ -55,14 +56,14 @@ class IcebergSilverUpkeep:
                 groups.setdefault(repr(task.file.partition), []).append(task.file.file_size_in_bytes)
         many = [size for sizes in groups.values() if len(sizes) > 1 for size in sizes]
         if many:
-            text = f"{len(many):,} small files ({megabytes(sum(many))}) would be put together"
+            text = f"{counted(len(many), 'small file')} ({megabytes(sum(many))}) would be put together"
             yield Upkept("compaction", text, {"files": len(many), "bytes": sum(many)})
         if spent := spent_versions(table, keep):
-            yield Upkept("expiry", f"{len(spent):,} versions would leave", {"versions": len(spent)})
+            yield Upkept("expiry", f"{counted(len(spent), 'version')} would leave", {"versions": len(spent)})
         before = min(keep.since, now - _ORPHAN)
         found = self._call("remove_orphan_files", f"older_than => {_time(before)}, dry_run => true", many=True)
         if found:
-            yield Upkept("removal", f"{len(found):,} files would be removed", {"files": len(found)})
+            yield Upkept("removal", f"{counted(len(found), 'file')} would be removed", {"files": len(found)})
 
     def worked(self, keep: Keep, now: datetime) -> Iterator[Upkept]:
         """See SilverUpkeep."""
@@ -78,7 +79,8 @@ class IcebergSilverUpkeep:
             had, bytes_ = _stored(folder)
             self._expire(spent)
             has, left = _stored(folder)
-            text = f"{len(spent):,} versions left, and {had - has:,} files ({megabytes(bytes_ - left)}) with them"
+            files = f"{counted(had - has, 'file')} ({megabytes(bytes_ - left)})"
+            text = f"{counted(len(spent), 'version')} left, and {files} with them"
             yield Upkept("expiry", text, {"versions": len(spent), "files": had - has, "bytes": bytes_ - left})
         failpoint(SILVER_EXPIRED)
         had, bytes_ = _stored(folder)
@@ -86,7 +88,7 @@ class IcebergSilverUpkeep:
         found = self._call("remove_orphan_files", f"older_than => {_time(before)}", many=True)
         if found:
             _, left = _stored(folder)
-            text = f"{len(found):,} files ({megabytes(bytes_ - left)}) that nobody needs removed"
+            text = f"{counted(len(found), 'file')} ({megabytes(bytes_ - left)}) that nobody needs removed"
             yield Upkept("removal", text, {"files": len(found), "bytes": bytes_ - left})
 
     def _rewritten(self, table: Table) -> Iterator[Upkept]:
@@ -95,20 +97,20 @@ class IcebergSilverUpkeep:
         done = tried(lambda: self._call("rewrite_data_files", given), self._target, _lost)[0]
         if done["rewritten_data_files_count"]:
             files, into = done["rewritten_data_files_count"], done["added_data_files_count"]
-            text = f"{files:,} files ({megabytes(done['rewritten_bytes_count'])}) became {into:,}"
+            text = f"{counted(files, 'file')} ({megabytes(done['rewritten_bytes_count'])}) became {into:,}"
             yield Upkept("compaction", text, {"files": files, "into": into, "bytes": done["rewritten_bytes_count"]})
         if table.format_version == 2 and _delete_files(table):
             deletes = tried(lambda: self._call("rewrite_position_delete_files", ""), self._target, _lost)[0]
             if files := deletes["rewritten_delete_files_count"]:
                 into, size = deletes["added_delete_files_count"], deletes["rewritten_bytes_count"]
-                text = f"{files:,} delete files became {into:,}"
+                text = f"{counted(files, 'delete file')} became {into:,}"
                 yield Upkept("compaction", text, {"delete_files": files, "into": into, "bytes": size})
         now = self._table()
         head = None if now is None else now.current_snapshot()
         if now is not None and head is not None and len(head.manifests(now.io)) > _MANIFESTS:
             done = tried(lambda: self._call("rewrite_manifests", "use_caching => false"), self._target, _lost)[0]
             manifests, into = done["rewritten_manifests_count"], done["added_manifests_count"]
-            text = f"{manifests:,} manifests became {into:,}"
+            text = f"{counted(manifests, 'manifest')} became {into:,}"
             yield Upkept("compaction", text, {"manifests": manifests, "into": into})
 
     def _expire(self, spent: list[int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cdc_lake.config.project import Project
+from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
 
 
@@ -64,7 +65,7 @@ def copies(project: Project, facts: Sequence[TableFacts]) -> Iterator[Action]:
     """The initial copy, a step a table."""
     if project.pipeline.snapshot.mode == "initial":
         for fact in facts:
-            rows = "an unknown number of rows" if fact.rows is None else f"about {fact.rows:,} rows"
+            rows = "an unknown number of rows" if fact.rows is None else f"about {counted(fact.rows, 'row')}"
             text = f"snapshot {fact.table}: {rows}, {size(fact.size)} at the source"
             yield Action(ActionKind.SNAPSHOT, str(fact.table), text, rows=fact.rows, bytes=fact.size)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, NoPrimary, NoReplicaIdentity, NoTableMatches
+from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room, unchecked_text
@@ -132,7 +133,7 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
             text = f"{name} has no primary key and no replica identity"
             yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code="SRC223")
     known = [f.rows for f in facts if f.rows is not None]
-    rows = f"about {sum(known):,} rows" if len(known) == len(facts) else "rows not counted yet by the server"
+    rows = f"about {counted(sum(known), 'row')}" if len(known) == len(facts) else "rows not counted yet by the server"
     yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {listed(chosen)}; {rows}")
 
 
@@ -156,7 +157,7 @@ def _publication(
             publication.check_published(name, names, chosen)
         except CdcLakeError as error:
             return failed("publication", error)
-        return CheckLine(ok=True, subject="publication", text=f"{name} carries {len(names)} tables")
+        return CheckLine(ok=True, subject="publication", text=f"{name} carries {counted(len(names), 'table')}")
     foreign = [f.table for f in facts if not f.owned]
     if may_create and not foreign:
         return CheckLine(ok=True, subject="publication", text=f"{name}: made by the first run")

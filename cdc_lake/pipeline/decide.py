@@ -22,12 +22,14 @@ from cdc_lake.errors import DecidedOtherwise, HoldStays, NotHeld
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import now
 from cdc_lake.lake.lease import lease
+from cdc_lake.model.counting import counted
 from cdc_lake.model.decision import FIRST_ORDINAL, ON, Place, Verb, place_of
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.cuts import last_cut
 from cdc_lake.pipeline.held import HeldChange, HeldOf, held_of
 from cdc_lake.pipeline.held_groups import HeldGroup, groups, objection
 from cdc_lake.pipeline.holds import HoldLog, hold_log
+from cdc_lake.pipeline.pauses import paused_tables
 from cdc_lake.pipeline.source_table import source_table
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.row_events import Key
@@ -59,7 +61,7 @@ class Left:
 class HeldDecision:
     """What was decided, or would be: `done` says which. `position`: right before it the decision comes into force;
     `changes`: those that it is on, in order; `before`: how many of the chosen ones were decided like that already;
-    `left`: what was chosen and stays held.
+    `left`: what was chosen and stays held; `paused`: whether the table is, so that a run makes it only once it goes on.
     """
 
     verb: Verb
@@ -71,6 +73,7 @@ class HeldDecision:
     changes: tuple[HeldChange, ...]
     before: int
     left: tuple[Left, ...]
+    paused: bool = False
 
 
 def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str, *, yes: bool) -> HeldDecision:
@@ -107,6 +110,7 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
         changes=tuple(mine.shown(row) for row, *_ in made),
         before=found.before,
         left=found.left,
+        paused=str(name) in paused_tables(control),
     )
 
 
@@ -145,7 +149,8 @@ def _chosen(mine: HeldOf, reader: BronzeReader, verb: Verb, choice: Choice) -> _
             continue
         decided = {mine.pending.get(place_of(row)) for row in group.rows} - {None}
         if decided - {verb}:
-            raise DecidedOtherwise(f"for {len(group.rows)} held changes of {mine.target.source} the other was decided")
+            several = counted(len(group.rows), "held change")
+            raise DecidedOtherwise(f"for {several} of {mine.target.source} the other was decided")
         if decided:
             before += len(group.rows)
             continue

@@ -106,5 +106,7 @@ def held_of(project: Project, log: HoldLog, state: BronzeState, cut: Cut | None,
     rows = open_holds(log, relation, state.epoch, marker.generation, watermark).rows.to_pylist()
     ahead = log.decided(relation, Span(state.epoch, watermark, _FAR)).rows
     pending = {place_of(row, ON): row["verb"] for row in ([] if ahead is None else ahead.to_pylist())}
-    layout = max((row["layout"] for row in rows), default=None) if listed is None else listed.layout
+    layout = None if listed is None else listed.layout
+    if layout is None:  # also where the cut is of a version that did not say
+        layout = max((row["layout"] for row in rows), default=None)
     return HeldOf(target, state.stream, watermark, layout, rows, pending)

@@ -20,6 +20,7 @@ from cdc_lake.bronze.upkeep import MaintainedTable, Trim
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream
 from cdc_lake.lake.control import control_tables
+from cdc_lake.model.counting import counted
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.cuts import Cut, last_cut
@@ -155,7 +156,7 @@ def _forgotten(project: Project, table: MaintainedTable) -> Iterator[Step]:
     spent = keeper.spent(table.trimmed(), table.files())
     if spent:
         keeper.forget(spent)
-        text = f"{len(spent)} transactions that were decoded later left with their rows in bronze"
+        text = f"{counted(len(spent), 'transaction')} that were decoded later left with their rows in bronze"
         yield Step("retention", text, {"decoded_later": len(spent)})
 
 
@@ -185,7 +186,8 @@ def _losses(reader: BronzeReader, state: BronzeState, cut: Cut | None) -> Iterat
         return
     applied = cut.position
     if applied < state.upto and (waiting := reader.commits(Span(state.epoch, applied, state.upto))):
-        yield f"up to {len(waiting)} transactions behind {shown(state.stream, applied)} that silver does not have"
+        at = shown(state.stream, applied)
+        yield f"up to {counted(len(waiting), 'transaction')} behind {at} that silver does not have"
     for relation, table in sorted(cut.tables.items()):
         if table.position < applied:
             since = shown(state.stream, table.position)
@@ -202,7 +204,7 @@ def _trim(project: Project, table: MaintainedTable, floor: _Floor, now: datetime
 
 def _retention(trim: Trim, state: BronzeState, verb: str) -> Step:
     at = shown(state.stream, trim.position) if trim.epoch == state.epoch else str(trim.position)
-    text = f"{trim.rows:,} rows up to {at} of epoch {trim.epoch} {verb} ({len(trim.paths)} files)"
+    text = f"{counted(trim.rows, 'row')} up to {at} of epoch {trim.epoch} {verb} ({counted(len(trim.paths), 'file')})"
     facts = {"rows": trim.rows, "files": len(trim.paths), "bytes": trim.size}
     return Step("retention", text, {**facts, "epoch": trim.epoch, "upto": trim.position})
 
@@ -210,9 +212,10 @@ def _retention(trim: Trim, state: BronzeState, verb: str) -> Step:
 def _compaction(groups: list[Group], verb: str) -> Step:
     files, size = sum(len(group.paths) for group in groups), sum(group.size for group in groups)
     facts: dict[str, object] = {"files": files, "into": len(groups), "bytes": size}
-    return Step("compaction", f"{files:,} files {verb} {len(groups):,}", facts)
+    return Step("compaction", f"{counted(files, 'file')} {verb} {len(groups):,}", facts)
 
 
 def _removal(entries: int, files: int, size: int, verb: str) -> Step:
     facts: dict[str, object] = {"log_entries": entries, "files": files, "bytes": size}
-    return Step("removal", f"{entries:,} log entries and {files:,} files that nobody needs {verb}", facts)
+    log = f"{entries:,} log {'entry' if entries == 1 else 'entries'}"
+    return Step("removal", f"{log} and {counted(files, 'file')} that nobody needs {verb}", facts)

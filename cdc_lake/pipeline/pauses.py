@@ -90,7 +90,8 @@ def _known(project: Project, control: ControlTables, given: str) -> str:
     reader = bronze_reader(project)
     state = reader.state()
     if state is None:
-        raise NoStream("bronze holds no stream yet: no table flows that could be paused", where=reader.place)
+        hint = "`cdc-lake run --once --only receive` copies into bronze alone: pause it then, before silver takes it"
+        raise NoStream("bronze holds no stream yet: no table flows that could be paused", where=reader.place, hint=hint)
     cut = last_cut(control, state.stream)
     known = {str(layout.table) for layout in reader.layouts().values()} | set(cut.tables if cut is not None else ())
     found = [one for one in (given, f"public.{given}") if one in known]

@@ -60,6 +60,11 @@ class Plan:
         """Whether a step would lose or reinterpret data."""
         return any(action.destructive for action in self.actions)
 
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The words of what `run` does once it is allowed; what only a rebuild does is not of it."""
+        return tuple(a.text for a in self.actions if a.destructive and a.kind is not ActionKind.REMAKE)
+
 
 def plan(project: Project) -> Plan:
     """Work out what `run` would do. Raises SourceError, LakeError, StateError where it could not go on."""
@@ -78,7 +83,8 @@ def _silver(project: Project, source: SourceView, reader: BronzeReader, names: S
     for name in names:
         target = project.target(name)
         if (since := paused.get(str(name))) is not None:
-            text = f"{target.label} is paused since {since.isoformat(timespec='seconds')}: it stays where it is"
+            stays = "it stays where it is" if silver_exists(project, target) else "it is not created"
+            text = f"{target.label} is paused since {since.isoformat(timespec='seconds')}: {stays}"
             yield Action(ActionKind.TABLE_PAUSED, target.label, text, changes=False)
             continue
         if not silver_exists(project, target):

@@ -31,6 +31,7 @@ from cdc_lake.decode.mppdb.facts import FamilyTableFacts
 from cdc_lake.decode.raw import Raw
 from cdc_lake.decode.undecodable import READING, Frame
 from cdc_lake.errors import BronzeDamaged, DecodeError, NotInBronze
+from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Boundaries
@@ -99,7 +100,7 @@ def retry(project: Project, position: int | None, tell: Tell) -> HeldRetry:
             rows, counts = _rows(raw, changes, state.stream, commit)
             keeper.record(commit, rows, counts, ours)
             done.append(Retried(seen.position, len(changes), tuple(counts)))
-            tell(Progress("retry", f"{seen.position} is decoded: {len(changes)} changes"))
+            tell(Progress("retry", f"{seen.position} is decoded: {counted(len(changes), 'change')}"))
     return HeldRetry(ours, tuple(done))
 
 

@@ -20,6 +20,7 @@ from cdc_lake.errors import LakeError, SourceError
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.lake.marker import Marker, read_marker
+from cdc_lake.model.counting import counted
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
@@ -144,7 +145,7 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     elif found.read_by is not None:
         state, reason = "active", f"read by {found.read_by}"
     else:
-        state, reason = "idle", "nobody reads it: the server keeps WAL until a run does"
+        state, reason = "idle", "nobody reads it, and the server keeps WAL until a run does"
     return SlotStatus(project.slot, state, reason, found.retained, found.confirmed)
 
 
@@ -155,7 +156,7 @@ def _table(lake: LakeSide, target: Target, marker: Marker, held: Any, compared: 
     reached = [p for p in (marker.position, cut_position) if p is not None]
     at = max(reached) if reached else None
     waiting = _open_rows(lake, name, held, marker, at)
-    state, reason = _state(lake, name, at, in_cut, waiting)
+    state, reason = _state(lake, name, at, in_cut, waiting, made=marker.version is not None)
     proven = verified(compared, str(name), lake.state.stream if lake.state else "", marker.generation)
     return TableStatus(
         source=str(name),
@@ -172,13 +173,16 @@ def _table(lake: LakeSide, target: Target, marker: Marker, held: Any, compared: 
     )
 
 
-def _state(lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str, Any], held: int) -> tuple[str, str]:  # noqa: PLR0911  # one return a state
+def _state(  # noqa: PLR0911  # one return a state
+    lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str, Any], held: int, *, made: bool
+) -> tuple[str, str]:
     if lake.state is None:
         return "pending", "nothing has been received yet"
     if (since := lake.paused.get(str(name))) is not None:
         behind = [c for c in lake.passed if str(name) in c.counts and (at is None or c.position > at)]
-        wait = "1 transaction waits" if len(behind) == 1 else f"{len(behind)} transactions wait"
-        return "paused", f"since {_time(since)}, {wait}: `cdc-lake resume {name}`"
+        wait = f"{counted(len(behind), 'transaction')} {'waits' if len(behind) == 1 else 'wait'}"
+        empty = "" if made else "not in silver yet, "
+        return "paused", f"since {_time(since)}, {empty}{wait}: `cdc-lake resume {name}`"
     if not lake.copied:
         return "snapshot", "the initial copy is under way or was broken off"
     if in_cut.get("state") == PAUSED:
@@ -189,10 +193,10 @@ def _state(lake: LakeSide, name: TableName, at: int | None, in_cut: Mapping[str,
     if at is None:
         return "catching-up", "received, not applied yet"
     if held:
-        return "held", "1 change waits in quarantine" if held == 1 else f"{held} changes wait in quarantine"
+        return "held", f"{counted(held, 'change')} {'waits' if held == 1 else 'wait'} in quarantine"
     if behind:
         stopped = f", stopped before {lake.undecodable[0].position}" if lake.undecodable else ""
-        return "catching-up", f"{len(behind)} transactions to apply{stopped}"
+        return "catching-up", f"{counted(len(behind), 'transaction')} to apply{stopped}"
     if lake.undecodable:
         one = lake.undecodable[0]
         return "catching-up", f"stopped before {one.position}, which could not be decoded ({one.code})"

@@ -51,8 +51,8 @@ def repaired(repair: Repair | None) -> TableComparison:
 def test_what_differs_is_below_its_table():
     assert text_of(DIFFERENT, EQUAL) == [*FOUND, *END]
     assert text_of(DIFFERENT, EQUAL, width=40)[:2] == [
-        "table  silver rows  verdict",
-        "public.books  12 rows  different",
+        "table          silver rows  verdict",
+        "public.books            12  different",
     ]
 
 

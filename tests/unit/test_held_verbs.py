@@ -89,8 +89,8 @@ def test_without_yes_the_changes_are_listed_and_nothing_is_decided(project: Proj
     text = said(capsys, "release", "orders", "--key", "7", "--reason", "looked at")
     assert text == (
         "table          position  op  key  held by\n"
-        "silver.orders  0/C8 #1   I   (7)  in_set_note\n"
-        "silver.orders  0/F0 #1   U   (8)  waits behind a held change of its key\n"
+        "silver.orders  0/C8:1    I   (7)  in_set_note\n"
+        "silver.orders  0/F0:1    U   (8)  waits behind a held change of its key\n"
         "\n"
         "2 changes would be released: say --yes to do it\n"
     )
@@ -108,7 +108,7 @@ def test_a_decision_takes_what_waits_together_and_is_recorded_whole(project: Pro
     assert [row["new"] for row in rows] == [["7", "x"], ["8", "x"]]
     assert [row["xid"] for row in rows] == [200, 240], "as in bronze"
     listed = said(capsys, "list")
-    assert "in_set_note; released by the next run" in listed
+    assert "in_set_note; to be released" in listed
     assert [one.decided for one in held_list(project).changes].count("release") == 2
 
 

@@ -102,9 +102,9 @@ def test_a_span_is_a_line_a_transaction_and_its_totals(inspect: Shell, bronze: D
 epoch 1, from its start up to 0/FA0
 3 transactions, 6 changes, 118 B
 
-  0/7D0  2026-01-01 00:00:00Z  2 changes  45 B
-  0/BB8  2026-01-01 00:00:00Z  2 changes  48 B
-  0/FA0  2026-01-01 00:00:00Z  2 changes  25 B
+  0/7D0  2026-01-01T00:00:00Z  2 changes  45 B
+  0/BB8  2026-01-01T00:00:00Z  2 changes  48 B
+  0/FA0  2026-01-01T00:00:00Z  2 changes  25 B
 
   public.orders  I 1  U 2  D 1
   shop.prices    I 1            T 1
@@ -140,7 +140,7 @@ def test_a_span_in_the_csn_domain_takes_csns(inspect: Shell, tmp_path: Path) -> 
         "epoch 1, behind 101 up to 105",
         "1 transaction, 3 without rows, 1 change, 22 B",
         "",
-        "  105  2026-01-01 00:00:00Z  1 change  22 B",
+        "  105  2026-01-01T00:00:00Z  1 change  22 B",
     ]
     said, code = inspect("span", "--from", "0/65")
     assert (code, "ordered by CSN" in said) == (1, True)

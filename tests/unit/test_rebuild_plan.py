@@ -141,5 +141,5 @@ def test_what_a_rebuild_says() -> None:
         "columns of another type: amount\n"
         "changed: (1, NULL)\n"
         "done on the way: drop column body of silver.t\n"
-        "2 changes are held by rules: `cdc-lake held list`"
+        "2 changes held by rules: `cdc-lake held list`"
     )

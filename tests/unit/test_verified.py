@@ -93,8 +93,8 @@ def test_status_says_how_far_tables_are_verified_and_since_when_they_differ() ->
     said = status_text(status, 60).splitlines()
     assert said[said.index("verified") :] == [
         "verified",
-        "  silver.t  through 0/1E  2026-11-22 15:00Z",
-        "  silver.u  never                            different 2026-11-22 15:01Z",
-        "  silver.w  through 0/1E  2026-11-22 15:00Z  different 2026-11-22 15:02Z",
+        "  silver.t  through 0/1E  2026-11-22T15:00Z",
+        "  silver.u  never                            different 2026-11-22T15:01Z",
+        "  silver.w  through 0/1E  2026-11-22T15:00Z  different 2026-11-22T15:02Z",
     ]
     assert "verified" not in status_text(replace(status, tables=(v,)), 60).splitlines()

@@ -1,0 +1,66 @@
+"""What stands beside the small lake: a pipeline before its first run, one that waits for what it cannot decode, the
+lake of an older version, a project for Databricks, a recording.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import tarfile
+from pathlib import Path
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.cli.scaffold import scaffold
+from cdc_lake.config.load import load_project
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.kept import PgoutputFormat
+from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.model.change import Insert
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.source.recording_file import RecordingHeader, RecordingWriter
+from cdc_lake.testing.messages import boundaries, encode_transaction, raw_transaction
+from tests.golden_lake import ITEMS, ORDERS, STREAM, YAML
+from tests.tarballs import unpack
+from tests.unit.test_held_retry import refusing
+
+OLD = Path(__file__).parent / "data" / "lake_0_2_0.tar.xz"
+OLD_YAML = """\
+version: 1
+pipeline: old_delta
+source: {type: postgres, host: h, database: d, user: u, tables: ["public.*"]}
+"""
+
+
+def beside(root: Path) -> None:
+    """Make all of it in the project of the golden lake."""
+    (root / "early.yaml").write_text(YAML.replace("pipeline: shop", "pipeline: early"))
+    _stuck(root / "stuck.yaml")
+    scaffold("databricks", root / "jobs")
+    _recording(root / "shop.rec")
+    with tarfile.open(OLD) as archive:
+        unpack(archive, root / "old")
+    (root / "old" / "old.yaml").write_text(OLD_YAML)
+
+
+def _stuck(file: Path) -> None:
+    """One transaction that a decoder with a fault could not read, and one that nobody can: its bytes end too early."""
+    file.write_text(YAML.replace("pipeline: shop", "pipeline: stuck") + "bronze: {undecodable: land}\n")
+    bronze = DeltaBronze(load_project(file).bronze, durability="os")
+    bronze.begin_stream(STREAM, 1000)
+    for position, note in ((2000, "plain"), (3000, "MARK"), (4000, "torn")):
+        raw = raw_transaction(Transaction(boundaries(position), (Insert(ORDERS, ("7", "1", note)),)))
+        if note == "torn":
+            raw = dataclasses.replace(raw, frames=[raw.frames[0][:-2]])
+        bronze.append([raw], Keeping(PgoutputFormat(refusing(tabulate))))
+
+
+def _recording(file: Path) -> None:
+    changes = (
+        (Insert(ORDERS, ("1", "10", "new")), Insert(ORDERS, ("2", "20", "new"))),
+        (Insert(ITEMS, ("1", "pen")),),
+        (),
+    )
+    with RecordingWriter(file, RecordingHeader("postgres", "pgoutput")) as writer:
+        for number, some in enumerate(changes):
+            for lsn, payload in encode_transaction(Transaction(boundaries(1000 * (number + 1)), some)):
+                writer.append(struct.pack(">cQQq", b"w", lsn, lsn, 0) + payload)
