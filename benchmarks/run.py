@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 
 FULL: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py",),
+    ("snapshot.py",),
     ("bronze_commit.py",),
     ("bronze_read.py",),
     ("decode_mppdb.py", "--save"),
@@ -32,6 +33,7 @@ FULL: tuple[tuple[str, ...], ...] = (
 )
 QUICK: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py", "--changes", "100000", "--rounds", "2", "--no-save"),
+    ("snapshot.py", "--rows", "300000", "--rounds", "1", "--no-save"),
     ("bronze_commit.py", "--commits", "500", "--turns", "5", "--no-save"),
     ("bronze_read.py", "--rows", "1000000", "--no-save"),
     ("decode_mppdb.py", "--rows", "20000", "--seconds", "5"),

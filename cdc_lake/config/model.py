@@ -28,7 +28,11 @@ class Snapshot(Section):
     chunk_rows: Annotated[int, Field(ge=1, le=10_000_000, strict=True)] = 100_000
     """Rows of one bronze commit of the copy."""
     parallelism: Annotated[int, Field(ge=1, le=16, strict=True)] = 2
-    """Tables copied at the same time, in one snapshot (GaussDB family; from PostgreSQL one after the other)."""
+    """Connections that copy at the same time, in one snapshot: each a table, from PostgreSQL also a part of one."""
+    max_rows_per_second: Count | None = None
+    """How quickly the copy may go, so that the source has room for its own work; without it as quickly as it can."""
+    max_bytes_per_second: Bytes | None = None
+    """The same in bytes of the values' text, for example `20 MiB`."""
 
 
 class Batch(Section):

@@ -209,6 +209,14 @@ class TableRewritten(SourceError):
     hint = "run again when the ALTER TABLE is over: the copy starts anew"
 
 
+class TableLocked(SourceError):
+    """A table cannot be copied, because somebody else holds it locked or waits to alter it."""
+
+    code = "SRC232"
+    retry = Retry.LATER
+    hint = "run again when the ALTER TABLE is over: pg_stat_activity shows who waits for a lock"
+
+
 class ReplicationPortNeeded(SourceError):
     """A server of the GaussDB family takes replication connections at its HA port only."""
 

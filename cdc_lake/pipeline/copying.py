@@ -1,28 +1,37 @@
 """The initial copy into bronze: chunks of every table, read in one snapshot, by one reader or several side by side.
 
-A table is read by one reader from its first row to its last, so its chunks never come from two snapshots. Chunks are
-written by the calling thread in the order they arrive; ordinals and chunk numbers count over all tables.
+What one reader reads at a time is a table, or a part of one. All readers see one snapshot, so a table's chunks never
+come from two. Chunks are written by the calling thread in the order they arrive; ordinals and chunk numbers count over
+all tables.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Generic, Self, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.bronze.port import BronzeWriter
+from cdc_lake.config.model import Snapshot
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_CHUNK, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.action import TableFacts
+from cdc_lake.pipeline.pace import Pace
 
 _AHEAD = 2  # chunks a reader may be ahead of the writer
+_NOTHING = pa.array([], pa.list_(pa.string()))
 _LOOK = 0.2  # seconds between looks at whether to give up
+
+
+R = TypeVar("R")
+Part: TypeAlias = Callable[[R], Iterator[pa.ListArray]]
+"""Reads a part of a table by a reader, in chunks of list<string> by position in the layout. Raises SourceError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +44,39 @@ class CopiedTable:
     chunks: int
 
 
+@dataclass(frozen=True, slots=True)
+class TableCopy(Generic[R]):
+    """What to copy of a table: parts that make it up together."""
+
+    relation: Relation
+    parts: Sequence[Part[R]]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPoint:
+    """Where copied rows stand: the name of the snapshot they are read in, and its position."""
+
+    snapshot: str
+    position: int
+
+
 class Stopped(Exception):
     """The copy was asked to stop; it starts anew next time."""
-
-
-class TableReader(Protocol):
-    """Reads tables in the snapshot that all readers of a copy share; for one thread."""
-
-    def read(self, relation: Relation) -> Iterator[pa.ListArray]:
-        """The table's rows in chunks of list<string> by position in the layout. Raises SourceError."""
-        ...
 
 
 def snapshot_id(epoch: int) -> str:
     """Name of the initial copy of a stream, unique in the pipeline."""
     return f"initial-{epoch}"
+
+
+def chunk_rows(limits: Snapshot) -> int:
+    """Rows of a chunk; of a copy that is held back at most those of a second, so that it goes evenly."""
+    return min(limits.chunk_rows, limits.max_rows_per_second or limits.chunk_rows)
+
+
+def pace_of(limits: Snapshot) -> Pace:
+    """How quickly a copy may go."""
+    return Pace(limits.max_rows_per_second, limits.max_bytes_per_second)
 
 
 def expected_rows(facts: Iterable[TableFacts]) -> int | None:
@@ -60,36 +87,42 @@ def expected_rows(facts: Iterable[TableFacts]) -> int | None:
 
 
 def copy_tables(
-    relations: Sequence[Relation],
-    readers: Sequence[TableReader],
+    copies: Sequence[TableCopy[R]],
+    readers: Sequence[R],
     bronze: BronzeWriter,
-    state: BronzeState,
+    point: CopyPoint,
     stop: threading.Event,
     tell: Tell,
     expected: int | None = None,
+    pace: Pace | None = None,
 ) -> tuple[CopiedTable, ...]:
-    """Copy tables as rows at the stream's start. Raises SourceError, LakeError, Stopped.
+    """Copy tables as rows at a point, by readers that are of one thread each. Raises SourceError, LakeError, Stopped.
 
-    `expected`: rows of all of them together, as the planner thinks.
+    `expected`: rows of all of them together, as the planner thinks; `pace`: how quickly it may go.
     """
-    counts = [_Count() for _ in relations]
+    counts = [_Count(len(copy.parts)) for copy in copies]
     ordinal = chunk = finished = 0
-    for at, part in _parts(relations, readers, stop):
-        relation, count = relations[at], counts[at]
-        if part is None:
+    for at, given in _parts(copies, readers, stop):
+        relation, count = copies[at].relation, counts[at]
+        count.left -= given is None
+        # of an empty table a chunk without rows, so that its layout is known from the start
+        part = _NOTHING if given is None and not count.left and not count.chunks else given
+        if part is not None:
+            bronze.append_snapshot(point.snapshot, chunk, relation, part, ordinal, point.position)
+            failpoint(SNAPSHOT_CHUNK)
+            ordinal, chunk = ordinal + len(part), chunk + 1
+            count.rows, count.chunks = count.rows + len(part), count.chunks + 1
+            tell(Progress("snapshot", f"copying {relation.table}", ordinal, _ahead_of(ordinal, expected), "rows"))
+            if pace is not None:
+                pace.took(len(part), part.nbytes, stop)
+        if given is None and not count.left:
             finished += 1
-            text = f"copied {relation.table}: {count.rows} rows, {finished} of {len(relations)} tables"
-            whole = ordinal if finished == len(relations) else _ahead_of(ordinal, expected)
+            text = f"copied {relation.table}: {count.rows} rows, {finished} of {len(copies)} tables"
+            whole = ordinal if finished == len(copies) else _ahead_of(ordinal, expected)
             tell(Progress("snapshot", text, ordinal, whole, "rows"))
-            continue
-        bronze.append_snapshot(snapshot_id(state.epoch), chunk, relation, part, ordinal, state.upto)
-        failpoint(SNAPSHOT_CHUNK)
-        ordinal, chunk = ordinal + len(part), chunk + 1
-        count.rows, count.chunks = count.rows + len(part), count.chunks + 1
-        tell(Progress("snapshot", f"copying {relation.table}", ordinal, _ahead_of(ordinal, expected), "rows"))
     return tuple(
-        CopiedTable(relation.table, relation.layout, count.rows, count.chunks)
-        for relation, count in zip(relations, counts, strict=True)
+        CopiedTable(copy.relation.table, copy.relation.layout, count.rows, count.chunks)
+        for copy, count in zip(copies, counts, strict=True)
     )
 
 
@@ -100,49 +133,43 @@ def _ahead_of(done: int, expected: int | None) -> int | None:
 
 @dataclass(slots=True)
 class _Count:
+    left: int  # parts
     rows: int = 0
     chunks: int = 0
 
 
 def _parts(
-    relations: Sequence[Relation], readers: Sequence[TableReader], stop: threading.Event
+    copies: Sequence[TableCopy[R]], readers: Sequence[R], stop: threading.Event
 ) -> Iterator[tuple[int, pa.ListArray | None]]:
-    """Chunks with the index of their table; None where a table is finished."""
+    """Chunks with the index of their table; None where a part of it is finished."""
     if len(readers) == 1:
-        for at, relation in enumerate(relations):
-            for part in _chunks(readers[0], relation):
-                if stop.is_set():
-                    raise Stopped
-                yield at, part
-            yield at, None
+        for at, copy in enumerate(copies):
+            for part in copy.parts:
+                for chunk in part(readers[0]):
+                    if stop.is_set():
+                        raise Stopped
+                    yield at, chunk
+                yield at, None
         return
-    with _Together(relations, readers, stop) as together:
-        yield from together.parts()
-
-
-def _chunks(reader: TableReader, relation: Relation) -> Iterator[pa.ListArray]:
-    """The table's chunks; one without rows for an empty table, so that its layout is known from the start."""
-    empty = True
-    for part in reader.read(relation):
-        empty = False
-        yield part
-    if empty:
-        yield pa.array([], pa.list_(pa.string()))
+    with _Together(copies, readers, stop) as together:
+        yield from together.chunks()
 
 
 @dataclass
-class _Together:
+class _Together(Generic[R]):
     """Readers in threads of their own, and the queue that the writer takes from."""
 
-    relations: Sequence[Relation]
-    readers: Sequence[TableReader]
+    copies: Sequence[TableCopy[R]]
+    readers: Sequence[R]
     stop: threading.Event
     over: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Self:
-        self._waiting: queue.Queue[int] = queue.Queue()
-        for at in range(len(self.relations)):
-            self._waiting.put(at)
+        self._waiting: queue.Queue[tuple[int, Part[R]]] = queue.Queue()
+        for at, copy in enumerate(self.copies):
+            for part in copy.parts:
+                self._waiting.put((at, part))
+        self._left = self._waiting.qsize()
         self._ready: queue.Queue[tuple[int, pa.ListArray | None]] = queue.Queue(_AHEAD * len(self.readers))
         self._threads = ThreadPoolExecutor(len(self.readers), thread_name_prefix="cdc-lake-copy")
         self._running = [self._threads.submit(self._work, reader) for reader in self.readers]
@@ -152,40 +179,38 @@ class _Together:
         self.over.set()
         self._threads.shutdown(wait=True)
 
-    def parts(self) -> Iterator[tuple[int, pa.ListArray | None]]:
+    def chunks(self) -> Iterator[tuple[int, pa.ListArray | None]]:
         """What the readers read; raises what one of them raised."""
-        left = len(self.relations)
-        while left:
+        while self._left:
             if self.stop.is_set():
                 raise Stopped
+            for one in self._running:
+                if one.done():
+                    one.result()
             try:
-                at, part = self._ready.get(timeout=_LOOK)
+                at, chunk = self._ready.get(timeout=_LOOK)
             except queue.Empty:
-                for one in self._running:
-                    if one.done():
-                        one.result()
                 continue
-            left -= part is None
-            yield at, part
+            self._left -= chunk is None
+            yield at, chunk
 
-    def _work(self, reader: TableReader) -> None:
+    def _work(self, reader: R) -> None:
         while not self.over.is_set():
             try:
-                at = self._waiting.get_nowait()
+                at, part = self._waiting.get_nowait()
             except queue.Empty:
                 return
-            parts: Iterable[pa.ListArray | None] = _chunks(reader, self.relations[at])
-            for part in parts:
-                if not self._give(at, part):
+            for chunk in part(reader):
+                if not self._give(at, chunk):
                     return
             if not self._give(at, None):
                 return
 
-    def _give(self, at: int, part: pa.ListArray | None) -> bool:
+    def _give(self, at: int, chunk: pa.ListArray | None) -> bool:
         """False where nobody takes any more."""
         while not self.over.is_set():
             try:
-                self._ready.put((at, part), timeout=_LOOK)
+                self._ready.put((at, chunk), timeout=_LOOK)
             except queue.Full:
                 continue
             return True

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
@@ -29,7 +30,16 @@ from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copying import CopiedTable, copy_tables, expected_rows
+from cdc_lake.pipeline.copying import (
+    CopiedTable,
+    CopyPoint,
+    TableCopy,
+    chunk_rows,
+    copy_tables,
+    expected_rows,
+    pace_of,
+    snapshot_id,
+)
 from cdc_lake.pipeline.density import decide, refuse_csn
 from cdc_lake.pipeline.encoding import sql_codec
 from cdc_lake.pipeline.family_facts import captured, catalog
@@ -39,7 +49,14 @@ from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_cop
 from cdc_lake.source.gaussdb.catalog import check_identities
 from cdc_lake.source.gaussdb.server import FamilyServerFacts
 from cdc_lake.source.gaussdb.slot import CreatedSlot, create_slot, create_slot_by_function, drop_slot, find_slot
-from cdc_lake.source.gaussdb.snapshot import FamilySnapshot, create_slot_with_snapshot, exported, exports_csn, readers
+from cdc_lake.source.gaussdb.snapshot import (
+    FamilyReader,
+    FamilySnapshot,
+    create_slot_with_snapshot,
+    exported,
+    exports_csn,
+    readers,
+)
 from cdc_lake.source.stream import Kind, StreamIdentity
 from cdc_lake.source.wire.session import WireSession
 
@@ -165,9 +182,11 @@ def _copy(
     limits = project.pipeline.snapshot
     count = max(1, min(limits.parallelism, len(relations)))
     codec = sql_codec(project, start.facts.encoding)
+    copies = [TableCopy(one, (partial(FamilyReader.read, relation=one),)) for one in relations]
+    point = CopyPoint(snapshot_id(state.epoch), state.upto)
     expected = expected_rows(table_facts(start.session, list(tables)))
-    with readers(lambda: start.dial("copy", False), taken, count, limits.chunk_rows, codec) as together:
-        return copy_tables(relations, together, bronze, state, stop, tell, expected)
+    with readers(lambda: start.dial("copy", False), taken, count, chunk_rows(limits), codec) as together:
+        return copy_tables(copies, together, bronze, point, stop, tell, expected, pace_of(limits))
 
 
 def _intention(project: Project, facts: FamilyServerFacts) -> tuple[str, str]:

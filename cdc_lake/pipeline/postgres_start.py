@@ -10,8 +10,10 @@ makes the stream one that changes are read from.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -23,7 +25,17 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copying import CopiedTable, copy_tables, expected_rows
+from cdc_lake.pipeline.copying import (
+    CopiedTable,
+    CopyPoint,
+    Part,
+    TableCopy,
+    chunk_rows,
+    copy_tables,
+    expected_rows,
+    pace_of,
+    snapshot_id,
+)
 from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.failover import note_timeline
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
@@ -33,6 +45,7 @@ from cdc_lake.source import publication, slot, snapshot
 from cdc_lake.source.captured import Published
 from cdc_lake.source.catalog import check_identities, relation_of
 from cdc_lake.source.connection import Session
+from cdc_lake.source.ranges import Range, ranges_of
 from cdc_lake.source.server import ServerFacts, timeline_of
 from cdc_lake.source.stream import StreamIdentity
 
@@ -41,13 +54,17 @@ def begin(
     project: Project,
     session: Session,
     replication: Session,
+    dial: Callable[[str], Session],
     facts: ServerFacts,
     bronze: BronzeWriter,
     control: ControlTables,
     stop: threading.Event,
     tell: Tell,
 ) -> tuple[BronzeState, int]:
-    """Start a stream; its state and the rows copied. Raises SourceError, LakeError, Stopped."""
+    """Start a stream; its state and the rows copied. `dial` opens sessions beside the two.
+
+    Raises SourceError, LakeError, Stopped.
+    """
     _clear_the_way(project, session, facts, bronze.state(), tell)
     ensure_publication(project, session, tell)
     timeline = timeline_of(replication, facts.timeline)  # now: the snapshot lasts until the connection's next command
@@ -58,7 +75,7 @@ def begin(
     tell(Progress("snapshot", f"initial copy as of {made.consistent}", facts={"epoch": state.epoch}))
     copied: tuple[CopiedTable, ...] = ()
     if project.pipeline.snapshot.mode == "initial":
-        copied = _copy(project, session, made, bronze, state, stop, tell)
+        copied = _copy(project, session, dial, made, bronze, state, stop, tell)
     try:
         slot.keep_slot(session, made, project.slot)
     except SlotMissing as gone:
@@ -106,24 +123,33 @@ def _clear_the_way(
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads published tables in the slot's snapshot (`copying.TableReader`)."""
+class _Copying:
+    """How published tables are read in a snapshot, by sessions that see it."""
 
-    session: Session
     carried: Mapping[TableName, Published]
     chunk_rows: int
     codec: Codec
 
-    def read(self, relation: Relation) -> Iterator[pa.ListArray]:
-        row_filter = self.carried[relation.table].row_filter
+    def parts(self, session: Session, relation: Relation, *, several: bool) -> Sequence[Part[Session]]:
+        """What readers take of a table; `several`: more than one reads."""
+        found = ranges_of(session, relation, self.chunk_rows) if several else ()
+        return [partial(self._read, relation=relation, within=one) for one in found or (None,)]
+
+    def _read(self, session: Session, relation: Relation, within: Range | None) -> Iterator[pa.ListArray]:
         return snapshot.read_chunks(
-            self.session, relation, row_filter=row_filter, chunk_rows=self.chunk_rows, codec=self.codec
+            session,
+            relation,
+            row_filter=self.carried[relation.table].row_filter,
+            chunk_rows=self.chunk_rows,
+            codec=self.codec,
+            within=within,
         )
 
 
 def _copy(
     project: Project,
     session: Session,
+    dial: Callable[[str], Session],
     made: slot.ExportedSlot,
     bronze: BronzeWriter,
     state: BronzeState,
@@ -131,11 +157,19 @@ def _copy(
     tell: Tell,
 ) -> tuple[CopiedTable, ...]:
     """Copy every published table in the slot's snapshot."""
-    with snapshot.exported(session, made.snapshot) as inside:
+    limits = project.pipeline.snapshot
+    with ExitStack() as opened:
+        several = limits.parallelism > 1
+        inside = opened.enter_context(snapshot.exported(session, made.snapshot, others=several))
         tables = {table.table: table for table in carried(project, inside)}
-        relations = [relation_of(inside, table.table, table.columns) for table in tables.values()]
         # the server sends UTF-8, or whatever a database in SQL_ASCII holds
-        codec = codec_by_name(project, "SQL_ASCII")
-        reader = _Reader(inside, tables, project.pipeline.snapshot.chunk_rows, codec)
+        copying = _Copying(tables, chunk_rows(limits), codec_by_name(project, "SQL_ASCII"))
+        relations = [relation_of(inside, table.table, table.columns) for table in tables.values()]
+        copies = [TableCopy(one, copying.parts(inside, one, several=several)) for one in relations]
         expected = expected_rows(table_facts(inside, list(tables)))
-        return copy_tables(relations, [reader], bronze, state, stop, tell, expected)
+        readers = [inside]
+        for _ in range(min(limits.parallelism, sum(len(copy.parts) for copy in copies)) - 1):
+            other = opened.enter_context(closing(dial("copy")))
+            readers.append(opened.enter_context(snapshot.exported(other, made.snapshot, others=True)))
+        point = CopyPoint(snapshot_id(state.epoch), state.upto)
+        return copy_tables(copies, readers, bronze, point, stop, tell, expected, pace_of(limits))

@@ -59,7 +59,7 @@ def open_postgres(
         state, copied = bronze.state(), 0
         if state is None or not is_complete(control, state.stream, state.epoch):
             state, copied = patiently(
-                lambda: postgres_start.begin(project, session, replication, facts, bronze, control, stop, tell),
+                lambda: postgres_start.begin(project, session, replication, dial, facts, bronze, control, stop, tell),
                 stop, tell, patience,
             )  # fmt: skip
             replication.close()  # and with it goes the temporary slot

@@ -21,6 +21,7 @@ from cdc_lake.errors import (
     SlotMissing,
     SourceError,
     SourcePermission,
+    TableLocked,
     TlsRefused,
 )
 from cdc_lake.source.quoting import identifier
@@ -73,6 +74,15 @@ def connection_error(said: str, *, user: str, database: str, place: str) -> Sour
     return kind(f"no connection as `{user}`: {words}", where=place, hint=hint)
 
 
+_BY_STATE: dict[str, type[SourceError]] = {
+    "53300": ServerBusy,
+    "53400": NoFreeSlot,
+    "55006": SlotActive,
+    "55P03": TableLocked,
+}
+"""What some SQLSTATEs mean, whatever is said."""
+
+
 def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
     """The error for a statement the server refused (PostgreSQL docs, appendix A: error codes)."""
     kind: type[SourceError]
@@ -83,12 +93,6 @@ def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
             kind = RoleLacksReplication
         case "42501":  # also of an object that is called something with `replication`
             kind = SourcePermission
-        case "53300":
-            kind = ServerBusy
-        case "53400":
-            kind = NoFreeSlot
-        case "55006":
-            kind = SlotActive
         case "42710" if "replication slot" in said:  # another receiver is just making it, or its end goes unnoticed
             kind = SlotActive
         case "42704" if "replication slot" in said:
@@ -100,7 +104,7 @@ def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
         case "58P01" if "could not access file" in said:
             kind = PluginMissing
         case _:
-            kind = QueryRefused
+            kind = _BY_STATE.get(sqlstate, QueryRefused)
     return kind
 
 

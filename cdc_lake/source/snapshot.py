@@ -16,18 +16,29 @@ from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.errors import TableRewritten
 from cdc_lake.model.relation import Relation
 from cdc_lake.source.connection import Session, as_stored, named
+from cdc_lake.source.copy_out import copy_out
 from cdc_lake.source.copy_text import chunks_of
 from cdc_lake.source.quoting import identifier, literal, quoted
+from cdc_lake.source.ranges import Range
 
 _UTF8: Final = Codec()
 
 
+LOCK_WAIT: Final = "30s"
+"""How long one of several readers waits for a table that somebody wants to alter, who waits for another reader."""
+
+
 @contextmanager
-def exported(session: Session, snapshot: str) -> Iterator[Session]:
-    """A transaction in which `session` sees exactly the exported snapshot; raises SourceError where it is gone."""
+def exported(session: Session, snapshot: str, *, others: bool = False) -> Iterator[Session]:
+    """A transaction in which `session` sees exactly the exported snapshot; raises SourceError where it is gone.
+
+    `others`: sessions beside it read the same tables.
+    """
     with named("taking over the slot's snapshot"):
         session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         session.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}".encode())
+        if others:
+            session.execute(f"SET LOCAL lock_timeout = {literal(LOCK_WAIT)}".encode())
     try:
         yield session
     finally:
@@ -36,9 +47,15 @@ def exported(session: Session, snapshot: str) -> Iterator[Session]:
 
 
 def read_chunks(
-    session: Session, relation: Relation, *, row_filter: str | None, chunk_rows: int, codec: Codec = _UTF8
+    session: Session,
+    relation: Relation,
+    *,
+    row_filter: str | None,
+    chunk_rows: int,
+    codec: Codec = _UTF8,
+    within: Range | None = None,
 ) -> Iterator[pa.ListArray]:
-    """The rows of one table, as arrays of text by position in the layout; nothing for an empty table.
+    """The rows of a table, or of a part of it, as arrays of text by position in the layout; nothing where it is empty.
 
     `session` is inside a transaction (`exported`); raises SourceError, TableRewritten where the snapshot is too old,
     TextNotInEncoding.
@@ -46,12 +63,15 @@ def read_chunks(
     _hold_still(session, relation)
     columns = ", ".join(identifier(name) for name in relation.names)
     # A partitioned table copies only by a query; inheritance children are tables of their own in a publication.
-    only = "ONLY " if _has_rows_itself(session, relation) else ""
-    where = f" WHERE {row_filter}" if row_filter else ""
-    statement = f"COPY (SELECT {columns} FROM {only}{quoted(relation.table)}{where}) TO STDOUT"
+    only = "ONLY " if within is not None or _has_rows_itself(session, relation) else ""
+    stored = relation.table if within is None else within.stored
+    conditions = [f"({row_filter})"] if row_filter else []
+    conditions += [within.condition] if within is not None and within.condition is not None else []
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    statement = f"COPY (SELECT {columns} FROM {only}{quoted(stored)}{where}) TO STDOUT"
     doing = f"copying {relation.table}"
-    with named(doing), as_stored(session), session.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-        yield from chunks_of(map(bytes, copy), relation, chunk_rows, codec)
+    with as_stored(session):
+        yield from chunks_of(copy_out(session, statement, doing), relation, chunk_rows, codec)
 
 
 def _hold_still(session: Session, relation: Relation) -> None:

@@ -27,7 +27,8 @@ from cdc_lake.source.server import FAILOVER_SLOTS
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.standby import promote, standby_of
 from tests.conftest import CDC_PASSWORD, CDC_USER, Database, make_database, make_role, start_server
-from tests.live.test_receive_loop import bronze_rows, once
+from tests.live.test_receive_loop import once
+from tests.replay import bronze_rows
 
 pytestmark = pytest.mark.live
 

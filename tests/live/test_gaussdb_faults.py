@@ -33,7 +33,8 @@ from cdc_lake.testing.workload import Workload
 from tests.gauss_client import wait_until
 from tests.live.test_gaussdb_receive import assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in
-from tests.live.test_receive_loop import CHILD, bronze_rows, once
+from tests.live.test_receive_loop import CHILD, once
+from tests.replay import bronze_rows
 
 pytestmark = pytest.mark.live
 

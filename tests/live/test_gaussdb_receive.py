@@ -25,8 +25,9 @@ from cdc_lake.testing.ports import free_port
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
-from tests.live.test_receive_loop import bronze_rows, once, tables_at_source, tables_from_bronze
+from tests.live.test_receive_loop import once, tables_at_source
 from tests.live.test_receiver_metrics import healthz, metrics, receiving
+from tests.replay import bronze_rows, tables_from_bronze
 
 pytestmark = pytest.mark.live
 

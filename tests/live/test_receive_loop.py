@@ -19,8 +19,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_lake.bronze.contract import SCHEMA
-from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
@@ -39,18 +38,16 @@ from cdc_lake.errors import (
     SlotMissing,
 )
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
-from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.model.transaction import Boundaries, Transaction
+from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.receiving import ReceiveSummary
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.mistakes import kept
+from tests.replay import bronze_rows, tables_from_bronze
 
 pytestmark = pytest.mark.live
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -82,56 +79,6 @@ def once(project: Project, tell: Callable[[Progress], None] = silent, **given: A
 
 
 # ── what bronze holds, folded by the oracle ──────────────────────────────────────────────────────────────────────
-
-
-def bronze_rows(project: Project) -> list[dict[str, Any]]:
-    files = bronze_reader(project).files()
-    rows = files.read(files.select(), SCHEMA.names).to_pylist()
-    return sorted(rows, key=lambda r: (r["epoch"], r["position"], r["ordinal"] if r["ordinal"] is not None else -1))
-
-
-def tables_from_bronze(project: Project) -> dict[TableName, dict[Any, Any]]:
-    """The newest epoch's copy and transactions, one by one through the oracle."""
-    rows = bronze_rows(project)
-    epoch = max(r["epoch"] for r in rows)
-    rows = [r for r in rows if r["epoch"] == epoch]
-    layouts = {r["layout"]: Relation.from_description(json.loads(r["info"])) for r in rows if r["op"] == "R"}
-    snapshot = [Insert(layouts[r["layout"]], tuple(r["new"])) for r in rows if r["op"] == "S"]
-    oracle = Oracle()
-    oracle.apply(_transaction(0, snapshot))
-    assert len([r["ordinal"] for r in rows if r["op"] == "S"]) == len({r["ordinal"] for r in rows if r["op"] == "S"})
-    changes: list[Change] = []
-    for row in rows:
-        if row["op"] == "C":
-            oracle.apply(_transaction(row["position"], changes))
-            changes = []
-        elif row["op"] in "IUDT":
-            changes.append(_change(row, layouts[row["layout"]]))
-    commits = [r["position"] for r in rows if r["op"] == "C"]
-    assert len(commits) == len(set(commits)), "a transaction is in bronze twice"
-    return {table: state for table, state in oracle.tables.items() if state}
-
-
-def _transaction(position: int, changes: list[Change]) -> Transaction:
-    return Transaction(Boundaries(position, position), tuple(changes))
-
-
-def _change(row: dict[str, Any], relation: Relation) -> Change:
-    new = None if row["new"] is None else list(row["new"])
-    for at in row["unchanged"] or ():
-        new[at] = UNCHANGED  # type: ignore[index,call-overload]
-    old = None if row["old"] is None else tuple(row["old"])
-    kind = None if row["old_kind"] is None else OldKind(row["old_kind"])
-    match row["op"]:
-        case "I":
-            return Insert(relation, tuple(new or ()))
-        case "U":
-            return Update(relation, tuple(new or ()), old, kind)
-        case "D":
-            assert old is not None
-            assert kind is not None
-            return Delete(relation, old, kind)
-    return Truncate(relation)
 
 
 def tables_at_source(database: Database) -> dict[TableName, dict[Any, Any]]:

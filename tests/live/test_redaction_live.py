@@ -29,7 +29,8 @@ from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of as family_project
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
-from tests.live.test_receive_loop import bronze_rows, once, project_of
+from tests.live.test_receive_loop import once, project_of
+from tests.replay import bronze_rows
 
 pytestmark = pytest.mark.live
 

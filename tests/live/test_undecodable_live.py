@@ -31,7 +31,7 @@ from cdc_lake.pipeline.receiving import ReceiveSummary
 from cdc_lake.pipeline.redecode import retry
 from tests.conftest import Database, drop_database
 from tests.gauss_client import wait_until
-from tests.live.test_receive_loop import bronze_rows
+from tests.replay import bronze_rows
 
 pytestmark = pytest.mark.live
 NOTES = TableName("public", "notes")

@@ -42,8 +42,8 @@ from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
 from cdc_lake.testing.ports import free_port
-from tests.live.test_receive_loop import bronze_rows
 from tests.live.test_receive_loop import once as run_once
+from tests.replay import bronze_rows
 from tests.unit.test_gaussdb_capture import BUDGET, NAME, TABLE, Way, fields, once, project_of, row
 
 POLLING, BY_CSN = Way(Style.SERIAL, polling=True), Way(Style.BINARY, 1, by_csn=True)

@@ -28,7 +28,7 @@ from cdc_lake.testing.gaussdb.faults import Faults
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
-from tests.live.test_receive_loop import tables_from_bronze
+from tests.replay import tables_from_bronze
 
 SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))

@@ -22,7 +22,7 @@ from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
 from cdc_lake.testing.gaussdb.slots import SlotOrder
 from cdc_lake.testing.gaussdb.state import Node
-from tests.live.test_receive_loop import bronze_rows
+from tests.replay import bronze_rows
 from tests.unit.test_gaussdb_capture import (
     BUDGET,
     NAME,

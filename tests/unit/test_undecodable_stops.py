@@ -24,7 +24,7 @@ from cdc_lake.source.stream import domain_of
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
-from tests.live.test_receive_loop import bronze_rows
+from tests.replay import bronze_rows
 from tests.unit.test_gaussdb_capture import NAME, TABLE, Way, fields, once, project_of, row
 
 WAYS = [Way(Style.BINARY, 1), Way(Style.TEXT, 1), Way(Style.SERIAL), Way(Style.BINARY, 1, by_csn=True)]

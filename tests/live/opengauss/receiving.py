@@ -30,7 +30,7 @@ from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.quoting import identifier
 from tests.live.opengauss.site import Site
 from tests.live.opengauss.workload import Workload, tables_at_source
-from tests.live.test_receive_loop import tables_from_bronze
+from tests.replay import tables_from_bronze
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import pytest
 from cdc_lake.errors import ServerSettings
 from cdc_lake.source.stream import StreamIdentity
 from tests.live.opengauss.receiving import FAST, KINDS, SERIAL, Kind, Place, assert_equal, once
-from tests.live.test_receive_loop import CHILD, bronze_rows
+from tests.live.test_receive_loop import CHILD
+from tests.replay import bronze_rows
 
 pytestmark = pytest.mark.live
 

@@ -1,0 +1,194 @@
+"""The initial copy of a large table into bronze, by one connection and by several, beside what the server can send.
+
+    python benchmarks/snapshot.py [--rows 5000000] [--rounds 2] [--format delta] [--parallelism 1 2 3]
+
+The table has the ten columns of `pgoutput_backlog.py`, about 230 bytes of text a row. Ours is `receive()` in a process
+of its own that makes the slot, copies the table and ends: COPY, Parquet with zstd, commits of 100,000 rows, fsync. The
+peer is `psql` with COPY of the whole table to /dev/null. They alternate; the server is on the same machine and competes
+for the same cores. Seconds of ours run from before the connection is made until the copy is recorded as complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from measured import median, save, show, table
+from pgoutput_backlog import TABLE
+
+from cdc_lake.bronze.open import bronze_writer
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
+
+TARGET_RATE = 400_000
+FILL = """
+INSERT INTO orders SELECT
+  n, n::bigint * 7919 % 100003, (ARRAY['new', 'packed', 'sent', 'returned'])[1 + n % 4], (n % 99999) / 100.0,
+  n % 17, md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 'customer' || n % 100003 || '@example.org',
+  timestamptz '2026-01-01 00:00+00' + n * interval '1 second', timestamp '2026-01-01' + n * interval '1 ms',
+  n % 3 = 0
+  FROM generate_series(1, {rows}) AS n
+"""
+
+
+def project_of(server: EmbeddedServer, root: Path, name: str, fmt: str, parallelism: int) -> Project:
+    source = {
+        "type": "postgres",
+        "host": HOST,
+        "port": server.port,
+        "database": "postgres",
+        "user": SUPERUSER,
+        "password": server.password,
+        "publication": "bench",
+        "tables": ["public.orders"],
+    }
+    document = {
+        "version": 1,
+        "pipeline": name,
+        "source": source,
+        "snapshot": {"parallelism": parallelism},
+        "bronze": {"format": fmt},
+    }
+    (root / name).mkdir(exist_ok=True)
+    return Project(Pipeline.model_validate(document), root / name / "pipeline.yaml", root / name)
+
+
+def copy_here(given: argparse.Namespace) -> None:
+    """The child: copy the table, say what it cost."""
+    project = project_of(
+        EmbeddedServer(Path(given.server)), Path(given.root), given.copy, given.format, given.parallelism[0]
+    )
+    begun = time.perf_counter()
+    done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=silent)
+    seconds = time.perf_counter() - begun
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    facts = {
+        "seconds": seconds,
+        "rows": done.snapshot_rows,
+        "cpu": used.ru_utime + used.ru_stime,
+        "rss_mib": int(peak.split()[1]) / 1024,
+    }
+    print(json.dumps(facts))
+
+
+def ours(server: EmbeddedServer, root: Path, name: str, fmt: str, parallelism: int) -> dict[str, Any]:
+    command = [
+        sys.executable, __file__, "--copy", name, "--server", str(server.folder), "--root", str(root),
+        "--format", fmt, "--parallelism", str(parallelism),
+    ]  # fmt: skip
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute("SELECT pg_drop_replication_slot(%s)", [name])
+    return {"peer": f"cdc_lake, parallelism {parallelism}", **json.loads(done.stdout.splitlines()[-1])}
+
+
+def peer(server: EmbeddedServer, rows: int) -> dict[str, Any]:
+    command = [
+        str(server.binaries / "psql"), "-h", HOST, "-p", str(server.port), "-U", SUPERUSER, "-d", "postgres",
+        "-c", "COPY orders TO STDOUT",
+    ]  # fmt: skip
+    begun = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "PGPASSWORD": server.password})
+    _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"psql ended with {child.returncode}")
+    return {
+        "peer": "psql COPY",
+        "seconds": time.perf_counter() - begun,
+        "rows": rows,
+        "cpu": used.ru_utime + used.ru_stime,
+    }
+
+
+def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    server = EmbeddedServer(folder / "server", settings={"max_wal_size": "8GB"}).start()
+    try:
+        with psycopg.connect(server.dsn(), autocommit=True) as admin:
+            print(f"writing {given.rows:,} rows", flush=True)
+            admin.execute(TABLE)
+            admin.execute(FILL.replace("{rows}", str(given.rows)))
+            admin.execute("VACUUM (ANALYZE, FREEZE) orders")
+            admin.execute("CREATE PUBLICATION bench FOR TABLE orders")
+        runs = []
+        for n in range(given.rounds + 1):
+            sides = [
+                partial(ours, server, folder, f"round_{n}_{count}", given.format, count) for count in given.parallelism
+            ]
+            sides.append(partial(peer, server, given.rows))
+            for side in sides if n % 2 else reversed(sides):
+                run = {"round": n, **side()}
+                run["rate"] = run["rows"] / run["seconds"]
+                print(f"  round {n} {run['peer']:25} {run['rate']:10,.0f} rows/s", flush=True)
+                runs.append(run)
+        if any(run["rows"] != given.rows for run in runs):
+            raise SystemExit(f"expected {given.rows} rows: {[run['rows'] for run in runs]}")
+        return runs
+    finally:
+        server.remove()
+
+
+def summary(runs: list[dict[str, Any]], fmt: str) -> list[dict[str, Any]]:
+    counted = [run for run in runs if run["round"] > 0]  # round 0 warms the page cache
+    names = sorted({run["peer"] for run in counted})
+    rows, best = [], 0.0
+    for name in names:
+        mine = [run for run in counted if run["peer"] == name]
+        rate = median(run["rate"] for run in mine)
+        best = max(best, rate) if name.startswith("cdc_lake") else best
+        memory = f"{max(run['rss_mib'] for run in mine):.0f}" if "rss_mib" in mine[0] else ""
+        rows.append((name, f"{rate:,.0f}", f"{median(run['cpu'] for run in mine):.1f}", memory))
+    reached = "reached" if best >= TARGET_RATE else "missed"
+    return [
+        table(f"Initial copy into {fmt} bronze", ("", "median rows/s", "CPU s", "peak MiB"), rows),
+        table(
+            "Targets",
+            ("", "measured", "target", ""),
+            [("rows/s, the best parallelism", f"{best:,.0f}", f"{TARGET_RATE:,}", reached)],
+        ),
+    ]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rows", type=int, default=5_000_000)
+    options.add_argument("--rounds", type=int, default=2, help="counted rounds; one more warms up")
+    options.add_argument("--format", choices=("delta", "iceberg"), default="delta")
+    options.add_argument("--parallelism", type=int, nargs="+", default=[1, 2, 3])
+    options.add_argument("--folder", type=Path, help="where server and lake are made; a temporary folder if left out")
+    options.add_argument("--no-save", action="store_true", help="print only")
+    options.add_argument("--copy", help=argparse.SUPPRESS)
+    options.add_argument("--server", help=argparse.SUPPRESS)
+    options.add_argument("--root", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.copy:
+        copy_here(given)
+        return
+    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
+        Path(temporary).chmod(0o755)
+        runs = measure(given, Path(temporary))
+    tables = summary(runs, given.format)
+    if given.no_save:
+        show(tables)
+    else:
+        parameters = {"rows": given.rows, "rounds": given.rounds, "format": given.format}
+        save("snapshot", parameters=parameters, runs=runs, tables=tables)
+
+
+if __name__ == "__main__":
+    main()
