@@ -86,10 +86,10 @@ class QuickShell(Shell):
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        before = dict(os.environ)
+        before, given = dict(os.environ), self.environment()
         try:
             os.environ.clear()
-            os.environ.update(self.environment())
+            os.environ.update(given)
             with contextlib.chdir(self.folder):
                 yield
         finally:

@@ -1,4 +1,7 @@
-"""The command line as people and programs meet it: real processes, no terminal, no colour, 60 columns."""
+"""The command line as people and programs meet it: no terminal, no colour, 60 columns.
+
+What ends a process, or is told by one that begins, is looked at in real ones; everything else in this process.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import pytest
 
 from cdc_lake.cli.scaffold import pipeline_name, scaffold, templates
 from cdc_lake.config.model import SilverTable
+from tests.shell import QuickShell, Said
 
 HEAVY = (
     "pyspark",
@@ -37,11 +41,16 @@ def environment() -> dict[str, str]:
     return {**kept, "COLUMNS": "60"}
 
 
-def cdc_lake(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def program(folder: Path, *arguments: str) -> Said:
+    done = subprocess.run(
         [sys.executable, "-m", "cdc_lake.cli.app", *arguments],
-        cwd=folder, env={**environment(), **more}, capture_output=True, text=True, timeout=60, check=False,
+        cwd=folder, env=environment(), capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+def cdc_lake(folder: Path, *arguments: str, **more: str) -> Said:
+    return QuickShell(folder, {"COLUMNS": "60", **more})(*arguments)
 
 
 @pytest.fixture
@@ -77,8 +86,8 @@ def test_importing_the_package_imports_nothing():
 
 
 def test_validate_says_what_is_valid(project):
-    done = cdc_lake(project, "validate")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "valid: pipelines/shop.yaml\n", "")
+    done = program(project, "validate")
+    assert (done.code, done.out, done.err) == (0, "valid: pipelines/shop.yaml\n", "")
 
 
 def test_validate_tells_every_problem_with_its_place(project):
@@ -86,10 +95,10 @@ def test_validate_tells_every_problem_with_its_place(project):
         GOOD.replace("user: u", "usr: u") + "silver:\n  tables:\n    - {from: public.a, catalgo: x}\n"
     )
     done = cdc_lake(project, "validate")
-    assert done.returncode == 3
-    assert done.stdout == "3 problems in pipelines/shop.yaml\n"
+    assert done.code == 3
+    assert done.out == "3 problems in pipelines/shop.yaml\n"
     assert (
-        done.stderr
+        done.err
         == """\
 error[CFG106]: `user` is missing in `source`
   in pipelines/shop.yaml:3:9  (source.user)
@@ -112,8 +121,8 @@ hint: known here: KEYS
 def test_validate_as_json(project):
     (project / "pipelines" / "shop.yaml").write_text(GOOD + "lake: {pth: x}\n")
     done = cdc_lake(project, "--json", "validate")
-    assert (done.returncode, done.stderr) == (3, "")
-    assert json.loads(done.stdout) == {
+    assert (done.code, done.err) == (3, "")
+    assert json.loads(done.out) == {
         "schema": "cdc-lake/validate/1",
         "valid": False,
         "files": ["pipelines/shop.yaml"],
@@ -134,10 +143,10 @@ def test_validate_as_json(project):
 
 def test_a_broken_file_ends_a_command_with_3(project):
     (project / "pipelines" / "shop.yaml").write_text("")
-    done = cdc_lake(project, "status")
-    assert (done.returncode, done.stdout) == (3, "")
+    done = program(project, "status")
+    assert (done.code, done.out) == (3, "")
     assert (
-        done.stderr
+        done.err
         == """\
 error[CFG109]: the file is empty
   in pipelines/shop.yaml:1:1
@@ -149,23 +158,23 @@ hint: `cdc-lake init postgres DIR` writes a pipeline file to start from
 
 def test_an_error_as_json_is_a_document_on_stdout(project):
     done = cdc_lake(project, "status", "--json", "-p", "nowhere.yaml")
-    body = json.loads(done.stdout)
-    assert (done.returncode, body["schema"], body["code"], body["exit_code"]) == (3, "cdc-lake/error/1", "CFG101", 3)
+    body = json.loads(done.out)
+    assert (done.code, body["schema"], body["code"], body["exit_code"]) == (3, "cdc-lake/error/1", "CFG101", 3)
     assert [d["code"] for d in body["diagnostics"]] == ["CFG102"]
 
 
 def test_a_server_that_is_down_ends_with_4(project):
     done = cdc_lake(project, "plan")
-    assert done.returncode == 4
-    assert done.stderr.startswith("error[SRC201]: ")
-    assert "Traceback" not in done.stderr
+    assert done.code == 4
+    assert done.err.startswith("error[SRC201]: ")
+    assert "Traceback" not in done.err
 
 
 def test_status_works_while_the_source_is_down(project):
     done = cdc_lake(project, "status")
-    assert done.returncode == 0
-    assert "not reachable" in done.stdout
-    assert json.loads(cdc_lake(project, "status", "--json").stdout)["reachable"] is False
+    assert done.code == 0
+    assert "not reachable" in done.out
+    assert json.loads(cdc_lake(project, "status", "--json").out)["reachable"] is False
 
 
 @pytest.mark.parametrize(
@@ -182,30 +191,30 @@ def test_status_works_while_the_source_is_down(project):
 )
 def test_a_wrong_command_line_ends_with_2(arguments, project):
     done = cdc_lake(project, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ")
-    assert "--help` shows what is possible" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert "--help` shows what is possible" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_no_arguments_show_the_help(tmp_path):
     done = cdc_lake(tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("Usage: cdc-lake")
+    assert done.code == 2
+    assert done.err.startswith("Usage: cdc-lake")
 
 
 def test_no_pipeline_says_what_to_do(tmp_path):
     done = cdc_lake(tmp_path, "status")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error[CFG140]: no pipeline file in ")
+    assert done.code == 2
+    assert done.err.startswith("error[CFG140]: no pipeline file in ")
 
 
 def test_several_pipelines_are_listed(project):
     (project / "pipelines" / "two.yaml").write_text(GOOD)
     done = cdc_lake(project, "status")
-    assert done.returncode == 2
+    assert done.code == 2
     assert (
-        done.stderr
+        done.err
         == """\
 error[CFG140]: this project has 2 pipelines:
   pipelines/shop.yaml
@@ -219,7 +228,7 @@ hint: name one: `--pipeline pipelines/shop.yaml`
 def test_a_file_beside_others_is_found_by_its_key(tmp_path):
     (tmp_path / "flow.yaml").write_text(GOOD)
     (tmp_path / "other.yaml").write_text("a: 1\n")
-    assert cdc_lake(tmp_path, "validate").stdout == "valid: flow.yaml\n"
+    assert cdc_lake(tmp_path, "validate").out == "valid: flow.yaml\n"
 
 
 BUG = "import cdc_lake.cli.pages as p\ndef page(code): raise ZeroDivisionError(code)\np.page = page\n"
@@ -291,29 +300,29 @@ def test_a_shell_completes_verbs_and_options(tmp_path, typed, offered):
 
 def test_explain_prints_the_page(tmp_path):
     done = cdc_lake(tmp_path, "explain", "cfg104")
-    assert done.returncode == 0
-    assert done.stdout.startswith("# CFG104: unknown key\n\n## What happened\n")
-    body = json.loads(cdc_lake(tmp_path, "explain", "CFG104", "--json").stdout)
-    assert (body["schema"], body["code"], body["page"]) == ("cdc-lake/explain/1", "CFG104", done.stdout)
+    assert done.code == 0
+    assert done.out.startswith("# CFG104: unknown key\n\n## What happened\n")
+    body = json.loads(cdc_lake(tmp_path, "explain", "CFG104", "--json").out)
+    assert (body["schema"], body["code"], body["page"]) == ("cdc-lake/explain/1", "CFG104", done.out)
 
 
 def test_explain_of_an_unknown_code_suggests_one(tmp_path):
     done = cdc_lake(tmp_path, "explain", "CFG1O4")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error[CFG143]: there is no code `CFG1O4`\n\nhint: did you mean CFG1")
+    assert done.code == 2
+    assert done.err.startswith("error[CFG143]: there is no code `CFG1O4`\n\nhint: did you mean CFG1")
 
 
 def test_schema_is_the_reference_page(tmp_path):
     reference = Path(__file__).parents[2] / "docs" / "reference" / "pipeline.schema.json"
-    assert cdc_lake(tmp_path, "schema").stdout == reference.read_text()
+    assert cdc_lake(tmp_path, "schema").out == reference.read_text()
 
 
 def test_show_config_needs_no_connection_and_masks_secrets(project):
     (project / "pipelines" / "shop.yaml").write_text(GOOD.replace("user: u", 'user: u, password: "${env:SHOP_PW}"'))
     done = cdc_lake(project, "plan", "--show-config", SHOP_PW="hunter2")
-    assert done.returncode == 0
-    assert "hunter2" not in done.stdout + done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
+    assert done.code == 0
+    assert "hunter2" not in done.out + done.err
+    rows = [line.split() for line in done.out.splitlines()]
     assert ["source.password", "••••••", "pipelines/shop.yaml:3", "through", "env:SHOP_PW"] in rows
     assert ["bronze.batch.max_bytes", "32", "MiB", "default"] in rows
 
@@ -323,9 +332,9 @@ def test_show_config_needs_no_connection_and_masks_secrets(project):
 
 def test_init_says_what_it_wrote_and_what_comes_next(tmp_path):
     done = cdc_lake(tmp_path, "init", "postgres", "my-shop")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.err) == (0, "")
     assert (
-        done.stdout
+        done.out
         == """\
 made a postgres project in my-shop
 
@@ -344,7 +353,7 @@ next:
 
 
 def test_init_as_json(tmp_path):
-    body = json.loads(cdc_lake(tmp_path, "init", "empty", "a", "--json").stdout)
+    body = json.loads(cdc_lake(tmp_path, "init", "empty", "a", "--json").out)
     assert (body["schema"], body["template"], body["folder"]) == ("cdc-lake/init/1", "empty", "a")
     assert "pipelines/a.yaml" in body["files"]
 
@@ -362,23 +371,23 @@ def test_every_fresh_template_is_valid(template, tmp_path, monkeypatch):
         if arguments and not (tmp_path / "shop" / "conf" / "dev.yaml").exists():
             continue
         done = cdc_lake(tmp_path / "shop", "validate", *arguments)
-        assert done.returncode == 0, done.stderr
+        assert done.code == 0, done.err
 
 
 def test_init_refuses_a_folder_that_holds_something(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("x")
     done = cdc_lake(tmp_path, "init", "empty", "full")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error[CFG141]: the folder `full` is not empty\n\nhint: ")
-    assert cdc_lake(tmp_path, "init", "empty", "full", "--force").returncode == 0
+    assert done.code == 2
+    assert done.err.startswith("error[CFG141]: the folder `full` is not empty\n\nhint: ")
+    assert cdc_lake(tmp_path, "init", "empty", "full", "--force").code == 0
     assert (tmp_path / "full" / "mine.txt").read_text() == "x"
 
 
 def test_init_of_an_unknown_template_names_those_there_are(tmp_path):
     done = cdc_lake(tmp_path, "init", "postgre", "a")
-    assert done.returncode == 2
-    assert "did you mean `postgres`?" in done.stderr
+    assert done.code == 2
+    assert "did you mean `postgres`?" in done.err
     assert not (tmp_path / "a").exists()
 
 
