@@ -27,7 +27,7 @@ class Raw:
         minor: int = 51,
     ) -> None:
         port = server.replication_port if ha else server.port
-        self.socket = socket.create_connection((server.host, port), timeout=10)
+        self.socket = socket.create_connection((server.host, port), timeout=60)
         words = {"user": user, "database": database}
         if replication:
             words["replication"] = "database"
@@ -120,7 +120,7 @@ def fields(body: bytes) -> dict[str, str]:
     return {part[:1].decode(): part[1:].decode() for part in body.split(b"\0") if part}
 
 
-def wait_until(condition: object, seconds: float = 5.0) -> None:
+def wait_until(condition: object, seconds: float = 60.0) -> None:
     """Until `condition()` holds; the slot of a server thread moves a moment after the reply is sent."""
     assert callable(condition)
     deadline = time.monotonic() + seconds

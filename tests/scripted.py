@@ -85,7 +85,7 @@ class Peer:
         self.socket.sendall(b"S")
         self.socket = context.wrap_socket(self.socket, server_side=True)
 
-    def hang(self, seconds: float = 30.0) -> None:
+    def hang(self, seconds: float = 300.0) -> None:
         """Keep the connection until the client closes it."""
         self.socket.settimeout(seconds)
         with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ class Scripted:
             "password": "Gauss@123",
             "replication_port": self.port,
             "tls": WireTls("disable"),
-            "connect_timeout": 5.0,
+            "connect_timeout": 30.0,
         }
         return WireTarget(**{**given, **changes})  # type: ignore[arg-type]
 

@@ -121,7 +121,7 @@ def compared(database: Database, project: Project, seed: int) -> list[TableCompa
     with receiver(project), writes(database, seed) as done:
         found = []
         for _ in range(2):
-            before, reached, deadline = len(done), upto(), time.monotonic() + 20
+            before, reached, deadline = len(done), upto(), time.monotonic() + 120
             while len(done) < before + 10 or upto() == reached:
                 assert time.monotonic() < deadline, "the writers or the receiver have stopped"
                 time.sleep(0.01)

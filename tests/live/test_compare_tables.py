@@ -100,7 +100,7 @@ class Lake:
 
     def receive(self) -> None:
         bronze = DeltaBronze(self.project.bronze, "os")
-        receive(self.project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=2)
+        receive(self.project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=60)
 
     @property
     def state(self) -> Any:

@@ -71,7 +71,7 @@ class Cluster:
         with self.connect(self.primary) as conn:
             end = conn.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
         with self.connect(standby) as conn:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while conn.execute("SELECT pg_last_wal_replay_lsn() >= %s", end).fetchone() != (True,):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
@@ -123,7 +123,7 @@ def line(project: Project, subject: str) -> CheckLine:
 def copied(cluster: Cluster, standby: EmbeddedServer, project: Project) -> None:
     """Receive until the standby has a lasting copy of the slot, which moves on with the slot's own restart position."""
     lasting = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s AND synced AND NOT temporary"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     with (
         psycopg.connect(standby.dsn(cluster.database.name), autocommit=True) as standing_by,
         psycopg.connect(cluster.primary.dsn(), autocommit=True) as leading,

@@ -168,8 +168,8 @@ def test_a_slot_that_somebody_reads_is_waited_for_and_then_named(stand_in: Stand
         return any(pid is not None for slot, pid in slots.all() if slot.name == project.slot)
 
     with child(project, tmp_path, "connect"):  # which it also says of other things, before it has the slot
-        wait_until(read, 30)
+        wait_until(read)
         with pytest.raises(SlotActive):
-            once(project)
-    wait_until(lambda: not read(), 30)  # a server that has much to do is slow to notice that its client is gone
+            once(project, slot_patience=2)
+    wait_until(lambda: not read())  # a server that has much to do is slow to notice that its client is gone
     once(project)

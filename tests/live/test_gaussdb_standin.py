@@ -44,7 +44,7 @@ def received(where: WireTarget, count: int) -> list[tuple[int | None, int]]:
     assembler = FamilyAssembler(Style.BINARY, batch=False, domain=OrderDomain.CSN)
     done = []
     while len(done) < count:
-        frames = stream.poll(10)
+        frames = stream.poll(60)
         assert frames
         for lsn, payload in frames:
             done.extend(assembler.feed(payload, lsn))

@@ -110,7 +110,7 @@ class StandIn:
         done: list[RecordTransaction] = []
         try:
             while len(done) < wanted:
-                frames = stream.poll(10)
+                frames = stream.poll(60)
                 assert frames, f"{len(done)} of {wanted} transactions"
                 for lsn, payload in frames:
                     done.extend(assembler.feed(payload, lsn))

@@ -33,7 +33,7 @@ from cdc_lake.testing.object_store import LocalStore
 from tests.conftest import Database
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 WITHOUT_LINKS = """
 import ctypes, errno, os, tempfile

@@ -238,7 +238,7 @@ def test_confirming_moves_the_slot_and_a_restart_repeats_only_what_was_not_confi
 
 
 def wait_inactive(session: Session, name: str) -> slot.SlotFacts:
-    for _ in range(200):
+    for _ in range(3000):
         facts = slot.find_slot(session, name)
         assert facts is not None
         if facts.active_pid is None:

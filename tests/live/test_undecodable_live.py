@@ -51,7 +51,7 @@ def project_of(database: Database, root: Path, *, undecodable: str = "stop", **s
 
 def once(project: Project, tell: Tell = silent) -> ReceiveSummary:
     stop = threading.Event()
-    return receive(project, bronze_writer(project), once=True, stop=stop, tell=tell, slot_patience=2)
+    return receive(project, bronze_writer(project), once=True, stop=stop, tell=tell, slot_patience=60)
 
 
 def folded(project: Project) -> dict[str, tuple[str | None, ...]]:

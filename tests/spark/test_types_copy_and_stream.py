@@ -100,7 +100,7 @@ def project_of(database: Database, root: Path, name: str) -> Project:
 
 def step(project: Project, spark: Any) -> str:
     bronze = DeltaBronze(project.bronze, "os")
-    receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=2)
+    receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=60)
     apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
     (table,) = compare(project, (), silent).tables
     return table.text + (f": {table.reason}" if table.reason else "")

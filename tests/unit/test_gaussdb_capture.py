@@ -140,7 +140,7 @@ def project_of(server: GaussServer, root: Path, way: Way) -> Project:
 
 def once(project: Project) -> ReceiveSummary:
     bronze = DeltaBronze(project.bronze, "os")
-    return receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=2)
+    return receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=60)
 
 
 def assert_bronze_is_the_table(project: Project, ledger: Ledger) -> None:

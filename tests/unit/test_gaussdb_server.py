@@ -203,7 +203,7 @@ def test_tls_carries_a_session_and_a_stream(tmp_path: Path) -> None:
         )
         sizes: list[int] = []
         while len(sizes) < 4:
-            sizes += [len(payload) for _, payload in opened.poll(5)]
+            sizes += [len(payload) for _, payload in opened.poll(60)]
         assert sizes[1] == sizes[2] > 3_000_000
         opened.close()
 

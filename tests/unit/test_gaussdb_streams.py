@@ -83,7 +83,7 @@ def served(opened: GaussStream, size: int) -> list[tuple[int, bytes]]:
     frames: list[tuple[int, bytes]] = []
     got = 0
     while got < size:
-        polled = [(lsn, bytes(payload)) for lsn, payload in opened.poll(5)]
+        polled = [(lsn, bytes(payload)) for lsn, payload in opened.poll(60)]
         assert polled, f"the stream is silent after {got} of {size} bytes"
         frames += polled
         got += sum(len(payload) for _, payload in polled)
@@ -178,7 +178,7 @@ def test_serial_lines_are_those_of_the_recorded_server(recorded: list[LedgerTran
         running.state.create_slot("s", plugin, "postgres", POINT)
         opened, frames = open_stream(running, {}), []
         while not frames or frames[-1][0] != ledger[len(ledger) - 1].commit_end:
-            frames += [(lsn, bytes(line)) for lsn, line in opened.poll(5)]
+            frames += [(lsn, bytes(line)) for lsn, line in opened.poll(60)]
         opened.close()
     found = transactions(frames)
     assert found.keys() == wanted.keys()
@@ -208,7 +208,7 @@ def test_what_comes_while_a_stream_is_open_is_sent(server: GaussServer, ledger: 
     writer.start()
     found: list[Record] = []
     while len(found) < 800:
-        frames = opened.poll(5)
+        frames = opened.poll(60)
         assert frames
         found += decoded([(lsn, bytes(p)) for lsn, p in frames], Style(style), batch=batch == "1")
     writer.join()
@@ -413,7 +413,7 @@ def test_filtered_transactions_are_empty_pairs_or_nothing(server: GaussServer, l
         opened, found = open_stream(server, options | slot_options), []
         style = Style(options["decode-style"]) if options else Style.SERIAL
         while not any(isinstance(r, Row) and r.new and r.new[0].value == "99" for r in found):
-            found += decoded([(lsn, bytes(p)) for lsn, p in opened.poll(5)], style)
+            found += decoded([(lsn, bytes(p)) for lsn, p in opened.poll(60)], style)
         opened.close()
         rows: dict[int | None, int] = {}
         xid = None
@@ -554,7 +554,7 @@ def test_a_keepalive_of_serial_decoding_never_names_more_than_was_sent(server: G
 
 
 def test_one_stream_a_slot_and_a_cut_one_may_linger(server: GaussServer) -> None:
-    server.state.lingering = 0.3
+    server.state.lingering = 1.5
     with open_raw(server):
         wait_until(lambda: server.state.slots.all()[0][1] is not None)
     with Raw(server, replication=True) as second:

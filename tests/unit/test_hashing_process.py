@@ -53,7 +53,7 @@ def hashing() -> Iterator[HashingProcess]:
 
 
 def gone(pid: int) -> bool:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

@@ -134,7 +134,7 @@ def test_decoding_is_behind_until_its_bytes_are_columns() -> None:
     go = threading.Event()
 
     def waits(batch: Sequence[Raw]) -> ChangeColumns:
-        go.wait(10)
+        go.wait(60)
         return tabulate(batch)
 
     large = [Tabulated(raw.bounds, 4 << 20, raw.count) for raw in RAW]

@@ -34,7 +34,7 @@ STATE = BronzeState("pg:1:shop:shop:0/3E8", 1, 1000, 1000, b"")
 def get(address: str, path: str, **headers: str) -> tuple[int, str, str]:
     request = urllib.request.Request(f"http://{address}{path}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return reply.status, reply.headers["Content-Type"], reply.read().decode()
     except urllib.error.HTTPError as refused:
         with refused:

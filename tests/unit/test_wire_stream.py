@@ -30,6 +30,7 @@ from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.start_command import start_command
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.protocol import copy_data, message
+from cdc_lake.testing.beside import until
 from tests.scripted import READY, Peer, Scripted, error, frame, keepalive, status
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
@@ -86,8 +87,8 @@ def sends(*messages: bytes) -> Callable[[Peer], None]:
 
 def collect(stream: GaussStream, count: int, seconds: float = 60.0) -> list[tuple[int, bytes]]:
     frames: list[tuple[int, bytes]] = []
-    until = time.monotonic() + seconds
-    while len(frames) < count and time.monotonic() < until:
+    end = time.monotonic() + seconds
+    while len(frames) < count and time.monotonic() < end:
         frames += stream.poll(0.05)
     return frames
 
@@ -231,9 +232,7 @@ def test_a_wanted_reply_goes_out_at_once_and_is_noticed_once() -> None:
     first = frame(700, b"x") + keepalive(900, wanted=True)
     with streaming(replies(got, enough, count=1, first=first), start=500) as stream:
         assert collect(stream, 1) == [(700, b"x")]
-        for _ in range(100):
-            if enough.wait(0.05):
-                break
+        while not enough.wait(0.05):
             stream.poll(0.01)
         assert stream.asked
         assert not stream.asked
@@ -267,6 +266,7 @@ def test_replies_go_by_the_clock_also_while_nobody_polls() -> None:
         clock.now += 0.2
         stream.tick()
         stream.tick()  # and not again before the next interval
+        until(lambda: got, "the first reply")
         time.sleep(0.1)
         assert len(got) == 1
         clock.now += 10
@@ -276,11 +276,15 @@ def test_replies_go_by_the_clock_also_while_nobody_polls() -> None:
 
 
 def test_waiting_for_data_does_not_miss_the_time_to_reply() -> None:
-    got: list[tuple[object, ...]] = []
-    enough = threading.Event()
-    with streaming(replies(got, enough, count=3, first=b""), interval=0.05) as stream:
-        stream.poll(1.0)
-        assert enough.is_set()
+    def script(peer: Peer) -> None:
+        peer.stream()
+        for _ in range(3):
+            assert peer.read()[0] == b"d"
+        peer.send(frame(1, b"x"))
+        peer.hang()
+
+    with streaming(script, interval=0.05) as stream:
+        assert stream.poll(60.0) == [(1, b"x")]
 
 
 def test_serial_keepalives_say_how_far_the_server_has_sent() -> None:
