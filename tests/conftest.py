@@ -6,11 +6,14 @@ import fcntl
 import os
 import signal
 import tempfile
+import textwrap
 import threading
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedC
 
 SPARK_TESTS = "tests/spark/"
 HALF = "tests/spark/test_l"
+MANY_FILES = 50
 CDC_USER = "cdc"
 CDC_PASSWORD = "read only the log"
 
@@ -53,6 +57,19 @@ def pytest_configure() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     config.option.loadscopereorder = False  # in the order of `testpaths`, instead of by number of tests
     return ByFile(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What a run of many files spent its time on."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.partition("::")[0]] += report.duration
+    if len(seconds) > MANY_FILES:
+        longest = sorted(seconds, key=seconds.__getitem__, reverse=True)[:24]
+        said = ", ".join(f"{file.removeprefix('tests/')} {seconds[file]:.0f}" for file in longest)
+        terminalreporter.section("seconds in files")
+        terminalreporter.write_line(textwrap.fill(f"{said}; all {sum(seconds.values()):.0f}", 160))
 
 
 @dataclass(frozen=True)
