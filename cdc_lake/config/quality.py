@@ -19,3 +19,5 @@ class Quality(Section):
     """A cut is promised only where silver at it was judged and every rule stays below this level."""
     max_rows: Count = 500_000
     """Rows up to which a table is judged: it is read into memory."""
+    sample_keys: Annotated[int, Field(ge=0, le=100)] = 0
+    """Keys that a report names of the rows that break a rule, a rule at most so many; by default none."""

@@ -65,7 +65,9 @@ class Evidence:
         targets = self._targets(cut)
         held = [group for target in targets for group in self._held(target, cut, known.get(target.label))]
         tables = tuple(self._table(target, cut, known.get(target.label), held) for target in targets)
-        judge = SilverJudge(self.project, None if cut is None else written(cut), self.status.at, notes=self.notes)
+        examples = self.project.pipeline.quality.sample_keys
+        at = None if cut is None else written(cut)
+        judge = SilverJudge(self.project, at, self.status.at, examples=examples, notes=self.notes)
         judged = RuleEvidence(judge, runs, self.control.read("quality"))
         rules = tuple(
             state for target, table in zip(targets, tables, strict=True) for state in judged.states(target, table)

@@ -19,9 +19,8 @@ from cdc_lake.config.rules import (
     rule_name,
 )
 from cdc_lake.lake.control_rows import RunRow
-from cdc_lake.pipeline.silver_judge import SilverJudge
+from cdc_lake.pipeline.silver_judge import Found, SilverJudge
 from cdc_lake.quality.report import Judged, RuleState, TableState
-from cdc_lake.quality.suite import RuleResult
 from cdc_lake.silver.projection import NOT_SENT
 
 RUNS = 20
@@ -45,7 +44,7 @@ class RuleEvidence:
         for rule in target.rules:
             name = rule_name(rule)
             gate = tuple(one for one, _ in history.pop(name, []))
-            state = _state(target, rule, gate, found.results.get(name), found.note, written[name])
+            state = _state(target, rule, gate, found, written[name])
             states.append(state if state.suite is None else _with_past(state, self.past))
         return states + _unwritten(target, history)
 
@@ -61,10 +60,10 @@ def _state(
     target: Target,
     rule: RowRule | TableRule,
     gate: tuple[Judged, ...],
-    found: RuleResult | None,
-    note: str,
+    silver: Found,
     written: str,
 ) -> RuleState:
+    found = silver.results.get(rule_name(rule))
     judged = found is not None and not found.broken and not found.elsewhere
     return RuleState(
         table=target.label,
@@ -74,11 +73,12 @@ def _state(
         on_fail=rule.on_fail,
         history=gate,
         suite=Judged(found.evaluated, found.failed) if found is not None and judged else None,
-        suite_note=(found.elsewhere if found is not None else "") or note,
+        suite_note=(found.elsewhere if found is not None else "") or silver.note,
         broken=found.broken if found is not None else "",
         written=written,
         thresholds=rule.thresholds,
         observed=found.observed if found is not None else "",
+        keys=silver.keys.get(rule_name(rule), ()),
     )
 
 

@@ -8,7 +8,7 @@ of one position. Silver is judged whole or, above `quality.max_rows`, not at all
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -21,8 +21,10 @@ from cdc_lake.lake.control_rows import QualityRow
 from cdc_lake.lake.extent import silver_columns
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.relation import TableName
+from cdc_lake.model.rows_by_key import Key
 from cdc_lake.page.wording import count
 from cdc_lake.pipeline.cuts import IN, TableState, WrittenCut
+from cdc_lake.pipeline.named_rows import key_columns, keys_of_rows
 from cdc_lake.quality.level import level
 from cdc_lake.quality.suite import RuleResult, SuiteResult, run_suite
 from cdc_lake.quality.table_suite import TableView, judge_table
@@ -34,16 +36,19 @@ NO_TABLE = "no table yet"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What rules found of a table, by name; `note`: why those that are not there were not judged."""
+    """What rules found of a table, by name; `note`: why those that are not there were not judged; `keys`: of some rows
+    that break them, where these were asked for.
+    """
 
     results: Mapping[str, RuleResult]
     note: str = ""
+    keys: Mapping[str, tuple[Key, ...]] = field(default_factory=dict)
 
 
 @dataclass
 class SilverJudge:
     """Judges table by table. `cut`: None reads the newest versions; `at`: what ages are reckoned to; `beside`: whether
-    Great Expectations judges too what an aggregate does.
+    Great Expectations judges too what an aggregate does; `examples`: how many rows are named of each rule that fails.
 
     `notes`, `suites` (Great Expectations' own results) and `rows` (of the control table `quality`) grow.
     """
@@ -52,6 +57,7 @@ class SilverJudge:
     cut: WrittenCut | None
     at: dt.datetime
     beside: bool = True
+    examples: int = 0
     notes: list[str] = field(default_factory=list)
     suites: dict[str, SuiteResult] = field(default_factory=dict)
     rows: list[QualityRow] = field(default_factory=list)
@@ -61,9 +67,10 @@ class SilverJudge:
         note = self._left_out(target, number)
         if note or not target.rules:
             return Found({}, note)
-        rows, rows_note = self._rows_judged(target, written)
-        whole, whole_note = self._table_judged(target)
-        found = Found(rows | whole, rows_note or whole_note)
+        by = self._key_columns(target)
+        rows = self._rows_judged(target, written, by)
+        whole = self._table_judged(target, by)
+        found = Found({**rows.results, **whole.results}, rows.note or whole.note, {**rows.keys, **whole.keys})
         for rule in target.rules:
             result = found.results.get(rule_name(rule))
             if result is not None and not result.elsewhere:
@@ -82,10 +89,20 @@ class SilverJudge:
             return "too large"
         return ""
 
-    def _rows_judged(self, target: Target, written: Mapping[str, str]) -> tuple[dict[str, RuleResult], str]:
+    def _key_columns(self, target: Target) -> tuple[str, ...]:
+        """The columns that name rows, none where nobody asks for them or there are none."""
+        if not self.examples:
+            return ()
+        try:
+            return key_columns(self.project, target, self._state(target))
+        except CdcLakeError as problem:
+            self.notes.append(f"Rows of {target.label} that break a rule are not named: {problem.message}.")
+            return ()
+
+    def _rows_judged(self, target: Target, written: Mapping[str, str], by: Sequence[str]) -> Found:
         """The suite's run over the rows, or why there is none."""
         if not target.row_rules:
-            return {}, ""
+            return Found({})
         try:
             present = set(silver_columns(self.project, target) or ())
             # Rules name the source's columns: silver may call one otherwise, or leave it out.
@@ -94,28 +111,28 @@ class SilverJudge:
             named = {column: target.transforms.silver_name(column, column) for column in columns}
             wanted = sorted(column for column in columns if named[column] in present)
             read = [named[column] for column in wanted] or sorted(present)[:1]
-            rows = read_silver(self.project, target, self._version(target), read)
-            rows = rows.rename_columns(wanted) if wanted else rows
-            result = run_suite(rows, rules, target.label, written=written)
+            rows = read_silver(self.project, target, self._version(target), list(dict.fromkeys([*read, *by])))
+            judged = rows.select(read).rename_columns(wanted or read)
+            result = run_suite(judged, rules, target.label, written=written, examples=self.examples if by else 0)
         except CdcLakeError as problem:
-            return {}, self._not_judged(target, problem)
+            return Found({}, self._not_judged(target, problem))
         self.suites[target.label] = result
-        return {one.rule: one for one in result.rules}, ""
+        return _found(result, rows, by)
 
-    def _table_judged(self, target: Target) -> tuple[dict[str, RuleResult], str]:
+    def _table_judged(self, target: Target, by: Sequence[str]) -> Found:
         """The rules of the table over its rows that hold, or why they are not judged."""
         rules = target.table_rules
         if not rules:
-            return {}, ""
+            return Found({})
         try:
             everything = any(isinstance(rule, Expectation) for rule in rules)
-            rows = self._holding(target, None if everything else {c for rule in rules for c in read_by(rule)})
-            view = TableView(rows, self.at, self._referenced)
-            result = judge_table(view, rules, target.label, beside=self.beside)
+            rows = self._holding(target, None if everything else {*by, *(c for rule in rules for c in read_by(rule))})
+            view, examples = TableView(rows, self.at, self._referenced), self.examples if by else 0
+            result = judge_table(view, rules, target.label, beside=self.beside, examples=examples)
         except CdcLakeError as problem:
-            return {}, self._not_judged(target, problem)
+            return Found({}, self._not_judged(target, problem))
         self.suites[f"{target.label}.table"] = result
-        return {one.rule: one for one in result.rules}, ""
+        return _found(result, rows, by)
 
     def _referenced(self, rule: ForeignKey) -> Referenced:
         """The rows that a foreign key refers to, as of the cut that the table itself is read at."""
@@ -146,6 +163,12 @@ class SilverJudge:
     def _not_judged(self, target: Target, problem: CdcLakeError) -> str:
         self.notes.append(f"{target.label} was not judged: {problem.message}. {problem.remedy}".strip())
         return "not judged"
+
+
+def _found(result: SuiteResult, rows: pa.Table, by: Sequence[str]) -> Found:
+    """What a run over `rows` found, with the keys of the rows that it tells."""
+    keys = {one.rule: keys_of_rows(rows, by, one.examples) for one in result.rules if one.examples}
+    return Found({one.rule: one for one in result.rules}, keys=keys)
 
 
 def _kept(target: Target, rule: RowRule) -> bool:

@@ -31,8 +31,12 @@ _OF_THE_TABLE = ("expect_table_row_count", "expect_table_column_count")
 """Expectations whose observed value is a number of rows or columns. Of others it may be a value of a row."""
 
 
-def validate(data: Any, expectations: Sequence[Any], name: str, *, arrow: bool) -> dict[str, Any]:
-    """Run a suite over a pandas (`arrow`) or Spark DataFrame. Raises QualityEngineMissing."""
+def validate(data: Any, expectations: Sequence[Any], name: str, *, arrow: bool, examples: int = 0) -> dict[str, Any]:
+    """Run a suite over a pandas (`arrow`) or Spark DataFrame. Raises QualityEngineMissing.
+
+    With `examples` each result has beside its `result` the numbers of at most so many rows that are not as expected,
+    of pandas alone; who asks for them takes them out again.
+    """
     gx = engine()
     context = gx.get_context(mode="ephemeral")
     context.enable_analytics(enable=False)
@@ -44,9 +48,12 @@ def validate(data: Any, expectations: Sequence[Any], name: str, *, arrow: bool) 
     batch = source.add_dataframe_asset(name=name).add_batch_definition_whole_dataframe("all")
     suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=list(expectations)))
     run = context.validation_definitions.add(gx.ValidationDefinition(name=name, data=batch, suite=suite))
-    outcome = run.run(batch_parameters={"dataframe": data}, result_format=_FORMAT)
+    wanted = {**_FORMAT, "partial_unexpected_count": examples}
+    outcome = run.run(batch_parameters={"dataframe": data}, result_format=wanted)
     raw: dict[str, Any] = json.loads(json.dumps(outcome.to_json_dict()))
     for result in raw["results"]:
+        if examples:
+            result["examples"] = result["result"].get("partial_unexpected_index_list") or []
         result["exception_info"] = _scrubbed(result["exception_info"])
         keep = _COUNTS
         if result["expectation_config"]["type"].startswith(_OF_THE_TABLE):

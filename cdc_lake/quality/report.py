@@ -1,7 +1,7 @@
 """The report as a value, and its two forms: one self-contained HTML file and JSON.
 
-Promises: those of every page (`cdc_lake.page.html`), no row value is shown, and the JSON says all that the page says
-(`"schema": "cdc-lake/report/1"`).
+Promises: those of every page (`cdc_lake.page.html`), no row value is shown that nobody asked for, and the JSON says all
+that the page says (`"schema": "cdc-lake/report/1"`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class RuleState:
 
     `suite` is None where silver was not judged (`suite_note` says why); `broken` says why a rule could not be judged.
     `past` is what silver came to, oldest first, this report last; `observed` what was seen of a table as a whole.
-    `written` is where it stands, `pipelines/shop.yaml:14`.
+    `written` is where it stands, `pipelines/shop.yaml:14`; `keys`: of some rows that break it, where they may be shown.
     """
 
     table: str
@@ -120,6 +120,7 @@ class RuleState:
     thresholds: Thresholds | None = None
     observed: str = ""
     past: tuple[Judged, ...] = ()
+    keys: tuple[tuple[str | None, ...], ...] = ()
 
     @property
     def silver_level(self) -> Level:

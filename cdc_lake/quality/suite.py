@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
@@ -45,7 +45,8 @@ _SEVERITY = {"stop": "critical", "quarantine": "warning", "warn": "info"}
 @dataclass(frozen=True, slots=True)
 class RuleResult:
     """What a rule found. `evaluated` counts all rows, NULLs too; of a rule that judges a table as a whole it is 1, and
-    `observed` is what was seen. `broken` says why it could not be judged at all, `elsewhere` why not here.
+    `observed` is what was seen. `broken` says why it could not be judged at all, `elsewhere` why not here. `examples`:
+    numbers of some rows that failed.
     """
 
     rule: str
@@ -57,6 +58,7 @@ class RuleResult:
     broken: str = ""
     elsewhere: str = ""
     observed: str = ""
+    examples: tuple[int, ...] = ()
 
     @property
     def success(self) -> bool:
@@ -125,12 +127,18 @@ def passing(rule: RowRule) -> str:
 
 
 def run_suite(
-    frame: DataFrame | pa.Table, rules: Sequence[RowRule], name: str, *, written: Mapping[str, str] | None = None
+    frame: DataFrame | pa.Table,
+    rules: Sequence[RowRule],
+    name: str,
+    *,
+    written: Mapping[str, str] | None = None,
+    examples: int = 0,
 ) -> SuiteResult:
     """Judge every row of `frame` by every rule. `written` maps rule names to where they are written (`shop.yaml:14`).
 
     An Arrow table is judged by pandas, without a JVM; a Spark DataFrame where it is. A rule that does not fit
-    its column is reported as broken, the others still run.
+    its column is reported as broken, the others still run. `examples`: how many rows of an Arrow table are told of
+    each rule that fails.
     """
     places, arrow = written or {}, isinstance(frame, pa.Table)
     types = {f.name: type_name(f.type) for f in frame.schema} if isinstance(frame, pa.Table) else spark_types(frame)
@@ -154,9 +162,14 @@ def run_suite(
                 unjudged[at] = {"broken": problem.message}
         judged = {c for at in built for c in _columns(rules[at])}
         data = pandas_frame(frame, judged) if isinstance(frame, pa.Table) else ordered_frame(frame, judged, worked_out)
-        raw = validate(data, list(built.values()), name, arrow=arrow) if built else {}
+        asked = examples if arrow else 0
+        raw = validate(data, list(built.values()), name, arrow=arrow, examples=asked) if built else {}
     results = {r["expectation_config"]["meta"]["index"]: r for r in raw.get("results", [])}
-    found = tuple(_result(rule, results.get(at), **unjudged.get(at, {})) for at, rule in enumerate(rules))
+    some = {at: tuple(result.pop("examples", ())) for at, result in results.items()}
+    found = tuple(
+        replace(_result(rule, results.get(at), **unjudged.get(at, {})), examples=some.get(at, ()))
+        for at, rule in enumerate(rules)
+    )
     return SuiteResult(name, found, raw)
 
 

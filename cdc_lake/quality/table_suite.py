@@ -46,15 +46,18 @@ class TableView:
     referenced: Callable[[ForeignKey], Referenced]
 
 
-def judge_table(view: TableView, rules: Sequence[TableRule], name: str, *, beside: bool = True) -> SuiteResult:
+def judge_table(
+    view: TableView, rules: Sequence[TableRule], name: str, *, beside: bool = True, examples: int = 0
+) -> SuiteResult:
     """Judge a table by every rule; one that does not fit is reported as broken, the others still are judged.
 
-    `beside`: whether Great Expectations judges too what an aggregate does.
+    `beside`: whether Great Expectations judges too what an aggregate does; `examples`: how many rows are told of each
+    rule that fails.
     """
     results, raws = [], []
     for rule in rules:
         try:
-            found, raw = _judge(view, rule, name, beside=beside)
+            found, raw = _judge(view, rule, name, beside=beside, examples=examples)
         except QualityError as problem:
             found, raw = _told(rule, Tally(0, 0), broken=problem.message), {}
         results.append(found)
@@ -62,13 +65,15 @@ def judge_table(view: TableView, rules: Sequence[TableRule], name: str, *, besid
     return SuiteResult(name, tuple(results), _together(raws))
 
 
-def _judge(view: TableView, rule: TableRule, name: str, *, beside: bool) -> tuple[RuleResult, dict[str, Any]]:
+def _judge(
+    view: TableView, rule: TableRule, name: str, *, beside: bool, examples: int
+) -> tuple[RuleResult, dict[str, Any]]:
     if isinstance(rule, Expectation):
         raw = run_expectation(view.rows, rule, name)
         (result,) = raw["results"]
         return _told(rule, _met(result), broken=raised(result)), raw
     referenced = view.referenced(rule) if isinstance(rule, ForeignKey) else None
-    found = tally(rule, view.rows, view.at, referenced)
+    found = tally(rule, view.rows, view.at, referenced, examples)
     if not beside:
         return _told(rule, found), {}
     try:
@@ -175,6 +180,7 @@ def _told(rule: TableRule, found: Tally, *, broken: str = "") -> RuleResult:
         failed=found.failed,
         broken=broken,
         observed=found.observed,
+        examples=found.examples,
     )
 
 

@@ -47,8 +47,10 @@ def read_by(rule: TableRule) -> tuple[str, ...]:
             assert_never(rule)
 
 
-def tally(rule: BuiltIn, rows: pa.Table, at: dt.datetime, referenced: Referenced | None = None) -> Tally:
-    """Judge a table by a rule. `at`: the time that ages are reckoned to.
+def tally(
+    rule: BuiltIn, rows: pa.Table, at: dt.datetime, referenced: Referenced | None = None, examples: int = 0
+) -> Tally:
+    """Judge a table by a rule. `at`: the time that ages are reckoned to; `examples`: how many rows that fail are told.
 
     Raises RuleColumnMissing, RuleDoesNotFit.
     """
@@ -61,15 +63,15 @@ def tally(rule: BuiltIn, rows: pa.Table, at: dt.datetime, referenced: Referenced
         check_types(rule, types)
         match rule:
             case Unique(columns=columns):
-                return repeated(rows, columns)
+                return repeated(rows, columns, examples)
             case ForeignKey(columns=columns, referenced=there):
-                return orphans(rows, columns, _there(referenced, there), there)
+                return orphans(rows, columns, _there(referenced, there), there, examples)
             case RowCount(min=low, max=high):
                 return counted(rows.num_rows, low, high)
             case Freshness(column=column, max_age=age):
                 return newest(rows.column(column), at, dt.timedelta(milliseconds=age))
             case Monotonic(column=column, by=by, strict=strict):
-                return steps_down(rows, column, by, strict=strict)
+                return steps_down(rows, column, by, strict=strict, examples=examples)
             case _:
                 assert_never(rule)
     except Unfit as problem:

@@ -52,7 +52,7 @@ SAMPLE = ReportData(
         TableState("silver.prices", "public.prices", "iceberg", "catching-up", 310, "0/5F1B220", NOW),
     ),
     rules=(
-        RuleState("silver.customers", "regex_email", "regex", "email", "warn", history(31, 24, 25, 12, 9, 9, 4, 2), Judged(48_210, 116), written="pipelines/shop.yaml:31"),
+        RuleState("silver.customers", "regex_email", "regex", "email", "warn", history(31, 24, 25, 12, 9, 9, 4, 2), Judged(48_210, 116), written="pipelines/shop.yaml:31", keys=(("84112", "eu-central"), ("84113", "a part of a key that is quite long, as names and addresses are"), ("9", None))),
         RuleState("silver.orders", "amount_within_reason", "between", "amount", "quarantine", history(0, 0, 1, 0, 0, 3, 0, 1), Judged(1_204_377, 0), written="pipelines/shop.yaml:22"),
         RuleState("silver.orders", "not_null_customer_id", "not_null", "customer_id", "stop", history(0, 0, 0, 0, 0, 0, 0, 0), Judged(1_204_377, 0), written="pipelines/shop.yaml:21"),
         RuleState("silver.orders", "foreign_key_customer_id", "foreign_key", "customer_id", "warn", (), Judged(1_204_377, 19_004), written="pipelines/shop.yaml:26", thresholds=Thresholds(warn=0.001, error=0.01), past=history(0, 3, 8, 15)),

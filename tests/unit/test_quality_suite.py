@@ -70,6 +70,16 @@ def test_no_row_value_is_in_the_result_and_nothing_is_left_on_disk(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_that_fail_are_told_by_their_numbers_where_that_is_asked_for() -> None:
+    kinds = rules({"rule": "not_null", "column": "t"}, {"rule": "in_set", "column": "t", "values": ["new"]})
+    found, without = run_suite(TABLE, kinds, "t", examples=1), run_suite(TABLE, kinds, "t")
+    texts = TABLE["t"].to_pylist()
+    assert [one.examples for one in found.rules] == [(texts.index(None),), (texts.index(SECRET),)]
+    assert [one.examples for one in without.rules] == [(), ()]
+    for with_, plain in zip(found.raw["results"], without.raw["results"], strict=True):
+        assert (with_.keys(), with_["result"]) == (plain.keys(), plain["result"])
+
+
 def test_an_empty_table_fails_nothing() -> None:
     found = run_suite(TABLE.slice(0, 0), rules({"rule": "not_null", "column": "n"}), "t")
     assert (found.success, found.rules[0].evaluated, found.rules[0].fraction) == (True, 0, 0.0)

@@ -115,9 +115,10 @@ def test_three_ways_of_counting_agree_on_random_tables() -> None:
     others = pa.table({"k": pa.array(rng.sample(range(many), many // 3), pa.int64())})
 
     pairs = [pair for pair in zip(a, b, strict=True) if None not in pair]
+    times, a_times = Counter(pairs), Counter(v for v in a if v is not None)
     by_hand = {
-        "unique_a": sum(n for n in Counter(v for v in a if v is not None).values() if n > 1),
-        "unique_a_b": sum(n for n in Counter(pairs).values() if n > 1),
+        "unique_a": sum(n for n in a_times.values() if n > 1),
+        "unique_a_b": sum(n for n in times.values() if n > 1),
         "row_count": 0,
         "monotonic_at": _down([v for _, v in sorted(zip(by, at, strict=True)) if v is not None]),
     }
@@ -133,6 +134,22 @@ def test_three_ways_of_counting_agree_on_random_tables() -> None:
     assert {rule_name(one): gx(expected(view(rows), one, "t")) for one in rules} == by_hand
     refers = rule(rule="foreign_key", columns=["a"], references="public.o", referenced=["k"])
     assert tally(refers, rows, NOW, Referenced(others)).failed == orphans
+    told = {rule_name(one): tally(one, rows, NOW, Referenced(others), many).examples for one in (*rules, refers)}
+    assert told == {
+        "unique_a": tuple(n for n, v in enumerate(a) if v is not None and a_times[v] > 1),
+        "unique_a_b": tuple(n for n, pair in enumerate(zip(a, b, strict=True)) if None not in pair and times[pair] > 1),
+        "row_count": (),
+        "monotonic_at": tuple(n for before, after, n in _pairs_of(at, by) if after < before),
+        "foreign_key_a": tuple(n for n, v in enumerate(a) if v is not None and v not in known),
+    }
+    assert all(tally(one, rows, NOW, Referenced(others), 3).examples == told[rule_name(one)][:3] for one in rules)
+
+
+def _pairs_of(at: list[int | None], by: list[int]) -> list[tuple[int, int, int]]:
+    """Each value beside the one before it in the order of `by`, and the number of its row."""
+    ordered = [(at[n], n) for n in sorted(range(len(by)), key=by.__getitem__)]
+    known = [(value, n) for value, n in ordered if value is not None]
+    return [(before, after, n) for (before, _), (after, n) in pairwise(known)]
 
 
 def _down(values: list[int]) -> int:
