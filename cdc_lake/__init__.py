@@ -35,10 +35,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cdc_lake.api import (
+        advance_slot,
         check,
         compare,
+        create_slot,
         cuts,
         discard_held,
+        drop_slot,
         end_promise,
         held,
         history,
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
         run,
         run_once,
         session,
+        slots,
         status,
         status_page,
         upgrade,
@@ -65,10 +69,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "advance_slot",
     "check",
     "compare",
+    "create_slot",
     "cuts",
     "discard_held",
+    "drop_slot",
     "end_promise",
     "held",
     "history",
@@ -88,6 +95,7 @@ __all__ = [
     "run",
     "run_once",
     "session",
+    "slots",
     "status",
     "status_page",
     "upgrade",

@@ -39,15 +39,19 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.rebuild import Rebuilt
     from cdc_lake.pipeline.report import ReportFiles
     from cdc_lake.pipeline.run import RunSummary
+    from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
     from cdc_lake.pipeline.status import Status
     from cdc_lake.pipeline.status_page import StatusPage
     from cdc_lake.pipeline.upgrade import Upgrade
 
 __all__ = [
+    "advance_slot",
     "check",
     "compare",
+    "create_slot",
     "cuts",
     "discard_held",
+    "drop_slot",
     "end_promise",
     "held",
     "history",
@@ -67,6 +71,7 @@ __all__ = [
     "run",
     "run_once",
     "session",
+    "slots",
     "status",
     "status_page",
     "upgrade",
@@ -324,6 +329,36 @@ def discard_held(
 ) -> HeldDecision:
     """Give held changes of a source table up for good; silver keeps what it has. Chosen as by `release_held`."""
     return _decide(project, "discard", table, key, rule, reason)
+
+
+def slots(project: Project) -> SlotList:
+    """Every replication slot of the server, the pipeline's own marked. See `cdc_lake.pipeline.slots`."""
+    from cdc_lake.pipeline.slots import list_slots
+
+    return list_slots(project)
+
+
+def create_slot(project: Project, *, tell: Tell = silent) -> SlotMade:
+    """Begin the stream as a first run does, with its copy, and receive nothing more."""
+    from cdc_lake.pipeline.slots import create_slot as begin
+
+    return begin(project, tell=tell)
+
+
+def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
+    """Let the server forget what bronze holds, up to a position or all of it. Raises AdvancePastBronze."""
+    from cdc_lake.pipeline.slots import advance_slot as advance
+
+    return advance(project, upto)
+
+
+def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, wait: float = 0) -> SlotDropped:
+    """Drop the pipeline's slot, or the one named; without `yes` say what is lost by it. `wait`: seconds for its reader
+    to leave.
+    """
+    from cdc_lake.pipeline.slots import drop_slot as drop
+
+    return drop(project, name, yes=yes, wait=wait)
 
 
 def report(project: Project) -> ReportFiles:

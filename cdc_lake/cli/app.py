@@ -23,6 +23,7 @@ from cdc_lake.cli.pause_verbs import register as register_pauses
 from cdc_lake.cli.payload_verbs import register as register_payload_verbs
 from cdc_lake.cli.process import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_PENDING, run_command
 from cdc_lake.cli.rebuild_verbs import register as register_rebuild
+from cdc_lake.cli.slot_verbs import slot_app
 from cdc_lake.cli.upgrade_verbs import register as register_upgrade
 from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_look, verb
 from cdc_lake.cli.view import Look, View, separate_narration, stderr
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.add_typer(inspect_app, name="inspect")
 app.add_typer(held_app, name="held")
 app.add_typer(cuts_app, name="cuts")
+app.add_typer(slot_app, name="slot")
 register_payload_verbs(app)
 register_rebuild(app)
 register_pauses(app)

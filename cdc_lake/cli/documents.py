@@ -41,6 +41,7 @@ from cdc_lake.pipeline.redecode import HeldRetry
 from cdc_lake.pipeline.replay import Replayed
 from cdc_lake.pipeline.report import ReportFiles
 from cdc_lake.pipeline.run import RunSummary
+from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
 from cdc_lake.pipeline.status import Status
 from cdc_lake.pipeline.type_ledger import TableLedger
 from cdc_lake.pipeline.upgrade import Upgrade
@@ -100,6 +101,10 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "retry": ("held retry", [HeldRetry]),
     "held-release": ("held release", [HeldDecision]),
     "held-discard": ("held discard", [HeldDecision]),
+    "slot-list": ("slot list", [SlotList]),
+    "slot-create": ("slot create", [SlotMade]),
+    "slot-advance": ("slot advance", [SlotAdvanced]),
+    "slot-drop": ("slot drop", [SlotDropped]),
     "span": ("inspect span", [inspect_span.SpanView]),
     "tx": ("inspect tx", [inspect.TransactionView]),
     "row": ("inspect row", [RowEverywhere]),

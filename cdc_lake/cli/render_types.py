@@ -22,6 +22,9 @@ def ledger_text(ledger: Sequence[TableLedger], *, colour: bool) -> str:
         for line, column in zip(rows, one.columns, strict=True):
             tone = _COLOURS.get(column.loss.value)
             out.append(tint(line, tone, on=colour) if tone else line)
+        if one.identity:
+            unsent = f": {one.unsent}" if one.unsent else ": nothing of a change is lost"
+            out.append(f"  replica identity {one.identity}{unsent}")
         if one.problem:
             out.append(tint(f"  {one.problem}", RED, on=colour))
         out.append("")

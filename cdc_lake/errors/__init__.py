@@ -126,6 +126,17 @@ from cdc_lake.errors.root import (
     Retry,
     kinds,
 )
+from cdc_lake.errors.slot import (
+    AdvancePastBronze,
+    SlotActive,
+    SlotAhead,
+    SlotForeign,
+    SlotInvalidated,
+    SlotMissing,
+    SlotOfOtherDatabase,
+    SlotOfOtherPlugin,
+    WalGone,
+)
 from cdc_lake.errors.source import (
     AuthenticationRefused,
     AuthenticationUnsupported,
@@ -156,11 +167,6 @@ from cdc_lake.errors.source import (
     ServerUnreachable,
     ServicePortNeeded,
     SeveralPrimaries,
-    SlotActive,
-    SlotAhead,
-    SlotForeign,
-    SlotInvalidated,
-    SlotMissing,
     SlotNameInvalid,
     SourceError,
     SourcePermission,
@@ -206,6 +212,7 @@ from cdc_lake.errors.state import (
 )
 
 __all__ = [
+    "AdvancePastBronze",
     "AnotherApply",
     "AnotherReceiver",
     "ApplyFailed",
@@ -329,6 +336,8 @@ __all__ = [
     "SlotInvalidated",
     "SlotMissing",
     "SlotNameInvalid",
+    "SlotOfOtherDatabase",
+    "SlotOfOtherPlugin",
     "SlotUndecodable",
     "SnapshotIncomplete",
     "SourceError",
@@ -375,6 +384,7 @@ __all__ = [
     "ValueNotTyped",
     "VersionGone",
     "ViewNotMade",
+    "WalGone",
     "WrongOutputOrder",
     "kinds",
 ]

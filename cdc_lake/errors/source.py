@@ -33,13 +33,6 @@ class DatabaseUnknown(SourceError):
     hint = "check `source.database`"
 
 
-class SlotInvalidated(SourceError):
-    """The server dropped WAL that the slot still needed."""
-
-    code = "SRC204"
-    hint = "raise max_slot_wal_keep_size on the server; then drop the slot, move the lake folder away and run again"
-
-
 class RoleLacksReplication(SourceError):
     """The role may not read the write-ahead log."""
 
@@ -81,35 +74,6 @@ class NoFreeSlot(SourceError):
 
     code = "SRC211"
     hint = "raise max_replication_slots (needs a restart), or drop a slot nobody needs: see pg_replication_slots"
-
-
-class SlotMissing(SourceError):
-    """Bronze was fed from a slot that is no longer there: what came after bronze's last position is not kept."""
-
-    code = "SRC212"
-    hint = "a new slot cannot bring back what was between: move the lake folder away and run again"
-
-
-class SlotActive(SourceError):
-    """Another process reads the slot."""
-
-    code = "SRC213"
-    retry = Retry.LATER
-    hint = "stop the other receiver; after a crash the server frees the slot within wal_sender_timeout"
-
-
-class SlotForeign(SourceError):
-    """A slot of this name exists, but it is not one this pipeline can have made or may take over."""
-
-    code = "SRC214"
-    hint = "name another in `source.slot.name`, or drop this one if unused: SELECT pg_drop_replication_slot('…')"
-
-
-class SlotAhead(SourceError):
-    """The slot's confirmed position lies beyond what bronze holds: the changes between are missing."""
-
-    code = "SRC215"
-    hint = "it was recreated, or something else read or advanced it: drop it, move the lake folder away, run again"
 
 
 class OtherSource(SourceError):

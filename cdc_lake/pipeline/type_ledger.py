@@ -16,6 +16,7 @@ from cdc_lake.lake.typed_columns import TypedColumn, check_declared, typed_colum
 from cdc_lake.lake.types import Loss, source_type
 from cdc_lake.model.relation import Column, Relation
 from cdc_lake.pipeline.check_line import CheckLine
+from cdc_lake.pipeline.identity import identity_of
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
 from cdc_lake.pipeline.transforms import words_read
@@ -47,7 +48,8 @@ class ColumnLedger:
 class TableLedger:
     """The columns of one table in their order; `problem`: why it has no ledger, or what is wrong besides columns.
 
-    `misfit`: what the values do that silver cannot have, `quarantine` or `stop`.
+    `misfit`: what the values do that silver cannot have, `quarantine` or `stop`. `identity`: how the server tells which
+    row a change is about, and `unsent`: what is lost by that.
     """
 
     table: str
@@ -55,6 +57,8 @@ class TableLedger:
     columns: tuple[ColumnLedger, ...]
     problem: str = ""
     misfit: str = "quarantine"
+    identity: str = ""
+    unsent: str = ""
 
 
 def type_ledger(project: Project) -> tuple[TableLedger, ...]:
@@ -90,7 +94,8 @@ def _table(project: Project, target: Target, layout: Relation, made: Made) -> Ta
     try:
         relation = redaction_of(project).relation(layout)
     except CdcLakeError as unfit:
-        return TableLedger(str(target.source), target.label, (), unfit.message, target.types.misfit)
+        told = identity_of(layout)
+        return TableLedger(str(target.source), target.label, (), unfit.message, target.types.misfit, *told)
     try:
         check_declared(relation, target.types)
     except TypeRefused as refused:
@@ -100,7 +105,7 @@ def _table(project: Project, target: Target, layout: Relation, made: Made) -> Ta
         ColumnLedger("", "", name, types.get(name, ""), Loss.COMPUTED, sql) for name, sql in target.transforms.compute
     )
     columns = (*_columns(relation, target), *computed)
-    return TableLedger(str(target.source), target.label, columns, problem, target.types.misfit)
+    return TableLedger(str(target.source), target.label, columns, problem, target.types.misfit, *identity_of(layout))
 
 
 def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:

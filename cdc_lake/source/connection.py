@@ -7,6 +7,8 @@ Which error a refusal is, `source.refusals` says.
 
 from __future__ import annotations
 
+import select
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,6 +38,7 @@ SETTINGS: dict[str, str] = {
     "idle_session_timeout": "0",
 }
 """How values are printed, in copy and stream alike, and no time limits."""
+_CANCELLED = "57014"  # PostgreSQL docs, appendix A: query_canceled
 
 
 def parameters(source: PostgresSource, root: Path, application: str, host: tuple[str, int]) -> dict[str, str]:
@@ -161,6 +164,29 @@ def command(pgconn: pq.abc.PGconn, text: str, doing: str) -> list[dict[str, str 
         ]
     if result.status == pq.ExecStatus.COPY_BOTH:
         return []
+    raise result_error(result, pgconn, doing)
+
+
+def finished_within(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str) -> bool:
+    """Run a replication command that may wait at the server; False where it was cancelled after so long.
+
+    Raises SourceError.
+    """
+    pgconn.send_query(text.encode())
+    until = time.monotonic() + seconds
+    while pgconn.is_busy():
+        left = until - time.monotonic()
+        if seconds and left <= 0:
+            pgconn.get_cancel().cancel()
+        select.select([pgconn.socket], [], [], min(max(left, 0.05), 0.2) if seconds else None)
+        pgconn.consume_input()
+    result = pgconn.get_result()
+    while pgconn.get_result() is not None:  # the end of the answer
+        continue
+    if result is None or result.status == pq.ExecStatus.COMMAND_OK:
+        return True
+    if _text(result.error_field(pq.DiagnosticField.SQLSTATE)) == _CANCELLED:
+        return False
     raise result_error(result, pgconn, doing)
 
 

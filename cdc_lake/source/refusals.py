@@ -18,11 +18,13 @@ from cdc_lake.errors import (
     ServerSettings,
     ServerUnreachable,
     SlotActive,
+    SlotInvalidated,
     SlotMissing,
     SourceError,
     SourcePermission,
     TableLocked,
     TlsRefused,
+    WalGone,
 )
 from cdc_lake.source.quoting import identifier
 
@@ -56,6 +58,18 @@ _CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
     ("root.crt", TlsRefused),
 )
 """What the server or libpq says when it refuses a connection, in this order."""
+
+_WANTING: dict[str, tuple[tuple[str, type[SourceError]], ...]] = {
+    "42704": (("replication slot", SlotMissing), ("publication", PublicationMissing)),
+    "55000": (
+        ("wal_level", ServerSettings),
+        ("cannot read from logical replication slot", SlotInvalidated),  # before PostgreSQL 16
+        ("can no longer", SlotInvalidated),
+        ("cannot be advanced", SlotInvalidated),  # before 18
+    ),
+    "58P01": (("WAL segment", WalGone), ("could not access file", PluginMissing)),
+}
+"""What is missing at the server, by SQLSTATE and words; why a slot was given up, only its detail says."""
 
 
 def connection_kind(said: str, database: str) -> type[SourceError]:
@@ -95,14 +109,8 @@ def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
             kind = SourcePermission
         case "42710" if "replication slot" in said:  # another receiver is just making it, or its end goes unnoticed
             kind = SlotActive
-        case "42704" if "replication slot" in said:
-            kind = SlotMissing
-        case "42704" if "publication" in said:
-            kind = PublicationMissing
-        case "55000" if "wal_level" in said:
-            kind = ServerSettings
-        case "58P01" if "could not access file" in said:
-            kind = PluginMissing
+        case "42704" | "55000" | "58P01":
+            kind = next((error for words, error in _WANTING[sqlstate] if words in said), QueryRefused)
         case _:
             kind = _BY_STATE.get(sqlstate, QueryRefused)
     return kind

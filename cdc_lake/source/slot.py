@@ -8,20 +8,23 @@ therefore not made by a receiver that got lost, and is never taken over.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cdc_lake.errors import SlotAhead, SlotForeign, SlotInvalidated, SlotMissing
+from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.connection import Session, command, named
+from cdc_lake.source.connection import Session, command, finished_within, named
 from cdc_lake.source.plugins import PGOUTPUT
 from cdc_lake.source.quoting import identifier
+from cdc_lake.source.slot_fit import Wanted, check_fits, useless
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
     """A slot as `pg_replication_slots` shows it. `retained` is the log it holds back, in bytes.
 
-    `failover`: standbys may keep a copy of it (PostgreSQL 17).
+    `safe`: bytes that may still be written before it is in danger, None where nothing bounds what is kept; `failover`:
+    standbys may keep a copy of it (PostgreSQL 17).
     """
 
     name: str
@@ -35,6 +38,7 @@ class SlotFacts:
     wal_status: str | None
     invalidation: str | None
     retained: int | None
+    safe: int | None = None
     failover: bool = False
 
     @property
@@ -55,34 +59,46 @@ class ExportedSlot:
     snapshot: str
 
 
+# invalidation_reason and failover came with PostgreSQL 17: what is there is read
+_SLOTS = (
+    "SELECT s.slot_name::text, s.slot_type, s.plugin, s.database, s.temporary, s.active_pid, s.restart_lsn::text, "
+    "s.confirmed_flush_lsn::text, s.wal_status, to_jsonb(s) ->> 'invalidation_reason', "
+    "CASE WHEN pg_is_in_recovery() THEN NULL "
+    "ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint END, s.safe_wal_size, "
+    "to_jsonb(s) ->> 'failover' FROM pg_replication_slots AS s "
+)
+
+
 def find_slot(session: Session, name: str) -> SlotFacts | None:
     """Look a slot up by name."""
-    # invalidation_reason came with PostgreSQL 17, `conflicting` with 16: read what is there
     with named(f"looking up slot `{name}`"):
-        row = session.execute(
-            "SELECT s.slot_type, s.plugin, s.database, s.temporary, s.active_pid, s.restart_lsn::text, "
-            "s.confirmed_flush_lsn::text, s.wal_status, to_jsonb(s) ->> 'invalidation_reason', "
-            "CASE WHEN pg_is_in_recovery() THEN NULL "
-            "ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint END, to_jsonb(s) ->> 'failover' "
-            "FROM pg_replication_slots AS s WHERE s.slot_name = %s",
-            [name],
-        ).fetchone()
-    if row is None:
-        return None
-    kind, plugin, database, temporary, pid, restart, confirmed, status, invalidation, retained, failover = row
+        row = session.execute(f"{_SLOTS} WHERE s.slot_name = %s".encode(), [name]).fetchone()
+    return None if row is None else _facts(row)
+
+
+def all_slots(session: Session) -> list[SlotFacts]:
+    """Every slot of the server, of all databases and physical ones too, by name."""
+    with named("listing the slots"):
+        rows = session.execute(f"{_SLOTS} ORDER BY s.slot_name".encode()).fetchall()
+    return [_facts(row) for row in rows]
+
+
+def _facts(row: Sequence[object]) -> SlotFacts:
+    name, kind, plugin, database, temporary, pid, restart, confirmed, status, invalidation, retained, safe, over = row
     return SlotFacts(
-        name=name,
+        name=str(name),
         kind=str(kind),
         plugin=_text(plugin),
         database=_text(database),
         temporary=bool(temporary),
-        active_pid=None if pid is None else int(str(pid)),
+        active_pid=_number(pid),
         restart=None if restart is None else Lsn.parse(str(restart)),
         confirmed=None if confirmed is None else Lsn.parse(str(confirmed)),
         wal_status=_text(status),
         invalidation=_text(invalidation),
-        retained=None if retained is None else int(str(retained)),
-        failover=failover == "true",
+        retained=_number(retained),
+        safe=_number(safe),
+        failover=over == "true",
     )
 
 
@@ -114,6 +130,24 @@ def drop_slot(session: Session, name: str) -> None:
         session.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
 
+def drop_slot_when_free(replication: Session, name: str, patience: float) -> None:
+    """Drop a slot on a replication connection, waiting up to `patience` seconds for who reads it to leave.
+
+    Raises SlotActive where it is read until then, and what else the server says.
+    """
+    doing = f"dropping slot `{name}`"
+    text = f"DROP_REPLICATION_SLOT {identifier(name)}{' WAIT' if patience > 0 else ''}"
+    if not finished_within(replication.pgconn, text, patience, doing):
+        raise SlotActive(f"{doing}: it was still read after {patience:g} s")
+
+
+def advance_slot(session: Session, name: str, upto: Lsn) -> Lsn:
+    """Let a slot that nobody reads forget everything up to a position; how far it then is."""
+    with named(f"advancing slot `{name}`"):
+        row = session.execute("SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s)", [name, str(upto)])
+        return Lsn.parse(str((row.fetchone() or ("",))[0]))
+
+
 def check_slot(facts: SlotFacts | None, name: str, database: str, held: int, plugin: str = PGOUTPUT) -> SlotFacts:
     """The slot, if a stream that bronze holds up to `held` can go on from it; raises what fits otherwise.
 
@@ -121,14 +155,9 @@ def check_slot(facts: SlotFacts | None, name: str, database: str, held: int, plu
     """
     if facts is None:
         raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {Lsn(held)}")
-    if facts.kind != "logical" or facts.plugin != plugin or facts.database != database:
-        raise SlotForeign(
-            f"slot `{name}` is {facts.kind}, plugin {facts.plugin}, database {facts.database}; "
-            f"expected logical, {plugin}, {database}"
-        )
+    check_fits(name, facts.kind, facts.plugin, facts.database, Wanted(plugin, database))
     if facts.lost or facts.confirmed is None:
-        why = facts.invalidation or facts.wal_status or "no confirmed position"
-        raise SlotInvalidated(f"slot `{name}` can no longer be used: {why}; bronze holds changes up to {Lsn(held)}")
+        raise useless(name, facts.invalidation or facts.wal_status or "no confirmed position", str(Lsn(held)))
     if facts.confirmed.value > held:
         # The server would move our start forward without a word.
         raise SlotAhead(
@@ -140,3 +169,7 @@ def check_slot(facts: SlotFacts | None, name: str, database: str, held: int, plu
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _number(value: object) -> int | None:
+    return None if value is None else int(str(value))

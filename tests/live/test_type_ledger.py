@@ -69,6 +69,31 @@ def count(ledger: TableLedger, loss: Loss) -> str:
     return f"{sum(column.loss is loss for column in ledger.columns)} {loss.value}"
 
 
+def test_what_each_replica_identity_loses_is_said_by_check_and_by_plan(database: Database, tmp_path: Path) -> None:
+    project = make_project(tmp_path, "types", source=database.source)
+    with database.connect() as sql:
+        sql.execute("CREATE TABLE keyed (a int, b int, c text, PRIMARY KEY (b, a))")
+        sql.execute("CREATE TABLE whole (a int); ALTER TABLE whole REPLICA IDENTITY FULL")
+        sql.execute("CREATE TABLE other (a int PRIMARY KEY, b int NOT NULL); CREATE UNIQUE INDEX ON other (b)")
+        sql.execute("ALTER TABLE other REPLICA IDENTITY USING INDEX other_b_idx")
+        said = {one.table: (one.identity, one.unsent) for one in plan(project).types}
+        assert said["public.keyed"][0] == "primary key (a, b)"
+        assert said["public.other"][0] == "index (b)"
+        assert "are not sent" in said["public.keyed"][1] == said["public.other"][1]
+        assert said["public.whole"] == ("whole old rows", "")
+        sql.execute("CREATE TABLE bare (a int); CREATE TABLE silent (a int PRIMARY KEY)")
+        sql.execute("ALTER TABLE silent REPLICA IDENTITY NOTHING")
+    said = {one.table: (one.identity, one.unsent) for one in examine(project).types}
+    assert (
+        said["public.bare"]
+        == said["public.silent"]
+        == (
+            "none",
+            "the server refuses updates and deletes of it once it is published",
+        )
+    )
+
+
 def test_a_refused_type_fails_check_and_hides_no_other_column(database: Database, tmp_path: Path) -> None:
     types = {"columns": {"photo": "int", "note": "array<string>", "nothing": "string"}}
     silver = {"tables": [{"from": "public.t", "types": types}]}

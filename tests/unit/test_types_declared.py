@@ -21,6 +21,7 @@ from cdc_lake.lake.typed_columns import check_declared, typed_columns
 from cdc_lake.lake.types import Family, Loss, column_type, companion_type, source_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.pipeline.check_transforms import transforms
+from cdc_lake.pipeline.identity import KEY_ONLY
 from cdc_lake.pipeline.source_view import SourceView
 from cdc_lake.pipeline.type_ledger import ColumnLedger, TableLedger, ledger_of, lines
 from cdc_lake.silver.shape import make_shape
@@ -227,6 +228,7 @@ def test_the_ledger_knows_what_a_table_takes_leaves_out_renames_and_computes(tmp
         "  n     numeric  → n_decimal decimal(20,4)  converted  NULL where `n` is no decimal(20,4)",
         "                 → age int                  computed   year(born)",
         "                 → twice                    computed   net * 2",
+        f"  replica identity primary key (id): {KEY_ONLY}",
         "",
     ]
     assert [line.text for line in lines(ledger)] == ["8 columns: 2 lossless, 2 converted, 2 left out, 2 computed"]

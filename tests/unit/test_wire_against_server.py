@@ -25,11 +25,11 @@ from cdc_lake.errors import (
     ServicePortNeeded,
     SlotActive,
     SlotForeign,
-    SlotInvalidated,
     SlotMissing,
     SourceError,
     StandbyNeeded,
     StreamProtocol,
+    WalGone,
     WrongOutputOrder,
 )
 from cdc_lake.model.position import OrderDomain
@@ -414,7 +414,7 @@ def test_a_missing_slot_lost_log_and_too_many_decoders_have_their_names() -> Non
             stream.close()
         until(lambda: not any(pid for _, pid in server.state.slots.all()))
         server.state.wal_start = server.ledger.commit().commit_end
-        with pytest.raises(SlotInvalidated) as caught:
+        with pytest.raises(WalGone) as caught:
             read_on(server, BINARY, "s1")
         assert "max_size_for_xlog_prune" in caught.value.remedy
 

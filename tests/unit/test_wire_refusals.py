@@ -27,12 +27,13 @@ from cdc_lake.errors import (
     ServicePortNeeded,
     SlotActive,
     SlotForeign,
-    SlotInvalidated,
     SlotMissing,
     SlotNameInvalid,
+    SlotOfOtherDatabase,
     SourceError,
     SourcePermission,
     StandbyNeeded,
+    WalGone,
     WrongOutputOrder,
 )
 from cdc_lake.source.connection import connect
@@ -51,7 +52,7 @@ RECORDED_KINDS = {
     "power of two": OptionRefused,
     "logical_sender_timeout": OptionRefused,
     "does not exist": SlotMissing,
-    "was not created in this database": SlotForeign,
+    "was not created in this database": SlotOfOtherDatabase,
     "already exists": SlotForeign,
     "is already active": SlotActive,
     "contains invalid character": SlotNameInvalid,
@@ -93,7 +94,7 @@ def test_every_recorded_refusal_gives_its_error(refusal: dict[str, str]) -> None
         ("XX000", "logical replication should connect HA port in thread_pool", ReplicationPortNeeded),
         ("57P03", "the local listen ip and port is not for the gsql client", ServicePortNeeded),
         ("00000", "Invalid logical replication slot shop.", SlotMissing),
-        ("58P01", "requested WAL segment 0000000100 has already been removed", SlotInvalidated),
+        ("58P01", "requested WAL segment 0000000100 has already been removed", WalGone),
         ("00000", "walsender closed because of role is primary.", StandbyNeeded),
         ("00000", "can't create logical decode dispatcher", DecodersExhausted),
         (

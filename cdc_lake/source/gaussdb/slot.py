@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from cdc_lake.errors import SlotAhead, SlotForeign, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
+from cdc_lake.errors import SlotAhead, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.slot_fit import Wanted, check_fits
 from cdc_lake.source.wire.session import WireSession
 
 _NAME = re.compile(r"[a-z0-9_?.-]{1,63}")
@@ -124,11 +125,7 @@ def check_slot(
     here = format_position(held, order)
     if facts is None:
         raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {here}")
-    if facts.kind != "logical" or facts.plugin != plugin or facts.database != database:
-        raise SlotForeign(
-            f"slot `{name}` is {facts.kind}, plugin {facts.plugin}, database {facts.database}; "
-            f"expected logical, {plugin}, {database}"
-        )
+    check_fits(name, facts.kind, facts.plugin, facts.database, Wanted(plugin, database))
     if facts.order is not order:
         raise WrongOutputOrder(f"slot `{name}` is ordered by {facts.order.name}, the pipeline reads by {order.name}")
     if facts.confirmed is None:

@@ -24,11 +24,12 @@ from cdc_lake.errors import (
     ServicePortNeeded,
     SlotActive,
     SlotForeign,
-    SlotInvalidated,
     SlotMissing,
     SlotNameInvalid,
+    SlotOfOtherDatabase,
     SourceError,
     StandbyNeeded,
+    WalGone,
     WrongOutputOrder,
 )
 from cdc_lake.source.quoting import identifier
@@ -61,9 +62,9 @@ _FAMILY: tuple[_Words, ...] = (
     _words(r"replication slot name .* (contains invalid character|is too (long|short)|is not)", SlotNameInvalid),
     _words(r"Invalid logical replication slot", SlotMissing),
     _words(r"replication slot .* already exists", SlotForeign),
-    _words(r"replication slot .* was not created in this database", SlotForeign),
+    _words(r"replication slot .* was not created in this database", SlotOfOtherDatabase),
     _words(r"cannot use physical replication slot", SlotForeign),
-    _words(r"WAL segment .* has already been removed", SlotInvalidated),
+    _words(r"WAL segment .* has already been removed", WalGone),
     _words(r"walsender closed because of role is primary", StandbyNeeded),
     _words(r"create logical decode dispatcher", DecodersExhausted),
     _words(r"standby mode doesn't support", ServerSettings),
@@ -84,8 +85,7 @@ _STARTUP: dict[str, type[SourceError]] = {
 
 _HINTS: dict[type[SourceError], str] = {
     SlotActive: "stop the other receiver; after a crash the server frees the slot within about a second to a minute",
-    SlotInvalidated: "raise max_size_for_xlog_prune on the server; then drop the slot, move the lake folder away and "
-    "run again",
+    WalGone: "raise max_size_for_xlog_prune on the server; then drop the slot, move the lake folder away and run again",
 }
 
 _SETTINGS_HINTS = (

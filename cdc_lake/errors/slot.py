@@ -1,0 +1,72 @@
+"""The slot: missing, taken, not ours, of no more use, or moved where it must not be: codes among SRC2xx."""
+
+from __future__ import annotations
+
+from cdc_lake.errors.root import Retry
+from cdc_lake.errors.source import SourceError
+
+
+class SlotInvalidated(SourceError):
+    """The server gave the slot up for a reason of its own, or it never had a position."""
+
+    code = "SRC218"
+    hint = "drop the slot, move the lake folder away and run again; the page of this code says what each reason means"
+
+
+class WalGone(SlotInvalidated):
+    """The server dropped WAL that the slot still needed."""
+
+    code = "SRC204"
+    hint = "raise max_slot_wal_keep_size on the server; then drop the slot, move the lake folder away and run again"
+
+
+class SlotMissing(SourceError):
+    """Bronze was fed from a slot that is no longer there: what came after bronze's last position is not kept."""
+
+    code = "SRC212"
+    hint = "a new slot cannot bring back what was between: move the lake folder away and run again"
+
+
+class SlotActive(SourceError):
+    """Another process reads the slot."""
+
+    code = "SRC213"
+    retry = Retry.LATER
+    hint = "stop the other receiver; after a crash the server frees the slot within wal_sender_timeout"
+
+
+class SlotForeign(SourceError):
+    """A slot of this name exists, but it is not one this pipeline can have made or may take over."""
+
+    code = "SRC214"
+    hint = "name another in `source.slot.name`, or drop this one if unused: SELECT pg_drop_replication_slot('…')"
+
+
+class SlotAhead(SourceError):
+    """The slot's confirmed position lies beyond what bronze holds: the changes between are missing."""
+
+    code = "SRC215"
+    hint = "it was recreated, or something else read or advanced it: drop it, move the lake folder away, run again"
+
+
+class SlotOfOtherPlugin(SlotForeign):
+    """The slot writes its changes by another output plugin than the one the pipeline reads."""
+
+    code = "SRC219"
+    hint = "the plugin of a slot stays what it was made with: name another slot in `source.slot.name`"
+
+
+class SlotOfOtherDatabase(SlotForeign):
+    """The slot carries the changes of another database of the same server."""
+
+    code = "SRC229"
+    hint = "check `source.database`, or name another slot in `source.slot.name`: names of slots are the server's"
+
+
+class AdvancePastBronze(SourceError):
+    """The slot was to forget changes that bronze does not hold."""
+
+    code = "SRC234"
+    hint = (
+        "receive them first: `cdc-lake run --once --only receive`; `cdc-lake slot advance` goes as far as bronze does"
+    )

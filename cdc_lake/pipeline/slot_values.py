@@ -1,0 +1,70 @@
+"""What the verbs of `slot` return: frozen values, from which text and JSON are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A slot of the server. `own`: the pipeline's; `state`: active, idle or lost; `confirmed` as people paste it.
+
+    `retained_bytes`: WAL kept for it; `safe_bytes`: what may still be written before it is in danger of being lost,
+    None where nothing bounds what is kept.
+    """
+
+    name: str
+    own: bool
+    kind: str
+    plugin: str | None
+    database: str | None
+    temporary: bool
+    failover: bool
+    state: str
+    reason: str
+    confirmed: str | None
+    retained_bytes: int | None
+    safe_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotList:
+    """Every slot of the server, of other databases and readers too: each keeps WAL on the same disk."""
+
+    pipeline: str
+    source: str
+    slots: tuple[SlotView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMade:
+    """The pipeline's slot. `created` is false where it was there already; `rows`: of the copy as of its point."""
+
+    pipeline: str
+    slot: str
+    created: bool
+    position: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotAdvanced:
+    """How far the slot was, and is; `bytes` of log lie between."""
+
+    pipeline: str
+    slot: str
+    before: str
+    position: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDropped:
+    """A slot that was dropped, or would be: `lost` says what goes with it, `freed_bytes` how much WAL is let go."""
+
+    pipeline: str
+    slot: str
+    own: bool
+    done: bool
+    lost: str
+    freed_bytes: int | None

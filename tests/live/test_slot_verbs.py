@@ -1,0 +1,230 @@
+"""The verbs of `slot` on a real server: what is there, and nothing that loses a change unseen."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.cli.render_slots import advanced_text, dropped_text, list_text, made_text
+from cdc_lake.config.project import Project
+from cdc_lake.errors import (
+    AdvancePastBronze,
+    NoStream,
+    OtherSource,
+    SlotActive,
+    SlotInvalidated,
+    SlotMissing,
+    SlotOfOtherDatabase,
+    SlotOfOtherPlugin,
+    WalGone,
+)
+from cdc_lake.model.position import Lsn
+from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, list_slots
+from cdc_lake.source import slot
+from cdc_lake.source.slot_fit import useless
+from cdc_lake.testing.beside import beside, until
+from tests.conftest import Database, drop_database, make_database, start_server
+from tests.live.test_receive_loop import assert_equal_to_source, once, project_of, running
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def project(database: Database, tmp_path: Path) -> Project:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        conn.execute("INSERT INTO t SELECT generate_series(1, 10)")
+    return project_of(database, tmp_path)
+
+
+def confirmed(conn: psycopg.Connection, project: Project) -> int:
+    row = conn.execute(
+        "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = %s", [project.slot]
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def end(conn: psycopg.Connection) -> int:
+    row = conn.execute("SELECT (pg_current_wal_lsn() - '0/0')::bigint").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_slot_made_beforehand_keeps_every_change_for_the_first_run(database: Database, project: Project) -> None:
+    made = create_slot(project)
+    assert (made.created, made.rows) == (True, 10)
+    assert "with a copy of 10 rows" in made_text(made)
+    with database.connect() as conn:
+        conn.execute("INSERT INTO t VALUES (11); DELETE FROM t WHERE id = 1")
+        again = create_slot(project)
+        assert (again.created, again.rows, again.position) == (False, 0, made.position)
+        assert "is there already" in made_text(again)
+        assert once(project).transactions == 1
+        assert_equal_to_source(project, database)
+
+
+def test_every_slot_of_the_server_is_listed_and_ones_own_is_marked(database: Database, project: Project) -> None:
+    create_slot(project)
+    other = make_database(database.server)
+    try:
+        with other.connect() as conn:
+            conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [other.name])
+            found = list_slots(project)
+            by_name = {one.name: one for one in found.slots}
+            mine, theirs = by_name[project.slot], by_name[other.name]
+            assert (mine.own, mine.plugin, mine.database, mine.state) == (True, "pgoutput", database.name, "idle")
+            assert (theirs.own, theirs.database) == (False, other.name)
+            assert mine.retained_bytes is not None
+            assert mine.safe_bytes is None, "nothing bounds what is kept"
+            text = list_text(found)
+            assert any(line.startswith("*") and project.slot in line for line in text.splitlines()), text
+            told = drop_slot(project, other.name)
+            assert (told.own, told.done) == (False, False)
+            assert "say --yes" in dropped_text(told)
+            drop_slot(project, other.name, yes=True)
+            assert other.name not in {one.name for one in list_slots(project).slots}
+    finally:
+        drop_database(other)
+
+
+def test_a_slot_goes_as_far_as_bronze_and_never_further(database: Database, project: Project) -> None:
+    with pytest.raises(NoStream):
+        advance_slot(project)
+    once(project)
+    with database.connect() as conn:
+        conn.execute("INSERT INTO t VALUES (11)")
+        state = bronze_reader(project).state()
+        assert state is not None
+        with pytest.raises(AdvancePastBronze, match=r"1 bytes would be missing") as past:
+            advance_slot(project, state.confirm + 1)
+        assert past.value.exit_status == 1
+        with pytest.raises(AdvancePastBronze):
+            advance_slot(project, end(conn))
+        still = advance_slot(project)
+        assert (still.bytes, confirmed(conn, project)) == (0, state.confirm)
+        assert "already" in advanced_text(still)
+        assert once(project).transactions == 1
+        assert_equal_to_source(project, database)
+
+
+def test_a_slot_that_fell_back_is_brought_to_where_bronze_is(database: Database, project: Project) -> None:
+    """As after a crash of the server, which saves what was confirmed now and then only."""
+    once(project)
+    with database.connect() as conn:
+        before = confirmed(conn, project)
+        conn.execute("SELECT pg_copy_logical_replication_slot(%s, 'older')", [project.slot])
+        conn.execute("INSERT INTO t VALUES (11)")
+        once(project)
+        state = bronze_reader(project).state()
+        assert state is not None
+        conn.execute("SELECT pg_drop_replication_slot(%s)", [project.slot])
+        conn.execute("SELECT pg_copy_logical_replication_slot('older', %s)", [project.slot])
+        conn.execute("SELECT pg_drop_replication_slot('older')")
+        halfway = advance_slot(project, before)
+        assert (halfway.bytes, confirmed(conn, project)) == (0, before)
+        done = advance_slot(project)
+        assert done.bytes > 0
+        assert Lsn.parse(done.position).value == confirmed(conn, project) <= state.confirm
+        conn.execute("INSERT INTO t VALUES (12)")
+        once(project)
+        assert_equal_to_source(project, database)
+
+
+def test_advancing_asks_first_whether_the_server_is_the_one_that_bronze_was_fed_from(
+    database: Database, project: Project
+) -> None:
+    once(project)
+    other = make_database(database.server)
+    try:
+        source = project.pipeline.source.model_copy(update={"database": other.name})
+        moved = Project(project.pipeline.model_copy(update={"source": source}), project.file, project.root)
+        with pytest.raises(OtherSource):
+            advance_slot(moved)
+    finally:
+        drop_database(other)
+
+
+def test_a_drop_says_what_is_lost_and_waits_for_who_reads(database: Database, project: Project) -> None:
+    with pytest.raises(SlotMissing, match="is not there") as absent:
+        drop_slot(project)
+    assert "slot list" in absent.value.remedy
+    once(project)
+    with database.connect() as conn:
+        conn.execute("INSERT INTO t VALUES (11)")
+    told = drop_slot(project)
+    assert (told.own, told.done) == (True, False)
+    assert "all changes behind" in told.lost
+    with running(project, said := []):
+        until(lambda: any("streams" in p.text for p in said))
+        with pytest.raises(SlotActive):
+            drop_slot(project, yes=True)
+        with pytest.raises(SlotActive, match=r"still read after 0\.3 s"):
+            drop_slot(project, yes=True, wait=0.3)
+    assert project.slot in {one.name for one in list_slots(project).slots}
+
+    with ExitStack() as dropping, database.admin() as admin:
+        with running(project, said := []):
+            until(lambda: any("streams" in p.text for p in said))
+            done = dropping.enter_context(beside(lambda _: drop_slot(project, yes=True, wait=60).done))
+            until(lambda: waits(admin), "it waits for the reader")
+            assert not done.done()
+        assert done.result(30)
+    assert not [one for one in list_slots(project).slots if one.own]
+    with pytest.raises(SlotMissing):
+        once(project)
+
+
+def waits(admin: psycopg.Connection) -> bool:
+    rows = admin.execute("SELECT query FROM pg_stat_activity WHERE query LIKE 'DROP_REPLICATION_SLOT%' AND pid <> 0")
+    return bool(rows.fetchall())
+
+
+def test_each_reason_to_refuse_a_slot_is_its_own_error(database: Database, project: Project) -> None:
+    once(project)
+    with database.connect() as conn:
+        facts = slot.find_slot(conn, project.slot)
+    assert facts is not None
+    held = bronze_reader(project).state()
+    assert held is not None
+    fields = {name: getattr(facts, name) for name in facts.__slots__}
+
+    def check(**changed: object) -> None:
+        slot.check_slot(slot.SlotFacts(**{**fields, **changed}), project.slot, database.name, held.confirm)
+
+    check()
+    for error, changed in (
+        (SlotOfOtherPlugin, {"plugin": "test_decoding"}),
+        (SlotOfOtherDatabase, {"database": "elsewhere"}),
+        (WalGone, {"wal_status": "lost"}),
+        (WalGone, {"invalidation": "wal_removed"}),
+        (SlotInvalidated, {"invalidation": "idle_timeout"}),
+        (SlotInvalidated, {"confirmed": None}),
+    ):
+        with pytest.raises(error) as caught:
+            check(**changed)
+        assert type(caught.value) is error
+    assert "idle_replication_slot_timeout" in useless("s", "idle_timeout", "0/0").remedy
+
+
+def test_a_slot_that_was_given_up_is_told_also_by_the_attempt_to_read_it() -> None:
+    """The facts may be older than the server's decision."""
+    little = start_server(settings={"max_slot_wal_keep_size": "1MB"})
+    try:
+        with psycopg.connect(little.dsn(), autocommit=True) as admin:
+            admin.execute("SELECT pg_create_logical_replication_slot('late', 'pgoutput')")
+            for _ in range(3):
+                admin.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000)); SELECT pg_switch_wal()")
+            admin.execute("CHECKPOINT")
+            with pytest.raises(SlotInvalidated):
+                slot.advance_slot(admin, "late", Lsn(end(admin)))
+            found = slot.find_slot(admin, "late")
+            assert found is not None
+            assert found.lost
+            assert found.safe is None
+    finally:
+        little.remove()
