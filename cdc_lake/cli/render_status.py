@@ -7,6 +7,7 @@ from collections import Counter
 from cdc_lake.cli.render import GREEN, RED, YELLOW, seconds, size, table, tint, wrapped
 from cdc_lake.model.counting import counted
 from cdc_lake.pipeline.status import Lag, Status
+from cdc_lake.pipeline.wal_note import BudgetStatus
 
 _COLOURS = {
     "live": GREEN,
@@ -25,6 +26,7 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     where = status.source if status.reachable else f"{status.source}  not reachable: {status.unreachable_because}"
     lines += wrapped("source    ", where, width)
     lines += _slot(status, width, colour=colour)
+    lines += wrapped("budget    ", _budget(seen), width) if (seen := status.wal_budget) is not None else []
     last = status.last_commit
     landed = "no commit landed yet" if last is None else f"commit landed {last.isoformat(timespec='milliseconds')}"
     lines.append(f"last      {landed}")
@@ -83,9 +85,17 @@ def _verified(status: Status) -> list[str]:
 def _slot(status: Status, width: int, *, colour: bool) -> list[str]:
     slot = status.slot
     kept = f", {size(slot.retained_bytes)} of WAL kept" if slot.retained_bytes is not None else ""
+    kept += f", {size(slot.safe_bytes)} until it is in danger" if slot.safe_bytes is not None else ""
     first, *more = wrapped("slot      ", f"{slot.name}  {slot.state}{kept}: {slot.reason}", width)
     tinted = tint(slot.state, _COLOURS.get(slot.state, ""), on=colour and slot.state in _COLOURS)
     return [first.replace(f"{slot.name}  {slot.state}", f"{slot.name}  {tinted}", 1), *more]
+
+
+def _budget(seen: BudgetStatus) -> str:
+    grows = f", {size(round(seen.growth))}/s more" if seen.growth is not None and seen.growth >= 1 else ""
+    ends = f", used up in {seconds(seen.exceeded_in)}" if seen.exceeded_in else ""
+    waits = "; apply waits" if seen.pauses_apply else ""
+    return f"{seen.step}  {seen.used:.0%} of the WAL budget{grows}{ends}: {seen.reason}{waits}"
 
 
 def _flow(status: Status) -> list[str]:

@@ -20,7 +20,6 @@ from cdc_lake.model.diagnostic import Diagnostic, Severity
 VERSIONS = (1,)
 SOURCE_TYPES = ("postgres", "gaussdb", "opengauss", "mogdb")
 _PLANNED_SOURCES = frozenset({"qhb", "recording"})
-_LATER_KEYS = frozenset({"wal_budget"})
 _TAGS = ("rule", "type")
 """Keys that say which model of a union a mapping is."""
 _RENAMED_RULES = {"matches": "regex", "length_between": "length"}
@@ -159,8 +158,6 @@ def _unknown_key(root: MappingNode, loc: tuple[int | str, ...]) -> Diagnostic:
         hint = f"`{close[0]}` stands in line {given[close[0]].line}: did you mean that one?"
     elif close:
         hint = f"did you mean `{close[0]}`?"
-    elif name in _LATER_KEYS:
-        hint = f"`{name}` comes in a later version; known here: {', '.join(known)}"
     else:
         hint = f"known here: {', '.join(known)}"
     place = f" in `{parent_path}`" if parent_path else ""

@@ -13,8 +13,9 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import ConfigDict, Field, SecretStr, Strict
 
 from cdc_lake.config.gaussdb_options import OPTIONS, Mode, as_boolean, as_number, decoding_schema, options_are_known
-from cdc_lake.config.quantity import Milliseconds
+from cdc_lake.config.quantity import MILLISECONDS, Milliseconds
 from cdc_lake.config.section import Count, Port, Section, Text
+from cdc_lake.config.wal_budget import WalBudget
 
 
 class Tls(Section):
@@ -70,6 +71,11 @@ class PostgresSource(Section):
     """Text that is not valid UTF-8 (a database in SQL_ASCII): an error, or its bytes in hexadecimal digits."""
     hex_columns: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
     """Columns of which alone that is so, as `schema.table.column`; `*` and `?` match within a part."""
+    wal_budget: WalBudget | None = None
+    """How much WAL the server may keep for the slot; watched while a receiver runs."""
+    heartbeat: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["1 min"])] | None = None
+    """How often a receiver that runs without end writes a small logical message to the log of the source, which comes
+    back through the slot: a source that rests is seen to be read. Nothing is written without it."""
     connect_timeout: Milliseconds = 10_000
     """How long one attempt to connect may take."""
     status_interval: Milliseconds = 10_000

@@ -131,10 +131,12 @@ from cdc_lake.errors.slot import (
     SlotActive,
     SlotAhead,
     SlotForeign,
+    SlotGivenUp,
     SlotInvalidated,
     SlotMissing,
     SlotOfOtherDatabase,
     SlotOfOtherPlugin,
+    WalBudgetExceeded,
     WalGone,
 )
 from cdc_lake.errors.source import (
@@ -333,6 +335,7 @@ __all__ = [
     "SlotActive",
     "SlotAhead",
     "SlotForeign",
+    "SlotGivenUp",
     "SlotInvalidated",
     "SlotMissing",
     "SlotNameInvalid",
@@ -384,6 +387,7 @@ __all__ = [
     "ValueNotTyped",
     "VersionGone",
     "ViewNotMade",
+    "WalBudgetExceeded",
     "WalGone",
     "WrongOutputOrder",
     "kinds",

@@ -70,3 +70,17 @@ class AdvancePastBronze(SourceError):
     hint = (
         "receive them first: `cdc-lake run --once --only receive`; `cdc-lake slot advance` goes as far as bronze does"
     )
+
+
+class WalBudgetExceeded(SourceError):
+    """The server keeps more log for the slot, or older log, than the pipeline allows."""
+
+    code = "SRC235"
+    hint = "`cdc-lake status` says why bronze is behind; `cdc-lake slot list` shows what the server keeps for each slot"
+
+
+class SlotGivenUp(SourceError):
+    """The budget stayed exceeded, and the pipeline says that its slot is to be dropped then."""
+
+    code = "SRC233"
+    hint = "find out why bronze fell behind, or raise `source.wal_budget`; then move the lake folder away and run again"

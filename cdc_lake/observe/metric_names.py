@@ -96,6 +96,36 @@ SLOT_ACTIVE: Final = Metric(
 SLOT_RETAINED_WAL_BYTES: Final = Metric(
     "cdc_lake_slot_retained_wal_bytes", Kind.GAUGE, _RECEIVE, "WAL that the server keeps for the slot."
 )
+SLOT_SAFE_WAL_BYTES: Final = Metric(
+    "cdc_lake_slot_safe_wal_bytes",
+    Kind.GAUGE,
+    _RECEIVE,
+    "WAL that may still be written before the slot is in danger; left out where nothing limits what is kept for slots.",
+)
+SLOT_SPILLED_TRANSACTIONS_TOTAL: Final = Metric(
+    "cdc_lake_slot_spilled_transactions_total",
+    Kind.COUNTER,
+    _RECEIVE,
+    "Transactions that the server wrote to its own disk while it decoded them, as larger than its memory for that.",
+)
+SLOT_SPILLED_BYTES_TOTAL: Final = Metric(
+    "cdc_lake_slot_spilled_bytes_total", Kind.COUNTER, _RECEIVE, "Decoded changes that it wrote to its disk so."
+)
+SLOT_STREAMED_TRANSACTIONS_TOTAL: Final = Metric(
+    "cdc_lake_slot_streamed_transactions_total",
+    Kind.COUNTER,
+    _RECEIVE,
+    "Transactions that the server sent before their COMMIT.",
+)
+SLOT_STREAMED_BYTES_TOTAL: Final = Metric(
+    "cdc_lake_slot_streamed_bytes_total", Kind.COUNTER, _RECEIVE, "Decoded changes that it sent so."
+)
+WAL_BUDGET_USED_RATIO: Final = Metric(
+    "cdc_lake_wal_budget_used_ratio",
+    Kind.GAUGE,
+    _RECEIVE,
+    "Share of `source.wal_budget` that is used, 1 where a limit is reached; left out without a budget.",
+)
 TRANSACTIONS_TOTAL: Final = Metric(
     "cdc_lake_transactions_total", Kind.COUNTER, _RECEIVE, "Transactions landed in bronze and confirmed."
 )
@@ -218,6 +248,12 @@ METRICS: Final = (
     LANDED_LAG_SECONDS,
     SLOT_ACTIVE,
     SLOT_RETAINED_WAL_BYTES,
+    SLOT_SAFE_WAL_BYTES,
+    SLOT_SPILLED_TRANSACTIONS_TOTAL,
+    SLOT_SPILLED_BYTES_TOTAL,
+    SLOT_STREAMED_TRANSACTIONS_TOTAL,
+    SLOT_STREAMED_BYTES_TOTAL,
+    WAL_BUDGET_USED_RATIO,
     TRANSACTIONS_TOTAL,
     CHANGES_TOTAL,
     OPEN_TRANSACTION_BYTES,

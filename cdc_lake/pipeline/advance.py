@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -42,6 +42,7 @@ from cdc_lake.pipeline.reread import Rereader, reread_tables
 from cdc_lake.pipeline.table_span import TableJob
 from cdc_lake.pipeline.table_steps import Load, TableSteps
 from cdc_lake.pipeline.waiting import undecoded
+from cdc_lake.pipeline.wal_note import never
 from cdc_lake.source.stream import domain_of, shown
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class Advance:
     """Walks silver to the top of bronze. One at a time in a process; another process is fenced by the tables.
 
     `waits`: stop quietly before a transaction that could not be decoded, and look again in the next call. `allowed`:
-    destructive operations on silver tables that may be done, in words.
+    destructive operations on silver tables that may be done, in words. `gives_way`: whether to stop at a span's end and
+    leave the rest to a later call.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Advance:
         *,
         waits: bool = False,
         allowed: Container[str] = frozenset(),
+        gives_way: Callable[[], bool] = never,
     ) -> None:
         self._waits = waits
+        self._gives_way = gives_way
         self._waiting: str | None = None
         self._verified = False
         self._project = project
@@ -113,7 +117,7 @@ class Advance:
         self.done.upto = begins = position
         top = self.done.top = state.upto if goal is None else min(goal, state.upto)
         tables = self._catch_up(state, tables, position, stop)
-        while position < top and not stop.is_set():
+        while position < top and not stop.is_set() and not self._gives_way():
             ahead = Span(state.epoch, position, top)
             commits = self._next(state, ahead)
             if not commits and not self._beside(state, ahead):

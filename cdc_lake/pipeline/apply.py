@@ -26,6 +26,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.allowed import Allowed
 from cdc_lake.pipeline.applied import Applied
+from cdc_lake.pipeline.wal_note import GivesWay, never
 from cdc_lake.pipeline.watching import Watcher, watching
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ def _apply(
     allowed: Allowed,
 ) -> Applied:
     began, watcher = time.monotonic(), watching(project, tell, once=once)
-    with watcher, Advance(project, spark, watcher.heard, waits=not once, allowed=allowed) as advance:
+    gives_way = never if once else GivesWay(project, watcher.heard)
+    with (
+        watcher,
+        Advance(project, spark, watcher.heard, waits=not once, allowed=allowed, gives_way=gives_way) as advance,
+    ):
         watcher.follow(advance.done)
         clock, outcome = _Clock(advance, stop, watcher), "failed"
         try:

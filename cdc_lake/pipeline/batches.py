@@ -37,6 +37,10 @@ class OpenBatch:
     def __len__(self) -> int:
         return len(self._transactions)
 
+    def restrict(self, limits: Batch) -> None:
+        """Close by these limits from now on."""
+        self._limits = limits
+
     def add(self, closed: Closed) -> None:
         """Take one more step, in order."""
         self.upto = max(self.upto, closed.upto)

@@ -11,6 +11,7 @@ from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room, unchecked_text
+from cdc_lake.pipeline.check_postgres_budget import budget_lines
 from cdc_lake.pipeline.check_postgres_failover import failover_lines
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, wanted
 from cdc_lake.pipeline.postgres_facts import (
@@ -24,7 +25,7 @@ from cdc_lake.pipeline.postgres_facts import (
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, connect
-from cdc_lake.source.quoting import identifier, literal, quoted
+from cdc_lake.source.quoting import identifier, quoted
 from cdc_lake.source.server import OLDEST
 
 
@@ -40,6 +41,7 @@ def findings(project: Project) -> Iterator[CheckLine]:
         rights = role(session)
         yield from _role(project, rights)
         yield from _slot(project, session)
+        yield from budget_lines(project, session)
         yield from failover_lines(project, session, facts)
         yield from _tables(project, session, rights)
 
@@ -87,10 +89,7 @@ def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
         yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the first run")
         return
     if found is not None and state is None:
-        fix = (
-            f"if nothing else uses it: SELECT pg_drop_replication_slot({literal(project.slot)});\n"
-            "otherwise name another one in `source.slot.name`"
-        )
+        fix = "if nothing else uses it: cdc-lake slot drop --yes\notherwise name another one in `source.slot.name`"
         text = f"{project.slot} exists, but bronze holds nothing"
         yield CheckLine(ok=False, subject="slot", text=text, fix=fix, code="SRC214")
         return

@@ -20,6 +20,7 @@ from cdc_lake.errors import LakeError, Retry, SourceError
 from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.observe.failpoint import CONNECTED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.beside_stream import beside_the_stream
 from cdc_lake.pipeline.connect import open_stream
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
@@ -55,8 +56,12 @@ def receive(
         outlasting = None if once else OutlastingBronze(bronze, stop, tell, note)
         bronze, waiting = outlasting or bronze, outlasting or nullcontext()
         pulse = pulse or Pulse()
-        run = Receiving(project, bronze, control, once=once, stop=stop, tell=tell, connected=waiting, pulse=pulse)
-        _connections(run, partial(open_stream, project, bronze, control, stop, tell, patience=slot_patience), note)
+        with beside_the_stream(project, tell, once=once) as watch:
+            run = Receiving(
+                project, bronze, control,
+                once=once, stop=stop, tell=tell, connected=waiting, pulse=pulse, watch=watch,
+            )  # fmt: skip
+            _connections(run, partial(open_stream, project, bronze, control, stop, tell, patience=slot_patience), note)
     return run.summary()
 
 
@@ -65,6 +70,7 @@ def _connections(run: Receiving, connect: Callable[[], AbstractContextManager[Op
     give_up: float | None = None
     delay = _BACK_OFF[0]
     while not run.stop.is_set():
+        run.heed()
         try:
             with connect() as stream:
                 give_up, delay = None, _BACK_OFF[0]

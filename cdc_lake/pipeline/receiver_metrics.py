@@ -29,8 +29,14 @@ from cdc_lake.observe.metric_names import (
     RECEIVED_LAG_BYTES,
     SLOT_ACTIVE,
     SLOT_RETAINED_WAL_BYTES,
+    SLOT_SAFE_WAL_BYTES,
+    SLOT_SPILLED_BYTES_TOTAL,
+    SLOT_SPILLED_TRANSACTIONS_TOTAL,
+    SLOT_STREAMED_BYTES_TOTAL,
+    SLOT_STREAMED_TRANSACTIONS_TOTAL,
     SOURCE_REACHABLE,
     TRANSACTIONS_TOTAL,
+    WAL_BUDGET_USED_RATIO,
     Loop,
     Metric,
 )
@@ -38,6 +44,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.health import Health, health_of
 from cdc_lake.pipeline.pulse import Pulse
 from cdc_lake.pipeline.source_looks import SourceLooks
+from cdc_lake.pipeline.wal_note import WalNote
 from cdc_lake.source.stream import shown
 
 HEALTH_SCHEMA: Final = "cdc-lake/healthz/1"
@@ -53,6 +60,7 @@ class ReceiverMetrics:
         self._errors = ErrorCounts(self._tally, Loop.RECEIVE)
         self.pulse = Pulse()
         self._looks = SourceLooks(project, self.pulse)
+        self._budget = WalNote(project.lake, project.name)
         self._copied: float | None = None
         self._trouble: tuple[float, Progress] | None = None
         self._tally.add(TRANSACTIONS_TOTAL, by=0)
@@ -119,12 +127,21 @@ class ReceiverMetrics:
         if health.idle_for is not None:
             show(LAST_SUCCESS_TIMESTAMP_SECONDS, time.time() - health.idle_for, Loop.RECEIVE)
         show(LANDED_LAG_SECONDS, self._looks.landed_seconds())
+        seen = self._budget.read()
+        show(WAL_BUDGET_USED_RATIO, None if seen is None else seen.used)
         if look is not None:
             show(RECEIVED_LAG_BYTES, look.received.bytes)
             show(LANDED_LAG_BYTES, look.landed.bytes)
             show(LANDED_LAG_TRANSACTIONS, look.landed.transactions)
             show(SLOT_ACTIVE, look.slot is not None and look.slot.read_by is not None)
-            show(SLOT_RETAINED_WAL_BYTES, look.slot.retained if look.slot is not None else None)
+            if look.slot is not None:
+                show(SLOT_RETAINED_WAL_BYTES, look.slot.retained)
+                show(SLOT_SAFE_WAL_BYTES, look.slot.safe)
+                if (told := look.slot.counters) is not None:
+                    show(SLOT_SPILLED_TRANSACTIONS_TOTAL, told.spilled_transactions)
+                    show(SLOT_SPILLED_BYTES_TOTAL, told.spilled_bytes)
+                    show(SLOT_STREAMED_TRANSACTIONS_TOTAL, told.streamed_transactions)
+                    show(SLOT_STREAMED_BYTES_TOTAL, told.streamed_bytes)
         return out
 
     def _healthz(self) -> tuple[bool, Mapping[str, object]]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cdc_lake.bronze.port import BronzeWriter, Landed
 from cdc_lake.config.project import Project
@@ -28,6 +29,9 @@ from cdc_lake.pipeline.landing import PART_BYTES, Landing
 from cdc_lake.pipeline.open_stream import OpenStream
 from cdc_lake.pipeline.order import Closed
 from cdc_lake.pipeline.pulse import Pulse
+
+if TYPE_CHECKING:
+    from cdc_lake.pipeline.wal_watch import WalWatch
 
 ADVANCE_EVERY = 10.0
 """Seconds between empty commits that only move the position on (hard on the log of the table, so not often)."""
@@ -65,6 +69,7 @@ class Receiving:
         tell: Tell,
         connected: AbstractContextManager[object],
         pulse: Pulse,
+        watch: WalWatch | None = None,
     ) -> None:
         self._project = project
         self._limits = project.pipeline.bronze.batch
@@ -75,6 +80,7 @@ class Receiving:
         self.tell = tell
         self._while_connected = connected
         self._pulse = pulse
+        self._watch = watch
         self._goal: int | None = None
         self._begins = 0
         self._started = time.monotonic()
@@ -105,6 +111,7 @@ class Receiving:
     def _loop(self, stream: OpenStream) -> None:
         with Landing(self._bronze, stream.tabulate) as landing, self._while_connected:
             while not self._done(landing):
+                self.heed()
                 self._take_landed(stream, landing)
                 if landing.behind or (landing.busy and self._batch.full):
                     stream.frames.tick()
@@ -114,6 +121,13 @@ class Receiving:
                 self._commit_what_is_due(stream, landing)
                 self._pulse.turned(stream.assembler.open_bytes, idle=not landing.busy and not len(self._batch))
             self._finish(stream, landing)
+
+    def heed(self) -> None:
+        """What the budget of WAL asks for. Raises SlotGivenUp."""
+        if self._watch is not None:
+            self._watch.heed()
+            if self.connected:
+                self._batch.restrict(self._watch.limits(self._limits))
 
     def _done(self, landing: Landing) -> bool:
         if self.stop.is_set():

@@ -12,6 +12,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.slot_counters import SlotCounters
 from cdc_lake.pipeline.action import Action
 
 
@@ -19,13 +20,17 @@ from cdc_lake.pipeline.action import Action
 class SlotSeen:
     """The slot on the server: its confirmed position as people paste it, and bytes of WAL kept for it.
 
-    `read_by`: who reads it, None where nobody does; `lost`: why it can no longer be used, None where it can.
+    `read_by`: who reads it, None where nobody does; `lost`: why it can no longer be used, None where it can; `safe`:
+    bytes that may still be written before it is in danger of that, `counters`: what decoding it took, both None where
+    the server does not tell.
     """
 
     confirmed: str | None
     retained: int | None
     read_by: str | None
     lost: str | None
+    safe: int | None = None
+    counters: SlotCounters | None = None
 
 
 class SourceView(Protocol):

@@ -51,7 +51,9 @@ class PostgresView:
             confirmed=str(found.confirmed) if found.confirmed is not None else None,
             retained=found.retained,
             read_by=f"server process {found.active_pid}" if found.active_pid is not None else None,
-            lost=f"the server dropped WAL it needed ({why})" if found.lost else None,
+            lost=f"the server gave it up ({why})" if found.lost else None,
+            safe=found.safe,
+            counters=slot.slot_counters(self._session, self._project.slot),
         )
 
     def steps(self, state: BronzeState | None) -> Iterator[Action]:

@@ -35,6 +35,7 @@ from cdc_lake.pipeline.status_values import HeldRows, Lag, SlotStatus, Status, T
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.pipeline.verified import verified
 from cdc_lake.pipeline.waiting import waiting as waiting_undecoded
+from cdc_lake.pipeline.wal_note import WalNote
 
 __all__ = ["HeldRows", "Lag", "SlotStatus", "Status", "TableStatus", "status"]
 
@@ -78,6 +79,7 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
         undecodable=lake.undecodable,
         receiver_waits=waits,
         withheld=still_withheld(project, control),
+        wal_budget=WalNote(project.lake, project.name).read(),
     )
 
 
@@ -146,7 +148,7 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
         state, reason = "active", f"read by {found.read_by}"
     else:
         state, reason = "idle", "nobody reads it, and the server keeps WAL until a run does"
-    return SlotStatus(project.slot, state, reason, found.retained, found.confirmed)
+    return SlotStatus(project.slot, state, reason, found.retained, found.confirmed, found.safe, found.counters)
 
 
 def _table(lake: LakeSide, target: Target, marker: Marker, held: Any, compared: Any) -> TableStatus:

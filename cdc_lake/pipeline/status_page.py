@@ -119,7 +119,7 @@ def render(page: StatusPage) -> str:
 
 def findings(status: Status) -> Iterator[Headline]:
     """What a reader must know, the worst first; one at least."""
-    found = [*_of_slot(status), *_of_tables(status), *_of_the_ways(status)]
+    found = [*_of_slot(status), *_of_budget(status), *_of_tables(status), *_of_the_ways(status)]
     if status.stream is None:
         first = "cdc-lake run --once takes the first copy of the tables."
         found = [Headline("unknown", "Nothing has been received yet", first)]
@@ -142,6 +142,14 @@ def _of_slot(status: Status) -> Iterator[Headline]:
     if slot.state in {"lost", "missing"}:
         text = f"The slot is {slot.state}"
         yield Headline("bad", text, f"{slot.name}: {slot.reason}. Changes since then can only come by a new copy.")
+
+
+def _of_budget(status: Status) -> Iterator[Headline]:
+    seen = status.wal_budget
+    if seen is not None and seen.used >= 1:
+        yield Headline("bad", "The server keeps too much WAL", f"{seen.used:.0%} of the budget: {seen.reason}.")
+    elif seen is not None and seen.pauses_apply:
+        yield Headline("attention", "Silver waits for bronze", f"{seen.used:.0%} of the WAL budget: {seen.reason}.")
 
 
 def _of_tables(status: Status) -> Iterator[Headline]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from cdc_lake.model.slot_counters import SlotCounters
 from cdc_lake.pipeline.cut_verdict import Withheld
 from cdc_lake.pipeline.receiver_note import Waiting
 from cdc_lake.pipeline.waiting import UndecodedTransaction
+from cdc_lake.pipeline.wal_note import BudgetStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,19 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """The slot: `active`, `idle`, `missing`, `lost` or `unknown`; bytes of WAL the server keeps for it."""
+    """The slot: `active`, `idle`, `missing`, `lost` or `unknown`; bytes of WAL the server keeps for it.
+
+    `safe_bytes`: what may still be written before it is in danger of being lost, None where nothing bounds what is
+    kept; `counters`: what decoding it took the server, None where the server does not tell.
+    """
 
     name: str
     state: str
     reason: str
     retained_bytes: int | None = None
     confirmed: str | None = None
+    safe_bytes: int | None = None
+    counters: SlotCounters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,7 @@ class Status:
     """Where a pipeline stands at `at`. Positions are as people paste them. `undecodable`: what silver stops before.
 
     `receiver_waits`: what the receiver said it waits for, where it does; `withheld`: the newest promise of a cut, where
-    rules kept it back and none was made since.
+    rules kept it back and none was made since; `wal_budget`: how a receiver that runs saw it last, where there is one.
     """
 
     pipeline: str
@@ -95,3 +103,4 @@ class Status:
     undecodable: tuple[UndecodedTransaction, ...] = ()
     receiver_waits: Waiting | None = None
     withheld: Withheld | None = None
+    wal_budget: BudgetStatus | None = None

@@ -132,3 +132,10 @@ def goal(session: Session) -> int:
             row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
     return Lsn.parse(str(row[0])).value
+
+
+def beat(session: Session) -> None:
+    """Write a message of a few bytes in a transaction of its own, which the stream passes. Raises SourceError."""
+    with named("writing a heartbeat"), session.transaction():
+        session.execute("SET LOCAL synchronous_commit = 'local'")  # on this server's disk; no standby is waited for
+        session.execute("SELECT pg_logical_emit_message(true, 'cdc_lake', 'heartbeat')")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing
 from cdc_lake.model.position import Lsn
+from cdc_lake.model.slot_counters import SlotCounters
 from cdc_lake.source.connection import Session, command, finished_within, named
 from cdc_lake.source.plugins import PGOUTPUT
 from cdc_lake.source.quoting import identifier
@@ -100,6 +101,17 @@ def _facts(row: Sequence[object]) -> SlotFacts:
         safe=_number(safe),
         failover=over == "true",
     )
+
+
+def slot_counters(session: Session, name: str) -> SlotCounters | None:
+    """What decoding a slot took the server; None where it has no such slot."""
+    with named(f"reading the statistics of slot `{name}`"):
+        row = session.execute(
+            "SELECT spill_txns, spill_bytes, stream_txns, stream_bytes, total_txns, total_bytes "
+            "FROM pg_stat_replication_slots WHERE slot_name = %s",
+            [name],
+        ).fetchone()
+    return None if row is None else SlotCounters(*(int(str(number)) for number in row))
 
 
 def export_slot(replication: Session, slot: str, plugin: str = PGOUTPUT) -> ExportedSlot:

@@ -42,4 +42,4 @@ def test_the_page_lists_each_as_it_is_printed() -> None:
     listed = dict(re.findall(r"^## (.+?)\n\n.*?```\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE))
     names = {file.stem: file.read_text() for file in GOLDEN.glob("*.txt")}
     assert {text.strip() for text in listed.values()} == {text.strip() for text in names.values()}
-    assert len(names) == 19
+    assert len(names) == 20

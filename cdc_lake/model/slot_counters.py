@@ -1,0 +1,21 @@
+"""What a server counts of a slot's decoding: transactions it spilled to its own disk, or streamed before their end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCounters:
+    """`pg_stat_replication_slots`: transactions and bytes since the statistics were reset.
+
+    `spilled`: larger than `logical_decoding_work_mem`, so written to the server's disk while they were decoded;
+    `streamed`: sent before their COMMIT instead; `total`: all that were decoded.
+    """
+
+    spilled_transactions: int
+    spilled_bytes: int
+    streamed_transactions: int
+    streamed_bytes: int
+    total_transactions: int
+    total_bytes: int
