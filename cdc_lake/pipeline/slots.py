@@ -60,7 +60,10 @@ def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
         facts = identify(replication)
         check_server(facts, project.postgres.place)
         _, held = check_same(project, replication, facts, state, control_tables(project))
-        found = slot.check_slot(slot.find_slot(session, project.slot), project.slot, facts.database, held.confirm)
+        plugin = project.postgres.slot.plugin
+        found = slot.check_slot(
+            slot.find_slot(session, project.slot), project.slot, facts.database, held.confirm, plugin
+        )
         before = reached = found.confirmed
         assert before is not None  # `check_slot` says so
         assert reached is not None

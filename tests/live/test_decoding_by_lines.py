@@ -16,7 +16,7 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.decode.mppdb import layouts as layouts_module
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.errors import MalformedMessage, NoReplicaIdentity, PluginMissing, SlotForeign
+from cdc_lake.errors import MalformedMessage, NoReplicaIdentity, PluginMissing, SlotOfOtherPlugin
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.check_postgres import dba_sql, findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
@@ -202,7 +202,7 @@ def test_a_table_without_a_key_and_a_slot_of_another_plugin_are_refused(database
             once(project)
         conn.execute("ALTER TABLE notes REPLICA IDENTITY FULL")
         once(project)
-    with pytest.raises(SlotForeign, match="expected logical, pgoutput"):
+    with pytest.raises(SlotOfOtherPlugin, match="the pipeline reads pgoutput"):
         once(project_of(database, tmp_path, source={"slot": {"name": "by_lines"}}))
 
 
