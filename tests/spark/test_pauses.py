@@ -84,25 +84,3 @@ def test_a_paused_table_stays_while_others_flow_and_catches_up_when_it_is_resume
     advance()
     assert rows(LATER) == [4]
     assert states() == dict.fromkeys(["stays", "flows", "later"], ("in", 400))
-
-
-@pytest.mark.spark
-def test_silver_gives_way_to_bronze_at_the_end_of_a_span_and_goes_on_later(lake_root: Path, spark: Any) -> None:
-    project = make_project(
-        lake_root,
-        "gives_way",
-        silver={"defaults": {"format": "delta", "namespace": "gives_way"}},
-        snapshot={"mode": "none"},
-        apply={"span_rows": 1},
-    )
-    bronze = DeltaBronze(project.bronze, durability="os")
-    bronze.begin_stream("test", 10)
-    for n in (1, 2, 3):
-        bronze.append([raw_transaction(Transaction(boundaries(100 * n), (Insert(FLOWS, (str(n),)),)))])
-    answers = iter([False, True, False, False])
-    upto = []
-    with Advance(project, spark, lambda _: None, gives_way=lambda: next(answers)) as one:
-        for _ in range(2):
-            one.run(None, threading.Event())
-            upto.append(one.done.upto)
-    assert upto == [100, 300]

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from pydantic import ValidationError
 
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import CommitRow
+from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.render_status import status_text
 from cdc_lake.config.load import load_project
 from cdc_lake.config.model import Batch
 from cdc_lake.config.project import Project
 from cdc_lake.config.wal_budget import WalBudget
 from cdc_lake.errors import SlotGivenUp
-from cdc_lake.observe.progress import Progress
+from cdc_lake.model.change import Insert
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline import wal_note
+from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.cuts import TableState
 from cdc_lake.pipeline.status import status
 from cdc_lake.pipeline.status_page import findings
 from cdc_lake.pipeline.wal_ladder import DROP_AFTER, Mark, Rung, Verdict, WalLook, judge, marked, remembered
 from cdc_lake.pipeline.wal_note import BudgetStatus, GivesWay, WalNote
 from cdc_lake.pipeline.wal_watch import WalWatch, exceeded
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.golden_lake import YAML
 from tests.mistakes import kept
 from tests.seeds import seeds
+from tests.spark.conftest import make_project
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MIB = 1 << 20
 BUDGET = WalBudget(max_bytes=100 * MIB)
@@ -266,3 +280,36 @@ def test_status_and_its_page_show_the_budget(
 def test_what_is_told_of_a_verdict_has_no_empty_words() -> None:
     for rung in Rung:
         assert Verdict(rung, 0.6, 1, 0.0, None, None, open_long=False).reason
+
+
+class Walk(Advance):
+    """Goes the way of apply without writing: which spans it would, and what it is told to do behind each."""
+
+    def __init__(self, project: Project, answers: list[bool]) -> None:
+        self.spans: list[int] = []
+        super().__init__(project, cast("SparkSession", None), silent, gives_way=lambda: answers.pop(0))
+
+    def _span(
+        self, state: BronzeState, tables: dict[str, TableState], after: int, commits: list[CommitRow], upto: int
+    ) -> tuple[int, dict[str, TableState]]:
+        self.spans.append(upto)
+        return upto, tables
+
+
+def test_apply_gives_way_at_the_end_of_a_span_and_goes_on_later(tmp_path: Path) -> None:
+    project = make_project(tmp_path, "p", snapshot={"mode": "none"}, apply={"span_rows": 1})
+    bronze = DeltaBronze(project.bronze, durability="os")
+    bronze.begin_stream("test", 10)
+    rows = table("public.t", id="int4")
+    for n in (1, 2, 3):
+        bronze.append([raw_transaction(Transaction(boundaries(100 * n), (Insert(rows, (str(n),)),)))])
+    stop = threading.Event()
+    walk = Walk(project, [False, True])
+    walk.run(None, stop)
+    assert walk.spans == [100]
+    walk = Walk(project, [True])
+    walk.run(None, stop)
+    assert walk.spans == []
+    walk = Walk(project, [False, False, False])
+    walk.run(None, stop)
+    assert walk.spans == [100, 200, 300]
