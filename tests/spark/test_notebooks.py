@@ -165,11 +165,14 @@ def test_03_explains_why_a_row_is_not_in_silver() -> None:
 def test_04_proves_silver_and_shows_what_is_held() -> None:
     shown = executed(NOTEBOOKS[3])
     assert "equal but for 3 held keys" in shown.text
-    tables, verified, rules, waits = shown.frames
+    tables, verified, rules, waits, past = shown.frames
     assert verified["verified_through"].notna().all()
     assert set(tables["verdict"]) <= {"equal", "equal but for 1 held key", "equal but for 2 held keys"}
     assert (rules["failed at the gate"] > 0).any()
     assert len(waits) == 4
+    assert {"between_amount", "equal_to_source"} <= set(past["rule"])
+    assert "0 cuts were not promised" in shown.text
+    assert (Path.cwd().parent / "lake" / "reports" / "shop" / "status.html").is_file()
     by_rule, trend = shown.charts
     assert "silver.orders" in by_rule
     assert "<polyline" in trend
