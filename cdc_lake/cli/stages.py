@@ -25,7 +25,8 @@ def count(told: Progress) -> str:
         of = f" of {size(told.total)}" if told.total is not None else ""
         return f"{size(told.done)}{of}{told.unit.removeprefix(_BYTES)}"
     of = f" of {told.total:,}" if told.total is not None else ""
-    return f"{told.done:,}{of} {told.unit}".rstrip()
+    unit = told.unit.removesuffix("s") if told.done == 1 and told.total is None else told.unit
+    return f"{told.done:,}{of} {unit}".rstrip()
 
 
 class Pace:

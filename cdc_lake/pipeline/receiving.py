@@ -268,7 +268,7 @@ class Receiving:
                 "version": landed.version,
                 "server_end": stream.frames.keepalive_end,
             }
-            text = f"{landed.transactions} transactions up to {at}"
+            text = f"{landed.transactions} transaction{'s' if landed.transactions > 1 else ''} up to {at}"
             self.tell(Progress("landed", text, self._summary.changes, None, "changes", facts))
             if self.once and self._goal is not None:
                 self.tell(backlog("received", landed.upto, self._begins, self._goal, self._domain))

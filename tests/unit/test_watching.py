@@ -69,6 +69,11 @@ def watched(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, found: Status, lo
     return out.getvalue()
 
 
+def test_one_of_something_is_said_to_be_one() -> None:
+    assert line(Progress("merge", "silver.t", 1, unit="changes")) == "merge     silver.t · 1 change"
+    assert line(Progress("merge", "silver.t", 0, unit="changes")) == "merge     silver.t · 0 changes"
+
+
 def test_a_terminal_shows_one_screen_that_changes(monkeypatch: pytest.MonkeyPatch, found: Status) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "40")
