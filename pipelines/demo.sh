@@ -37,6 +37,7 @@ cdc status
 cdc report
 
 say "next"
-echo "  cdc-lake inspect row public.customers 1901 -p $PIPELINE   # every change of one row, from bronze"
-echo "  cdc-lake run -p $PIPELINE                                 # both loops until Ctrl-C; changes meanwhile with"
-echo "                                                                    #   python pipelines/shop_workload.py live $SOURCE"
+next() { printf '  %-72s# %s\n' "$1" "$2"; }
+next "cdc-lake inspect row public.customers 1901 -p $PIPELINE" "every change of one row, from bronze"
+next "cdc-lake run -p $PIPELINE" "both loops until Ctrl-C; changes meanwhile with"
+next "" "  python pipelines/shop_workload.py live $SOURCE"

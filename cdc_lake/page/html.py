@@ -52,19 +52,23 @@ def environment(package: str) -> jinja2.Environment:
 
 
 def sparkline(values: Sequence[float], width: int = 96, height: int = 24) -> str:
-    """Points of a polyline for values over time, oldest first, scaled to the largest, which touches the top."""
+    """Points of a polyline for values over time, oldest first, scaled to the largest, which touches the top; empty
+    where there are less than two: that is no trend.
+    """
+    if len(values) < 2:
+        return ""
     top = max(values, default=0.0) or 1.0
-    step = width / max(len(values) - 1, 1)
+    step = width / (len(values) - 1)
     inner = height - 4  # two pixels above and below keep the stroke inside
     points = [(at * step, 2 + inner * (1 - value / top)) for at, value in enumerate(values)]
-    if len(points) == 1:
-        points.append((float(width), points[0][1]))
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 def bars(values: Sequence[float], width: int = 480, height: int = 96) -> list[tuple[float, float, float, float]]:
-    """Left, top, width and height of a bar a value, oldest first, scaled to the largest; none is too low to be seen."""
-    top, step = max(values, default=0.0) or 1.0, width / max(len(values), 1)
+    """Left, top, width and height of a bar a value, oldest first, scaled to the largest; none is too low to be seen,
+    nor wider than a third.
+    """
+    top, step = max(values, default=0.0) or 1.0, width / max(len(values), 3)
     tall = [max(height * value / top, 1.0) if value else 0.0 for value in values]
     return [(round(at * step + step * 0.1, 2), height - one, round(step * 0.8, 2), one) for at, one in enumerate(tall)]
 

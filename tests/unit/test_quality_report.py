@@ -146,7 +146,8 @@ def test_a_broken_rule_is_not_a_failed_one(rule: RuleState, state: str) -> None:
 
 def test_a_trend_is_scaled_to_its_largest_point() -> None:
     assert sparkline([0.0, 0.5, 0.25]) == "0.0,22.0 48.0,2.0 96.0,12.0"
-    assert sparkline([0.0]) == "0.0,22.0 96.0,22.0"
+    assert sparkline([0.0, 0.0]) == "0.0,22.0 96.0,22.0"
+    assert sparkline([0.5]) == "", "one point is no trend"
 
 
 def test_numbers_read_at_a_glance_and_never_round_a_failure_away() -> None:

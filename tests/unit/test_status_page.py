@@ -106,6 +106,7 @@ def test_the_page_remembers_cuts_runs_and_errors(tmp_path: Path) -> None:
 
 def test_no_bar_that_stands_for_something_is_too_low_to_be_seen() -> None:
     assert bars([0, 1, 1000], 30, 10) == [(1.0, 10, 8.0, 0.0), (11.0, 9.0, 8.0, 1.0), (21.0, 0.0, 8.0, 10.0)]
+    assert bars([5], 30, 10) == [(1.0, 0.0, 8.0, 10.0)]
     assert bars([]) == []
 
 
