@@ -24,7 +24,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.pipeline.pace import Pace
 
-_AHEAD = 2  # chunks a reader may be ahead of the writer
+_AHEAD = 1  # chunks a reader may be ahead of the writer
 _NOTHING = pa.array([], pa.list_(pa.string()))
 _LOOK = 0.2  # seconds between looks at whether to give up
 

@@ -21,8 +21,10 @@ _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _ESCAPED = np.arange(256, dtype=np.uint8)
 for _letter, _byte in _ESCAPES.items():
     _ESCAPED[ord(_letter)] = ord(_byte)
-_TAB, _LF, _BACKSLASH, _N = b"\t\n\\N"
-_CHUNK_BYTES = 64 << 20  # wide rows close a chunk before `chunk_rows` does
+_TAB, _BACKSLASH, _N = b"\t\\N"
+_DELIMITERS = 2  # the tab and, right behind it, the line feed
+_OF_NULL = 2  # bytes
+_CHUNK_BYTES = 32 << 20  # wide rows close a chunk before `chunk_rows` does; every reader holds two or three
 
 
 def chunks_of(blocks: Iterable[Any], relation: Relation, chunk_rows: int, codec: Codec) -> Iterator[pa.ListArray]:
@@ -31,51 +33,56 @@ def chunks_of(blocks: Iterable[Any], relation: Relation, chunk_rows: int, codec:
 
     `codec` is one of UTF-8, which the server sends, or a database in SQL_ASCII does not. Raises TextNotInEncoding.
     """
-    lines: list[Any] = []
-    size = 0
+    data, rows = bytearray(), 0
     for block in blocks:
-        lines.append(block)
-        size += len(block)
-        if len(lines) >= chunk_rows or size >= _CHUNK_BYTES:
-            yield _chunk(lines, relation, codec)
-            lines, size = [], 0
-    if lines:
-        yield _chunk(lines, relation, codec)
+        data += block  # not kept: each has memory of its own
+        rows += 1
+        if rows >= chunk_rows or len(data) >= _CHUNK_BYTES:
+            yield _chunk(data, rows, relation, codec)
+            data, rows = bytearray(), 0
+    if rows:
+        yield _chunk(data, rows, relation, codec)
 
 
-def _chunk(lines: Sequence[Any], relation: Relation, codec: Codec) -> pa.ListArray:
+def _chunk(data: bytearray, rows: int, relation: Relation, codec: Codec) -> pa.ListArray:
     width = len(relation.columns)
-    data = b"".join(lines)
     if width and _is_text(data) and (codec.policy is Policy.STOP or PREFIX.encode() not in data):
         values = fields_of(data)
-        if len(values) == width * len(lines):
-            return _lists(values, width, len(lines))
-    rows = [_values(bytes(line).removesuffix(b"\n"), relation, codec) for line in lines]
-    return _lists(pa.array([value for row in rows for value in row], pa.string()), width, len(lines))
+        if len(values) == width * rows:
+            return _lists(values, width, rows)
+    lines = [_values(bytes(line), relation, codec) for line in data.split(b"\n")[:-1]]
+    return _lists(pa.array([value for line in lines for value in line], pa.string()), width, rows)
 
 
-def fields_of(data: bytes) -> pa.StringArray:
+def fields_of(data: bytes | bytearray) -> pa.StringArray:
     r"""The fields of whole lines of COPY's text format in UTF-8, unescaped, `\N` as NULL."""
     given = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero((given == _TAB) | (given == _LF))
-    keep = np.ones(len(given), bool)
-    keep[ends] = False
+    ends = np.flatnonzero((given - _TAB) < _DELIMITERS)
     sizes = np.diff(ends, prepend=-1) - 1
     null = np.zeros(len(ends), bool)
-    if (slashes := np.flatnonzero(given == _BACKSLASH)).size:
-        given = given.copy()
-        begins = _begins_of_escapes(slashes)
+    text: Any = None
+    if b"\\" in data:
+        begins = _begins_of_escapes(np.flatnonzero(given == _BACKSLASH))
         fields = np.searchsorted(ends, begins)
-        null[fields[(sizes[fields] == 2) & (given[begins + 1] == _N)]] = True  # nothing else is written so
-        keep[begins] = False
-        given[begins + 1] = _ESCAPED[given[begins + 1]]
-        keep[begins[null[fields]] + 1] = False
-        sizes -= np.bincount(fields, minlength=len(ends))
-        sizes[null] = 0
+        of_null = (sizes[fields] == _OF_NULL) & (given[begins + 1] == _N)  # nothing else is written so
+        null[fields[of_null]] = True
+        if not of_null.all():
+            text = _unescaped_text(given, ends, begins[~of_null])
+            sizes -= np.bincount(fields[~of_null], minlength=len(ends))
+    if text is None:
+        text = data.translate(None, b"\t\n")
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
     valid = pa.array(~null).buffers()[1] if null.any() else None
-    text = pa.py_buffer(given[keep])
-    return pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), text, valid, int(null.sum()))
+    return pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(text), valid, int(null.sum()))
+
+
+def _unescaped_text(given: Any, ends: Any, begins: Any) -> Any:
+    """The bytes without delimiters and without the backslashes that begin escapes, which are done."""
+    out, keep = given.copy(), np.ones(len(given), bool)
+    keep[ends] = False
+    keep[begins] = False
+    out[begins + 1] = _ESCAPED[given[begins + 1]]
+    return out[keep]
 
 
 def _begins_of_escapes(slashes: Any) -> Any:
@@ -86,7 +93,7 @@ def _begins_of_escapes(slashes: Any) -> Any:
     return slashes[(numbers - run) % 2 == 0]
 
 
-def _is_text(data: bytes) -> bool:
+def _is_text(data: bytes | bytearray) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
