@@ -31,6 +31,13 @@ class Tls(Section):
     """Private key of the client certificate, relative to the project."""
 
 
+class PostgresTls(Tls):
+    """Encryption of the connections to a PostgreSQL."""
+
+    channel_binding: Literal["disable", "prefer", "require"] = "prefer"
+    """Whether logging in (SCRAM) is bound to the encrypted connection: libpq's setting of this name."""
+
+
 class Slot(Section):
     """The logical replication slot this pipeline owns."""
 
@@ -59,7 +66,9 @@ class PostgresSource(Section):
     """Role with the REPLICATION attribute and SELECT on the tables."""
     password: SecretStr | None = None
     """Its password, by reference (`${env:NAME}`, `${file:path}`); libpq's own rules apply where it is left out."""
-    tls: Tls = Tls()
+    service: Text | None = None
+    """Service of libpq's connection service file, for what is not given here, such as a password."""
+    tls: PostgresTls = PostgresTls()
     """Encryption."""
     slot: Slot = Slot()
     """Replication slot."""

@@ -50,6 +50,7 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
         "dbname": source.database,
         "user": source.user,
         "sslmode": source.tls.mode,
+        "channel_binding": source.tls.channel_binding,
         "client_encoding": "UTF8",
         "application_name": application,
         "options": options,
@@ -59,6 +60,8 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
         "keepalives_interval": "10",
         "keepalives_count": "3",
     }
+    if source.service is not None:
+        given["service"] = source.service
     if source.password is not None:
         given["password"] = source.password.get_secret_value()
     for name, file in (

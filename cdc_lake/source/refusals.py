@@ -55,6 +55,9 @@ _CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
     *((words, ServerSettings) for words in _OF_FAMILY),
     ("SSL", TlsRefused),
     ("certificate", TlsRefused),
+    ("private key file", TlsRefused),
+    ("channel binding", TlsRefused),
+    ("definition of service", AuthenticationRefused),
     ("root.crt", TlsRefused),
 )
 """What the server or libpq says when it refuses a connection, in this order."""

@@ -7,7 +7,6 @@ import os
 import random
 import ssl
 import struct
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +36,7 @@ from cdc_lake.source.wire.protocol import copy_data, message
 from cdc_lake.source.wire.session import Result
 from cdc_lake.source.wire.target import WireTls
 from cdc_lake.testing.ports import free_port
+from tests.certificates import make_authority
 from tests.scripted import (
     ACCEPTED,
     READY,
@@ -257,22 +257,7 @@ def test_the_ha_port_is_the_service_port_and_one_more_unless_given() -> None:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, a server certificate for localhost only, and a client's."""
-    folder = tmp_path_factory.mktemp("tls")
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    extensions = folder / "ext"
-    extensions.write_text("subjectAltName=DNS:localhost\n")
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca")
-    for name in ("server", "client"):
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", "req", "-subj", f"/CN={name}")
-        sign = ["x509", "-req", "-in", "req", "-CA", "ca.pem", "-CAkey", "ca.key", "-out", f"{name}.pem"]
-        openssl(*sign, "-set_serial", str(len(name)), "-days", "2", "-extfile", "ext")
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "o.key", "-out", "other.pem", "-subj", "/CN=o")
-    openssl("rsa", "-aes256", "-in", "client.key", "-out", "locked.key", "-passout", "pass:secret")
-    return folder
+    return make_authority(tmp_path_factory.mktemp("tls"))
 
 
 def encrypting(folder: Path, *, client: bool = False) -> Callable[[Peer], None]:
