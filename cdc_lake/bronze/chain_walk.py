@@ -19,6 +19,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, relation_of, within
 from cdc_lake.decode.digest import GENESIS
 from cdc_lake.errors import BronzeDamaged
+from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell
@@ -174,7 +175,7 @@ class Walk:
                         yield RowColumns(some, self.layouts)
             except BronzeDamaged as lost:
                 raise Broken(*self._first_of(path), f"{lost.message}: {path.rpartition('/')[2]}") from lost
-            text = f"verified {self._transactions:,} transactions"
+            text = f"verified {counted(self._transactions, 'transaction')}"
             tell(Progress("chain", text, number + 1, len(paths), "files"))
 
     def _first_of(self, path: str) -> tuple[int, int]:

@@ -18,7 +18,7 @@ def list_text(found: CutList) -> str:
     rows: list[tuple[str, ...]] = [("epoch", "position", "committed", "tables", "stays readable")]
     rows += [_line(cut) for cut in found.cuts]
     more = found.total - len(found.cuts)
-    return "\n".join([*table(rows, indent=""), *([f"… and {more:,} older ones"] if more > 0 else [])])
+    return "\n".join([*table(rows, indent=""), *([f"… and {counted(more, 'older cut')}"] if more > 0 else [])])
 
 
 def _line(cut: CutLine) -> tuple[str, ...]:

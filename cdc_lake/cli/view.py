@@ -23,6 +23,7 @@ from cdc_lake.cli.render_error import diagnostic_text, error_text
 from cdc_lake.cli.stages import LOGGED, REPEATING, Pace, line
 from cdc_lake.cli.traces import trace
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.counting import counted
 from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.observe.progress import Progress
 
@@ -105,7 +106,7 @@ class View:
         height = max(2, shutil.get_terminal_size((80, 24)).lines)
         lines = text.splitlines()
         if len(lines) >= height:
-            lines = [*lines[: height - 2], f"… {len(lines) - height + 2} more lines"]
+            lines = [*lines[: height - 2], f"… {counted(len(lines) - height + 2, 'more line')}"]
         _write(sys.stdout, f"{_HOME}{''.join(f'{one}{_REST_OF_LINE}{chr(10)}' for one in lines)}{_REST_OF_SCREEN}")
 
     def event(self, value: object) -> None:

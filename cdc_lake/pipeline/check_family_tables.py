@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, NoReplicaIdentity
+from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed
 from cdc_lake.pipeline.family_facts import FamilyRole, captured, catalog
@@ -35,7 +36,7 @@ def tables(project: Project, session: WireSession, rights: FamilyRole) -> Iterat
         text = f"{name} has no primary key and no replica identity"
         yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
     known = [f.rows for f in facts if f.rows is not None]
-    rows = f"about {sum(known):,} rows" if len(known) == len(facts) else "rows not counted yet by the server"
+    rows = f"about {counted(sum(known), 'row')}" if len(known) == len(facts) else "rows not counted yet by the server"
     yield CheckLine(ok=True, subject="tables", text=f"{len(names)}: {listed(names)}; {rows}")
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from cdc_lake.bronze.port import BronzeWriter
 from cdc_lake.config.model import Snapshot
+from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_CHUNK, failpoint
 from cdc_lake.observe.progress import Progress, Tell
@@ -117,7 +118,8 @@ def copy_tables(
                 pace.took(len(part), part.nbytes, stop)
         if given is None and not count.left:
             finished += 1
-            text = f"copied {relation.table}: {count.rows} rows, {finished} of {len(copies)} tables"
+            of = counted(len(copies), "table")
+            text = f"copied {relation.table}: {counted(count.rows, 'row')}, {finished} of {of}"
             whole = ordinal if finished == len(copies) else _ahead_of(ordinal, expected)
             tell(Progress("snapshot", text, ordinal, whole, "rows"))
     return tuple(

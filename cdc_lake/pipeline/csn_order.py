@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, cast
 
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber
+from cdc_lake.model.counting import counted
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.pipeline.order import Closed, Gap
@@ -160,7 +161,7 @@ class CsnOrder:
         return [Closed(last, self._confirm, None, self._empty, gap), *self._run()]
 
     def _why(self) -> str:
-        behind = f"{len(self._waiting)} transactions behind"
+        behind = f"{counted(len(self._waiting), 'transaction')} behind"
         if self._waited >= self._bound:
             return f"waited for {self._bound:g} s with {behind}"
         return f"and there is no room for more than {behind} ({self._bytes >> 20} MiB)"

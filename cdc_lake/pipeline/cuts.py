@@ -18,6 +18,7 @@ from cdc_lake.errors import SpanTrimmed
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.lake.marker import FIRST, Marker
+from cdc_lake.model.counting import counted
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.holds import HoldLog, open_holds
 from cdc_lake.source.stream import shown
@@ -139,4 +140,4 @@ def write_cut(
 def _text(tables: Mapping[str, TableState], age: timedelta | None) -> str:
     ago = "" if age is None else f"; its last transaction was committed {age.total_seconds():.1f} s ago"
     waiting = sum(1 for table in tables.values() if table.state != IN)
-    return f"{len(tables) - waiting} of {len(tables)} tables at one position{ago}"
+    return f"{len(tables) - waiting} of {counted(len(tables), 'table')} at one position{ago}"

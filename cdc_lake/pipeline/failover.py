@@ -18,6 +18,7 @@ from cdc_lake.errors import BronzeAhead, OtherTimeline, TimelineUntold
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import TimelineRow
 from cdc_lake.lake.control_rows import now as control_now
+from cdc_lake.model.counting import counted
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell
@@ -128,7 +129,7 @@ def lost_words(state: BronzeState, lost: Sequence[CommitRow]) -> str:
         return "no transaction of bronze lies there, but the server's positions there are others now"
     named = ", ".join(_named(state, commit) for commit in lost[:LISTED])
     more = f" and {len(lost) - LISTED} more" if len(lost) > LISTED else ""
-    many = "1 transaction" if len(lost) == 1 else f"{len(lost)} transactions"
+    many = counted(len(lost), "transaction")
     return f"the server never had {many} of bronze: {named}{more}"
 
 

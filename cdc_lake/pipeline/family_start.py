@@ -26,6 +26,7 @@ from cdc_lake.errors import SlotForeign
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow
 from cdc_lake.lake.control_rows import now as control_now
+from cdc_lake.model.counting import counted
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
@@ -95,7 +96,7 @@ def begin(
     failpoint(SNAPSHOT_DONE)
     record_copy(control, state, "complete", copied)
     rows = sum(t.rows for t in copied)
-    whole = f"copied {len(copied)} tables, {rows} rows"
+    whole = f"copied {counted(len(copied), 'table')}, {counted(rows, 'row')}"
     tell(Progress("snapshot", whole, rows, rows, "rows", facts={"epoch": state.epoch}))
     return state, rows
 

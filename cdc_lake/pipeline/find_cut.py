@@ -27,6 +27,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import BeforeFirstCut, CutNotReached, CutUnknown
 from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.model.as_of import AsOf, Latest, Moment, Named, Number, Stored
+from cdc_lake.model.counting import counted
 from cdc_lake.model.position import Csn, Lsn, OrderDomain, Position
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.cuts import WrittenCut, written
@@ -121,7 +122,8 @@ class _Cuts:
             raise BeforeFirstCut(f"no cut holds only what was committed by {time.isoformat()}")
         found = self._at(int(fits[-1]))
         if fits[-1] == self.places.num_rows - 1 and (more := _Stream(self).waiting("commit_ts", time, found.position)):
-            raise CutNotReached(f"{more} transactions committed by {time.isoformat()} are landed and not applied")
+            several, verb = counted(more, "transaction"), "is" if more == 1 else "are"
+            raise CutNotReached(f"{several} committed by {time.isoformat()} {verb} landed and not applied")
         return found
 
 

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.contract import COMMIT
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, within
+from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.source.captured import Shown, Unlanded
@@ -86,7 +87,7 @@ class Point:
         mine = [t for t in self._of(table) if t.landed and t.position <= watermark and not self.shown.shows(t.number)]
         if not mine:
             return None
-        return Gap(f"silver is {len(mine)} transactions ahead of the source's snapshot", "compare again")
+        return Gap(f"silver is {counted(len(mine), 'transaction')} ahead of the source's snapshot", "compare again")
 
     def _of(self, table: TableName) -> list[Touch]:
         return [touch for touch in self.touches if table in touch.tables or touch.undecoded]

@@ -22,6 +22,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.errors import ServerUnreachable, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
@@ -83,7 +84,7 @@ def begin(
     failpoint(SNAPSHOT_DONE)
     record_copy(control, state, "complete", copied)
     rows = sum(t.rows for t in copied)
-    whole = f"copied {len(copied)} tables, {rows} rows"
+    whole = f"copied {counted(len(copied), 'table')}, {counted(rows, 'row')}"
     tell(Progress("snapshot", whole, rows, rows, "rows", facts={"epoch": state.epoch}))
     return state, rows
 
@@ -99,7 +100,7 @@ def ensure_publication(project: Project, session: Session, tell: Tell) -> None:
         publication.check_published(name, (p.table for p in publication.published(session, name)), chosen)
         return
     publication.create_publication(session, name, chosen)
-    tell(Progress("connect", f"publication `{name}` made for {len(chosen)} tables"))
+    tell(Progress("connect", f"publication `{name}` made for {counted(len(chosen), 'table')}"))
 
 
 def _clear_the_way(

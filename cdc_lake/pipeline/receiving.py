@@ -19,6 +19,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import DecodeError, LateTransaction
 from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.counting import counted
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.observe.failpoint import BRONZE_COMMITTED, COMMIT_RECEIVED, CONFIRMED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
@@ -268,7 +269,7 @@ class Receiving:
                 "version": landed.version,
                 "server_end": stream.frames.keepalive_end,
             }
-            text = f"{landed.transactions} transaction{'s' if landed.transactions > 1 else ''} up to {at}"
+            text = f"{counted(landed.transactions, 'transaction')} up to {at}"
             self.tell(Progress("landed", text, self._summary.changes, None, "changes", facts))
             if self.once and self._goal is not None:
                 self.tell(backlog("received", landed.upto, self._begins, self._goal, self._domain))

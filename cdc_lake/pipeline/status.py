@@ -117,7 +117,8 @@ def _ask_lake(project: Project) -> LakeSide:
     odd = waiting_undecoded(reader, ahead, state.stream)
     paused = paused_tables(control)
     stayed = [int(tables[relation]["position"]) for relation in paused if relation in tables]
-    passed = reader.commits(Span(state.epoch, min(stayed), state.upto)) if stayed else waiting
+    since = min(stayed, default=0)  # the position of a copy may lie beyond everything that was received
+    passed = reader.commits(Span(state.epoch, since, max(since, state.upto))) if stayed else waiting
     return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured), odd, paused, passed)
 
 

@@ -14,6 +14,7 @@ from cdc_lake.errors import CdcLakeError, TypeRefused
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.lake.typed_columns import TypedColumn, check_declared, typed_columns
 from cdc_lake.lake.types import Loss, source_type
+from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import Column, Relation
 from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.identity import identity_of
@@ -86,7 +87,7 @@ def lines(ledger: Sequence[TableLedger]) -> Iterator[CheckLine]:
     counts = {loss: sum(column.loss is loss for column in columns) for loss in Loss}
     said = ", ".join(f"{count} {loss.value}" for loss, count in counts.items() if count)
     if columns:
-        yield CheckLine(ok=not counts[Loss.REFUSED], subject="types", text=f"{len(columns)} columns: {said}")
+        yield CheckLine(ok=not counts[Loss.REFUSED], subject="types", text=f"{counted(len(columns), 'column')}: {said}")
 
 
 def _table(project: Project, target: Target, layout: Relation, made: Made) -> TableLedger:

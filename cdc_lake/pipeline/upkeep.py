@@ -16,6 +16,7 @@ from cdc_lake.bronze import upkeep
 from cdc_lake.bronze.open import bronze_table
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.model.counting import counted
 from cdc_lake.observe.progress import Progress, Tell
 
 FILES_EVERY = 600.0
@@ -79,7 +80,7 @@ class Upkeep:
             upkeep.tidy(table, None)
         if groups:
             files = sum(len(group.paths) for group in groups)
-            text = f"{files} files of bronze became {len(groups)}"
+            text = f"{counted(files, 'file')} of bronze became {len(groups)}"
             self._tell(Progress("maintain", text, facts={"files": files, "into": len(groups)}))
 
     def _failed(self, text: str, code: str | None) -> None:

@@ -447,34 +447,6 @@ def test_a_server_restored_to_an_older_point_is_refused(landed: tuple[Database, 
         once(project)
 
 
-def test_an_unfinished_copy_starts_a_new_stream_and_leaves_no_slot_behind(database: Database, tmp_path: Path) -> None:
-    project = project_of(database, tmp_path)
-    with database.connect() as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 100)")
-        stop = threading.Event()
-
-        def stop_in_the_copy(progress: Progress) -> None:
-            if progress.text.startswith("copying"):
-                stop.set()
-
-        done = receive(project, DeltaBronze(project.bronze, "os"), once=True, stop=stop, tell=stop_in_the_copy)
-        assert done.snapshot_rows == 0
-        until(
-            lambda: (
-                conn.execute(
-                    "SELECT count(*) FROM pg_replication_slots WHERE database = %s", [database.name]
-                ).fetchone()
-                == (0,)
-            )
-        )
-        conn.execute("DELETE FROM t WHERE id > 50")
-        assert once(project).snapshot_rows == 50
-        state = DeltaBronze(project.bronze).state()
-        assert state is not None
-        assert state.epoch == 2
-        assert_equal_to_source(project, database)
-
-
 def test_a_table_rewritten_before_its_copy_is_not_copied_as_empty(database: Database, tmp_path: Path) -> None:
     project = project_of(database, tmp_path)
     with database.connect() as conn:

@@ -66,7 +66,7 @@ def test_list_shows_the_newest_first_and_what_stays_readable(lake: CutLake, caps
     assert lines[0].split() == ["epoch", "position", "committed", "tables", "stays", "readable"]
     assert lines[1].split() == ["1", "0/12C", "2026-01-01T00:03:00+00:00", "2,", "2", "keys", "held"]
     assert lines[2].split() == ["1", "0/C8", "2026-01-01T00:02:00+00:00", "2", "audit", "(no", "end)"]
-    assert said(capsys, "list", "--limit", "1").splitlines()[-1] == "… and 1 older ones"
+    assert said(capsys, "list", "--limit", "1").splitlines()[-1] == "… and 1 older cut"
     document = json.loads(said(capsys, "list", "--promised", "--json"))
     assert document["schema"] == "cdc-lake/cuts-list/1"
     assert [cut["position"] for cut in document["cuts"]] == ["0/C8"]

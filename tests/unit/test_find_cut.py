@@ -89,7 +89,7 @@ def test_a_time_before_everything_is_an_error(lake: CutLake) -> None:
 def test_a_time_that_landed_transactions_reach_is_not_reached(lake: CutLake) -> None:
     lake.land(600, minutes=4)
     assert found(lake, at(3.9)) == (1, 500)
-    with pytest.raises(CutNotReached, match="1 transactions committed by"):
+    with pytest.raises(CutNotReached, match="1 transaction committed by"):
         found(lake, at(4))
 
 

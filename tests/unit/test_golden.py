@@ -1,6 +1,6 @@
-"""What each verb prints over real tables, without a server and without Spark.
-
-`CDC_LAKE_GOLDEN=write` writes the files of `tests/golden` again; the difference is for a person to read.
+"""What each verb prints over real tables, without a server and without Spark; those that need one are in
+`tests/live/test_golden_live.py` and `tests/spark/test_golden_spark.py`. `CDC_LAKE_GOLDEN=write` writes the files of
+`tests/golden` again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from cdc_lake.cli.documents import DOCUMENTS, output_schema
 from cdc_lake.pipeline import report
 from tests.golden_beside import beside
 from tests.golden_lake import golden_lake
-from tests.golden_verbs import GOLDEN, Once, Shell, documents, form_of
+from tests.golden_verbs import GOLDEN, SCHEMA, Once, Shell, check_document, documents, form_of, kept_documents
+from tests.live.test_golden_live import LIVE
+from tests.spark.test_golden_spark import SPARK
 
 CASES: dict[str, tuple[list[str], int]] = {
     "init": (["init", "postgres", "fresh"], 0),
@@ -56,6 +58,12 @@ CASES: dict[str, tuple[list[str], int]] = {
     "bundle-missing": (["bundle", "jobs/pipelines/jobs.yaml", "--check"], 1),
     "explain": (["explain", "STA677"], 0),
 }
+ELSEWHERE = {
+    ("error", 1): "a bug: `test_a_bug_is_told_as_one` has its document",
+    ("explain", 1): "the list of codes: `test_the_list_of_codes_is_as_its_schema_says`",
+    ("plan", 1): "the settings in force: `test_the_settings_in_force_are_as_their_schema_says`",
+}
+"""Forms of documents that no golden file has, and why."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +94,21 @@ def test_a_verb_prints_what_is_kept(case: str, shell: Shell, monkeypatch: pytest
 
 
 def test_nothing_is_kept_of_a_case_that_is_gone() -> None:
-    assert {file.stem for file in GOLDEN.glob("*.txt")} == CASES.keys()
+    assert {file.stem for file in GOLDEN.glob("*.txt")} == CASES.keys() | LIVE.keys() | SPARK.keys()
+
+
+def test_every_kept_document_is_as_its_schema_says_and_every_verb_and_form_has_one() -> None:
+    raw = {"schema", "inspect payload"}  # a JSON Schema, and a line of JSON a record
+    verbs = {verb: name for name, (verb, _) in DOCUMENTS.items()}
+    kept, forms = set(), set()
+    for command, document in kept_documents():
+        name = check_document(document)
+        forms.add(form_of(document))
+        kept |= {verb for verb in verbs if verbs[verb] == name and f"{command} ".startswith(f"{verb} ")}
+    assert kept == set(_commands(app)) - raw
+    known = {(name, n) for name in DOCUMENTS for n in range(len(SCHEMA["$defs"][name].get("anyOf", [None])))}
+    assert forms.isdisjoint(ELSEWHERE)
+    assert forms | ELSEWHERE.keys() == known
 
 
 def test_every_verb_with_documents_has_its_schema() -> None:

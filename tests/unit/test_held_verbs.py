@@ -23,6 +23,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.pipeline.decide import Choice, decide
 from cdc_lake.pipeline.held import held_list
+from cdc_lake.pipeline.pauses import pause, resume
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
@@ -110,6 +111,14 @@ def test_a_decision_takes_what_waits_together_and_is_recorded_whole(project: Pro
     listed = said(capsys, "list")
     assert "in_set_note; to be released" in listed
     assert [one.decided for one in held_list(project).changes].count("release") == 2
+
+
+def test_a_decision_on_a_paused_table_says_that_it_waits_for_resume(project: Project, capsys: Any):
+    pause(project, "orders")
+    text = said(capsys, "discard", "orders", "--key", "9", "--reason", "looked at", "--yes")
+    assert text.endswith("\n1 change discarded: a run carries it out once the table is resumed, before position 0/FB\n")
+    resume(project, "orders")
+    assert not decide(project, "discard", "orders", Choice(("6",)), "looked at", yes=True).paused
 
 
 def test_twice_is_once_and_the_opposite_is_refused(project: Project, capsys: Any):

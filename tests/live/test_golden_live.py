@@ -1,0 +1,42 @@
+"""What verbs print that need a server and no Spark: one story over one PostgreSQL.
+
+`CDC_LAKE_GOLDEN=write` writes the files of `tests/golden` again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Database
+from tests.golden_story import Step, play, project
+
+LIVE = {
+    "check-wrong": Step(["check"], "check.examine", 1, ["CREATE TABLE bare (a int)"]),
+    "check": Step(["check"], "check.examine", 0, ["DROP TABLE bare"]),
+    "plan-first": Step(["plan"], "plan.plan"),
+    "slot-create": Step(["slot", "create", "-q"], "slots.create_slot"),
+    "slot-list": Step(["slot", "list"], "slots.list_slots"),
+    "compare-too-early": Step(["compare", "-q"], "compare.compare", 1),
+    "plan-paused": Step(["plan"], "plan.plan", first=["pause", "customers"]),
+    "run-receive": Step(
+        ["run", "--once", "--only", "receive", "-q"], "run.run", 0, ["INSERT INTO customers VALUES (3, 'Cyd')"]
+    ),
+    "status-live": Step(["status"], "status.status"),
+    "slot-advance": Step(["slot", "advance"], "slots.advance_slot", first=["slot", "advance"]),
+    "inspect-chain-source": Step(["inspect", "chain", "--against", "source", "-q"], "against_source.against_source"),
+    "record": Step(
+        ["record", "shop.yaml", "shop.rec", "--transactions", "2", "--redact"],
+        "record.record",
+        meanwhile="UPDATE customers SET name = name || '.' WHERE id = 1",
+    ),
+    "slot-drop": Step(["slot", "drop"], "slots.drop_slot"),
+}
+
+
+@pytest.mark.live
+def test_verbs_on_a_server_print_what_is_kept(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(LIVE, database, project(database, tmp_path / "golden"), monkeypatch)
