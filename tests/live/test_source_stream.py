@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from cdc_lake.config.source import PostgresSource, Tls
+from cdc_lake.config.source import PostgresSource, PostgresTls
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import (
@@ -277,7 +277,7 @@ def test_the_identity_reads_back_with_colons_in_the_database_name() -> None:
         ({"port": 1}, ServerUnreachable),
         ({"host": "/no/such/folder"}, ServerUnreachable),
         ({"host": "no.such.host.invalid"}, ServerUnreachable),
-        ({"tls": Tls(mode="require")}, TlsRefused),
+        ({"tls": PostgresTls(mode="require")}, TlsRefused),
     ],
 )
 def test_a_refused_connection_says_why(
