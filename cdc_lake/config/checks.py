@@ -20,7 +20,7 @@ from cdc_lake.config.source import host_and_port
 from cdc_lake.config.storage_checks import storage_rules
 from cdc_lake.config.transform_checks import transform_rules
 from cdc_lake.config.undecodable_checks import undecodable_rules
-from cdc_lake.config.yaml_nodes import MappingNode, Mark, SequenceNode, join
+from cdc_lake.config.yaml_nodes import MappingNode, Mark, ScalarNode, SequenceNode, join
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 from cdc_lake.model.relation import TableName
 
@@ -47,7 +47,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _lake(root, out)
     out.found += undecodable_rules(root, patterns)
     _hosts(root, out)
-    _publication(root, out)
+    _plugin(root, out)
     out.found += kind_rules(root)
     out.found += transform_rules(root)
     out.found += quality_rules(root, patterns)
@@ -181,8 +181,16 @@ def _hosts(root: MappingNode, out: _Findings) -> None:
             out.error(Problem.SOURCE_COMBINATION, summary, node.mark, f"source.hosts[{i}]", "write db1 or db1:5432")
 
 
-def _publication(root: MappingNode, out: _Findings) -> None:
-    """test_decoding sends what it sees, whatever a publication says."""
+def _plugin(root: MappingNode, out: _Findings) -> None:
+    """What does not go with a plugin, or with SQL functions, of a PostgreSQL."""
+    source = root.entries.get("source")
+    if not isinstance(source, MappingNode) or text_of(source.entries.get("type")) != "postgres":
+        return
+    failover = at(source, "slot", "failover")
+    if isinstance(failover, ScalarNode) and failover.value is True and text_of(source.entries.get("mode")) == "polling":
+        hint = "remove it, or use `mode: stream`: only a replication connection can make such a slot"
+        summary = "a slot that SQL functions make has no copies on standbys"
+        out.error(Problem.SOURCE_COMBINATION, summary, failover.mark, "source.slot.failover", hint)
     publication = at(root, "source", "publication")
     if publication is not None and text_of(at(root, "source", "slot", "plugin")) == "test_decoding":
         hint = "remove `publication`: `tables` says what is captured; or use `plugin: pgoutput`"

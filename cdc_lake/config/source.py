@@ -49,6 +49,15 @@ class Slot(Section):
     """Standbys keep a copy of the slot, so that the stream goes on after a failover (PostgreSQL 17 and newer)."""
 
 
+class Polling(Section):
+    """How changes are fetched by SQL functions, with `mode: polling`."""
+
+    interval: Milliseconds = 1_000
+    """How often the server is asked while it has nothing new."""
+    max_changes: Count = 10_000
+    """Rows after which one answer ends, at the end of a transaction."""
+
+
 class PostgresSource(Section):
     """The PostgreSQL database that changes are read from."""
 
@@ -72,6 +81,10 @@ class PostgresSource(Section):
     """Encryption."""
     slot: Slot = Slot()
     """Replication slot."""
+    mode: Literal["stream", "polling"] = "stream"
+    """A replication stream, or SQL functions where no replication connection is allowed."""
+    polling: Polling = Polling()
+    """How changes are fetched with `mode: polling`."""
     publication: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")] | None = None
     """Publication the slot reads; created for `tables` where it does not exist. The slot's name by default."""
     tables: Annotated[list[Text], Field(min_length=1)]
@@ -136,15 +149,6 @@ class CsnGap(Section):
     """How long after its turn a CSN may still arrive: a transaction has arrived when its BEGIN is seen."""
     policy: Literal["stop", "record"] = "stop"
     """`stop`: an error names it; `record`: the gap is noted and stays open, its late arrival is an error."""
-
-
-class Polling(Section):
-    """How changes are fetched by SQL functions, with `mode: polling`."""
-
-    interval: Milliseconds = 1_000
-    """How often the server is asked while it has nothing new."""
-    max_changes: Count = 10_000
-    """Rows after which one answer ends, at the end of a transaction."""
 
 
 class FamilySource(Section):

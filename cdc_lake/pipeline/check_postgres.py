@@ -73,7 +73,7 @@ def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
     fix = f"ALTER ROLE {identifier(rights.name)} REPLICATION;"
     text = "may replicate" if may else "lacks the REPLICATION attribute"
     yield CheckLine(ok=may, subject="role", text=f"{rights.name} {text}", fix="" if may else fix, code="SRC205")
-    if may:
+    if may and project.postgres.mode == "stream":
         try:
             connect(project.postgres, project.root, replication=True).close()
         except CdcLakeError as error:

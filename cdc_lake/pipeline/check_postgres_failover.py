@@ -37,7 +37,8 @@ def _history(project: Project) -> Iterator[CheckLine]:
     if state is None or not is_complete(control, state.stream, state.epoch):
         return
     try:
-        with connect(project.postgres, project.root, replication=True) as replication:
+        streams = project.postgres.mode == "stream"
+        with connect(project.postgres, project.root, replication=streams) as replication:
             timeline, _ = check_same(project, replication, identify(replication), state, control)
     except CdcLakeError as error:
         yield failed("history", error)

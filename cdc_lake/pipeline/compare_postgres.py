@@ -89,7 +89,8 @@ class PostgresSide:
 @contextmanager
 def postgres_side(project: Project, state: BronzeState) -> Iterator[PostgresSide]:
     """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
-    with connect(project.postgres, project.root, application=_APPLICATION, replication=True) as replication:
+    streams = project.postgres.mode == "stream"
+    with connect(project.postgres, project.root, application=_APPLICATION, replication=streams) as replication:
         check_same(project, replication, identify(replication), state, control_tables(project))
     with connect(project.postgres, project.root, application=_APPLICATION) as reading:
         yield PostgresSide(project, reading)

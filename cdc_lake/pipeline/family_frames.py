@@ -18,8 +18,9 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.policy import lands
-from cdc_lake.source.gaussdb.polling import PollingStream
+from cdc_lake.source.gaussdb.polling import FamilyFunctions
 from cdc_lake.source.gaussdb.stream import GaussStream
+from cdc_lake.source.polling import PollingStream
 from cdc_lake.source.stream import FrameSource
 from cdc_lake.source.wire.session import WireSession
 
@@ -132,7 +133,8 @@ def frames_of(
         options.pop(STANDBY_ONLY, None)
     if source.mode == "polling":
         interval, most = source.polling.interval / 1000, source.polling.max_changes
-        return PollingStream(session, project.slot, start, options, interval=interval, max_changes=most, looks=looks)
+        functions = FamilyFunctions(session, project.slot, options)
+        return PollingStream(functions, start, interval=interval, max_changes=most, looks=looks)
     serial = source.decoding_mode is Mode.SERIAL
     return GaussStream(
         session,

@@ -56,7 +56,7 @@ def reading_of(
 def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell) -> Reading:
     """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
     print_whole_names(session)
-    codec = codec_by_name(project, encoding_of(session))
+    codec = codec_by_name(project, _encoding(project, session))
     taken = takes(session, project.postgres.tables)
     known = bronze_reader(project).latest_layouts(state.epoch)
 
@@ -70,6 +70,12 @@ def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell
         by_policy(project, FamilyFormat(made(), project.postgres.slot.plugin), tell),
         lambda batch: tabulate_lines(batch, again),
     )
+
+
+def _encoding(project: Project, session: Session) -> str:
+    """Of lines: the database's in a stream; what SQL functions answer, the server has made UTF-8 of, where it can."""
+    stored = encoding_of(session)
+    return "UTF8" if project.postgres.mode == "polling" and stored != "SQL_ASCII" else stored
 
 
 def print_whole_names(session: Session) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +30,7 @@ from cdc_lake.pipeline.copying import (
     CopiedTable,
     CopyPoint,
     Part,
+    Stopped,
     TableCopy,
     chunk_rows,
     copy_tables,
@@ -41,14 +42,18 @@ from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.failover import note_timeline
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
 from cdc_lake.pipeline.postgres_facts import tables as table_facts
+from cdc_lake.pipeline.postgres_reading import plugin_options
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
 from cdc_lake.source import publication, slot, snapshot
 from cdc_lake.source.captured import Published
 from cdc_lake.source.catalog import check_identities, relation_of
-from cdc_lake.source.connection import Session
+from cdc_lake.source.connection import Session, for_replication
 from cdc_lake.source.ranges import Range, ranges_of
 from cdc_lake.source.server import ServerFacts, timeline_of
+from cdc_lake.source.settled import settled
 from cdc_lake.source.stream import StreamIdentity
+
+_LOOK = 0.05  # seconds between two looks for a snapshot that fits the slot
 
 
 def begin(
@@ -69,14 +74,14 @@ def begin(
     _clear_the_way(project, session, facts, bronze.state(), tell)
     ensure_publication(project, session, tell)
     timeline = timeline_of(replication, facts.timeline)  # now: the snapshot lasts until the connection's next command
-    made = slot.export_slot(replication, project.slot, project.postgres.slot.plugin)
-    identity = StreamIdentity(facts.system, facts.database, project.slot, made.consistent)
-    state = begin_stream(identity, made.consistent.value, bronze, control)
-    note_timeline(timeline, control, state, tell)
-    tell(Progress("snapshot", f"initial copy as of {made.consistent}", facts={"epoch": state.epoch}))
     copied: tuple[CopiedTable, ...] = ()
-    if project.pipeline.snapshot.mode == "initial":
-        copied = _copy(project, session, dial, made, bronze, state, stop, tell)
+    with _beginning(project, session, replication, dial, stop) as made:
+        identity = StreamIdentity(facts.system, facts.database, project.slot, made.consistent)
+        state = begin_stream(identity, made.consistent.value, bronze, control)
+        note_timeline(timeline, control, state, tell)
+        tell(Progress("snapshot", f"initial copy as of {made.consistent}", facts={"epoch": state.epoch}))
+        if project.pipeline.snapshot.mode == "initial":
+            copied = _copy(project, session, dial, made, bronze, state, stop, tell)
     try:
         slot.keep_slot(session, made, project.slot)
     except SlotMissing as gone:
@@ -87,6 +92,28 @@ def begin(
     whole = f"copied {counted(len(copied), 'table')}, {counted(rows, 'row')}"
     tell(Progress("snapshot", whole, rows, rows, "rows", facts={"epoch": state.epoch}))
     return state, rows
+
+
+@contextmanager
+def _beginning(
+    project: Project, session: Session, replication: Session, dial: Callable[[str], Session], stop: threading.Event
+) -> Iterator[slot.ExportedSlot]:
+    """A temporary slot, and an exported snapshot of exactly what was committed up to where it begins."""
+    plugin = project.postgres.slot.plugin
+    if for_replication(replication):
+        yield slot.export_slot(replication, project.slot, plugin)
+        return
+
+    def pause() -> None:
+        if stop.wait(_LOOK):
+            raise Stopped
+
+    tables, options = [one.table for one in carried(project, session)], plugin_options(project)
+    with (
+        closing(dial("snapshot")) as reading,
+        settled(replication, reading, project.slot, plugin, options, tables, pause=pause) as made,
+    ):
+        yield made
 
 
 def ensure_publication(project: Project, session: Session, tell: Tell) -> None:

@@ -22,10 +22,12 @@ from cdc_lake.pipeline.postgres_reading import plugin_options, print_whole_names
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import slot
 from cdc_lake.source.connection import Session, connect, pinned, place_of
+from cdc_lake.source.polling import PollingStream
 from cdc_lake.source.postgres import PostgresStream
+from cdc_lake.source.postgres_polling import PostgresFunctions
 from cdc_lake.source.resume import check_fed_from
 from cdc_lake.source.server import ServerFacts, check_failover, check_server, goal, identify, timeline_of
-from cdc_lake.source.stream import StreamIdentity, shown
+from cdc_lake.source.stream import FrameSource, StreamIdentity, shown
 from cdc_lake.source.timeline import Timeline
 
 
@@ -48,7 +50,8 @@ def open_postgres(
             opened.callback(session.close)
             return session
 
-        replication = dial("stream", replication=True)
+        streams = source.mode == "stream"
+        replication = dial("stream", replication=streams)
         source = pinned(source, replication)  # what is read belongs together, also while a failover is under way
         facts = identify(replication)
         check_server(facts, place_of(source))
@@ -63,7 +66,7 @@ def open_postgres(
                 stop, tell, patience,
             )  # fmt: skip
             replication.close()  # and with it goes the temporary slot
-            replication = dial("stream", replication=True)
+            replication = dial("stream", replication=streams)
         else:
             timeline, held = check_resume(project, session, replication, facts, state, control)
             if held != state:
@@ -139,11 +142,16 @@ def _keep_on_standbys(project: Project, session: Session, replication: Session) 
         slot.keep_on_standbys(replication, project.slot)
 
 
-def _start(project: Project, replication: Session, facts: ServerFacts, state: BronzeState) -> PostgresStream:
+def _start(project: Project, replication: Session, facts: ServerFacts, state: BronzeState) -> FrameSource:
     interval = project.postgres.status_interval / 1000
     if facts.wal_sender_timeout:
         interval = min(interval, facts.wal_sender_timeout / 3)
     if not by_publication(project):
         print_whole_names(replication)
     options = plugin_options(project)
+    source = project.postgres
+    if source.mode == "polling":
+        functions = PostgresFunctions(replication, project.slot, source.slot.plugin, options)
+        every, most = source.polling.interval / 1000, source.polling.max_changes
+        return PollingStream(functions, state.confirm, interval=every, max_changes=most)
     return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval)

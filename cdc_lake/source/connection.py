@@ -117,6 +117,11 @@ def _started(session: Session) -> str:
     return str(command(session.pgconn, "SELECT pg_postmaster_start_time()::text AS at", doing)[0]["at"])
 
 
+def for_replication(session: Session) -> bool:
+    """Whether a session is a replication connection, which takes that protocol's commands."""
+    return "replication" in session.info.get_parameters()
+
+
 def send_as_stored(pgconn: pq.abc.PGconn) -> bool:
     """Have the server send text of a database in SQL_ASCII as it is stored, for whoever reads bytes; True where it is.
 

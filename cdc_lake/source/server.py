@@ -9,7 +9,7 @@ import psycopg
 
 from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.connection import Session, command, named
+from cdc_lake.source.connection import Session, command, for_replication, named
 from cdc_lake.source.timeline import Timeline, parse_history
 
 FAILOVER_SLOTS = 17
@@ -38,7 +38,9 @@ class ServerFacts:
 
 
 def identify(replication: Session) -> ServerFacts:
-    """Ask a replication connection who the server is; it takes plain SQL as well."""
+    """Ask a connection who the server is, one for replication by its command, another by SQL functions."""
+    if not for_replication(replication):
+        return _by_sql(replication)
     row = command(replication.pgconn, "IDENTIFY_SYSTEM", "identifying the server")[0]
     settings = command(
         replication.pgconn,
@@ -55,6 +57,29 @@ def identify(replication: Session) -> ServerFacts:
         wal_level=settings["wal_level"] or "",
         in_recovery=settings["recovery"] == "t",
         wal_sender_timeout=int(settings["timeout"] or 0) / 1000,
+    )
+
+
+def _by_sql(session: Session) -> ServerFacts:
+    with named("identifying the server"):
+        row = session.execute(
+            "SELECT (SELECT system_identifier FROM pg_control_system())::text, "
+            # a standby names no file of its log; what it is asked here for, it is refused for
+            "CASE WHEN pg_is_in_recovery() THEN '0' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
+            "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, "
+            "current_database()::text, current_setting('wal_level'), pg_is_in_recovery()"
+        ).fetchone()
+    assert row is not None
+    system, timeline, flushed, database, level, recovery = row
+    return ServerFacts(
+        system=str(system),
+        timeline=int(str(timeline), 16),
+        flushed=Lsn.parse(str(flushed)),
+        database=str(database),
+        version=session.info.server_version,
+        wal_level=str(level),
+        in_recovery=bool(recovery),
+        wal_sender_timeout=0,
     )
 
 
@@ -106,10 +131,13 @@ def check_failover(facts: Decodable, place: str = "") -> None:
 def timeline_of(replication: Session, number: int) -> Timeline:
     """The server's timeline `number` with where it branched off, asked on a replication connection.
 
-    Without the branches where the server lost the file that has them. Raises SourceError.
+    Without the branches where the server lost the file that has them, and where the connection is an ordinary one.
+    Raises SourceError.
     """
     if number <= 1:
         return Timeline(number)
+    if not for_replication(replication):
+        return Timeline(number, None)
     try:
         row = command(replication.pgconn, f"TIMELINE_HISTORY {number}", f"reading the history of timeline {number}")[0]
     except QueryRefused:

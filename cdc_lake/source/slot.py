@@ -114,9 +114,14 @@ def slot_counters(session: Session, name: str) -> SlotCounters | None:
     return None if row is None else SlotCounters(*(int(str(number)) for number in row))
 
 
+def temporary_name(slot: str) -> str:
+    """What a slot is called until it is kept."""
+    return f"{slot[:59]}_new"
+
+
 def export_slot(replication: Session, slot: str, plugin: str = PGOUTPUT) -> ExportedSlot:
     """Make the temporary slot `<slot>_new` on a replication connection and export its snapshot."""
-    name = f"{slot[:59]}_new"
+    name = temporary_name(slot)
     row = command(
         replication.pgconn,
         f"CREATE_REPLICATION_SLOT {identifier(name)} TEMPORARY LOGICAL {identifier(plugin)} EXPORT_SNAPSHOT",

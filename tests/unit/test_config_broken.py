@@ -63,6 +63,10 @@ CASES = {
         HEAD.replace("host: h", "host: h, publication: p, slot: {plugin: test_decoding}"),
         "CFG129 3:48",
     ),
+    "copies of a slot that SQL functions make": (
+        HEAD.replace("host: h", "host: h, mode: polling, slot: {failover: true}"),
+        "CFG129 3:67",
+    ),
     "hosts with a port that is none": (HEAD.replace("host: h", "hosts: [a, b:x]"), "CFG129 3:37"),
     "missing section": ("version: 1\npipeline: shop\n", "CFG106 1:1"),
     "a rule without its kind": (RULES + "        - {column: a}\n", "CFG106 8:11"),

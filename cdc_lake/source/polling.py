@@ -1,0 +1,131 @@
+"""A slot read by SQL functions, for networks that allow no replication connection, whatever the server.
+
+Peek, land, advance: changes are peeked at, whole transactions, and only when they are confirmed is the slot advanced,
+so nothing is lost between the two.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+_LOOK = 0.05  # seconds between looks while what was sent is not confirmed yet
+
+
+class SlotFunctions(Protocol):
+    """The functions of one slot. Every method raises SourceError."""
+
+    @property
+    def settling(self) -> float:
+        """Seconds after which whatever was committed before `end` was asked for is decoded for certain."""
+        ...
+
+    def end(self) -> int:
+        """Where the server's log ends now."""
+        ...
+
+    def peek(self, least: int) -> Sequence[tuple[int, bytes]] | None:
+        """Changes of whole transactions behind the slot's position as `(position, payload)`, ending with the
+        transaction that makes them `least` or more; None where somebody else reads the slot just now.
+        """
+        ...
+
+    def advance(self, position: int) -> None:
+        """Let the server forget everything up to a position."""
+        ...
+
+    def close(self) -> None:
+        """Close the session."""
+        ...
+
+
+class PollingStream:
+    """A slot behind SQL functions (implements `source.stream.FrameSource`).
+
+    Nothing more is asked for until everything that was sent is confirmed. But one that `looks` reads on, each time from
+    the slot's position, until something is confirmed: what is behind `start` has to be seen before.
+
+    `keepalive_end` is where the log ended a moment before an answer that was empty: long enough for a commit written
+    without waiting to be decoded too.
+    """
+
+    def __init__(
+        self,
+        functions: SlotFunctions,
+        start: int,
+        *,
+        interval: float,
+        max_changes: int,
+        looks: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`interval` in seconds is how often a server without news is asked."""
+        self._functions = functions
+        self._confirmed = self._sent = self._keepalive_end = start
+        self._interval = interval
+        self._clock = clock
+        self._pause = pause
+        self._max_changes = max_changes
+        self._seen: int | None = 0 if looks else None
+        """Changes behind the slot's position that were looked at; None where there is nothing to be looked at first."""
+        self._next = clock()
+        self._ends: deque[tuple[float, int]] = deque()
+        if start:
+            # after a crash of the server the slot may be behind what is landed: the same would be shown for ever
+            functions.advance(start)
+
+    @property
+    def keepalive_end(self) -> int:
+        """See FrameSource."""
+        return self._keepalive_end
+
+    @property
+    def asked(self) -> bool:
+        """See FrameSource: true while something was sent that is not confirmed, as nothing follows until it is."""
+        return self._sent > self._confirmed
+
+    def poll(self, timeout: float) -> list[tuple[int, bytes]]:
+        """See FrameSource."""
+        due = self._next - self._clock()
+        if self._seen is None and self._sent > self._confirmed:
+            self._pause(min(timeout, _LOOK))
+            return []
+        if due > 0:
+            self._pause(min(timeout, due))
+            if due > timeout:
+                return []
+        before = self._functions.end()
+        seen = self._seen or 0
+        peeked = self._functions.peek(seen + self._max_changes)
+        if peeked is not None and len(peeked) > seen:
+            return self._frames(list(peeked[seen:]))
+        self._next = self._clock() + (_LOOK if peeked is None else self._interval)
+        if peeked is not None:
+            self._ends.append((self._clock(), before))
+        while self._ends and self._ends[0][0] <= self._clock() - self._functions.settling:
+            self._keepalive_end = max(self._keepalive_end, self._ends.popleft()[1])
+        return []
+
+    def confirm(self, position: int) -> None:
+        """See FrameSource."""
+        if position > self._confirmed:
+            self._functions.advance(position)
+            self._confirmed, self._seen = position, None
+
+    def tick(self, *, ping: bool = False) -> None:
+        """See FrameSource: nobody waits for a status here; with `ping` the server is asked at once."""
+        if ping:
+            self._next = self._clock()
+
+    def close(self) -> None:
+        """See FrameSource."""
+        self._functions.close()
+
+    def _frames(self, frames: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        self._sent = max(self._sent, frames[-1][0])
+        if self._seen is not None:
+            self._seen += len(frames)
+        return frames

@@ -1,0 +1,99 @@
+"""The functions of a slot of PostgreSQL (implements `source.polling.SlotFunctions`).
+
+What a plugin sends as bytes (pgoutput) is peeked at by the binary function, lines (test_decoding) by the one for text,
+of which the server makes UTF-8. Decoding goes as far as the log is flushed, so what is flushed before is decoded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from cdc_lake.errors import SlotActive
+from cdc_lake.model.position import Lsn
+from cdc_lake.source.connection import Session, named, send_as_stored
+from cdc_lake.source.plugins import PGOUTPUT
+
+_PATIENCE = 15.0  # seconds for which somebody else may look into the slot, a comparison for one
+_LOOK = 0.1  # seconds between two attempts to move the slot
+
+
+class PostgresFunctions:
+    """The functions of `slot`, by an ordinary session in autocommit; `settling`: see SlotFunctions."""
+
+    settling = 0.0
+
+    def __init__(
+        self,
+        session: Session,
+        slot: str,
+        plugin: str,
+        options: Mapping[str, str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`options`: the plugin's. Raises SourceError."""
+        self._session = session
+        self._slot = slot
+        self._clock = clock
+        self._pause = pause
+        kind = "_binary" if plugin == PGOUTPUT else ""
+        # a message without a transaction is nothing that could be confirmed, and would be shown for ever
+        only = "" if plugin == PGOUTPUT else " WHERE NOT starts_with(data, 'message: ')"
+        function = f"pg_logical_slot_peek{kind}_changes"
+        self._peek = f"SELECT lsn::text, data FROM {function}(%s, NULL, %s, VARIADIC %s::text[]){only}"
+        self._options = [word for pair in options.items() for word in pair]
+        self._busy_since: float | None = None
+        send_as_stored(session.pgconn)
+
+    def end(self) -> int:
+        """See SlotFunctions."""
+        with named("reading the WAL position"):
+            row = self._session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+        assert row is not None
+        return Lsn.parse(_text(row[0])).value
+
+    def peek(self, least: int) -> list[tuple[int, bytes]] | None:
+        """See SlotFunctions; raises SlotActive where others have read the slot for long."""
+        given = [self._slot, least, self._options]
+        try:
+            with named(f"reading slot `{self._slot}`"):
+                rows = self._session.execute(self._peek.encode(), given, binary=True).fetchall()
+        except SlotActive:
+            now = self._clock()
+            self._busy_since = now if self._busy_since is None else self._busy_since
+            if now - self._busy_since > _PATIENCE:
+                raise
+            return None
+        self._busy_since = None
+        return [(Lsn.parse(_text(lsn)).value, _bytes(data)) for lsn, data in rows]
+
+    def advance(self, position: int) -> None:
+        """See SlotFunctions; raises SlotActive where others have read the slot for long."""
+        until = self._clock() + _PATIENCE
+        while True:
+            try:
+                with named(f"advancing slot `{self._slot}`"):
+                    self._session.execute(
+                        "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self._slot, str(Lsn(position))]
+                    )
+            except SlotActive:
+                if self._clock() > until:
+                    raise
+                self._pause(_LOOK)
+            else:
+                return
+
+    def close(self) -> None:
+        """See SlotFunctions."""
+        self._session.close()
+
+
+def _text(value: object) -> str:
+    return _bytes(value).decode()
+
+
+def _bytes(value: object) -> bytes:
+    """Text is given as bytes where the database is in SQL_ASCII."""
+    return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]

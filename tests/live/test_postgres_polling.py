@@ -1,0 +1,256 @@
+"""A slot of PostgreSQL read by SQL functions: the same rows as by a stream, begun exactly where its copy ends."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import psycopg
+import pytest
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import PostgresSource
+from cdc_lake.errors import ServerUnreachable, SlotActive
+from cdc_lake.pipeline.check_postgres import findings
+from cdc_lake.pipeline.compare_postgres import postgres_side
+from cdc_lake.source import settled as settled_module
+from cdc_lake.source.connection import connect
+from cdc_lake.source.plugins import message_options
+from cdc_lake.source.postgres import PostgresStream
+from cdc_lake.source.postgres_polling import PostgresFunctions
+from cdc_lake.source.server import identify
+from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake.testing.workload import Workload
+from tests.conftest import Database, drop_database, make_database, make_role
+from tests.decoding_postgres import start_decoding_server
+from tests.live.test_decoding_by_lines import streamed
+from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source, tables_from_bronze
+from tests.seeds import seeds
+
+pytestmark = pytest.mark.live
+PLUGINS = pytest.mark.parametrize("plugin", ["pgoutput", "test_decoding"])
+POLLING = {"mode": "polling", "polling": {"interval": "20 ms", "max_changes": 50}}
+
+
+@pytest.fixture(scope="module")
+def decoding() -> Iterator[EmbeddedServer]:
+    server = start_decoding_server()
+    make_role(server)
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def database(decoding: EmbeddedServer) -> Iterator[Database]:
+    made = make_database(decoding)
+    yield made
+    drop_database(made)
+
+
+def polled(database: Database, root: Path, plugin: str, **source: Any) -> Project:
+    return project_of(database, root, source={**POLLING, "slot": {"name": "polled", "plugin": plugin}, **source})
+
+
+@PLUGINS
+@pytest.mark.parametrize("seed", seeds(1))
+def test_a_workload_lands_the_rows_that_a_stream_lands(
+    database: Database, tmp_path: Path, plugin: str, seed: int
+) -> None:
+    (tmp_path / "stream").mkdir()
+    stream = project_of(database, tmp_path / "stream", source={"slot": {"name": "streamed", "plugin": plugin}})
+    project = polled(database, tmp_path, plugin)
+    with database.connect() as conn:
+        workload = Workload(conn, seed)
+        workload.create_tables()
+        workload.run(20)
+        assert once(stream).snapshot_rows == once(project).snapshot_rows > 0
+        workload.run(120)
+        with conn.transaction():
+            conn.execute("INSERT INTO w_pairs SELECT -n, 'many', NULL, true FROM generate_series(1, 200) AS n")
+    assert once(stream).transactions == once(project).transactions > 50
+    assert tables_from_bronze(project) == tables_at_source(database)
+    assert [row | {"commit_lsn": None} for row in streamed(project)] == [
+        row | {"commit_lsn": None} for row in streamed(stream)
+    ]
+    state = bronze_reader(project).state()
+    assert state is not None
+    with database.connect() as conn:
+        assert conn.execute(
+            "SELECT confirmed_flush_lsn - %s::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 'polled'",
+            [f"{state.confirm >> 32:X}/{state.confirm & 0xFFFFFFFF:X}"],
+        ).fetchone() == (0,)
+
+
+@contextmanager
+def writing(database: Database, writers: int) -> Iterator[None]:
+    """Transfers between accounts, of several writers, some of whose transactions are long."""
+    over = threading.Event()
+
+    def write(seed: int) -> None:
+        dice = random.Random(seed)
+        with psycopg.connect(database.dsn) as conn:
+            while not over.is_set():
+                one, other = dice.sample(range(40), 2)
+                conn.execute("UPDATE accounts SET amount = amount - 1 WHERE id = %s", [min(one, other)])
+                time.sleep(dice.choice((0, 0, 0.002, 0.03)))
+                conn.execute("UPDATE accounts SET amount = amount + 1 WHERE id = %s", [max(one, other)])
+                conn.commit()
+
+    threads = [threading.Thread(target=write, args=(at,)) for at in range(writers)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+@PLUGINS
+def test_the_copy_under_writers_ends_exactly_where_the_slot_begins(
+    database: Database, tmp_path: Path, plugin: str
+) -> None:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE accounts (id int PRIMARY KEY, amount int)")
+        conn.execute("INSERT INTO accounts SELECT n, 100 FROM generate_series(0, 39) AS n")
+    for turn in range(2):
+        root = tmp_path / str(turn)
+        root.mkdir()
+        project = polled(database, root, plugin, slot={"name": f"polled_{turn}", "plugin": plugin})
+        with writing(database, 4):
+            time.sleep(0.2)
+            once(project)
+            time.sleep(0.2)
+        once(project)
+        copy = [r["new"] for r in bronze_rows(project) if r["op"] == "S"]
+        assert sum(int(amount) for _, amount in copy) == 4000
+        assert tables_from_bronze(project) == tables_at_source(database)
+
+
+def test_another_snapshot_is_taken_where_the_log_has_another_order(database: Database, tmp_path: Path) -> None:
+    """A transaction that the snapshot does not show stands before one that it shows: brought about by force."""
+    project = polled(database, tmp_path, "pgoutput")
+    shows, turns = settled_module.Visible.shows, []
+
+    def at_first_otherwise(self: Any, xid: int) -> bool:
+        turns.append(xid)
+        return shows(self, xid) if len(turns) > 2 else len(turns) == 2
+
+    def between(*given: Any, **named: Any) -> Any:
+        with database.connect() as conn:
+            conn.execute("INSERT INTO notes VALUES (2)")
+            conn.execute("INSERT INTO notes VALUES (3)")
+        return ended(*given, **named)
+
+    ended = settled_module._ended
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY); INSERT INTO notes VALUES (1)")
+        with (
+            mock.patch.object(settled_module.Visible, "shows", at_first_otherwise),
+            mock.patch.object(settled_module, "_ended", between),
+        ):
+            assert once(project).snapshot_rows == 3
+    assert turns.count(turns[0]) == 2
+    assert [r["new"] for r in bronze_rows(project) if r["op"] in "SI"] == [["1"], ["2"], ["3"]]
+
+
+def test_a_transaction_that_runs_is_waited_for(database: Database, tmp_path: Path) -> None:
+    """One that begins behind the slot's making: its commit record may be in the log long before it can be seen."""
+    project = polled(database, tmp_path, "pgoutput")
+    ended, looks = settled_module._ended, []
+    with database.connect() as conn, database.connect(autocommit=False) as other:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY)")
+
+        def with_another(session: Any, pause: Any) -> None:
+            other.execute("INSERT INTO notes VALUES (1)")
+
+            def look() -> None:
+                looks.append(1)
+                if len(looks) == 3:
+                    other.commit()
+                pause()
+
+            ended(session, look)
+
+        with mock.patch.object(settled_module, "_ended", with_another):
+            assert once(project).snapshot_rows == 1
+    assert len(looks) >= 3
+
+
+@PLUGINS
+def test_what_was_landed_and_not_confirmed_comes_again_and_lands_once(
+    database: Database, tmp_path: Path, plugin: str
+) -> None:
+    project = polled(database, tmp_path, plugin)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY)")
+        once(project)
+        conn.execute("INSERT INTO notes VALUES (1)")
+        with (
+            mock.patch("cdc_lake.source.polling.PollingStream.confirm", side_effect=OSError("killed")),
+            pytest.raises(OSError, match="killed"),
+        ):
+            once(project)
+        assert [r["new"] for r in bronze_rows(project) if r["op"] == "I"] == [["1"]]
+        conn.execute("INSERT INTO notes VALUES (2)")
+        assert once(project).transactions == 1
+    assert tables_from_bronze(project) == tables_at_source(database)
+
+
+def test_somebody_who_looks_into_the_slot_is_waited_for(database: Database, tmp_path: Path) -> None:
+    project, source = polled(database, tmp_path, "pgoutput"), PostgresSource(**database.source)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY)")
+        once(project)
+    state = bronze_reader(project).state()
+    assert state is not None
+    now, options = [0.0], message_options(project.publication)
+    with connect(source, Path("/")) as session:
+        holder = PostgresStream(
+            connect(source, Path("/"), replication=True), "polled", options, state.confirm, status_interval=10
+        )
+        functions = PostgresFunctions(
+            session, "polled", "pgoutput", options, clock=lambda: now[0], pause=lambda _: holder.close()
+        )
+        assert functions.peek(1) is None
+        now[0] = 20
+        with pytest.raises(SlotActive):
+            functions.peek(1)
+        functions.advance(state.confirm)
+        assert functions.peek(1) is not None
+
+
+def test_the_server_is_known_by_sql_as_by_its_command(database: Database) -> None:
+    source = PostgresSource(**database.source)
+    with connect(source, Path("/")) as session, connect(source, Path("/"), replication=True) as replication:
+        by_sql, by_command = identify(session), identify(replication)
+    assert by_sql.flushed.value >= 0
+    assert (by_sql.system, by_sql.timeline, by_sql.database) == (by_command.system, by_command.timeline, database.name)
+    assert (by_sql.version, by_sql.wal_level, by_sql.in_recovery) == (by_command.version, "logical", False)
+
+
+def test_no_replication_connection_is_opened(database: Database, tmp_path: Path) -> None:
+    project = polled(database, tmp_path, "pgoutput")
+    with database.connect() as conn, mock.patch("cdc_lake.source.server.command", side_effect=ServerUnreachable("no")):
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY); INSERT INTO notes VALUES (1)")
+        once(project)
+        conn.execute("INSERT INTO notes VALUES (2)")
+        assert once(project).transactions == 1
+        told = {line.subject: line.ok for line in findings(project)}
+        assert "replication" not in told
+        assert told["history"]
+        conn.execute("INSERT INTO notes VALUES (3)")
+        state = bronze_reader(project).state()
+        assert state is not None
+        with postgres_side(project, state) as side, side.snapshot([]) as shown:
+            ahead = side.ahead(shown, state.upto)
+        assert ahead is not None
+        assert len(ahead) == 1
