@@ -119,14 +119,16 @@ class Oracle:
 
     def _unsure(self, changes: Sequence[Change], together: Sequence[int]) -> Iterator[int]:
         """Inserts, by their number, to keys that a row leaves later in the same transaction."""
-        for n, change in enumerate(changes):
-            for later in range(n + 1, len(changes)):
-                other = changes[later]
-                if isinstance(other, Truncate) and other.relation.table == _table(change):
-                    break
-                same = _table(other) == _table(change) and (not together or together[n] == together[later])
-                if same and isinstance(change, Insert) and self._leaves(other) in self.keys_of(change):
-                    yield n
+        left: dict[TableName | None, set[tuple[int, Key]]] = {}
+        for n in reversed(range(len(changes))):
+            change, whose = changes[n], together[n] if together else 0
+            mine = left.setdefault(_table(change), set())
+            if isinstance(change, Truncate):
+                mine.clear()
+            elif isinstance(change, Insert) and not mine.isdisjoint((whose, key) for key in self.keys_of(change)):
+                yield n
+            elif (key := self._leaves(change)) is not None:
+                mine.add((whose, key))
 
     def _is_apart(self, change: Change) -> bool:
         apart = set() if isinstance(change, Message) else self.apart.get(change.relation.table, set())
