@@ -30,6 +30,7 @@ from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.evolving import Evolving
 
 from .conftest import make_project
+from .test_apply_cases import drawn
 
 pytestmark = pytest.mark.spark
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -138,7 +139,7 @@ def die_once(monkeypatch: pytest.MonkeyPatch, passage: int) -> None:
     monkeypatch.setattr(iceberg, "failpoint", passed)
 
 
-@FORMATS
+@drawn
 def test_what_is_destructive_waits_until_it_is_allowed_and_other_tables_flow(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:

@@ -16,7 +16,7 @@ from cdc_lake.pipeline.promises import promises
 from cdc_lake.pipeline.promising import promise_cut
 
 from .conftest import make_project
-from .test_apply_cases import FORMATS, Lake, T, insert
+from .test_apply_cases import Lake, T, drawn, insert
 
 pytestmark = pytest.mark.spark
 RULES: list[dict[str, Any]] = [
@@ -26,7 +26,7 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
-@FORMATS
+@drawn
 def test_apply_promises_a_cut_only_where_silver_at_it_is_well(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Lake(lake_root, spark, "judged_cuts", fmt)
     label = lake.project.name

@@ -1,4 +1,4 @@
-"""The kinds of silver tables, each on Delta and on Iceberg: soft deletes, history, append, lineage."""
+"""The kinds of silver tables, on Delta and on Iceberg: soft deletes, history, append, lineage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cdc_lake.pipeline.advance import Advance
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
-from .test_apply_cases import FORMATS, Lake, T, insert
+from .test_apply_cases import FORMATS, Lake, T, drawn, insert
 
 pytestmark = pytest.mark.spark
 
@@ -145,7 +145,7 @@ def test_a_source_column_with_a_name_of_our_own_stops_the_table(spark: Any, lake
         lake.advance()
 
 
-@FORMATS
+@drawn
 def test_a_table_stays_of_the_kind_it_was_made_as(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = lake_of(lake_root, spark, "made", fmt)
     lake.land(insert("1", "1"))
@@ -172,7 +172,7 @@ def test_lineage_says_which_change_made_a_row(spark: Any, lake_root: Path) -> No
     assert all(value is not None for row in found for value in row)
 
 
-@FORMATS
+@drawn
 @pytest.mark.parametrize("defaults", [{"kind": "history"}, {"kind": "append"}, {"deletes": "soft"}], ids=str)
 def test_the_rows_of_an_initial_copy_are_where_each_kind_begins(
     spark: Any, lake_root: Path, fmt: str, defaults: dict[str, Any]
@@ -230,7 +230,7 @@ def test_a_change_of_rows_without_a_key_must_say_all_of_the_row(spark: Any, lake
         lake.advance()
 
 
-@FORMATS
+@drawn
 def test_one_row_may_have_null_in_its_key_and_a_second_one_is_held(spark: Any, lake_root: Path, fmt: str) -> None:
     odd = table("public.t", key=[], identity=ReplicaIdentity.FULL, code="int4", amount="int4")
     lake = Lake(lake_root, spark, "nulls", fmt, table={"keys": ["code"]})
@@ -246,7 +246,7 @@ def test_one_row_may_have_null_in_its_key_and_a_second_one_is_held(spark: Any, l
     assert rows_of(lake, "code", "amount") == []
 
 
-@FORMATS
+@drawn
 @pytest.mark.parametrize("kind", ["current", "history"])
 def test_an_update_of_a_row_that_is_not_there_stops_its_table_or_is_held(
     spark: Any, lake_root: Path, fmt: str, kind: str
@@ -266,7 +266,7 @@ def test_an_update_of_a_row_that_is_not_there_stops_its_table_or_is_held(
     assert lake.held() == [("failed", ["missing_row"]), ("waiting", [])]
 
 
-@FORMATS
+@drawn
 def test_only_tracked_columns_make_versions(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Lake(lake_root, spark, "tracks", fmt, table={"kind": "history", "track": ["amount"]})
     one = lake.land(insert("1", "1", "a"), insert("2", "2", "b"))
@@ -289,7 +289,7 @@ def test_a_column_that_is_not_there_cannot_be_tracked(spark: Any, lake_root: Pat
         lake.advance()
 
 
-@FORMATS
+@drawn
 def test_append_keeps_what_the_server_said_of_old_rows(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = lake_of(lake_root, spark, "olds", fmt, kind="append", old_values=True)
     lake.land(insert("1", "1"), move("1", "2", "5"), update("2", "6"), delete("2"))

@@ -1,4 +1,4 @@
-"""Transforms of silver tables, each on Delta and on Iceberg: columns, names, computed values, filters, divided files."""
+"""Transforms of silver tables, on Delta and on Iceberg: columns, names, computed values, filters, divided files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cdc_lake.silver.expressions import analysed
 from cdc_lake.testing.messages import table
 
 from .conftest import make_project
-from .test_apply_cases import FORMATS, Lake, T, insert
+from .test_apply_cases import FORMATS, Lake, T, drawn, insert
 
 pytestmark = pytest.mark.spark
 
@@ -80,7 +80,7 @@ def test_silver_has_the_columns_that_were_asked_for_and_what_is_computed_from_va
         lake.advance()
 
 
-@FORMATS
+@drawn
 def test_rows_leave_and_enter_a_filtered_table_whole(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = lake_of(lake_root, spark, "filtered", fmt, {"exclude": ["body"], "where": "amount > 5 AND body <> 'no'"})
     ten, one = ("1", "10", "b"), ("2", "1", "b")
@@ -101,7 +101,7 @@ def test_rows_leave_and_enter_a_filtered_table_whole(spark: Any, lake_root: Path
     assert lake.found() == [(7, 7)]
 
 
-@FORMATS
+@drawn
 def test_a_row_that_enters_without_a_value_silver_lacks_is_held_and_the_others_go_on(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:
@@ -242,7 +242,7 @@ def test_a_table_with_transforms_takes_its_sources_new_columns_and_keeps_the_dro
         lake.advance()
 
 
-@FORMATS
+@drawn
 def test_a_comparison_sees_the_source_through_the_same_transforms(spark: Any, lake_root: Path, fmt: str) -> None:
     given = {
         "where": "amount > 5",
