@@ -272,6 +272,10 @@ class Advance:
                     at = shown(state.stream, one.stop[0])
                     raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {at} breaks it")
             self._steps.merge(prepared, tables)
+            for job in parts:  # also one that found nothing to merge
+                if (table := tables[str(job.target.source)]).state == IN:
+                    upto = max(table.position, job.span.upto)
+                    tables[str(job.target.source)] = replace(table, position=upto)
             waiting = {r for r in waiting if tables[r].state == IN and tables[r].position < position}
         for relation in waiting:
             tables[relation] = replace(tables[relation], state=BROKEN)  # it goes on from there at the next start

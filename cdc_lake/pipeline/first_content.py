@@ -22,7 +22,8 @@ def first_content(
 ) -> Cut:
     """Give each table of the snapshot its first content; the cut, which is the caller's to write.
 
-    A table that has it already is left as it is, and so is one that is paused. Raises SnapshotIncomplete, RuleStopped.
+    A table that has it already is left as it is; one that is paused stays before its copy, and gets it when it goes on.
+    Raises SnapshotIncomplete, RuleStopped.
     """
     done = [r for r in control.snapshots() if r.stream == state.stream and r.state == "complete"]
     if not done:
@@ -38,7 +39,7 @@ def first_content(
         layout = steps.layout_at(state, target, position, at, int(entry["layout"]))
         tables[relation] = replace(found(target, state, marker, at, held), layout=layout)
         if marker.position is None and relation in paused:
-            tables[relation] = replace(tables[relation], state=PAUSED)
+            tables[relation] = replace(tables[relation], state=PAUSED, position=position - 1)  # before its copy
         elif marker.position is None:
             jobs.append(steps.first(state, target, position, int(entry["layout"]), marker))
     prepared = steps.prepare(jobs, tables)

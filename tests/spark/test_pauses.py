@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.read import read_silver
+from cdc_lake.lake.control_rows import SnapshotRow, now
+from cdc_lake.lake.read import read_silver, silver_exists
 from cdc_lake.model.change import Change, Delete, Insert, OldKind
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.cuts import last_cut
+from cdc_lake.pipeline.decide import Choice, decide
+from cdc_lake.pipeline.held import held_list
 from cdc_lake.pipeline.pauses import pause, resume
+from cdc_lake.pipeline.status import status
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
@@ -84,3 +90,60 @@ def test_a_paused_table_stays_while_others_flow_and_catches_up_when_it_is_resume
     advance()
     assert rows(LATER) == [4]
     assert states() == dict.fromkeys(["stays", "flows", "later"], ("in", 400))
+
+
+@pytest.mark.spark
+def test_what_was_copied_and_decided_while_a_table_is_paused_comes_with_the_first_run_behind_resume(
+    lake_root: Path, spark: Any
+) -> None:
+    early, other = table("public.early", id="int4", amount="int4"), table("public.other", id="int4")
+    rule = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
+    project = make_project(
+        lake_root,
+        "paused_early",
+        silver={"defaults": {"namespace": "paused_early"}, "tables": [{"from": "public.early", "rules": [rule]}]},
+    )
+    bronze, control = DeltaBronze(project.bronze, durability="os"), ControlTables(project.control, durability="os")
+    bronze.begin_stream("test", 10)
+    copied = []
+    for layout, rows in ((early, [["1", "5"], ["2", "99"], ["3", "98"]]), (other, [["1"]])):
+        bronze.append_snapshot("initial-1", len(copied), layout, pa.array(rows), 0, 100)
+        copied.append({"relation": str(layout.table), "layout": layout.layout, "rows": len(rows), "chunks": 1})
+    control.record(SnapshotRow("initial-1", "test", 1, 100, json.dumps(copied), "complete", now()))
+
+    def advance() -> None:
+        with Advance(project, spark, lambda _: None) as one:
+            one.run(None, threading.Event())
+            assert one.done.broken == {}
+
+    def rows(relation: Relation) -> list[int]:
+        return sorted(read_silver(project, project.target(relation.table))["id"].to_pylist())
+
+    pause(project, "early")
+    advance()
+    assert rows(other) == [1]
+    assert not silver_exists(project, project.target(early.table))
+    (found,) = (one for one in status(project).tables if one.source == "public.early")
+    assert (found.state, found.version) == ("paused", None)
+    assert ", not in silver yet, 0 transactions wait: " in found.reason
+
+    resume(project, "early")
+    advance()  # bronze has nothing new: nothing but the copy is missing
+    assert rows(early) == [1]
+    assert [one.key for one in held_list(project).changes] == [("2",), ("3",)]
+
+    pause(project, "early")
+    for verb, key in (("release", "2"), ("discard", "3")):
+        assert decide(project, verb, "early", Choice((key,)), "looked at", yes=True).paused  # type: ignore[arg-type]
+    bronze.append([raw_transaction(Transaction(boundaries(200), (Insert(other, ("2",)), Insert(early, ("4", "4")))))])
+    advance()
+    assert (rows(other), rows(early)) == ([1, 2], [1])
+    assert [one.decided for one in held_list(project).changes] == ["release", "discard"]
+
+    resume(project, "early")
+    advance()
+    assert rows(early) == [1, 2, 4]
+    assert held_list(project).changes == ()
+    cut = last_cut(control, "test")
+    assert cut is not None
+    assert {one.state for one in cut.tables.values()} == {"in"}
