@@ -21,6 +21,7 @@ from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import chain_of, content_of
 from cdc_lake.decode.raw import Raw
 from cdc_lake.model.relation import Relation
+from cdc_lake.model.undecoded import Undecoded
 
 _UNCOUNTED = (ord(MESSAGE), ord(UNDECODABLE))
 """Rows that are of no table, or of one that is not certain."""
@@ -264,13 +265,19 @@ def _commit_infos(batch: Sequence[Raw], changes: ChangeColumns, sizes: Any, prev
         content = content_of(digests[start : start + size])
         head = chain_of(head, raw.bounds.position, content)
         start += size
-        undecoded = changes.undecoded.get(at)
-        odd = f',"undecodable":{json.dumps(undecoded.describe(), ensure_ascii=False)}' if undecoded else ""
-        out.append(
-            f'{{"counts":{{{counts}}},"bytes":{raw.size},"content":"{content.hex()}","hash":"{head.hex()}",'
-            f'"empty_before":{raw.bounds.empty_before},"configuration":{changes.configuration}{odd}}}'
-        )
+        out.append(commit_info(raw, counts, content, head, changes.configuration, changes.undecoded.get(at)))
     return out, head
+
+
+def commit_info(
+    raw: Raw, counts: str, content: bytes, head: bytes, configuration: int, undecoded: Undecoded | None
+) -> str:
+    """The `info` of a COMMIT row; `counts` is the inside of its object."""
+    odd = f',"undecodable":{json.dumps(undecoded.describe(), ensure_ascii=False)}' if undecoded else ""
+    return (
+        f'{{"counts":{{{counts}}},"bytes":{raw.size},"content":"{content.hex()}","hash":"{head.hex()}",'
+        f'"empty_before":{raw.bounds.empty_before},"configuration":{configuration}{odd}}}'
+    )
 
 
 def _counts(changes: ChangeColumns, transactions: int) -> list[str]:

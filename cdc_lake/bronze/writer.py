@@ -1,4 +1,4 @@
-"""The bronze writer: transactions in, one file and one commit out, on disk before it returns.
+"""The bronze writer: transactions in, one commit out, of one file or of more, on disk before it returns.
 
 Both markers are part of the commit that has the rows. A commit is made only on top of the version whose state was read,
 so a second writer is refused instead of interleaved; a writer refused once stays refused.
@@ -13,25 +13,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 
+from cdc_lake.bronze.batch_rows import BatchRows
 from cdc_lake.bronze.contract import snapshot_app
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed, Tabulate
-from cdc_lake.bronze.rows import Place, absent_rows, build, snapshot_rows
+from cdc_lake.bronze.rows import Place, absent_rows, snapshot_rows
 from cdc_lake.bronze.table import BronzeTable, Written
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.digest import GENESIS
 from cdc_lake.decode.raw import Raw
-from cdc_lake.errors import AnotherReceiver, NoStream, NotInOrder
+from cdc_lake.errors import AnotherReceiver, DecodeError, NoStream, NotInOrder
 from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.reread import Reread
 from cdc_lake.observe.failpoint import FILE_WRITTEN, STATE_READ, failpoint
 
 FILE_BYTES = 1 << 30
-"""Size in memory above which a commit has more than one file: only a transaction larger than any batch gets there."""
+"""Size in memory above which rows go to more than one file."""
 
 
 _REREAD_BITS, _REREAD_BELOW = 20, 1 << 62
@@ -85,23 +85,15 @@ class TableBronze:
         repeats = len(given.transactions) - len(fresh)
         if not fresh:
             return replace(self.advance(given.upto, given.confirm, given.empty), repeats=repeats)
-        changes = tabulate(fresh)
-        rows, head = build(
-            fresh,
-            changes,
-            stream=before.stream,
-            epoch=before.epoch,
-            previous=before.head,
-            ingest_ts=self._clock(),
-        )
+        rows = BatchRows(fresh, tabulate, before, self._clock())
+        written = self._written(rows)
         confirm = max(before.confirm, given.confirm)
-        state = replace(before, upto=given.upto, confirm=confirm, head=head, empty=given.empty)
-        version, size = self._land(state, rows, {})
+        state = replace(before, upto=given.upto, confirm=confirm, head=rows.head, empty=given.empty)
+        version, size = self._land(state, written, {})
         landed = _landed(
-            state, version, transactions=len(fresh), changes=len(changes), repeats=repeats, bytes_written=size
+            state, version, transactions=len(fresh), changes=rows.changes, repeats=repeats, bytes_written=size
         )
-        numbers = np.bincount(changes.op).tolist()
-        return replace(landed, operations={chr(code): number for code, number in enumerate(numbers) if number})
+        return replace(landed, operations=rows.operations)
 
     def advance(self, position: int, confirm: int, empty: int = 0) -> Landed:
         """Record that nothing is missing up to `position`: the markers rise, or nothing happens."""
@@ -131,7 +123,7 @@ class TableBronze:
             return _landed(state, self._table.version)
         place = Place(state.stream, state.epoch, position, self._clock())
         table = snapshot_rows(relation, rows, place, first_ordinal)
-        version, size = self._land(state, table, {app: chunk})
+        version, size = self._land(state, self._files(table), {app: chunk})
         return _landed(state, version, changes=table.num_rows - 1, bytes_written=size)
 
     def append_reread(self, relation: Relation, rows: pa.Array, absent: pa.Array, position: int) -> Reread:
@@ -144,7 +136,7 @@ class TableBronze:
         place = Place(state.stream, state.epoch, position, now)
         there = snapshot_rows(relation, rows, place, first)
         gone = absent_rows(relation, absent, place, first + len(rows))
-        self._land(state, pa.concat_tables([there, gone]), {})
+        self._land(state, self._files(pa.concat_tables([there, gone])), {})
         return Reread(position, first, len(rows) + len(absent))
 
     # ── the table ──
@@ -166,11 +158,23 @@ class TableBronze:
             raise NoStream("no stream was started in this bronze table", where=self._table.place)
         return state
 
-    def _land(self, state: BronzeState, rows: pa.Table, chunks: dict[str, int]) -> tuple[int, int]:
-        """Write the rows and commit them; the version made and the bytes written."""
+    def _written(self, rows: BatchRows) -> list[Written]:
+        """The files of a batch. What was written before an error stays, and no commit names it."""
+        while True:
+            try:
+                return [file for table in rows.tables() for file in self._files(table)]
+            except DecodeError as error:
+                if not rows.keeps(error):
+                    raise
+
+    def _files(self, rows: pa.Table) -> list[Written]:
+        """Rows as a file, or as several."""
         files = -(-rows.nbytes // FILE_BYTES)
         share = -(-rows.num_rows // files)
-        written = [self._table.write(rows.slice(start, share)) for start in range(0, rows.num_rows, share)]
+        return [self._table.write(rows.slice(start, share)) for start in range(0, rows.num_rows, share)]
+
+    def _land(self, state: BronzeState, written: Sequence[Written], chunks: dict[str, int]) -> tuple[int, int]:
+        """Commit the files; the version made and the bytes written."""
         failpoint(FILE_WRITTEN)
         return self._commit(state, written, chunks), sum(one.size for one in written)
 

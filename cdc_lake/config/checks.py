@@ -48,6 +48,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     out.found += undecodable_rules(root, patterns)
     _hosts(root, out)
     _plugin(root, out)
+    _pgoutput(root, out)
     out.found += kind_rules(root)
     out.found += transform_rules(root)
     out.found += quality_rules(root, patterns)
@@ -196,3 +197,26 @@ def _plugin(root: MappingNode, out: _Findings) -> None:
         hint = "remove `publication`: `tables` says what is captured; or use `plugin: pgoutput`"
         summary = "the plugin test_decoding takes no publication"
         out.error(Problem.SOURCE_COMBINATION, summary, publication.mark, "source.publication", hint)
+
+
+def _pgoutput(root: MappingNode, out: _Findings) -> None:
+    """Options of a plugin that the slot does not have, and streaming that a pinned version does not have."""
+    source = root.entries.get("source")
+    decoding = at(source, "decoding")
+    if not isinstance(source, MappingNode) or text_of(source.entries.get("type")) != "postgres" or decoding is None:
+        return
+    if text_of(at(source, "slot", "plugin")) == "test_decoding":
+        hint = "remove `decoding`; or use `plugin: pgoutput`"
+        summary = "`decoding` has options of pgoutput, and the slot's plugin is test_decoding"
+        out.error(Problem.SOURCE_COMBINATION, summary, decoding.mark, "source.decoding", hint)
+    if text_of(source.entries.get("mode")) == "polling":
+        hint = "remove `decoding`; or use `mode: stream`"
+        summary = "`decoding` has options of a stream, and SQL functions give whole transactions"
+        out.error(Problem.SOURCE_COMBINATION, summary, decoding.mark, "source.decoding", hint)
+    pinned, streaming = at(decoding, "proto_version"), at(decoding, "streaming")
+    version = pinned.value if isinstance(pinned, ScalarNode) else None
+    needed = {"on": 2, "parallel": 4}.get(text_of(streaming) or "", 0)
+    if streaming is not None and isinstance(version, int) and version < needed:
+        summary = f"version {version} of pgoutput's protocol has no `streaming: {text_of(streaming)}`"
+        hint = f"take `proto_version` out, or set it to {needed} or more"
+        out.error(Problem.SOURCE_COMBINATION, summary, streaming.mark, "source.decoding.streaming", hint)

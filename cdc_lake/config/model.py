@@ -66,6 +66,17 @@ class Retention(Section):
     """True: what silver could be built again from stays, the newest stream from its initial copy on."""
 
 
+class Spool(Section):
+    """Disk for transactions that are not committed yet, or too large for memory (PostgreSQL); nothing in it lasts."""
+
+    max_bytes: Bytes = 64 << 30
+    """Bytes on disk beyond which the receiver stops."""
+    part: Bytes = 16 << 20
+    """Bytes of such transactions that are held in memory, and of a large one that are landed at a time, as one file."""
+    path: Text | None = None
+    """Folder on this machine, relative to the project; `<lake.path>/scratch/<pipeline>.spool` by default."""
+
+
 class Bronze(Section):
     """The table that transactions land in."""
 
@@ -75,6 +86,8 @@ class Bronze(Section):
     """Folder of a Delta table, relative to the project, `<lake.path>/bronze/<pipeline>` by default; or `s3://…`."""
     batch: Batch = Batch()
     """When a batch is closed."""
+    spool: Spool = Spool()
+    """Disk for transactions that are not committed yet, or too large for memory."""
     durability: Literal["fsync", "os"] = "fsync"
     """`fsync`: a commit survives power loss before it is confirmed; `os`: left to the operating system."""
     maintenance: Maintenance = Maintenance()

@@ -167,6 +167,12 @@ class Project:
         return self.lake / "scratch" / self.name
 
     @property
+    def spool(self) -> Path:
+        """Folder for transactions that are not committed yet."""
+        given = self.pipeline.bronze.spool.path
+        return self.root / given if given else self.scratch.with_name(f"{self.name}.spool")
+
+    @property
     def reports(self) -> Path:
         """Folder of the reports."""
         return self.lake / "reports" / self.name

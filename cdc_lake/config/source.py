@@ -58,6 +58,18 @@ class Polling(Section):
     """Rows after which one answer ends, at the end of a transaction."""
 
 
+Streaming: TypeAlias = Literal["off", "on", "parallel"]
+
+
+class Pgoutput(Section):
+    """Options of the output plugin pgoutput, under the server's own names."""
+
+    proto_version: Annotated[int, Field(ge=1, le=4, strict=True)] | None = None
+    """Version of its protocol; the highest that the server has by default."""
+    streaming: Streaming | None = None
+    """Whether large transactions are sent while they are under way; `on` where the protocol has it (version 2)."""
+
+
 class PostgresSource(Section):
     """The PostgreSQL database that changes are read from."""
 
@@ -85,6 +97,8 @@ class PostgresSource(Section):
     """A replication stream, or SQL functions where no replication connection is allowed."""
     polling: Polling = Polling()
     """How changes are fetched with `mode: polling`."""
+    decoding: Pgoutput = Pgoutput()
+    """Options of the output plugin."""
     publication: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]{0,62}$")] | None = None
     """Publication the slot reads; created for `tables` where it does not exist. The slot's name by default."""
     tables: Annotated[list[Text], Field(min_length=1)]

@@ -42,18 +42,30 @@ the thread that feeds."""
 
 
 class Announced:
-    """`relations` by OID as four bytes: what a change begins with behind its letter."""
+    """`relations` by OID as four bytes: what a change begins with behind its letter.
+
+    A streamed transaction announces tables for itself alone, and when it commits for all that comes behind it. Which of
+    two announcements of a table came last is told by `arrived`.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._known: dict[TableName, Relation] = {}
         self.relations: dict[bytes, Relation] = {}
         self._types: dict[int, str] = {}
+        self._arrivals = 0
+        self._arrived: dict[bytes, int] = {}
 
     def forget(self) -> None:
         """The next connection announces everything anew."""
         self.relations = {}
         self._types = {}
+        self._arrived = {}
+
+    def arrived(self) -> int:
+        """The number of an announcement that came now."""
+        self._arrivals += 1
+        return self._arrivals
 
     def type(self, message: TypeMessage) -> None:
         """Note the name of a type."""
@@ -63,6 +75,22 @@ class Announced:
 
     def relation(self, message: RelationMessage) -> Relation:
         """Note a table's layout. Raises DecodeError, and what the catalog raises."""
+        relation = self.resolved(message)
+        self.put(message.oid.to_bytes(4, "big"), relation, self.arrived())
+        return relation
+
+    def put(self, oid: bytes, relation: Relation | None, arrival: int) -> None:
+        """The layout of a table, None: nobody knows it; passed over where a later announcement is known."""
+        if arrival < self._arrived.get(oid, 0):
+            return
+        self._arrived[oid] = arrival
+        if relation is None:
+            self.relations.pop(oid, None)
+        else:
+            self.relations[oid] = relation
+
+    def resolved(self, message: RelationMessage) -> Relation:
+        """A table's layout, which is not noted. Raises DecodeError, and what the catalog raises."""
         facts = self._facts(message)
         relation = Relation(
             table=message.table,
@@ -86,7 +114,6 @@ class Announced:
         if self._known.get(message.table) == relation:
             relation = self._known[message.table]
         self._known[message.table] = relation
-        self.relations[message.oid.to_bytes(4, "big")] = relation
         return relation
 
     def _facts(self, message: RelationMessage) -> TableFacts:

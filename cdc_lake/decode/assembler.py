@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cdc_lake.decode.announced import Announced, Catalog, TableFacts
+from cdc_lake.decode.frames import AllInMemory, NewFrames
+from cdc_lake.decode.large import Growing, LargeTransaction
 from cdc_lake.decode.pgoutput import parse
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.records import (
@@ -22,6 +24,7 @@ from cdc_lake.decode.records import (
     TruncateMessage,
     TypeMessage,
 )
+from cdc_lake.decode.streams import Streams
 from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, UnknownRelation
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation
@@ -30,6 +33,8 @@ from cdc_lake.model.transaction import Boundaries
 __all__ = ["Assembler", "Catalog", "TableFacts"]
 
 _ROW_CHANGES: Final = frozenset(b"IUD")
+_BORDERS: Final = frozenset((b"B", b"C", b"S", b"E", b"c", b"A"))
+"""Letters of what begins and ends transactions and their blocks."""
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class _Open:
     begin: Begin
     origin: str | None = None
     truncated: dict[int, tuple[Relation, ...]] = field(default_factory=dict)
+    growing: Growing | None = None  # what was too much to be held
     fault: DecodeError | None = None
     repeated: set[bytes] = field(default_factory=set)  # OIDs whose wrong relation message is among the frames
 
@@ -56,25 +62,33 @@ class Assembler:
     """Takes the messages of one pgoutput connection in order, gives transactions back as they commit.
 
     After a DecodeError, or when the connection is lost, `reset` before feeding again: the server then starts over
-    with whole transactions and announces every relation anew. `outside_messages` counts non-transactional logical
-    messages: they belong to no transaction, hence to no position, and are dropped deliberately.
+    with whole transactions and announces every relation anew. Logical messages outside of transactions belong to none,
+    hence to no position, and are dropped deliberately.
 
     With `keeps`, a message inside a transaction that cannot be taken in is kept as it came, and the transaction has a
     `fault`. BEGIN and COMMIT are errors as ever; so is a message that hides one of them, by the next that does not fit.
     """
 
-    def __init__(self, catalog: Catalog, *, keeps: bool = False) -> None:
+    def __init__(self, catalog: Catalog, *, keeps: bool = False, frames: NewFrames | None = None) -> None:
+        """`frames` makes stores for transactions that are streamed or large; None: all are held in memory."""
+        frames = frames or AllInMemory()
         self._announced = Announced(catalog)
         self._keeps = keeps
-        self.outside_messages = 0
+        self._new_frames, self._part = frames, frames.part
+        self._streams = Streams(self._announced, frames, keeps=keeps)
+        self._outside_messages = 0
+        self._open: _Open | None = None
         self.reset()
 
     def reset(self) -> None:
-        """Forget the open transaction and what this connection announced."""
+        """Forget the open transactions and what this connection announced."""
+        if self._open is not None and self._open.growing is not None:
+            self._open.growing.frames.close()
+        self._streams.forget()
         self._announced.forget()
         self._relations = self._announced.relations
         self._wrong: dict[bytes, _Wrong] = {}
-        self._open: _Open | None = None
+        self._open = None
         self._start()
 
     def _start(self) -> None:
@@ -85,8 +99,13 @@ class Assembler:
 
     @property
     def in_transaction(self) -> bool:
-        """True between a BEGIN and its COMMIT."""
-        return self._open is not None
+        """True between a BEGIN and its COMMIT, and inside a block of a streamed transaction."""
+        return self._open is not None or self._streams.block is not None
+
+    @property
+    def outside_messages(self) -> int:
+        """Logical messages outside of transactions, which were dropped."""
+        return self._outside_messages + self._streams.outside_messages
 
     @property
     def open_csn(self) -> None:
@@ -94,19 +113,21 @@ class Assembler:
         return
 
     @property
-    def completed(self) -> tuple[RawTransaction, ...]:
+    def completed(self) -> tuple[RawTransaction | LargeTransaction, ...]:
         """None: a message that cannot be read completes no transaction before that."""
         return ()
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of changes held for the open transaction."""
-        return self._bytes
+        """Bytes of changes of the transactions that are open."""
+        growing = None if self._open is None else self._open.growing
+        return self._bytes + (0 if growing is None else growing.frames.size) + self._streams.open_bytes
 
-    def feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction, ...]:
+    def feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction | LargeTransaction, ...]:
         """Take one message and the WAL position it came with; the transaction it completes, where it completes one.
 
-        Transactions without changes come out too. Raises DecodeError, whose `where` names the position.
+        Transactions without changes come out too. Raises DecodeError, whose `where` names the position; LakeError
+        where a store has no room.
         """
         relation = self._relations.get(payload[1:5])  # a key of four bytes: where it is found, payload[0] exists
         if relation is not None and payload[0] in _ROW_CHANGES and self._open is not None:
@@ -114,8 +135,17 @@ class Assembler:
             self._lsns.append(lsn)
             self._layouts.append(relation)
             self._bytes += len(payload)
+            if self._bytes > self._part:
+                self._outgrown(self._open)
+            return ()
+        block = self._streams.block
+        if block is not None and payload[5:9] in block.announced and payload[0] in _ROW_CHANGES:
+            block.enter(payload[1:5])
+            block.frames.append(payload[:1] + payload[5:], lsn)
             return ()
         try:
+            if self._open is None and self._streams.takes(payload):
+                return self._streams.feed(payload, lsn)
             return self._feed(payload, lsn)
         except DecodeError as error:
             error.where = error.where or f"the message at {Lsn(lsn)}"
@@ -123,7 +153,7 @@ class Assembler:
                 raise
             return ()
 
-    def _feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction, ...]:
+    def _feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction | LargeTransaction, ...]:
         """Everything but a change of a known relation in an open transaction."""
         match parse(payload):
             case Begin() as begin:
@@ -140,7 +170,7 @@ class Assembler:
             case TypeMessage() as named:
                 self._announced.type(named)
             case LogicalMessage(transactional=False):
-                self.outside_messages += 1
+                self._outside_messages += 1
             case LogicalMessage():
                 self._transaction("a message")
                 self._keep(payload, lsn, None)
@@ -161,6 +191,8 @@ class Assembler:
         self._lsns.append(lsn)
         self._layouts.append(relation)
         self._bytes += len(payload)
+        if self._open is not None and self._bytes > self._part:
+            self._outgrown(self._open)
 
     def _truncate(self, payload: bytes, lsn: int, oids: tuple[int, ...]) -> None:
         open_ = self._transaction("a truncate")
@@ -169,10 +201,20 @@ class Assembler:
             if (relation := self._relations.get(oid.to_bytes(4, "big"))) is None:
                 raise UnknownRelation(f"a truncate of table OID {oid}, which was not announced", offset=6 + 4 * at)
             tables.append(relation)
-        open_.truncated[len(self._frames)] = tuple(tables)
+        open_.truncated[self._count(open_)] = tuple(tables)
         self._keep(payload, lsn, tables[0])
 
-    def _commit(self, commit: Commit) -> RawTransaction:
+    def _count(self, open_: _Open) -> int:
+        return len(self._frames) + (0 if open_.growing is None else len(open_.growing.frames))
+
+    def _outgrown(self, open_: _Open) -> None:
+        """The open transaction goes on in a store."""
+        if open_.growing is None:
+            open_.growing = Growing(self._new_frames())
+        open_.growing.extend(self._frames, self._lsns, self._layouts, open_.truncated)
+        self._start()
+
+    def _commit(self, commit: Commit) -> RawTransaction | LargeTransaction:
         open_ = self._transaction("a COMMIT")
         begin = open_.begin
         if begin.final_lsn != commit.commit_lsn:
@@ -180,15 +222,21 @@ class Assembler:
             raise MalformedMessage(f"a COMMIT at {came} for a BEGIN that announced {announced}", offset=2)
         if commit.end_lsn < commit.commit_lsn:
             raise MalformedMessage("a commit record that ends before it starts", offset=10)
+        bounds = Boundaries(
+            position=commit.end_lsn,
+            confirm=commit.end_lsn,
+            commit_lsn=commit.commit_lsn,
+            xid=begin.xid,
+            commit_ts=commit.commit_ts,
+            origin=open_.origin,
+        )
+        if (growing := open_.growing) is not None:
+            self._outgrown(open_)
+            growing.frames.seal()
+            self._open = None
+            return LargeTransaction(bounds, growing.frames, growing.marks, open_.fault)
         raw = RawTransaction(
-            bounds=Boundaries(
-                position=commit.end_lsn,
-                confirm=commit.end_lsn,
-                commit_lsn=commit.commit_lsn,
-                xid=begin.xid,
-                commit_ts=commit.commit_ts,
-                origin=open_.origin,
-            ),
+            bounds=bounds,
             frames=self._frames,
             lsns=self._lsns,
             layouts=self._layouts,
@@ -204,7 +252,7 @@ class Assembler:
 
     def _kept(self, payload: bytes, lsn: int, error: DecodeError) -> bool:
         """Keep a message of the open transaction as it came; False where the stream itself is in doubt."""
-        if self._open is None or payload[:1] in (b"B", b"C"):
+        if self._open is None or payload[:1] in _BORDERS:
             return False
         match payload[:1]:
             case b"R":

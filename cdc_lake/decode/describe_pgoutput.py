@@ -19,7 +19,8 @@ from cdc_lake.decode.describe import (
     value_object,
 )
 from cdc_lake.decode.pgoutput import parse
-from cdc_lake.decode.pgoutput_later import WITH_XID, in_text, later
+from cdc_lake.decode.pgoutput_later import in_text, later
+from cdc_lake.decode.pgoutput_stream import WITH_XID, without_xid
 from cdc_lake.decode.records import (
     AnnouncedColumn,
     Begin,
@@ -60,7 +61,7 @@ class PgoutputDescriber:
             return found
         if self._streaming and payload[:1] and payload[0] in WITH_XID:
             xid = {"xid": int.from_bytes(payload[1:5], "big")}
-            return {**self._first(payload[:1] + payload[5:]), **xid}
+            return {**self._first(without_xid(payload)), **xid}
         return self._first(payload)
 
     def _first(self, payload: bytes) -> Described:

@@ -175,6 +175,17 @@ class Content:
         """The digest of the next change."""
         self._push(0, digest)
 
+    def add_all(self, digests: Sequence[bytes]) -> None:
+        """The digests of the next changes."""
+        data, step, at = Digests.of([digests]).data, FAN_OUT * DIGEST_SIZE, 0
+        while at < len(data):
+            if not self._levels[0] and at + step <= len(data):
+                self._push(1, hashlib.blake2b(b"\x01" + data[at : at + step], digest_size=DIGEST_SIZE).digest())
+                at += step
+            else:
+                self._push(0, data[at : at + DIGEST_SIZE])
+                at += DIGEST_SIZE
+
     def root(self) -> bytes:
         """The root over all digests that were added; nothing may be added after it."""
         at = 0

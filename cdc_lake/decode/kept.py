@@ -31,7 +31,14 @@ _CHANGES: Final = frozenset(b"IUD")
 class PgoutputFormat:
     """See `decode.undecodable.Format`: layouts come with the transactions, so nothing is learned from a batch."""
 
-    tabulate: Callable[[Sequence[RawTransaction]], ChangeColumns]
+    decode: Callable[[Sequence[RawTransaction]], ChangeColumns]
+
+    def tabulate(self, batch: Sequence[RawTransaction]) -> ChangeColumns:
+        """Their changes. Raises the fault that one of them has, and what decoding them raises."""
+        for raw in batch:
+            if raw.fault is not None:
+                raise raw.fault
+        return self.decode(batch)
 
     def mark(self) -> None:
         """Nothing."""
@@ -40,7 +47,11 @@ class PgoutputFormat:
         """Nothing to undo."""
 
     def keep(self, raw: RawTransaction, error: DecodeError) -> Kept:
-        """All frames, each with its layout."""
+        """All frames, each with its layout. Raises the error for a part that came without a fault: its transaction is
+        kept as a whole, or not at all.
+        """
+        if raw.part and raw.fault is None:
+            raise error
         frames, tables = [], []
         layouts: list[Relation] = []
         for at, (data, lsn, layout) in enumerate(zip(raw.frames, raw.lsns, raw.layouts, strict=True)):

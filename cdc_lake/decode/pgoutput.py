@@ -2,8 +2,8 @@
 
 Specification: PostgreSQL's documentation, "Logical Replication Message Formats" and "Logical Streaming Replication
 Parameters". `parse` turns one message into a record; `changes` and `transaction` turn a raw transaction into values
-of the model. Any bytes give a record or a `DecodeError`. Messages of later protocol versions (streaming, two-phase)
-and binary values were not asked for, so they are errors that name what was expected.
+of the model. Any bytes give a record or a `DecodeError`. Streamed transactions are taken apart before (`streams`);
+two-phase and binary values were not asked for, so they are errors that name what was expected.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _shown(letter: bytes) -> str:
     return f"`{letter.decode()}`" if letter.isalnum() else f"0x{letter.hex()}"
 
 
-def _timestamp(micros: int, at: int) -> int:
+def timestamp(micros: int, at: int) -> int:
+    """A time of the protocol, read at byte `at`, as microseconds since 1970 UTC. Raises MalformedMessage."""
     since_1970 = micros + POSTGRES_EPOCH
     if since_1970 >= 1 << 63:
         raise MalformedMessage("a commit time beyond what 64 bits of microseconds hold", offset=at)
@@ -156,13 +157,13 @@ def _allowed(flags: int, allowed: int, of: str, at: int) -> int:
 
 def _begin(reader: Reader, _columns: int | None) -> Begin:
     final_lsn, micros, xid = reader.fixed(_BEGIN)
-    return Begin(storable(final_lsn, 1), _timestamp(micros, 9), xid)
+    return Begin(storable(final_lsn, 1), timestamp(micros, 9), xid)
 
 
 def _commit(reader: Reader, _columns: int | None) -> Commit:
     flags, commit_lsn, end_lsn, micros = reader.fixed(_COMMIT)
     _allowed(flags, 0, "commit", 1)
-    return Commit(flags, storable(commit_lsn, 2), storable(end_lsn, 10), _timestamp(micros, 18))
+    return Commit(flags, storable(commit_lsn, 2), storable(end_lsn, 10), timestamp(micros, 18))
 
 
 def _origin(reader: Reader, _columns: int | None) -> OriginMessage:

@@ -1,34 +1,34 @@
-"""What the receiver does not ask pgoutput for, as JSON objects: versions 2 to 4 of the protocol, and binary values.
+"""What versions 2 to 4 of pgoutput's protocol brought, as JSON objects, and binary values.
 
-The receiver asks for version 1 in text and never sees these; `inspect payload` reads streams that others asked for.
-Versions 2 to 4 brought streamed transactions and two-phase. Inside a streamed block the messages of version 1 have a
-transaction id behind their letter. Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
+The receiver asks neither for two-phase nor for binary values; `inspect payload` reads streams that others asked for.
+Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, assert_never
 
 from cdc_lake.decode.describe import Described, lsn_text, present, time_text
 from cdc_lake.decode.pgoutput import POSTGRES_EPOCH
+from cdc_lake.decode.pgoutput_stream import (
+    StreamAbort,
+    StreamCommit,
+    StreamMessage,
+    StreamStart,
+    StreamStop,
+    stream_message,
+)
 from cdc_lake.decode.reader import Reader
 
-WITH_XID: Final = frozenset(b"RYIUDTM")
-"""Letters of version 1 that are followed by a transaction id inside a streamed block."""
-
 _ROW_HEAD: Final = 5  # bytes: letter and OID of the table
-_PLAIN_ABORT: Final = 9  # bytes: letter and two transaction ids
 
 
 def later(payload: bytes) -> Described | None:
     """The object of a message of a later version; None for a letter that is none of theirs. Raises DecodeError."""
-    letter = payload[:1]
-    if letter == b"A":
-        read: Callable[[Reader], Described] = _parallel_abort if len(payload) > _PLAIN_ABORT else _stream_abort
-    elif letter in _LETTERS:
-        read = _LETTERS[letter]
-    else:
+    if (streamed := stream_message(payload)) is not None:
+        return _streamed(streamed)
+    if (read := _LETTERS.get(payload[:1])) is None:
         return None
     reader = Reader(payload)
     reader.take(1)
@@ -60,27 +60,19 @@ def in_text(payload: bytes) -> tuple[bytes, dict[bytes, frozenset[int]]]:
     return bytes(out), binary
 
 
-def _stream_start(reader: Reader) -> Described:
-    return {"type": "stream_start", "xid": reader.u32(), "first": reader.u8() == 1}
-
-
-def _stream_stop(_reader: Reader) -> Described:
-    return {"type": "stream_stop"}
-
-
-def _stream_commit(reader: Reader) -> Described:
-    xid = reader.u32()
-    reader.u8()  # flags, none in use
-    return present(type="stream_commit", **_ends(reader), xid=xid)
-
-
-def _stream_abort(reader: Reader) -> Described:
-    return {"type": "stream_abort", "xid": reader.u32(), "subxid": reader.u32()}
-
-
-def _parallel_abort(reader: Reader) -> Described:
-    """With parallel streaming (version 4) where and when come behind."""
-    return {**_stream_abort(reader), **present(lsn=lsn_text(reader.lsn()), timestamp=_time(reader))}
+def _streamed(message: StreamMessage) -> Described:
+    match message:
+        case StreamStart(xid=xid, first=first):
+            return {"type": "stream_start", "xid": xid, "first": first}
+        case StreamStop():
+            return {"type": "stream_stop"}
+        case StreamCommit(xid=xid, commit_lsn=lsn, end_lsn=end, commit_ts=at):
+            ends = {"lsn": lsn_text(lsn), "end_lsn": lsn_text(end), "timestamp": time_text(at)}
+            return {"type": "stream_commit", **ends, "xid": xid}
+        case StreamAbort(xid=xid, subxid=subxid, lsn=lsn, at=at):
+            return present(type="stream_abort", xid=xid, subxid=subxid, lsn=lsn_text(lsn), timestamp=time_text(at))
+        case _ as never:
+            assert_never(never)
 
 
 def _begin_prepare(reader: Reader) -> Described:
@@ -112,9 +104,6 @@ def _time(reader: Reader) -> str | int | None:
 
 
 _LETTERS: Final[dict[bytes, Callable[[Reader], Described]]] = {
-    b"S": _stream_start,
-    b"E": _stream_stop,
-    b"c": _stream_commit,
     b"b": _begin_prepare,
     b"P": _prepared("prepare"),
     b"K": _prepared("commit_prepared"),

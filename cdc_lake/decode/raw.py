@@ -48,6 +48,8 @@ class RawTransaction:
 
     `fault`: by the policy `land`, why a message of it could not be taken in; then `frames` has that one too, and the
     relation messages that were wrong, each before the first change that needs it.
+
+    `part`: its frames are some of a large transaction's (`decode.large`), and `size` is theirs.
     """
 
     bounds: Boundaries
@@ -57,6 +59,7 @@ class RawTransaction:
     truncated: dict[int, tuple[Relation, ...]]
     size: int  # bytes of all frames
     fault: DecodeError | None = None
+    part: bool = False
 
     @property
     def count(self) -> int:

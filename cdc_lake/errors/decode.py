@@ -33,7 +33,7 @@ class UnexpectedMessage(DecodeError):
     """A message, tuple or value of a kind that was not asked for, or that nobody knows."""
 
     code = "DEC302"
-    hint = "stream pgoutput with proto_version 1, in text and without streaming; if it is, report it"
+    hint = "is the slot's plugin the one that `source.slot.plugin` names? if it is, report it"
 
 
 class MalformedMessage(DecodeError):

@@ -339,3 +339,21 @@ class SilverBusy(LakeError):
     code = "LAK478"
     retry = Retry.LATER
     hint = "nothing was changed by the step that lost; run `cdc-lake maintain` again when less is applied"
+
+
+class SpoolFull(LakeError):
+    """Transactions that are not committed yet take more of this machine's disk than they may."""
+
+    code = "LAK481"
+    hint = (
+        "nothing is lost, the slot keeps them; raise `bronze.spool.max_bytes`, or end the transaction at the source: "
+        "`SELECT pid, xact_start FROM pg_stat_activity ORDER BY 2` shows the oldest"
+    )
+
+
+class SpoolNotWritten(LakeError):
+    """A transaction that is not committed yet could not be kept on this machine's disk, or not read back."""
+
+    code = "LAK482"
+    retry = Retry.LATER
+    hint = "is the disk full? make room, or put the folder elsewhere with `bronze.spool.path`; the slot keeps it all"

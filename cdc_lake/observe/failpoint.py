@@ -15,6 +15,7 @@ from collections.abc import Callable
 CONNECTED = "receive.connected"
 STATE_READ = "receive.state-read"
 COMMIT_RECEIVED = "receive.commit-received"
+SPOOLED = "receive.spooled"
 FILE_OPEN = "lake.file-open"
 FILE_WRITTEN = "bronze.file-written"
 COMMIT_WRITTEN = "lake.commit-written"
@@ -46,6 +47,7 @@ FAILPOINTS = {
     STATE_READ: "a start has read what bronze holds, the stream is not open",
     CONNECTED: "the stream is open, nothing was read",
     COMMIT_RECEIVED: "a transaction is complete in memory",
+    SPOOLED: "a part of a transaction is in the spool, its COMMIT was not read",
     FILE_OPEN: "a data file of bronze or of a control table is open, its end is not written",
     FILE_WRITTEN: "a data file of bronze is on disk, no commit names it",
     COMMIT_WRITTEN: "a commit to bronze or to a control table is made, its reply was not seen",

@@ -140,7 +140,7 @@ OPEN_TRANSACTION_BYTES: Final = Metric(
     "cdc_lake_open_transaction_bytes",
     Kind.GAUGE,
     _RECEIVE,
-    "Changes held in memory of a transaction whose COMMIT has not come.",
+    "Changes of transactions whose COMMIT has not come.",
 )
 BATCH_ROWS: Final = Metric(
     "cdc_lake_batch_rows", Kind.HISTOGRAM, _RECEIVE, "Changes of one commit to bronze.", buckets=_ROWS

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.model import Batch
+from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.raw import Raw, Tabulated
 from cdc_lake.pipeline.order import Closed
 
@@ -73,9 +74,13 @@ class OpenBatch:
         return max(self._since, self._closed + self._limits.max_delay / 1000) - self._clock()
 
     def hand_over(self) -> Sequence[Raw]:
-        """The transactions that were not handed over for decoding yet. Their bytes are held no longer."""
+        """The transactions that were not handed over for decoding yet. Their bytes are held no longer, but for large
+        ones, whose bytes are on disk.
+        """
         handed = self._transactions[self._handed :]
-        self._transactions[self._handed :] = [Tabulated(raw.bounds, raw.size, raw.count) for raw in handed]
+        self._transactions[self._handed :] = [
+            raw if isinstance(raw, LargeTransaction) else Tabulated(raw.bounds, raw.size, raw.count) for raw in handed
+        ]
         self._handed, self.to_decode = len(self._transactions), 0
         return handed
 

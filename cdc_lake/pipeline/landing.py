@@ -5,6 +5,8 @@ time and long before their batch is closed; then a batch is written and committe
 interpreter lock. What waits for decoding is bytes, what waits for writing is columns: the first are given back early.
 
 Of a batch with a transaction that cannot be decoded what stands before it is committed; then there is a `fault`.
+
+A large transaction is decoded by its writer, a part at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import groupby
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,6 +23,7 @@ import pyarrow as pa
 from cdc_lake.bronze.port import BronzeWriter, ClosedBatch, Landed, Tabulate
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.joined import joined
+from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import DecodeError
 
@@ -46,6 +50,34 @@ class _Part:
     size: int
 
 
+class _Ready:
+    """What a batch's writer asks for columns (`bronze.port.Tabulate`): decoded before, but for parts of large ones."""
+
+    def __init__(self, batch: ClosedBatch, tabulate: Tabulate) -> None:
+        self.batch = batch
+        self.failed: int | None = None
+        """Of the batch's transactions, the large one of which a part could not be decoded."""
+        self._tabulate = tabulate
+        self._runs: dict[int, list[tuple[ChangeColumns, int]]] = {}  # by the position of the last transaction
+
+    def add(self, run: list[tuple[ChangeColumns, int]], behind: int) -> None:
+        """The columns of transactions that stand together, up to number `behind` of the batch, exclusive."""
+        if run:
+            self._runs[self.batch.transactions[behind - 1].bounds.position] = run
+
+    def __call__(self, fresh: Sequence[Any]) -> ChangeColumns:
+        last = fresh[-1].bounds.position
+        if (run := self._runs.get(last)) is not None:
+            repeats = sum(count for _, count in run) - len(fresh)
+            return joined(run, pa.chunked_array).without_first(repeats)
+        try:
+            return self._tabulate(fresh)
+        except DecodeError:
+            positions = [one.bounds.position for one in self.batch.transactions]
+            self.failed = positions.index(last)
+            raise
+
+
 class Landing:
     """Hands commits to the writer. At most one is under way; what it made durable is taken by `taken` or `finish`.
 
@@ -60,7 +92,7 @@ class Landing:
         self._tabulate = tabulate
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="cdc-lake-decode")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="cdc-lake-bronze")
-        self._parts: list[_Part] = []  # of the next batch
+        self._parts: list[_Part | LargeTransaction] = []  # of the next batch
         self._behind: list[_Part] = []  # of any batch, not decoded yet when last looked at
         self._commit: Future[Landed] | None = None
         self.fault: DecodeError | None = None
@@ -89,9 +121,13 @@ class Landing:
 
     def decode(self, transactions: Sequence[Raw]) -> None:
         """Start to make columns of the transactions that the next batch has, behind those given before."""
-        if transactions:
-            size = sum(transaction.size for transaction in transactions)
-            part = _Part(self._decoding.submit(self._decode, transactions), size)
+        for large, some in groupby(transactions, key=lambda one: isinstance(one, LargeTransaction)):
+            if large:
+                self._parts += [one for one in some if isinstance(one, LargeTransaction)]
+                continue
+            together = list(some)
+            size = sum(transaction.size for transaction in together)
+            part = _Part(self._decoding.submit(self._decode, together), size)
             self._parts.append(part)
             self._behind.append(part)
 
@@ -137,21 +173,33 @@ class Landing:
             good = transactions[: fault.good]
             return _Decoded(self._tabulate(good) if good else None, len(good), fault)
 
-    def _append(self, batch: ClosedBatch, parts: list[_Part]) -> Landed:
-        columns: list[tuple[ChangeColumns, int]] = []
+    def _append(self, batch: ClosedBatch, parts: list[_Part | LargeTransaction]) -> Landed:
+        ready = _Ready(batch, self._tabulate)
+        run: list[tuple[ChangeColumns, int]] = []
+        behind = 0
         for part in parts:
+            if isinstance(part, LargeTransaction):
+                ready.add(run, behind)
+                run, behind = [], behind + 1
+                continue
             decoded = part.columns.result()
+            behind += decoded.transactions
             if decoded.columns is not None:
-                columns.append((decoded.columns, decoded.transactions))
+                run.append((decoded.columns, decoded.transactions))
             if decoded.fault is not None:
-                batch = self._good(batch, sum(count for _, count in columns), decoded.fault)
+                batch = self._good(batch, behind, decoded.fault)
                 break
-        many = len(batch.transactions)
-
-        def given(fresh: Sequence[Any]) -> ChangeColumns:
-            return joined(columns, pa.chunked_array).without_first(many - len(fresh))  # repeats
-
-        return self._bronze.append(batch, given)
+        ready.add(run, behind)
+        try:
+            landed = self._bronze.append(batch, ready)
+        except DecodeError as fault:
+            if ready.failed is None:
+                raise
+            landed = self._bronze.append(self._good(batch, ready.failed, fault), ready)
+        for transaction in batch.transactions:
+            if isinstance(transaction, LargeTransaction):
+                transaction.release()
+        return landed
 
     def _good(self, batch: ClosedBatch, count: int, fault: DecodeError) -> ClosedBatch:
         """What of a batch stands before the transaction that cannot be decoded; raises its error where that is none."""

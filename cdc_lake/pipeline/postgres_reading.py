@@ -11,6 +11,7 @@ from cdc_lake.bronze.port import BronzeState, Tabulate
 from cdc_lake.config.project import Project
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.mppdb.columnar import tabulate as tabulate_lines
 from cdc_lake.decode.mppdb.kept import FamilyFormat
@@ -23,33 +24,47 @@ from cdc_lake.pipeline.postgres_captured import by_publication
 from cdc_lake.source.catalog import SourceCatalog
 from cdc_lake.source.connection import Session, command, encoding_of
 from cdc_lake.source.decoded_tables import RowTables, takes
+from cdc_lake.source.pgoutput_options import chosen
 from cdc_lake.source.plugins import LINE_OPTIONS, message_options
 from cdc_lake.source.stream import TransactionAssembler
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the plugin is asked for, and who makes transactions and columns; `again`: of what comes again."""
+    """Who makes transactions and columns; `again`: of what comes again."""
 
-    options: Mapping[str, str]
     assembler: TransactionAssembler
     tabulate: Tabulate
     again: Tabulate
 
 
 def plugin_options(project: Project) -> Mapping[str, str]:
-    """What the slot's plugin is asked for."""
+    """What the slot's plugin is asked for, in any case."""
     return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
 
 
+def stream_options(project: Project, major: int) -> Mapping[str, str]:
+    """The same for a stream of a server of this major version. Raises OptionRefused."""
+    more = chosen(major, project.postgres.decoding) if by_publication(project) else {}
+    return {**plugin_options(project), **more}
+
+
 def reading_of(
-    project: Project, session: Session, layouts: Callable[[], Session], state: BronzeState, tell: Tell
+    project: Project,
+    session: Session,
+    layouts: Callable[[], Session],
+    state: BronzeState,
+    tell: Tell,
+    frames: NewFrames,
 ) -> Reading:
-    """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines."""
+    """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines.
+
+    `frames` makes stores for large transactions; those that come as lines are held in memory.
+    """
     if by_publication(project):
-        assembler = Assembler(SourceCatalog(session), keeps=lands(project))
+        assembler = Assembler(SourceCatalog(session), keeps=lands(project), frames=frames)
         columns = by_policy(project, PgoutputFormat(partial(tabulate, in_hex=in_hex(project))), tell)
-        return Reading(plugin_options(project), assembler, columns, columns)
+        return Reading(assembler, columns, columns)
     return _of_lines(project, layouts(), state, tell)
 
 
@@ -65,7 +80,6 @@ def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell
 
     again = made()
     return Reading(
-        plugin_options(project),
         LineAssembler(codec, taken, keeps=lands(project)),
         by_policy(project, FamilyFormat(made(), project.postgres.slot.plugin), tell),
         lambda batch: tabulate_lines(batch, again),

@@ -18,7 +18,8 @@ from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_t
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
-from cdc_lake.pipeline.postgres_reading import plugin_options, print_whole_names, reading_of
+from cdc_lake.pipeline.postgres_reading import plugin_options, print_whole_names, reading_of, stream_options
+from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import slot
 from cdc_lake.source.connection import Session, connect, pinned, place_of
@@ -78,7 +79,9 @@ def open_postgres(
         frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
-        reading = reading_of(project, session, lambda: dial("layouts"), state, tell)
+        limits = project.pipeline.bronze.spool
+        spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
+        reading = reading_of(project, session, lambda: dial("layouts"), state, tell, spool)
         yield OpenStream(
             frames=frames,
             assembler=reading.assembler,
@@ -148,10 +151,10 @@ def _start(project: Project, replication: Session, facts: ServerFacts, state: Br
         interval = min(interval, facts.wal_sender_timeout / 3)
     if not by_publication(project):
         print_whole_names(replication)
-    options = plugin_options(project)
     source = project.postgres
     if source.mode == "polling":
-        functions = PostgresFunctions(replication, project.slot, source.slot.plugin, options)
+        functions = PostgresFunctions(replication, project.slot, source.slot.plugin, plugin_options(project))
         every, most = source.polling.interval / 1000, source.polling.max_changes
         return PollingStream(functions, state.confirm, interval=every, max_changes=most)
+    options = stream_options(project, facts.major)
     return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval)

@@ -2,7 +2,7 @@
 
 One commit is under way at a time, while the next batch is read, and decoded as it comes. When that one is full too, or
 decoding is behind, nothing more is read: the server waits, and is answered meanwhile. So it is while the lake is away
-or full (`pipeline.outlasting`). Frames of a transaction whose COMMIT has not come are held in memory.
+or full (`pipeline.outlasting`). What becomes of a transaction whose COMMIT has not come is the assembler's.
 """
 
 from __future__ import annotations

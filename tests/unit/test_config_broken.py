@@ -67,6 +67,22 @@ CASES = {
         HEAD.replace("host: h", "host: h, mode: polling, slot: {failover: true}"),
         "CFG129 3:67",
     ),
+    "options of a stream, read by SQL functions": (
+        HEAD.replace("host: h", "host: h, mode: polling, decoding: {streaming: off}"),
+        "CFG129 3:60",
+    ),
+    "streaming that a version does not have": (
+        HEAD.replace("host: h", "host: h, decoding: {proto_version: 1, streaming: on}"),
+        "CFG129 3:75",
+    ),
+    "parallel streaming that a version does not have": (
+        HEAD.replace("host: h", "host: h, decoding: {proto_version: 3, streaming: parallel}"),
+        "CFG129 3:75",
+    ),
+    "options of another plugin": (
+        HEAD.replace("host: h", "host: h, slot: {plugin: test_decoding}, decoding: {streaming: off}"),
+        "CFG129 3:76",
+    ),
     "hosts with a port that is none": (HEAD.replace("host: h", "hosts: [a, b:x]"), "CFG129 3:37"),
     "missing section": ("version: 1\npipeline: shop\n", "CFG106 1:1"),
     "a rule without its kind": (RULES + "        - {column: a}\n", "CFG106 8:11"),

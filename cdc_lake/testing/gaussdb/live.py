@@ -202,6 +202,7 @@ class LivePostgres:
     def _read(self, timeout: float) -> None:
         for lsn, payload in self._stream.poll(timeout):
             for raw in self._assembler.feed(payload, lsn):
+                assert isinstance(raw, RawTransaction), "none is large to an assembler without a spool"
                 self._take(raw)
         self._end = max(self._end, self._stream.keepalive_end)
 

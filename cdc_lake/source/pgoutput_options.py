@@ -1,0 +1,30 @@
+"""What pgoutput is asked for beyond the publication: its protocol's version, and transactions that are under way.
+
+PostgreSQL's documentation, "Logical Streaming Replication Parameters": version 2 streams (PostgreSQL 14), version 3
+knows two-phase (15), version 4 tells where a stream was rolled back, for those who apply in parallel (16).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cdc_lake.config.source import Pgoutput
+from cdc_lake.errors import OptionRefused
+
+_NEWEST: Final = {14: 2, 15: 3}
+_SINCE_16: Final = 4
+_STREAMS, _PARALLEL = 2, 4
+
+
+def chosen(major: int, given: Pgoutput) -> dict[str, str]:
+    """The options for a server: what is given, else the highest version it has, streaming. Raises OptionRefused."""
+    newest = _NEWEST.get(major, _SINCE_16)
+    version = newest if given.proto_version is None else given.proto_version
+    if version > newest:
+        text = f"PostgreSQL {major} speaks versions 1 to {newest} of pgoutput's protocol, not {version}"
+        raise OptionRefused(text, hint="take `proto_version` out of `source.decoding`")
+    streaming = given.streaming or ("on" if version >= _STREAMS else "off")
+    if streaming == "parallel" and version < _PARALLEL:
+        text = f"PostgreSQL {major} has no `streaming 'parallel'`"
+        raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")
+    return {"proto_version": str(version)} | ({} if streaming == "off" else {"streaming": streaming})

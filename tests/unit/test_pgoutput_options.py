@@ -1,0 +1,38 @@
+"""What pgoutput is asked for: the highest version a server has, streaming, unless the pipeline says otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc_lake.config.source import Pgoutput
+from cdc_lake.errors import OptionRefused
+from cdc_lake.source.pgoutput_options import chosen
+
+
+@pytest.mark.parametrize(
+    ("major", "given", "asked"),
+    [
+        (14, {}, {"proto_version": "2", "streaming": "on"}),
+        (15, {}, {"proto_version": "3", "streaming": "on"}),
+        (16, {}, {"proto_version": "4", "streaming": "on"}),
+        (18, {}, {"proto_version": "4", "streaming": "on"}),
+        (18, {"proto_version": 1}, {"proto_version": "1"}),
+        (18, {"proto_version": 3}, {"proto_version": "3", "streaming": "on"}),
+        (18, {"streaming": "off"}, {"proto_version": "4"}),
+        (18, {"streaming": "parallel"}, {"proto_version": "4", "streaming": "parallel"}),
+    ],
+)
+def test_the_highest_version_streams(major: int, given: dict[str, Any], asked: dict[str, str]) -> None:
+    assert chosen(major, Pgoutput.model_validate(given)) == asked
+
+
+@pytest.mark.parametrize(
+    ("major", "given", "hint"),
+    [(14, {"proto_version": 3}, "proto_version"), (15, {"streaming": "parallel"}, "streaming: on")],
+)
+def test_what_a_server_does_not_have_is_refused_with_the_remedy(major: int, given: dict[str, Any], hint: str) -> None:
+    with pytest.raises(OptionRefused) as refused:
+        chosen(major, Pgoutput.model_validate(given))
+    assert hint in refused.value.remedy
