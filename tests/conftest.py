@@ -39,8 +39,8 @@ CDC_PASSWORD = "read only the log"
 
 
 class ByFile(LoadScopeScheduling):
-    """Processes side by side take whole files, as a file makes some things once; two of them take half of tests/spark each
-    first, so that Spark is started twice.
+    """Processes side by side take whole files, as a file makes some things once; each of two takes half of tests/spark
+    first, so that it starts Spark once.
     """
 
     def _split_scope(self, nodeid: str) -> str:

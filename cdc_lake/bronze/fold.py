@@ -23,9 +23,12 @@ Row: TypeAlias = dict[str, str | None]
 _COLUMNS = ["relation", "epoch", "position", "ordinal", "op", "layout", "new", "old", "unchanged"]
 
 
-def folded(reader: BronzeReader, epoch: int, keys: Mapping[str, Sequence[str]]) -> dict[str, list[Row]]:
+def folded(
+    reader: BronzeReader, epoch: int, keys: Mapping[str, Sequence[str]], copied: Mapping[str, int]
+) -> dict[str, list[Row]]:
     """The rows of each table named in `keys`, with its key columns, after everything that the epoch holds decoded.
 
+    `copied`: the position that each table's copy stands at.
     Raises BronzeDamaged where a change is of a row that is not there.
     """
     files = reader.applied()
@@ -37,6 +40,9 @@ def folded(reader: BronzeReader, epoch: int, keys: Mapping[str, Sequence[str]]) 
     for part in in_order(files, files.select(epoch=epoch, relations=list(keys)), _COLUMNS, wanted):
         for row in part.to_pylist():
             table = row["relation"]
+            begins, position = copied.get(table), row["position"]
+            if begins is not None and (position != begins if row["op"] == SNAPSHOT else position <= begins):
+                continue  # of a copy that broke off, or in its copy already
             _change(tables[table], row, names[row["layout"]], keys[table])
     return {name: list(rows) for name, rows in tables.items()}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -52,9 +53,17 @@ class _Step:
     again: bool = False
 
 
-def history(reader: BronzeReader, table: TableName, key: Mapping[str, str]) -> list[RowEvent]:
-    """All changes of the rows that ever had `key` (column name → text), in order. Raises NotInBronze."""
-    rows = reader.history_rows(table)
+def history(
+    reader: BronzeReader,
+    table: TableName,
+    key: Mapping[str, str],
+    copied: Mapping[int, frozenset[int]] = MappingProxyType({}),
+) -> list[RowEvent]:
+    """All changes of the rows that ever had `key` (column name → text), in order. Raises NotInBronze.
+
+    `copied`: epoch → the positions of whole copies of the table; rows of others, which broke off, are left out.
+    """
+    rows = _without_broken_copies(reader.history_rows(table), copied)
     layouts = reader.layouts([table])
     if rows.num_rows == 0:
         raise NotInBronze(f"bronze has no changes of {table}")
@@ -62,6 +71,15 @@ def history(reader: BronzeReader, table: TableName, key: Mapping[str, str]) -> l
     picked = _followed(_related(steps, tuple(key.values())), tuple(key.values()))
     some = rows.take(pa.array([step.at for step in picked], pa.int64())).to_pylist()
     return [_event(row, step, layouts, tuple(key)) for row, step in zip(some, picked, strict=True)]
+
+
+def _without_broken_copies(rows: pa.Table, copied: Mapping[int, frozenset[int]]) -> pa.Table:
+    for epoch, positions in copied.items():
+        of_copy = pc.and_(pc.equal(rows["op"], SNAPSHOT), pc.greater_equal(rows["ordinal"], 0))
+        broken = pc.invert(pc.is_in(rows["position"], value_set=pa.array(positions, pa.int64())))
+        broken = pc.and_(pc.and_(of_copy, broken), pc.equal(rows["epoch"], epoch))
+        rows = rows.filter(pc.invert(pc.fill_null(broken, False)))
+    return rows
 
 
 def _steps(rows: pa.Table, layouts: Mapping[int, Relation], columns: Sequence[str], table: TableName) -> list[_Step]:

@@ -186,7 +186,8 @@ def _ends(files: Files, paths: Sequence[str], before: Mapping[int, tuple[int, by
     last: dict[int, int] = {}
     copied: dict[int, int] = {}
     for part in files.batches(paths, ["epoch", "position", "op"], pc.field("op") == SNAPSHOT):
-        copied |= dict.fromkeys(part["epoch"].unique().to_pylist(), pc.max(part["position"]).as_py())
+        for row in part.group_by("epoch").aggregate([("position", "min")]).to_pylist():
+            copied[row["epoch"]] = min(row["position_min"], copied.get(row["epoch"], row["position_min"]))
     for part in files.batches(paths, ["epoch", "position", "op"], pc.field("op") == COMMIT):
         for row in part.group_by("epoch").aggregate([("position", "max")]).to_pylist():
             last[row["epoch"]] = max(row["position_max"], last.get(row["epoch"], row["position_max"]))

@@ -170,7 +170,7 @@ class TableRewritten(SourceError):
 
     code = "SRC231"
     retry = Retry.LATER
-    hint = "run again when the ALTER TABLE is over: the copy starts anew"
+    hint = "run again when the ALTER TABLE is over: the copy goes on with what is not whole yet"
 
 
 class TableLocked(SourceError):

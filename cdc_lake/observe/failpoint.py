@@ -23,7 +23,9 @@ BRONZE_COMMITTED = "bronze.committed"
 COMPACTING = "bronze.compacting"
 COMPACTED = "bronze.compacted"
 CONFIRMED = "receive.confirmed"
+SLOT_KEPT = "snapshot.slot-kept"
 SNAPSHOT_CHUNK = "snapshot.chunk"
+TABLE_COPIED = "snapshot.table-copied"
 SNAPSHOT_DONE = "snapshot.done"
 PREPARED = "apply.prepared"
 HELD_RECORDED = "apply.held-recorded"
@@ -55,7 +57,9 @@ FAILPOINTS = {
     CONFIRMED: "the server was told",
     COMPACTING: "a file that takes the place of small ones is on disk, no commit names it",
     COMPACTED: "small files of bronze were replaced, they are still there",
+    SLOT_KEPT: "the slot is kept, nothing is copied",
     SNAPSHOT_CHUNK: "a chunk of the initial copy is in bronze",
+    TABLE_COPIED: "tables of the initial copy are recorded as whole, others are not copied",
     SNAPSHOT_DONE: "the copy is whole and the slot is kept, no row says so",
     PREPARED: "all tables of a span are read and judged",
     HELD_RECORDED: "held changes of a span are recorded, nothing is merged",

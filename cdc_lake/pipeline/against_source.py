@@ -30,6 +30,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.compare_source import compare_source
+from cdc_lake.pipeline.copies import copies_in_force
 from cdc_lake.pipeline.match import counted, match
 from cdc_lake.pipeline.point import Point, point
 from cdc_lake.pipeline.proof import known_beside
@@ -106,13 +107,15 @@ def _tables(project: Project, bronze: BronzeReader, state: BronzeState, tell: Te
             keys[str(relation.table)] = relation.names if without_key(relation) else default_keys(relation)
         except NoKey as none:
             reasons[str(relation.table)] = none.message
+    copies = copies_in_force(control_tables(project).snapshots(), state.stream) or {}
+    copied = {name: one.position for name, one in copies.items()}
     found = []
     for relation, given in zip(relations, rows, strict=True):
         name = str(relation.table)
         if reasons[name]:
             found.append(TableProof(name, "inconclusive", given.num_rows, reason=reasons[name]))
         else:
-            found.append(_judged(bronze, state, relation, given, keys[name]))
+            found.append(_judged(bronze, state, relation, given, keys[name], copied))
         tell(Progress("chain", f"{name}: {found[-1].verdict}", given.num_rows, unit="rows"))
     return tuple(found)
 
@@ -130,11 +133,16 @@ def _cannot(project: Project, bronze: BronzeReader, state: BronzeState, where: P
 
 
 def _judged(
-    bronze: BronzeReader, state: BronzeState, relation: Relation, given: pa.Table, keys: Sequence[str]
+    bronze: BronzeReader,
+    state: BronzeState,
+    relation: Relation,
+    given: pa.Table,
+    keys: Sequence[str],
+    copied: Mapping[str, int],
 ) -> TableProof:
     name = str(relation.table)
     try:
-        rows = folded(bronze, state.epoch, {name: keys})[name]
+        rows = folded(bronze, state.epoch, {name: keys}, copied)[name]
     except BronzeDamaged as damaged:
         return TableProof(name, "different", given.num_rows, reason=damaged.message)
     ours, theirs = _table(rows, relation), _canonical({c: given[c] for c in relation.names}, relation)

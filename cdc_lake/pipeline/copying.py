@@ -19,10 +19,11 @@ import pyarrow as pa
 from cdc_lake.bronze.port import BronzeWriter
 from cdc_lake.config.model import Snapshot
 from cdc_lake.model.counting import counted
-from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import SNAPSHOT_CHUNK, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.action import TableFacts
+from cdc_lake.pipeline.copies import CopiedTable
 from cdc_lake.pipeline.pace import Pace
 
 _AHEAD = 1  # chunks a reader may be ahead of the writer
@@ -33,16 +34,6 @@ _LOOK = 0.2  # seconds between looks at whether to give up
 R = TypeVar("R")
 Part: TypeAlias = Callable[[R], Iterator[pa.ListArray]]
 """Reads a part of a table by a reader, in chunks of list<string> by position in the layout. Raises SourceError."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopiedTable:
-    """One table of a finished copy."""
-
-    relation: TableName
-    layout: int
-    rows: int
-    chunks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +53,7 @@ class CopyPoint:
 
 
 class Stopped(Exception):
-    """The copy was asked to stop; it starts anew next time."""
-
-
-def snapshot_id(epoch: int) -> str:
-    """Name of the initial copy of a stream, unique in the pipeline."""
-    return f"initial-{epoch}"
+    """The copy was asked to stop before its end."""
 
 
 def chunk_rows(limits: Snapshot) -> int:
@@ -96,13 +82,16 @@ def copy_tables(
     tell: Tell,
     expected: int | None = None,
     pace: Pace | None = None,
+    finished: Callable[[CopiedTable], None] | None = None,
 ) -> tuple[CopiedTable, ...]:
     """Copy tables as rows at a point, by readers that are of one thread each. Raises SourceError, LakeError, Stopped.
 
-    `expected`: rows of all of them together, as the planner thinks; `pace`: how quickly it may go.
+    `expected`: rows of all of them together, as the planner thinks; `pace`: how quickly it may go; `finished`: told of
+    each table that is in bronze whole.
     """
     counts = [_Count(len(copy.parts)) for copy in copies]
-    ordinal = chunk = finished = 0
+    ordinal = chunk = 0
+    done: dict[int, CopiedTable] = {}
     for at, given in _parts(copies, readers, stop):
         relation, count = copies[at].relation, counts[at]
         count.left -= given is None
@@ -117,15 +106,14 @@ def copy_tables(
             if pace is not None:
                 pace.took(len(part), part.nbytes, stop)
         if given is None and not count.left:
-            finished += 1
+            done[at] = CopiedTable(relation.table, relation.layout, count.rows, count.chunks, point.position)
+            if finished is not None:
+                finished(done[at])
             of = counted(len(copies), "table")
-            text = f"copied {relation.table}: {counted(count.rows, 'row')}, {finished} of {of}"
-            whole = ordinal if finished == len(copies) else _ahead_of(ordinal, expected)
+            text = f"copied {relation.table}: {counted(count.rows, 'row')}, {len(done)} of {of}"
+            whole = ordinal if len(done) == len(copies) else _ahead_of(ordinal, expected)
             tell(Progress("snapshot", text, ordinal, whole, "rows"))
-    return tuple(
-        CopiedTable(copy.relation.table, copy.relation.layout, count.rows, count.chunks)
-        for copy, count in zip(copies, counts, strict=True)
-    )
+    return tuple(done[at] for at in range(len(copies)))
 
 
 def _ahead_of(done: int, expected: int | None) -> int | None:

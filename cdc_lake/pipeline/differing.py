@@ -16,6 +16,7 @@ from cdc_lake.lake.control_rows import SnapshotRow
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_layout import Layout
 from cdc_lake.pipeline.comparison import SAMPLE, DifferingKey, KeyChange
+from cdc_lake.pipeline.copies import in_whole_copy, whole_copies
 from cdc_lake.pipeline.match import Differences, Key, rows_among
 from cdc_lake.pipeline.read_again import canonical_texts
 from cdc_lake.pipeline.reread import read_again_note
@@ -65,6 +66,11 @@ def differing_keys(
         job.bronze, layout.relation.table, layout.keys, wanted, canonical_texts(layout.keys, layout.types)
     )
     snapshots = job.control.snapshots()
+    whole = whole_copies(snapshots, layout.relation.table)
+    changes = {
+        key: [one for one in some if in_whole_copy(whole, one.epoch, one.position, one.ordinal, one.op)]
+        for key, some in changes.items()
+    }
     found = []
     for kind, key in ((kind, key) for kind, keys in samples for key in keys):
         source, silver = rows.source.get(key), rows.silver.get(key)

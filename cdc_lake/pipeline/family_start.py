@@ -31,15 +31,14 @@ from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, snapshot_id
 from cdc_lake.pipeline.copying import (
-    CopiedTable,
     CopyPoint,
     TableCopy,
     chunk_rows,
     copy_tables,
     expected_rows,
     pace_of,
-    snapshot_id,
 )
 from cdc_lake.pipeline.density import decide, refuse_csn
 from cdc_lake.pipeline.encoding import sql_codec
@@ -94,7 +93,7 @@ def begin(
         if project.pipeline.snapshot.mode == "initial":
             copied = _copy(project, start, taken, tables, bronze, state, stop, tell)
     failpoint(SNAPSHOT_DONE)
-    record_copy(control, state, "complete", copied)
+    record_copy(control, state, COMPLETE, copied)
     rows = sum(t.rows for t in copied)
     whole = f"copied {counted(len(copied), 'table')}, {counted(rows, 'row')}"
     tell(Progress("snapshot", whole, rows, rows, "rows", facts={"epoch": state.epoch}))

@@ -22,6 +22,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.undecoded import Undecoded
 from cdc_lake.observe.progress import Tell, silent
+from cdc_lake.pipeline.copies import whole_copies
 from cdc_lake.pipeline.reread import read_again_note
 from cdc_lake.source.stream import shown
 
@@ -119,7 +120,7 @@ def inspect_row(
     known = list(snapshots)
     events = (
         dataclasses.replace(e, note=read_again_note(known, e.stream, e.position, e.ordinal, e.op))
-        for e in history(reader, table, key)
+        for e in history(reader, table, key, whole_copies(known, table))
     )
     return RowView(str(table), dict(key), tuple(events))
 

@@ -6,7 +6,6 @@ every transaction that touched the table.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, Snap
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
+from cdc_lake.pipeline.copies import beginning, copies_in_force
 from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.reread import rereads_of
 from cdc_lake.pipeline.waiting import undecoded
@@ -80,16 +80,16 @@ def rebuild_plan(
 
 
 def _beginning(project: Project, state: BronzeState, table: TableName) -> tuple[int, int | None]:
-    """The position a stream's tables begin at, and the layout of this one's copied rows."""
+    """The position a table of a stream begins at, and the layout of its copied rows."""
     control = control_tables(project)
     if project.pipeline.snapshot.mode == "none":
         rows = [row for row in control.streams() if row.stream == state.stream]
         return (rows[-1].start if rows else 0), None
-    done = [row for row in control.snapshots() if row.stream == state.stream and row.state == "complete"]
-    if not done:
+    copies = copies_in_force(control.snapshots(), state.stream)
+    if copies is None:
         raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to build a table from")
-    copied = {entry["relation"]: int(entry["layout"]) for entry in json.loads(done[-1].tables)}
-    return done[-1].position, copied.get(str(table))
+    copy = copies.get(str(table))
+    return (beginning(control, state), None) if copy is None else (copy.position, copy.layout)
 
 
 def _last_layout(reader: BronzeReader, table: TableName, span: Span) -> int | None:

@@ -7,12 +7,15 @@ from contextlib import contextmanager
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind, copies, size
+from cdc_lake.pipeline.copies import finished
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, layout_now
 from cdc_lake.pipeline.postgres_facts import limits, sent_position, session_of, tables, wal_position
 from cdc_lake.pipeline.source_view import SlotSeen
+from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, place_of
@@ -88,6 +91,9 @@ class PostgresView:
             after = shown(state.stream, state.upto)
             text = f"resume slot `{project.slot}` after {after}: {size(behind)} behind{retained}"
             yield Action(ActionKind.RESUME, project.slot, text, changes=False, bytes=behind)
+            if not is_complete(control := control_tables(project), state.stream, state.epoch):
+                whole = {one.relation for one in finished(control.snapshots(), state.stream, state.epoch)}
+                yield from copies(project, tables(session, [name for name in names if name not in whole]))
             return
         yield Action(ActionKind.CREATE_SLOT, project.slot, f"create slot `{project.slot}` ({plugin})")
         yield from copies(project, tables(session, names))

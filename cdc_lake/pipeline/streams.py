@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
@@ -10,7 +9,7 @@ from cdc_lake.errors import CopyUnknown
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow, StreamRow
 from cdc_lake.lake.control_rows import now as control_now
-from cdc_lake.pipeline.copying import CopiedTable, snapshot_id
+from cdc_lake.pipeline.copies import COMPLETE, STARTED, CopiedTable, snapshot_id, told
 from cdc_lake.source.stream import StreamIdentity, shown
 
 
@@ -38,20 +37,22 @@ def begin_stream(
             None if before is None else before.head.hex(),
         )
     )
-    record_copy(control, state, "started", ())
+    record_copy(control, state, STARTED, ())
     return state
 
 
 def record_copy(control: ControlTables, state: BronzeState, word: str, copied: Sequence[CopiedTable]) -> None:
-    """Record how far a stream's initial copy is: `started` or `complete`. Raises ControlNotWritten."""
-    tables = [{"relation": str(t.relation), "layout": t.layout, "rows": t.rows, "chunks": t.chunks} for t in copied]
+    """Record how far a stream's initial copy is, `started` or `complete`, and which tables are whole.
+
+    Raises ControlNotWritten.
+    """
     control.record(
         SnapshotRow(
             snapshot=snapshot_id(state.epoch),
             stream=state.stream,
             epoch=state.epoch,
             position=state.upto,
-            tables=json.dumps(tables),
+            tables=told(copied),
             state=word,
             recorded_at=control_now(),
         )
@@ -61,7 +62,7 @@ def record_copy(control: ControlTables, state: BronzeState, word: str, copied: S
 def is_complete(control: ControlTables, stream: str, epoch: int) -> bool:
     """True where the initial copy of this stream was recorded as complete."""
     return any(
-        row.state == "complete" and (row.stream, row.epoch, row.snapshot) == (stream, epoch, snapshot_id(epoch))
+        row.state == COMPLETE and (row.stream, row.epoch, row.snapshot) == (stream, epoch, snapshot_id(epoch))
         for row in control.snapshots()
     )
 

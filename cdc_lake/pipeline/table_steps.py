@@ -5,7 +5,6 @@ A table that cannot go on is noted in the cut as it is, with its error in `done.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +27,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
+from cdc_lake.pipeline.copies import copies_in_force
 from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, TableState, found
 from cdc_lake.pipeline.holds import hold_log, open_holds, record
 from cdc_lake.pipeline.intact import damage, may_go_on
@@ -207,10 +207,9 @@ class TableSteps:
         return self._bronze.layouts([target.source]).values()
 
     def _copy(self, state: BronzeState, relation: str) -> tuple[int, int] | None:
-        """The position of the initial copy and the layout that a table has in it; None where it has no part in it."""
-        done = [r for r in self._control.snapshots() if r.stream == state.stream and r.state == "complete"]
-        entries = json.loads(done[-1].tables) if done else ()
-        return next((((done[-1].position, int(e["layout"]))) for e in entries if e["relation"] == relation), None)
+        """The position that a table was copied at, and its layout there; None where it was not copied."""
+        copy = (copies_in_force(self._control.snapshots(), state.stream) or {}).get(relation)
+        return None if copy is None else (copy.position, copy.layout)
 
     def _intact(
         self, stream: str, target: Target, listed: TableState, marker: Marker, tables: dict[str, TableState]

@@ -22,9 +22,11 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.raw import Raw
+from cdc_lake.lake.control import control_tables
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.compare import compare
+from cdc_lake.pipeline.copies import copies_in_force
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.run import run
 
@@ -42,7 +44,14 @@ RECEIVING = (
 )
 """Every durable step of a receiver that goes on with its stream."""
 
-COPYING = (at.SNAPSHOT_CHUNK, at.SNAPSHOT_DONE, at.FILE_WRITTEN, at.COMMIT_WRITTEN)
+COPYING = (
+    at.SLOT_KEPT,
+    at.SNAPSHOT_CHUNK,
+    at.TABLE_COPIED,
+    at.SNAPSHOT_DONE,
+    at.FILE_WRITTEN,
+    at.COMMIT_WRITTEN,
+)
 """Those of a first run."""
 
 KILLED = -signal.SIGKILL
@@ -151,13 +160,17 @@ def assert_whole_transactions(reader: BronzeReader) -> None:
         assert (rows[0][1], rows[-1][1]) == ("B", "C"), f"a part of {place}: {rows}"
 
 
-def inserted(reader: BronzeReader, relation: str) -> list[Any]:
-    """First values of an insert-only table's rows in the newest epoch, each as often as it is there.
-
-    A copy that was broken off starts a new epoch.
+def inserted(project: Project, relation: str) -> list[Any]:
+    """First values of an insert-only table's rows in the newest epoch, each as often as it is there: of its whole copy,
+    and of the transactions behind that.
     """
+    reader = bronze_reader(project)
     state, files = reader.state(), reader.files()
     assert state is not None
+    copies = copies_in_force(control_tables(project).snapshots(), state.stream) or {}
+    begins = copies[relation].position if relation in copies else -1
     paths = files.select(epoch=state.epoch, relations=[relation])
-    wanted = (pc.field("epoch") == state.epoch) & (pc.field("relation") == relation) & pc.field("op").isin(["I", "S"])
+    op, position = pc.field("op"), pc.field("position")
+    wanted = ((op == "S") & (position == begins)) | ((op == "I") & (position > begins))
+    wanted &= (pc.field("epoch") == state.epoch) & (pc.field("relation") == relation)
     return [row[0] for part in files.batches(paths, ["new"], wanted) for row in part["new"].to_pylist()]

@@ -52,7 +52,7 @@ def make_bank(connection: psycopg.Connection[Any]) -> None:
         )
 
 
-def transfers(database: Database, seed: int, stop: threading.Event) -> int:
+def transfers(database: Database, seed: int, stop: threading.Event, pause: float = 0.03) -> int:
     """Moves coins between all accounts until told to stop; rows are also deleted and come again. How many moves."""
     dice, moved = random.Random(seed), 0
     with database.connect() as connection:
@@ -71,6 +71,7 @@ def transfers(database: Database, seed: int, stop: threading.Event) -> int:
                 else:
                     connection.execute(f"UPDATE {taker} SET coins = coins + %s WHERE id = %s", [amount, other])
             moved += 1
+            stop.wait(pause)  # the oracle follows each of them
     return moved
 
 

@@ -167,7 +167,7 @@ def test_an_empty_table_makes_its_layout_known_and_the_copy_is_recorded(database
     (row,) = ControlTables(project.control).snapshots()
     assert row.state == "complete"
     assert json.loads(row.tables) == [
-        {"relation": "public.nothing", "layout": layout["layout"], "rows": 0, "chunks": 1}
+        {"relation": "public.nothing", "layout": layout["layout"], "rows": 0, "chunks": 1, "position": row.position}
     ]
     (stream,) = ControlTables(project.control).streams()
     assert stream.start == row.position == StreamIdentity.parse(stream.stream).start

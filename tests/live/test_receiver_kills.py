@@ -14,7 +14,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.observe import failpoint as at
@@ -100,7 +99,7 @@ def assert_proven(project: Project, ledger: Ledger) -> None:
     proof = against_source(project)
     assert proof.holds, proof
     assert {table.verdict for table in proof.tables} == {"equal"}, proof.tables
-    assert sorted(inserted(bronze_reader(project), "public.ledger"), key=int) == ledger.written
+    assert sorted(inserted(project, "public.ledger"), key=int) == ledger.written
 
 
 @FORMATS

@@ -80,7 +80,7 @@ def test_bronze_folded_gives_the_sources_rows(tmp_path: Path) -> None:
         writer = DeltaBronze(folder, durability="os")
         writer.begin_stream("test", 100)
         writer.append([raw_transaction(history.transaction(1000 + 10 * n)) for n in range(60)])
-        found = bronze_folded(BronzeReader(folder), 1, {"public.t": ("id",)})["public.t"]
+        found = bronze_folded(BronzeReader(folder), 1, {"public.t": ("id",)}, {})["public.t"]
         assert sorted(map(repr, found)) == sorted(map(repr, history.rows(T.table)))
 
 

@@ -1,0 +1,94 @@
+"""Tables that were copied at several positions, as a copy that broke off leaves them: silver is the source's at each cut."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.project import Project
+from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.read import read_silver
+from cdc_lake.model.relation import Relation
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.copies import COMPLETE, CopiedTable
+from cdc_lake.pipeline.cuts import IN, last_cut
+from cdc_lake.pipeline.streams import record_copy
+from cdc_lake.testing.histories import History, interleave
+from cdc_lake.testing.messages import raw_transaction
+from cdc_lake.testing.oracle import Oracle
+
+from .conftest import make_project
+from .test_apply_crashes import same
+from .two_tables import PLAIN, WHOLE
+
+pytestmark = pytest.mark.spark
+
+GIVEN = os.environ.get("CDC_LAKE_SEED")
+TABLES = (PLAIN, WHOLE)
+
+
+def state_at(transactions: list[Transaction], relation: Relation) -> list[dict[str, Any]]:
+    oracle = Oracle()
+    oracle.run(transactions)
+    return list(oracle.tables.get(relation.table, {}).values())
+
+
+def rows_of(state: list[dict[str, Any]], relation: Relation) -> pa.ListArray:
+    return pa.array([[row[name] for name in relation.names] for row in state], pa.list_(pa.string()))
+
+
+def assert_silver(project: Project, transactions: list[Transaction], *relations: Relation) -> None:
+    for relation in relations:
+        rows = read_silver(project, project.target(relation.table)).to_pylist()
+        assert same(rows, state_at(transactions, relation)), relation.table
+
+
+def advance(project: Project, spark: Any) -> None:
+    with Advance(project, spark, silent) as walk:
+        walk.run(None, threading.Event())
+        assert not walk.done.broken
+
+
+def test_each_table_begins_at_its_own_position(spark: Any, lake_root: Path) -> None:
+    seed = int(GIVEN) if GIVEN else random.randrange(1 << 20)
+    print(f"seed {seed}")
+    name = f"apart{seed}"
+    tables = [{"from": "public.plain", "format": "delta"}, {"from": "public.whole", "format": "iceberg"}]
+    silver = {"defaults": {"namespace": name}, "tables": tables}
+    project = make_project(lake_root, name, silver=silver, apply={"span_rows": 40})
+    transactions = interleave(seed, [History(seed, list(TABLES), truncates=30)], 60)
+    first, second = transactions[:20], transactions[:40]
+    begun, later = (some[-1].bounds.position for some in (first, second))
+    bronze = DeltaBronze(project.bronze, durability="os")
+    state = bronze.begin_stream("test", begun)
+    copied = []
+    for chunk, relation in enumerate(TABLES):  # of the second table a part: then the copy broke off
+        there = state_at(first, relation)
+        bronze.append_snapshot("initial-1", chunk, relation, rows_of(there, relation), 1000 * chunk, begun)
+        copied.append(CopiedTable(relation.table, relation.layout, len(there), 1, begun))
+    bronze.append([raw_transaction(one) for one in second[20:]][:10])
+    anew = state_at(second, WHOLE)
+    bronze.append_snapshot(f"initial-1-{later}", 0, WHOLE, rows_of(anew, WHOLE), 0, later)
+    copied[1] = CopiedTable(WHOLE.table, WHOLE.layout, len(anew), 1, later)
+    control = control_tables(project)
+    record_copy(control, state, COMPLETE, copied)
+
+    advance(project, spark)
+    assert_silver(project, transactions[:30], PLAIN)
+    assert_silver(project, second, WHOLE)
+    assert last_cut(control, "test") is None, "there is none before both tables are at one position"
+    bronze.append([raw_transaction(one) for one in transactions[30:]])
+    advance(project, spark)
+    assert_silver(project, transactions, *TABLES)
+    cut = last_cut(control, "test")
+    assert cut is not None
+    assert {(t.state, t.position) for t in cut.tables.values()} == {(IN, transactions[-1].bounds.position)}
