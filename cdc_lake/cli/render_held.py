@@ -77,7 +77,8 @@ def _key(key: Sequence[str | None]) -> str:
 
 
 def _change(change: HeldChange) -> tuple[str, ...]:
-    why = ", ".join(change.rules) or "waits behind a held change of its key"
+    waits = "a held change of its key" if change.group is None else f"what group {change.group} holds"
+    why = ", ".join(change.rules) or f"waits behind {waits}"
     decided = {None: "", "release": "; to be released", "discard": "; to be discarded"}
     return (
         change.table,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from cdc_lake.config.capture import compile_pattern
 from cdc_lake.config.family_checks import family_rules
+from cdc_lake.config.group_checks import group_rules
 from cdc_lake.config.kind_checks import kind_rules
 from cdc_lake.config.node_values import at, text_of, texts_of, uncaptured
 from cdc_lake.config.problems import Problem
@@ -52,6 +53,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     out.found += kind_rules(root)
     out.found += transform_rules(root)
     out.found += quality_rules(root, patterns)
+    out.found += group_rules(root, patterns)
     return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source")), *redact_rules(root, patterns)]
 
 

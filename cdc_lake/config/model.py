@@ -232,6 +232,18 @@ class SilverTable(Section):
     """What every change must satisfy, judged in order before changes are folded, and what the table must satisfy."""
 
 
+class TableGroup(Section):
+    """Tables whose transactions are held whole."""
+
+    name: Name
+    """What messages call the group."""
+    tables: Annotated[list[Text], Field(min_length=2)]
+    """Source tables, `schema.table`, each in one group only; of kinds `current` and `history`, with a key."""
+    hold: Literal["transaction"]
+    """What is held where a rule with `on_fail: quarantine` breaks: the whole transaction in these tables, and every
+    later one that touches a key of it."""
+
+
 class Cuts(Section):
     """Which cuts stay readable, whatever upkeep removes; `cdc-lake cuts promise` adds cuts by name."""
 
@@ -255,6 +267,8 @@ class Silver(Section):
     """For all tables."""
     tables: list[SilverTable] = []  # noqa: RUF012  # pydantic copies defaults
     """Tables that differ."""
+    groups: list[TableGroup] = []  # noqa: RUF012  # pydantic copies defaults
+    """Tables that hold whole transactions."""
     cuts: Cuts = Cuts()
     """Which cuts stay readable."""
     maintenance: SilverMaintenance = SilverMaintenance()

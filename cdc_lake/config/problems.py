@@ -57,6 +57,7 @@ class Problem(enum.StrEnum):
     NOT_OF_KIND = "CFG158"
     TRANSFORM = "CFG160"
     DIVISION = "CFG161"
+    GROUP = "CFG162"
     RULE_OPTIONS = "CFG170"
     RULE_OF_TABLE = "CFG171"
 

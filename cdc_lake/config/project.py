@@ -63,6 +63,14 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Tables that hold whole transactions."""
+
+    name: str
+    tables: tuple[TableName, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where a value came from: its place in a file, and the references (`env:NAME`) it was read through."""
 
@@ -201,6 +209,16 @@ class Project:
     def silver_path(self, target: Target) -> Path:
         """Folder of a Delta silver table."""
         return self.lake / target.namespace / target.name
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups of tables that hold whole transactions."""
+        groups = self.pipeline.silver.groups
+        return tuple(Group(one.name, tuple(map(TableName.parse, one.tables))) for one in groups)
+
+    def group(self, table: TableName) -> Group | None:
+        """The group of a table, None where it stands alone."""
+        return next((group for group in self.groups if table in group.tables), None)
 
     def target(self, table: TableName) -> Target:
         """Where a source table goes."""

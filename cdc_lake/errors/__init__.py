@@ -114,6 +114,8 @@ from cdc_lake.errors.lake import (
 from cdc_lake.errors.quality import (
     CutWithheld,
     DecidedOtherwise,
+    GroupDisagrees,
+    GroupWaits,
     HoldStays,
     NotHeld,
     QualityEngineMissing,
@@ -122,6 +124,7 @@ from cdc_lake.errors.quality import (
     RuleColumnMissing,
     RuleDoesNotFit,
     RuleStopped,
+    TruncateHeld,
 )
 from cdc_lake.errors.root import (
     CdcLakeError,
@@ -256,6 +259,8 @@ __all__ = [
     "DivisionChanged",
     "DriverMissing",
     "EntryPointMissing",
+    "GroupDisagrees",
+    "GroupWaits",
     "HashingDied",
     "HistoryDiffers",
     "HoldStays",
@@ -376,6 +381,7 @@ __all__ = [
     "TransformChanged",
     "TransformUnfit",
     "TriggerUnfit",
+    "TruncateHeld",
     "TruncatedMessage",
     "TypeRefused",
     "Unconvertible",

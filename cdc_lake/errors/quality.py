@@ -66,6 +66,33 @@ class DecidedOtherwise(QualityError):
     hint = "`cdc-lake run` carries out what was decided; `cdc-lake held list` shows it"
 
 
+class TruncateHeld(QualityError):
+    """A transaction truncates a table of a group and is held: neither can be shown in part."""
+
+    code = "QUA513"
+    hint = (
+        "correct the rule, or set it to `warn` until a run has passed the transaction; or take the table out of its "
+        "group for that run"
+    )
+
+
+class GroupDisagrees(QualityError):
+    """A transaction is to be held in one table of a group that another one has passed."""
+
+    code = "QUA514"
+    hint = (
+        "set the rules back to what they were, or take the table out of its group, run and rebuild, and put it back: "
+        "`cdc-lake explain QUA514`"
+    )
+
+
+class GroupWaits(QualityError):
+    """A table waits because another one of its group cannot go on."""
+
+    code = "QUA515"
+    hint = "mend the table that it waits for: the same run tells its error"
+
+
 class ReportNotWritten(QualityError):
     """The files of a report could not be written."""
 

@@ -103,7 +103,7 @@ TABLES: dict[str, Columns] = {
         ("relation", _TEXT, "source table, as in bronze"),
         ("table", _TEXT, "silver table"),
         ("op", _TEXT, "I U D T or S"),
-        ("reason", _TEXT, "failed: it broke a rule; waiting: behind a held change; closed: the hold ended"),
+        ("reason", _TEXT, "failed: it broke a rule; waiting: behind or with a held change; closed: the hold ended"),
         *_KEYS,
         *_TUPLES,
         ("span_upto", _LONG, "end of the span that held it"),

@@ -36,7 +36,7 @@ from cdc_lake.pipeline.first_content import first_content
 from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.judging_clock import JudgingClock
 from cdc_lake.pipeline.keeping import Keeper
-from cdc_lake.pipeline.pauses import paused_tables, settled
+from cdc_lake.pipeline.pauses import settled, stopped_tables
 from cdc_lake.pipeline.rebuild_plan import parts_of
 from cdc_lake.pipeline.reread import Rereader, reread_tables
 from cdc_lake.pipeline.table_span import TableJob
@@ -155,7 +155,7 @@ class Advance:
         if self._project.pipeline.snapshot.mode == "none":
             rows = [row for row in self._control.streams() if row.stream == state.stream]
             return Cut(rows[-1].start if rows else 0, {})
-        paused = paused_tables(self._control)
+        paused = stopped_tables(self._project, self._control)
         cut = first_content(self._project, self._control, self._steps, state, paused)
         self._cut(state, cut.position, None, cut.tables)
         return cut
@@ -231,7 +231,7 @@ class Advance:
 
     def _paused(self, state: BronzeState, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
         """The tables as pauses have it now; told when that changes."""
-        paused = paused_tables(self._control)
+        paused = stopped_tables(self._project, self._control)
         out = settled(self._project, tables, paused, position)
         now = {out[relation].table: shown(state.stream, out[relation].position) for relation in paused}
         for table in sorted(now.keys() - self.done.paused):
@@ -266,17 +266,19 @@ class Advance:
             jobs = self._steps.jobs(state, tables, waiting, Span(state.epoch, position, position), Load(0, 0))
             whole = map(self._within_a_span, jobs)
             parts = [job if job.next_layout is None else job.until(job.next_layout) for job in whole]
-            prepared = self._steps.prepare(parts, tables)
+            now = self._steps.groups.aligned(parts)
+            prepared = self._steps.prepare(now, tables)
             for one in prepared:
                 if one.stop is not None:
                     at = shown(state.stream, one.stop[0])
                     raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {at} breaks it")
             self._steps.merge(prepared, tables)
-            for job in parts:  # also one that found nothing to merge
+            for job in now:  # also one that found nothing to merge
                 if (table := tables[str(job.target.source)]).state == IN:
                     upto = max(table.position, job.span.upto)
                     tables[str(job.target.source)] = replace(table, position=upto)
-            waiting = {r for r in waiting if tables[r].state == IN and tables[r].position < position}
+            later = {str(job.target.source) for job in parts} - {str(job.target.source) for job in now}
+            waiting = {r for r in waiting if tables[r].state == IN and tables[r].position < position} | later
         for relation in waiting:
             tables[relation] = replace(tables[relation], state=BROKEN)  # it goes on from there at the next start
         if tables != before:

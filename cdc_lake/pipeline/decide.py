@@ -24,12 +24,13 @@ from cdc_lake.lake.control_rows import now
 from cdc_lake.lake.lease import lease
 from cdc_lake.model.counting import counted
 from cdc_lake.model.decision import FIRST_ORDINAL, ON, Place, Verb, place_of
+from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.cuts import last_cut
+from cdc_lake.pipeline.cuts import Cut, last_cut
 from cdc_lake.pipeline.held import HeldChange, HeldOf, held_of
-from cdc_lake.pipeline.held_groups import HeldGroup, groups, objection
+from cdc_lake.pipeline.held_groups import HeldGroup, groups, objection, together
 from cdc_lake.pipeline.holds import HoldLog, hold_log
-from cdc_lake.pipeline.pauses import paused_tables
+from cdc_lake.pipeline.pauses import stopped_tables
 from cdc_lake.pipeline.source_table import source_table
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.row_events import Key
@@ -79,6 +80,8 @@ class HeldDecision:
 def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str, *, yes: bool) -> HeldDecision:
     """Decide on held changes of a source table; without `yes` only say which.
 
+    In a group that holds whole transactions those are decided whole, in all its tables.
+
     Raises TableNotKnown, AnotherApply, ControlNotWritten; NotHeld, HoldStays, DecidedOtherwise for a key that is named.
     """
     name = source_table(table)
@@ -88,18 +91,21 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
         if state is None:
             raise NotHeld(f"nothing of {name} is held: bronze holds no stream", where=reader.place)
         log = hold_log(control)
-        mine = held_of(project, log, state, last_cut(control, state.stream), project.target(name))
+        tables = _tables(project, log, state, last_cut(control, state.stream), name)
+        mine = tables[str(name)]
         earlier = _earlier(log, state, mine, verb, choice)
-        found = _Chosen((), earlier, ()) if earlier else _chosen(mine, reader, verb, choice)
-        made = [(row, row["position"], row["ordinal"]) for group in found.fresh for row in group.rows]
-        made.sort(key=lambda one: one[1:])
+        found = _Chosen((), earlier, ()) if earlier else _chosen(tables, mine, reader, verb, choice)
+        made = sorted((row for group in found.fresh for row in group.rows), key=place_of)
         at = mine.watermark + 1
         if yes and made:
-            of_table = (pc.field("relation") == str(name)) & (pc.field("epoch") == state.epoch)
-            there = log.decisions.filter(of_table & (pc.field("position") == at))["ordinal"].to_pylist()
-            first = max(there, default=FIRST_ORDINAL - 1) + 1
-            rows = [row for row, *_ in made]
-            control.append("decisions", _recorded(reader, state, mine, verb, reason, at, first, rows))
+            recorded = []
+            for relation, one in tables.items():
+                of_table = (pc.field("relation") == relation) & (pc.field("epoch") == state.epoch)
+                there = log.decisions.filter(of_table & (pc.field("position") == at))["ordinal"].to_pylist()
+                first = max(there, default=FIRST_ORDINAL - 1) + 1
+                rows = [row for row in made if row["relation"] == relation]
+                recorded += _recorded(reader, state, one, verb, reason, at, first, rows) if rows else []
+            control.append("decisions", recorded)
     return HeldDecision(
         verb=verb,
         table=mine.target.label,
@@ -107,11 +113,22 @@ def decide(project: Project, verb: Verb, table: str, choice: Choice, reason: str
         reason=reason,
         done=yes,
         position=shown(state.stream, at),
-        changes=tuple(mine.shown(row) for row, *_ in made),
+        changes=tuple(tables[row["relation"]].shown(row) for row in made),
         before=found.before,
         left=found.left,
-        paused=str(name) in paused_tables(control),
+        paused=str(name) in stopped_tables(project, control),
     )
+
+
+def _tables(project: Project, log: HoldLog, state: BronzeState, cut: Cut | None, name: TableName) -> dict[str, HeldOf]:
+    """What is held of a table and of the others of its group. Raises HoldStays."""
+    group = project.group(name)
+    names = (name,) if group is None else group.tables
+    tables = {str(one): held_of(project, log, state, cut, project.target(one)) for one in names}
+    if len({one.watermark for one in tables.values() if one.watermark >= 0}) > 1:
+        hint = "`cdc-lake run` brings them to one position, or says what keeps one of them"
+        raise HoldStays(f"the tables of the group of {name} are not at one position", hint=hint)
+    return tables
 
 
 def _earlier(log: HoldLog, state: BronzeState, mine: HeldOf, verb: Verb, choice: Choice) -> int:
@@ -132,37 +149,48 @@ class _Chosen:
     left: tuple[Left, ...]
 
 
-def _chosen(mine: HeldOf, reader: BronzeReader, verb: Verb, choice: Choice) -> _Chosen:
+def _chosen(tables: Mapping[str, HeldOf], mine: HeldOf, reader: BronzeReader, verb: Verb, choice: Choice) -> _Chosen:
+    name = str(mine.target.source)
     if not mine.rows or mine.layout is None:
         if choice.key is None:
             return _Chosen((), 0, ())
-        raise NotHeld(f"nothing of {mine.target.source} is held")
-    kind = kind_of(mine.target, reader.layouts([mine.target.source])[mine.layout])
+        raise NotHeld(f"nothing of {name} is held")
+    kinds = {
+        relation: kind_of(one.target, reader.layouts([one.target.source])[one.layout])
+        for relation, one in tables.items()
+        if one.rows and one.layout is not None
+    }
     fresh: list[HeldGroup] = []
     left: list[Left] = []
     before = 0
-    waiting = [one for one in groups(mine.rows, kind) if choice.key is None or choice.key in one.keys]
+    every = sorted((row for one in tables.values() for row in one.rows), key=place_of)
+    waiting = [
+        (group, own)
+        for group in (groups(mine.rows, kinds[name]) if len(tables) == 1 else together(every))
+        if (own := group.of(name)).rows and (choice.key is None or choice.key in own.keys)
+    ]
     if not waiting:
-        raise NotHeld(f"no held change of {mine.target.source} keeps that key")
-    for group in waiting:
+        raise NotHeld(f"no held change of {name} keeps that key")
+    for group, own in waiting:
         if choice.rule is not None and choice.rule not in group.broken:
             continue
-        decided = {mine.pending.get(place_of(row)) for row in group.rows} - {None}
+        decided = {tables[row["relation"]].pending.get(place_of(row)) for row in group.rows} - {None}
         if decided - {verb}:
             several = counted(len(group.rows), "held change")
-            raise DecidedOtherwise(f"for {several} of {mine.target.source} the other was decided")
+            raise DecidedOtherwise(f"for {several} of {name} the other was decided")
         if decided:
             before += len(group.rows)
             continue
-        why = objection(group, verb, mine.target, kind)
+        whys = (objection(group.of(one), verb, tables[one].target, kind) for one, kind in kinds.items())
+        why = next((why for why in whys if why is not None), None)
         if choice.rule is not None and (others := group.broken - {choice.rule}):
             why = f"it is held by {', '.join(sorted(others))} too"
         if why is None:
             fresh.append(group)
         elif choice.key is not None:
-            raise HoldStays(f"held changes of {mine.target.source} cannot be {_PAST[verb]}: {why}")
+            raise HoldStays(f"held changes of {name} cannot be {_PAST[verb]}: {why}")
         else:
-            left.append(Left(group.keys, why))
+            left.append(Left(own.keys, why))
     return _Chosen(tuple(fresh), before, tuple(left))
 
 

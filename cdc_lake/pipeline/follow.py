@@ -24,6 +24,7 @@ from cdc_lake.pipeline.tracing import (
     events,
     key_frame,
     keys_of,
+    of_units,
     placed,
     sorted_out,
     unplaced,
@@ -37,7 +38,7 @@ from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.lineage import trace, trace_content
 from cdc_lake.silver.projecting import filled, moves
 from cdc_lake.silver.projection import Projection
-from cdc_lake.silver.row_events import Closing, Key
+from cdc_lake.silver.row_events import Closing, Key, Unit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -62,7 +63,7 @@ class TableChanges:
     """What is to be followed. `rows`: bronze's rows of `changes`; `unfiltered`: these before a filter left any out;
     `target`: silver's live rows before, None: nothing; `held`: what waits. All have the columns of the source
     (`silver.projection.Projection.back`). `decided`: the decisions that come into force, among `rows` what they let
-    through.
+    through. `whole`: what is held as a whole.
     """
 
     rows: DataFrame
@@ -75,6 +76,7 @@ class TableChanges:
     held: Waiting
     projection: Projection
     decided: Decided = NOTHING_DECIDED
+    whole: frozenset[Unit] = frozenset()
 
     @property
     def filtered(self) -> bool:
@@ -120,13 +122,20 @@ def follow(span: TableChanges, found: Survey, others: frozenset[Key]) -> Followe
     found = survey(changes, table, part, judge, seen) if found.lacking else found
     changes = changes.withColumn(FAILED, failed_names(judge))
     waiting = (keys_of(changes.where(f"size({FAILED}) > 0")) if found.failing else frozenset()) | span.held.keys
+    if span.whole:
+        waiting |= keys_of(of_units(changes, span.whole))
     if span.holds_missing or span.filtered or seen.rereads:
         existing |= _existing(span, waiting - uncertain)
     if span.holds_missing or span.held.apart or span.decided:
         changes = changes.withColumn(PARTIAL, _partial(span))
     followed = events(changes, uncertain | waiting, seen, span.decided)
     traced, closings = trace(
-        followed, existing=existing, held=span.held, filtered=span.filtered, holds_missing=span.holds_missing
+        followed,
+        existing=existing,
+        held=span.held,
+        filtered=span.filtered,
+        holds_missing=span.holds_missing,
+        whole=span.whole,
     )
     done = sorted_out(span.rows, changes, traced, seen)
     return Followed(done.free, done.held, tuple(closings), found)

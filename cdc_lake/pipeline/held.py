@@ -27,7 +27,7 @@ class HeldChange:
     """A change that is kept back. `rules`: those it breaks, none where it waits behind another change of its key.
 
     `key`: after the change, of a delete before it. `decided`: what was decided and is not in force yet, `release` or
-    `discard`.
+    `discard`. `group`: the group of tables that holds its transaction whole, None where it is held by itself.
     """
 
     table: str
@@ -38,6 +38,7 @@ class HeldChange:
     rules: tuple[str, ...]
     key: tuple[str | None, ...]
     decided: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class HeldOf:
     layout: int | None
     rows: Sequence[Mapping[str, Any]]
     pending: Mapping[Place, str]
+    group: str | None = None
 
     def shown(self, row: Mapping[str, Any]) -> HeldChange:
         """One of its rows as it is listed."""
@@ -93,6 +95,7 @@ class HeldOf:
             rules=tuple(row["rules"] or ()) if row["reason"] == FAILED else (),
             key=tuple(row["key"] or row["from_key"] or ()),
             decided=self.pending.get(place_of(row)),
+            group=self.group,
         )
 
 
@@ -109,4 +112,5 @@ def held_of(project: Project, log: HoldLog, state: BronzeState, cut: Cut | None,
     layout = None if listed is None else listed.layout
     if layout is None:  # also where the cut is of a version that did not say
         layout = max((row["layout"] for row in rows), default=None)
-    return HeldOf(target, state.stream, watermark, layout, rows, pending)
+    group = project.group(target.source)
+    return HeldOf(target, state.stream, watermark, layout, rows, pending, None if group is None else group.name)

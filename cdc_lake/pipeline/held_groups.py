@@ -6,7 +6,7 @@ change nothing waits for anything: each stands for itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from cdc_lake.config.rules import rule_name
 from cdc_lake.model.decision import DISCARD, Verb
 from cdc_lake.pipeline.holds import FAILED
 from cdc_lake.silver.kind import Kind, RowIdentity
-from cdc_lake.silver.row_events import Key
+from cdc_lake.silver.row_events import Key, unit_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,10 @@ class HeldGroup:
         """The keys that they keep."""
         found = {tuple(key) for row in self.rows for key in (row["key"], row["from_key"]) if key is not None}
         return tuple(sorted(found, key=repr))
+
+    def of(self, relation: str) -> HeldGroup:
+        """Those of one table."""
+        return HeldGroup(tuple(row for row in self.rows if row["relation"] == relation))
 
     @property
     def broken(self) -> frozenset[str]:
@@ -48,21 +52,38 @@ def groups(rows: Sequence[Mapping[str, Any]], kind: Kind) -> list[HeldGroup]:
 
 def connected(rows: Sequence[Mapping[str, Any]]) -> list[HeldGroup]:
     """Open held changes of rows with keys, together where they share one."""
-    leader: dict[Key, Key] = {}
+    return _joined(rows, lambda row: HeldGroup((row,)).keys)
 
-    def led(key: Key) -> Key:
-        while (other := leader.setdefault(key, key)) != key:
-            leader[key] = leader[other]
-            key = other
-        return key
+
+def together(rows: Sequence[Mapping[str, Any]]) -> list[HeldGroup]:
+    """Open held changes of the tables of a group, together where they share a key or a transaction."""
+    return _joined(rows, _of_group)
+
+
+def _of_group(row: Mapping[str, Any]) -> list[Hashable]:
+    unit = unit_of(row["position"], row["ordinal"], row["op"])
+    return [*((row["relation"], key) for key in HeldGroup((row,)).keys), *([] if unit is None else [unit])]
+
+
+def _joined(
+    rows: Sequence[Mapping[str, Any]], of: Callable[[Mapping[str, Any]], Sequence[Hashable]]
+) -> list[HeldGroup]:
+    """Rows together where they share something, by their first one."""
+    leader: dict[Hashable, Hashable] = {}
+
+    def led(one: Hashable) -> Hashable:
+        while (other := leader.setdefault(one, one)) != one:
+            leader[one] = leader[other]
+            one = other
+        return one
 
     for row in rows:
-        first, *others = [led(key) for key in HeldGroup((row,)).keys]
+        first, *others = [led(one) for one in of(row)]
         for other in others:
             leader[other] = first
-    found: dict[Key, list[Mapping[str, Any]]] = {}
+    found: dict[Hashable, list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(led(HeldGroup((row,)).keys[0]), []).append(row)
+        found.setdefault(led(of(row)[0]), []).append(row)
     return [HeldGroup(tuple(mine)) for mine in found.values()]
 
 

@@ -1,7 +1,8 @@
 """Holds: which keys of a table wait, kept in the control table `held`.
 
 A row of it is one change that was kept back (`failed`: it breaks a rule; `waiting`: a change of the same key is held
-before it), or `closed`: what ended holds, a truncate those of its table, a row that was read again those of its key.
+before it, or one of its transaction is held in a group), or `closed`: what ended holds, a truncate those of its table,
+a row that was read again those of its key.
 A hold ends by a decision too, which stands in the control table `decisions` and counts from its position on.
 
 Rows count only up to the table's watermark: those above it belong to a span that was not merged, and are written again

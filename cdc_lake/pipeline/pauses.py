@@ -33,7 +33,10 @@ class PauseState:
 
 
 def pause(project: Project, table: str) -> PauseState:
-    """Stop a table, named by its source, where the span under way ends. Raises NoStream, TableNotKnown, LakeError."""
+    """Stop a table, named by its source, where the span under way ends, with its group where it is in one.
+
+    Raises NoStream, TableNotKnown, LakeError.
+    """
     return _set(project, table, paused=True)
 
 
@@ -45,6 +48,16 @@ def resume(project: Project, table: str) -> PauseState:
 def paused_tables(control: ControlTables) -> dict[str, datetime]:
     """The source tables that are paused, each with the time since when."""
     return {relation: row.recorded_at for relation, row in _newest(control).items() if row.paused}
+
+
+def stopped_tables(project: Project, control: ControlTables) -> dict[str, datetime]:
+    """The same with the other tables of their groups: a group stops as one."""
+    paused = paused_tables(control)
+    out = dict(paused)
+    for group in project.groups:
+        since = [paused[str(name)] for name in group.tables if str(name) in paused]
+        out |= {str(name): out.get(str(name), min(since)) for name in group.tables if since}
+    return out
 
 
 def settled(
@@ -74,13 +87,16 @@ def _newest(control: ControlTables) -> dict[str, PauseRow]:
 def _set(project: Project, given: str, *, paused: bool) -> PauseState:
     control = control_tables(project)
     relation = _known(project, control, given)
-    before = _newest(control).get(relation)
-    changed = paused != (before is not None and before.paused)
-    if changed:
-        before = PauseRow(relation, paused, datetime.now(UTC))
-        control.record(before)
+    newest, name = _newest(control), TableName.parse(relation)
+    group = project.group(name)
+    every = (relation,) if group is None else tuple(map(str, group.tables))
+    others = [one for one in every if paused != (one in newest and newest[one].paused)]
+    changed = bool(others)
+    for one in others:
+        newest[one] = PauseRow(one, paused, datetime.now(UTC))
+        control.record(newest[one])
         control.compact("pauses")
-    target = project.target(TableName.parse(relation))
+    before, target = newest.get(relation), project.target(name)
     since = None if before is None else before.recorded_at
     return PauseState(project.name, relation, target.label, paused, changed, since)
 

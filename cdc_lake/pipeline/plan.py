@@ -32,7 +32,7 @@ from cdc_lake.pipeline.action import Action, ActionKind
 from cdc_lake.pipeline.cuts import TableState, last_cut
 from cdc_lake.pipeline.division import check_made
 from cdc_lake.pipeline.layout_changes import check_columns, layout_changes, silver_names_of
-from cdc_lake.pipeline.pauses import paused_tables
+from cdc_lake.pipeline.pauses import stopped_tables
 from cdc_lake.pipeline.redaction import redaction_of
 from cdc_lake.pipeline.source_view import SourceView, source_view
 from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
@@ -79,7 +79,7 @@ def plan(project: Project) -> Plan:
 def _silver(project: Project, source: SourceView, reader: BronzeReader, names: Sequence[TableName]) -> Iterator[Action]:
     state = reader.state()
     cut = None if state is None else last_cut(control_tables(project), state.stream)
-    paused = paused_tables(control_tables(project))
+    paused = stopped_tables(project, control_tables(project))
     for name in names:
         target = project.target(name)
         if (since := paused.get(str(name))) is not None:

@@ -51,8 +51,9 @@ from cdc_lake.pipeline.rebuild_plan import rebuild_plan
 from cdc_lake.pipeline.reread import rereads_of
 from cdc_lake.pipeline.sessions import guarded
 from cdc_lake.pipeline.source_table import source_table
-from cdc_lake.pipeline.table_span import TableJob, prepare, shape_of
+from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare, shape_of
 from cdc_lake.pipeline.transforms import projection_of
+from cdc_lake.pipeline.whole_groups import passed_by, settled_whole
 from cdc_lake.silver.difference import Difference, difference
 from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
 from cdc_lake.silver.kinds import kind_of
@@ -96,8 +97,10 @@ def rebuild(
     """Build a table again, named by its source, up to where silver stands; with `into` up to `to` into a new table.
 
     `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told.
+    In a group it holds the transactions that the other tables of it hold.
     Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild,
-    DivisionChanged, RuleStopped, AnotherApply, LakeError.
+    DivisionChanged, RuleStopped, AnotherApply, LakeError; GroupDisagrees where it would hold others than the group,
+    GroupWaits where a table of that is behind it.
     """
     began = time.monotonic()
     if to is not None and into is None:
@@ -128,6 +131,8 @@ class _Rebuild:
             raise NothingToRebuild(f"silver has no content of {name} yet: `cdc-lake run` makes it")
         upto = to if to is not None else self._state.upto if self._cut is None else self._cut.position
         self._plan = rebuild_plan(project, self._reader, self._state, name, upto)
+        self._grouped = project.group(name) is not None
+        self._others = passed_by(project, self._log, self._state, self._cut, self._target, self._plan)
         self._marker = read_marker(project, self._target, self._state.stream)
         before = [self._listed.generation] if self._listed is not None else []
         before += [self._marker.generation] if self._marker.position is not None else []
@@ -242,7 +247,7 @@ class _Rebuild:
 
     def _step(self, spark: SparkSession, job: TableJob, at: _At) -> _At:
         """One part into the draft; what is so behind it."""
-        prepared = guarded(lambda: prepare(spark, job), self._target)
+        prepared = guarded(lambda: self._prepared(spark, job), self._target)
         if isinstance(prepared, CdcLakeError):
             raise prepared
         if prepared is None:
@@ -257,6 +262,13 @@ class _Rebuild:
         if isinstance(merged, CdcLakeError):
             raise merged
         return _At(prepared.shape.relation, self._held(span))
+
+    def _prepared(self, spark: SparkSession, job: TableJob) -> Prepared | None:
+        one = prepare(spark, job)
+        if one is None or job.snapshot or not self._grouped:
+            return one
+        (settled,) = settled_whole([one], self._others, self._reader, lambda job: prepare(spark, job))
+        return settled
 
     def _held(self, span: Span) -> _Held:
         """What is held of the draft behind a span."""

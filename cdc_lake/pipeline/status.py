@@ -27,7 +27,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.pipeline.cut_verdict import still_withheld
 from cdc_lake.pipeline.cuts import BROKEN, PAUSED
 from cdc_lake.pipeline.holds import hold_log, open_holds
-from cdc_lake.pipeline.pauses import paused_tables
+from cdc_lake.pipeline.pauses import stopped_tables
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
@@ -115,7 +115,7 @@ def _ask_lake(project: Project) -> LakeSide:
     last = _last_commit(reader, state, waiting, cut)
     ahead = Span(state.epoch, cut.position if cut else -1, max(state.upto, cut.position if cut else -1))
     odd = waiting_undecoded(reader, ahead, state.stream)
-    paused = paused_tables(control)
+    paused = stopped_tables(project, control)
     stayed = [int(tables[relation]["position"]) for relation in paused if relation in tables]
     since = min(stayed, default=0)  # the position of a copy may lie beyond everything that was received
     passed = reader.commits(Span(state.epoch, since, max(since, state.upto))) if stayed else waiting

@@ -55,7 +55,7 @@ from cdc_lake.silver.kinds import kind_of, live_rows
 from cdc_lake.silver.own_columns import LINEAGE
 from cdc_lake.silver.projecting import concerning, filtered, old_values, projected, projected_changes
 from cdc_lake.silver.projection import Projection, plain
-from cdc_lake.silver.row_events import Closing
+from cdc_lake.silver.row_events import Closing, Unit
 from cdc_lake.silver.shape import Shape, comparable, make_shape
 from cdc_lake.source.stream import shown
 
@@ -75,7 +75,8 @@ class TableJob:
     the changes took as they were received, at most; None where nobody knows. `near`: where Spark reads data files.
     `follows`: the layout that silver's rows have, None: nobody knows; `allowed`: destructive operations in words;
     `known`: all layouts of the table. `seen`: the outline, where it was read. `rereads`: what of the table
-    was read again and comes into force in the span, `decided` what was decided of it.
+    was read again and comes into force in the span, `decided` what was decided of it. `whole`: transactions that
+    are held whole.
     """
 
     project: Project
@@ -95,6 +96,7 @@ class TableJob:
     seen: Outline | None = None
     rereads: tuple[Reread, ...] = ()
     decided: Decided = NOTHING_DECIDED
+    whole: frozenset[Unit] = frozenset()
     tell: Tell = silent
 
     @property
@@ -135,9 +137,11 @@ class Folded:
     """What a table's span amounts to.
 
     `net` as the table's kind describes it, `part` what it was folded from; `held` the changes to be recorded as held,
-    None where there are none; `closings` the truncates that ended holds.
+    None where there are none; `closings` the truncates that ended holds. `changes`: what was folded, in the source's
+    columns.
     """
 
+    changes: DataFrame
     net: DataFrame
     part: TablePart
     survey: Survey
@@ -205,7 +209,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     target = None if base.version is None or snapshot else live_rows(kind, spark.table(silver.name))
     parts = key_parts(job.project, job.target, projection.source)
     source, held, decided = projection.source, job.held, job.decided
-    folded = fold(rows, target, job.target, kind, source, seen, span, held, projection, parts, decided)
+    folded = fold(rows, target, job.target, kind, source, seen, span, held, projection, parts, decided, job.whole)
     return Prepared(job, kind, shape, silver, base, seen, folded, projection)
 
 
@@ -258,11 +262,13 @@ def fold(
     projection: Projection | None = None,
     parts: Sequence[KeyPart] = (),
     decided: Decided = NOTHING_DECIDED,
+    whole: frozenset[Unit] = frozenset(),
 ) -> Folded:
     """What bronze's rows of a table amount to. `target`: silver's live rows before or None; `held`: what waits.
 
     `projection`: from `shape` to silver's columns, None where they are the same; `parts`: how the table is divided;
-    `decided`: the decisions that come into force, what they let through is among `rows`.
+    `decided`: the decisions that come into force, what they let through is among `rows`; `whole`: what is held as
+    a whole.
     """
     projection = projection or plain(shape)
     unsent = unsent_columns(seen, shape)
@@ -270,19 +276,19 @@ def fold(
     source = typed(rows, shape, unsent, old_values(projection))
     changes = concerning(source, projection) if kind.identity is RowIdentity.PLACE else filtered(source, projection)
     back = None if target is None else projection.back(target)
-    whole = TableChanges(rows, changes, source, back, table, part, seen, held, projection, decided)
+    mine = TableChanges(rows, changes, source, back, table, part, seen, held, projection, decided, whole)
     traced = False
     match kind.identity:
         case RowIdentity.KEY:
             found = survey(changes, table, part, conditions(table, part, projection), seen, parts)
-            others = missing_keys(whole) | taken_keys(whole)
-            traced = not found.plain or bool(held) or bool(others) or bool(decided)
+            others = missing_keys(mine) | taken_keys(mine)
+            traced = not found.plain or bool(held) or bool(others) or bool(decided) or bool(whole)
             check_few(found.moved + found.nulls + found.failing + len(others), table)
-            followed = follow(whole, found, others) if traced else Followed(changes, None, (), found)
+            followed = follow(mine, found, others) if traced else Followed(changes, None, (), found)
         case RowIdentity.CONTENT:
-            followed = follow_content(whole)
+            followed = follow_content(mine)
         case RowIdentity.PLACE:
-            followed = without_failing(whole)
+            followed = without_failing(mine)
         case other:
             assert_never(other)
     if kind.identity is RowIdentity.PLACE:
@@ -291,7 +297,7 @@ def fold(
         free, lacking = projected(followed.free, projection, unsent)
     part = TablePart(projection.silver, lacking, seen.truncated, span)
     net = kind.net(free, target, part, traced=traced)
-    return Folded(net, part, followed.survey, followed.held, followed.closings)
+    return Folded(changes, net, part, followed.survey, followed.held, followed.closings)
 
 
 def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Target, kind: Kind) -> Shape:

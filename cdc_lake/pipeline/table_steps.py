@@ -29,6 +29,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.copies import copies_in_force
 from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, TableState, found
+from cdc_lake.pipeline.group_steps import GroupSteps
 from cdc_lake.pipeline.holds import hold_log, open_holds, record
 from cdc_lake.pipeline.intact import damage, may_go_on
 from cdc_lake.pipeline.merging import Merged, merge
@@ -68,6 +69,7 @@ class TableSteps:
         self._control = control_tables(project)
         self._sessions = Sessions(spark, project.pipeline.apply.parallelism)
         self.done = Applied()
+        self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.done, self._break)
 
     def __enter__(self) -> Self:
         return self
@@ -242,7 +244,7 @@ class TableSteps:
         def one(job: TableJob) -> Prepared | CdcLakeError | None:
             return guarded(lambda: prepare(self._sessions.of(job.target), job), job.target)
 
-        out = []
+        out, idle = [], []
         for job, result in zip(jobs, self._sessions.each(one, jobs), strict=True):
             if isinstance(result, CdcLakeError):
                 self._break(job.target, job.span.after, result, tables)
@@ -250,7 +252,12 @@ class TableSteps:
             self.done.broken.pop(job.target.label, None)
             if result is not None:
                 out.append(result)
-            elif (waits := tables.get(relation := str(job.target.source))) is not None and waits.state == BROKEN:
+            else:
+                idle.append(job)
+        out = self.groups.together(out, tables)
+        for job in idle:
+            waits = tables.get(relation := str(job.target.source))
+            if waits is not None and waits.state == BROKEN and not self.groups.waits(job.target):
                 layout = job.layout if job.snapshot else waits.layout
                 tables[relation] = replace(waits, position=job.span.upto, state=IN, layout=layout)
         return out
@@ -292,6 +299,7 @@ class TableSteps:
             facts = {"table": target.label, **merged.strategy.facts, **merged.written.facts}
             facts["seconds"] = round(merged.seconds, 3)
             self._tell(Progress("merge", target.label, one.seen.rows, unit="changes", facts=facts))
+        self.groups.bind(tables)
         self._nearby.release()
 
     def _merged(self, one: Prepared) -> Merged:

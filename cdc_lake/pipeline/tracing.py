@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from cdc_lake.bronze.contract import SNAPSHOT
 from cdc_lake.bronze.outline import Outline
-from cdc_lake.model.decision import DISCARD, NOTHING_DECIDED, ON, Decided, Place, place_of
+from cdc_lake.model.decision import CEILING, DISCARD, NOTHING_DECIDED, ON, Decided, Place, place_of
 from cdc_lake.model.reread import Reread
 from cdc_lake.silver.changes import FROM, OP, ORDINAL, POSITION, TO, segment
 from cdc_lake.silver.complete import any_of
 from cdc_lake.silver.net_change import ORIGIN, ROW
 from cdc_lake.silver.projecting import LEFT_TO
-from cdc_lake.silver.row_events import TRUNCATE, Event, Key, Traced
+from cdc_lake.silver.row_events import TRUNCATE, Event, Key, Traced, Unit
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -60,10 +60,12 @@ class Sorted:
     held: pa.Table | None
 
 
-def events(changes: DataFrame, keys: Iterable[Key], seen: Outline, decided: Decided = NOTHING_DECIDED) -> list[Event]:
-    """The changes that touch one of `keys`, all truncates and what was decided, in order."""
+def events(
+    changes: DataFrame, keys: Iterable[Key] | None, seen: Outline, decided: Decided = NOTHING_DECIDED
+) -> list[Event]:
+    """The changes that touch one of `keys` (None: any), all truncates and what was decided, in order."""
     found = [Event(position, ordinal, TRUNCATE) for position, ordinal in seen.truncates]
-    touching = _touching(changes, frozenset(keys), seen.rereads)
+    touching = _touching(changes, None if keys is None else frozenset(keys), seen.rereads)
     on = decisions_by_place(decided)
     for event in touching:
         row = on.get((event.position, event.ordinal))
@@ -91,10 +93,10 @@ def decided_keys(decided: Decided) -> frozenset[Key]:
     return frozenset(tuple(key) for row in rows for key in (row["key"], row["from_key"]) if key is not None)
 
 
-def _touching(changes: DataFrame, keys: frozenset[Key], rereads: Sequence[Reread]) -> list[Event]:
+def _touching(changes: DataFrame, keys: frozenset[Key] | None, rereads: Sequence[Reread]) -> list[Event]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415 - DataFrames come from a session that has it
 
-    if not keys:
+    if keys is not None and not keys:
         return []
     here = changes.columns
     told = {
@@ -103,15 +105,15 @@ def _touching(changes: DataFrame, keys: frozenset[Key], rereads: Sequence[Reread
         "left": F.col(LEFT_TO) if LEFT_TO in here else F.lit(None),
         "again": any_of([F.col(ORDINAL).between(one.first, one.last) for one in rereads]),
     }
-    touching = key_frame(changes.sparkSession, keys)
-    hit = (
-        changes.select(*_PLACE, OP, FROM, TO, *(column.alias(name) for name, column in told.items()))
-        .withColumn("_cdc_key", F.explode(F.array_distinct(F.array_compact(F.array(FROM, TO)))))
-        .join(F.broadcast(touching), "_cdc_key", "left_semi")
-        .drop("_cdc_key")
-        .dropDuplicates(_PLACE)
-        .toArrow()
-    )
+    rows = changes.select(*_PLACE, OP, FROM, TO, *(column.alias(name) for name, column in told.items()))
+    if keys is not None:
+        rows = (
+            rows.withColumn("_cdc_key", F.explode(F.array_distinct(F.array_compact(F.array(FROM, TO)))))
+            .join(F.broadcast(key_frame(changes.sparkSession, keys)), "_cdc_key", "left_semi")
+            .drop("_cdc_key")
+            .dropDuplicates(_PLACE)
+        )
+    hit = rows.toArrow()
     columns = (hit[name].to_pylist() for name in (*_PLACE, OP, FROM, TO, *told))
     return [
         Event(p, o, op, _key(f), _key(t), failed=bad, partial=part, left_to=_key(left), again=again)
@@ -183,6 +185,19 @@ def with_rules(rows: DataFrame, changes: DataFrame) -> pa.Table:
     raw: list[Column] = [F.col(c) for c in ("op", "layout", "new", "old", "old_kind", "unchanged")]
     found = rows.select(*place, *raw).join(F.broadcast(held), place)
     return found.orderBy(*place).toArrow()
+
+
+def of_units(changes: DataFrame, units: Iterable[Unit]) -> DataFrame:
+    """The changes of these transactions, and of these decisions."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    positions, decided = zip(*sorted(units), strict=True)
+    wanted = changes.sparkSession.createDataFrame(
+        pa.table({POSITION: pa.array(positions, pa.int64()), "_cdc_decided": pa.array(decided, pa.bool_())})
+    )
+    told = F.col(ORDINAL)
+    here = changes.where((told < CEILING) | (told >= 0)).withColumn("_cdc_decided", told < CEILING)
+    return here.join(F.broadcast(wanted), [POSITION, "_cdc_decided"], "left_semi").drop("_cdc_decided")
 
 
 def key_frame(spark: SparkSession, keys: Iterable[Key]) -> DataFrame:

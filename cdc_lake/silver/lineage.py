@@ -19,19 +19,20 @@ Promises:
   own, behind everything that waited. Where changes were given up, silver does not have the row of the source: the
   next change that tells all of it, or that it went, says what the key has, and any other is held. An insert says it
   only where its transaction takes no row from that key afterwards: that may be the older one.
+* Of a transaction that is held as a whole every change is held; it names what it would be held for by itself.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from cdc_lake.model.decision import Place
 from cdc_lake.silver.holding import NOTHING_WAITS, Holds, Waiting
-from cdc_lake.silver.row_events import DISCARDED, MISSING, TAKEN, TRUNCATE, Closing, Event, Key, Traced
+from cdc_lake.silver.row_events import DISCARDED, MISSING, TAKEN, TRUNCATE, Closing, Event, Key, Traced, Unit
 
 
 def trace(
@@ -41,11 +42,13 @@ def trace(
     held: Waiting = NOTHING_WAITS,
     filtered: bool = False,
     holds_missing: bool = True,
+    whole: Container[Unit | None] = (),
 ) -> tuple[list[Traced], list[Closing]]:
     """Follow events in order. `existing`: which of their keys silver has; `held`: what waits before them.
 
     `filtered`: the source has rows that silver does not, so a row at a key that nobody has is new to silver.
-    `holds_missing`: what needs a row that is not there is held; otherwise the merge refuses it.
+    `holds_missing`: what needs a row that is not there is held; otherwise the merge refuses it. `whole`: what is held
+    as a whole; none of it truncates.
     """
     rows = _Rows(existing, filtered=filtered, holds_missing=holds_missing)
     events = list(events)
@@ -61,6 +64,9 @@ def trace(
                 break
             rows.restore(before)
             forced[clash.arrival] = None if clash.key in after else TAKEN
+        if transaction[0].unit in whole:
+            rows.restore(before)
+            done, closed, after = _as_a_whole(transaction, done, rows, holds)
         holds = after
         traced += done
         closings += closed
@@ -72,8 +78,10 @@ def _decided(events: Iterable[Event]) -> frozenset[Place]:
 
 
 def _transactions(events: Iterable[Event]) -> Iterable[list[Event]]:
-    """Events that come into force together: decisions before everything else at their position."""
-    for _, group in itertools.groupby(events, key=lambda event: (event.position, event.decides is None)):
+    """Events that come into force together: decisions before everything else at their position, then what was read
+    again.
+    """
+    for _, group in itertools.groupby(events, key=lambda event: (event.position, event.decides is None, event.unit)):
         yield list(group)
 
 
@@ -133,6 +141,25 @@ def _open_ended(events: list[Event]) -> frozenset[int]:
         elif event.old is not None and event.old != event.new:
             leaving.add((of, event.old))
     return frozenset(found)
+
+
+def _as_a_whole(
+    events: list[Event], alone: Iterable[Traced], rows: _Rows, held: Holds
+) -> tuple[list[Traced], list[Closing], Holds]:
+    """One transaction of which every change is held; `alone`: what became of each, were it not."""
+    holds = held.copy()
+    for event in events:
+        if event.decides is not None:
+            holds.decide(event)
+    traced: list[Traced] = []
+    for event, was in zip((event for event in events if event.op != TRUNCATE), alone, strict=True):
+        if was.dropped:
+            traced.append(was)
+            continue
+        holds.add(event, event.keys)
+        row = rows.follow(event, move=False)
+        traced.append(replace(was, row=row.number, origin=row.origin, held=True))
+    return traced, [], holds
 
 
 def _says_all(event: Event, holds: Holds) -> bool:

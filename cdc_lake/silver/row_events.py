@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from cdc_lake.model.decision import Place
+from cdc_lake.model.decision import CEILING, Place
 
 Key: TypeAlias = tuple[str | None, ...]
+
+Unit: TypeAlias = tuple[int, bool]
+"""What is held as a whole: the transaction at a position, or with True the decisions that come into force before it."""
 
 TRUNCATE: Final = "T"
 MISSING: Final = "missing_row"
@@ -48,6 +51,11 @@ class Event:
         """The keys that it touches."""
         return frozenset(key for key in (self.old, self.new) if key is not None)
 
+    @property
+    def unit(self) -> Unit | None:
+        """What it is held with; None of what was read again, which is of no transaction."""
+        return None if self.again and self.decides is None else (self.position, self.decides is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Traced:
@@ -74,3 +82,9 @@ class Closing:
     position: int
     ordinal: int
     key: Key | None = None
+
+
+def unit_of(position: int, ordinal: int, op: str) -> Unit | None:
+    """What the change at a place, of op `S` where it is a copied row or one that was read again, is held with."""
+    decided = ordinal < CEILING
+    return (position, decided) if decided or op != "S" else None

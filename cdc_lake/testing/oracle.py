@@ -5,11 +5,13 @@ older one leaves first. With `fails` it also holds: a change whose row fails, an
 touches, is kept back until a truncate; with `missing` a change that needs a row which is not there is held too. What
 is held may be released or discarded; where it was discarded, the next change that tells a whole row says what there is:
 not an insert to a key that a row leaves later in its transaction, since that may be the one that nobody has here.
+Of the tables in `grouped` transactions are held whole.
 Everything clever must agree with it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +30,10 @@ AGAIN = -1
 """The ordinal of what was read again, in `Oracle.held`."""
 
 
+class TruncateIsHeld(Exception):
+    """The transaction at this position truncates a table of a group, and is held."""
+
+
 @dataclass
 class Oracle:
     """The state of all tables after the transactions applied so far: table → key → row by column name."""
@@ -40,44 +46,80 @@ class Oracle:
     held: list[tuple[int, int]] = field(default_factory=list)
     waiting: dict[TableName, dict[tuple[int, int], Change]] = field(default_factory=dict)
     apart: dict[TableName, set[Key]] = field(default_factory=dict)
+    grouped: frozenset[TableName] = frozenset()
 
-    def apply(self, transaction: Transaction, first: int = 1, together: Sequence[int] = ()) -> None:
-        """Apply one transaction, whose changes count from `first`; within it keys may clash, at its end they may not.
-        `together`: which changes came in one transaction at the source, where they are of several.
+    def apply(
+        self, transaction: Transaction, first: int | Mapping[TableName, int] = 1, together: Sequence[int] = ()
+    ) -> None:
+        """Apply one transaction, whose changes count from `first`, or in each table from its own; within it keys may
+        clash, at its end they may not. `together`: which changes came in one transaction at the source, where they are
+        of several.
 
         Where a clash comes from a hold, the change that brought the younger row is held too, and the transaction is
-        applied again from its start.
+        applied again from its start. Raises TruncateIsHeld.
         """
         kept_back: set[int] = set()
-        unsure = {first + n for n in self._unsure(transaction.changes, together)}
+        unsure = set(self._unsure(transaction.changes, together))
         before, waiting, apart = self.tables, self.held_keys, self.apart
         while True:
             self.tables = {table: dict(rows) for table, rows in before.items()}
             self.held_keys = {table: set(keys) for table, keys in waiting.items()}
             self.apart = {table: set(keys) for table, keys in apart.items()}
-            held, clash = self._attempt(transaction, kept_back, first, unsure)
+            held, clash = self._attempt(transaction, kept_back, unsure)
             if clash is None:
                 break
             if not held:
                 msg = f"two rows have one key at the end of the transaction at {transaction.bounds.position}"
                 raise ValueError(msg)
             kept_back.add(clash)
-        self.held += [(transaction.bounds.position, ordinal) for ordinal in held]
-        for ordinal, change in enumerate(transaction.changes, start=first):
+        if self.grouped and self._holds_whole(transaction, held):
+            for table in self.grouped:
+                self.tables[table] = dict(before.get(table, {}))
+                self.held_keys[table] = set(waiting.get(table, ()))
+                self.apart[table] = set(apart.get(table, ()))
+            held = self._hold(transaction, held)
+        ordinals = _ordinals(transaction, first)
+        self.held += [(transaction.bounds.position, ordinals[at]) for at in held]
+        for at, change in enumerate(transaction.changes):
             if isinstance(change, Truncate):
                 self.waiting.pop(change.relation.table, None)
-            elif ordinal in held:
+            elif at in held:
                 assert not isinstance(change, Message), "a message has no row"
                 mine = self.waiting.setdefault(change.relation.table, {})
-                mine[transaction.bounds.position, ordinal] = change
+                mine[transaction.bounds.position, ordinals[at]] = change
+
+    def _holds_whole(self, transaction: Transaction, held: Iterable[int]) -> bool:
+        """Whether something is held of a table of the group that the transaction does not truncate later."""
+        last = {c.relation.table: at for at, c in enumerate(transaction.changes) if isinstance(c, Truncate)}
+        tables = [(at, _table(transaction.changes[at])) for at in held]
+        return any(table in self.grouped and at > last.get(table, -1) for at, table in tables)
+
+    def _hold(self, transaction: Transaction, alone: Iterable[int]) -> list[int]:
+        """Hold the whole transaction in the group, whatever becomes of it elsewhere: `alone`."""
+        held = {at for at in alone if _table(transaction.changes[at]) not in self.grouped}
+        for at, change in enumerate(transaction.changes):
+            table = _table(change)
+            if table not in self.grouped:
+                continue
+            if isinstance(change, Truncate):
+                raise TruncateIsHeld(transaction.bounds.position)
+            self.held_keys.setdefault(table, set()).update(self.keys_of(change))
+            held.add(at)
+        return sorted(held)
 
     def release(self, table: TableName, place: tuple[int, int], places: Iterable[tuple[int, int]]) -> None:
         """Held changes, all that wait for each other, are made from a place on, whatever they break."""
         position, first = place
-        wanted = sorted(places)
-        of, changes = [at for at, _ in wanted], self._decided(table, wanted)
+        self.release_together(position, {table: (first, places)})
+
+    def release_together(self, position: int, of: Mapping[TableName, tuple[int, Iterable[tuple[int, int]]]]) -> None:
+        """The same in several tables, in each from a place of its own on."""
+        wanted = {table: sorted(places) for table, (_, places) in of.items()}
+        changes = [change for table, places in wanted.items() for change in self._decided(table, places)]
+        came = [at for places in wanted.values() for at, _ in places]
         fails, self.fails = self.fails, None
-        self.apply(Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes)), first, of)
+        let = Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes))
+        self.apply(let, {table: first for table, (first, _) in of.items()}, came)
         self.fails = fails
 
     def discard(self, table: TableName, places: Iterable[tuple[int, int]]) -> None:
@@ -146,20 +188,18 @@ class Oracle:
             case _:
                 return None
 
-    def _attempt(
-        self, transaction: Transaction, kept_back: set[int], first: int, unsure: set[int]
-    ) -> tuple[list[int], int | None]:
-        """The ordinals held, and that of the last change that brought a second row to a key."""
+    def _attempt(self, transaction: Transaction, kept_back: set[int], unsure: set[int]) -> tuple[list[int], int | None]:
+        """Which changes are held, and the last one that brought a second row to a key."""
         open_rows = {table: list(rows.items()) for table, rows in self.tables.items()}
         held: list[int] = []
         arrived: dict[tuple[TableName, Key], int] = {}
-        for ordinal, change in enumerate(transaction.changes, start=first):
-            open_ended = ordinal in unsure and self._is_apart(change)
-            if not self._change(open_rows, change, force=ordinal in kept_back or open_ended):
-                held.append(ordinal)
+        for at, change in enumerate(transaction.changes):
+            open_ended = at in unsure and self._is_apart(change)
+            if not self._change(open_rows, change, force=at in kept_back or open_ended):
+                held.append(at)
             elif isinstance(change, Insert | Update):
                 key = self._key(change.relation, _row(change.relation, change.new, {}))
-                arrived[change.relation.table, key] = ordinal
+                arrived[change.relation.table, key] = at
         clashes = [
             arrived[table, key]
             for table, rows in open_rows.items()
@@ -328,9 +368,15 @@ class Versions:
 
     def release(self, table: TableName, place: tuple[int, int], places: Iterable[tuple[int, int]]) -> None:
         """See Oracle: each row that comes of it begins a version."""
-        before = dict(self.oracle.tables.get(table, {}))
-        self.oracle.release(table, place, places)
-        self._step(table, before, place[0], emptied=False)
+        position, first = place
+        self.release_together(position, {table: (first, places)})
+
+    def release_together(self, position: int, of: Mapping[TableName, tuple[int, Iterable[tuple[int, int]]]]) -> None:
+        """The same in several tables."""
+        before = {table: dict(self.oracle.tables.get(table, {})) for table in of}
+        self.oracle.release_together(position, of)
+        for table, rows in before.items():
+            self._step(table, rows, position, emptied=False)
 
     def of(self, table: TableName) -> set[Version]:
         """All versions of a table."""
@@ -358,6 +404,14 @@ class Versions:
 
 def _table(change: Change) -> TableName | None:
     return None if isinstance(change, Message) else change.relation.table
+
+
+def _ordinals(transaction: Transaction, first: int | Mapping[TableName, int]) -> list[int]:
+    """The ordinals of a transaction's changes."""
+    if isinstance(first, int):
+        return list(range(first, first + len(transaction.changes)))
+    following = {table: itertools.count(at) for table, at in first.items()}
+    return [next(following[change.relation.table]) for change in transaction.changes if not isinstance(change, Message)]
 
 
 def _row(relation: Relation, values: Tuple, before: Row) -> Row:

@@ -17,6 +17,17 @@ HEAD = "version: 1\npipeline: shop\n" + SOURCE
 TABLE = HEAD + "silver:\n  tables:\n    - from: public.orders\n"
 RULES = TABLE + "      rules:\n"
 GAUSSDB = HEAD.replace("postgres, host: h", "gaussdb, port: 8000, host: h")
+GROUPS = (
+    HEAD
+    + """silver:
+  tables:
+    - from: public.o
+      deletes: soft
+  groups:
+    - {name: a, tables: [public.o, public.l], hold: transaction}
+"""
+)
+GROUPS_AGAIN = "    - {name: a, tables: [public.m, public.n], hold: transaction}\n"
 
 EVERY = (
     "{rule: not_null, column: a, thresholds: {warn: 0.01, critical: 1}}",
@@ -98,6 +109,18 @@ CASES = {
     "a pipeline name with a dash": (HEAD.replace("pipeline: shop", "pipeline: my-shop"), "CFG107 2:11"),
     "an empty list": (HEAD.replace('["public.*"]', "[]"), "CFG107 3:65"),
     "an unknown rule": (RULES + "        - {rule: betwen, column: a, min: 1}\n", "CFG107 8:11"),
+    "a table in two groups": (
+        GROUPS + "    - {name: b, tables: [public.o, public.p], hold: transaction}\n",
+        "CFG162 10:26",
+    ),
+    "two groups of one name": (GROUPS + GROUPS_AGAIN, "CFG162 10:14"),
+    "a group of one table": (GROUPS.replace(", public.l", ""), "CFG107 9:25"),
+    "a group with a table of changes": (GROUPS.replace("deletes: soft", "kind: append"), "CFG162 9:26"),
+    "a group with a filter": (GROUPS.replace("deletes: soft", 'where: "a > 1"'), "CFG162 9:26"),
+    "a group with rows that are read again": (GROUPS.replace("deletes: soft", "missing_row: reread"), "CFG162 9:26"),
+    "a group with a table that is not captured": (GROUPS.replace("public.l", "other.l"), "CFG131 9:36"),
+    "a group with a table without its schema": (GROUPS.replace("public.l", "l"), "CFG130 9:36"),
+    "a group that holds something else": (GROUPS.replace("transaction", "row"), "CFG107 9:53"),
     "bytes that cannot be decoded beside redaction": (
         HEAD + "bronze:\n  undecodable: land\n  redact: [{columns: [public.a.b], strategy: drop}]\n",
         "CFG156 5:16",

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from cdc_lake.lake.control_columns import schema_of
-from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
-from cdc_lake.model.decision import FIRST_ORDINAL, Decided
 from cdc_lake.model.relation import Relation, ReplicaIdentity
-from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.held_groups import connected
-from cdc_lake.pipeline.holds import HoldLog, OpenHolds, open_holds
 from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
 from cdc_lake.silver.lineage import trace, trace_content
 from cdc_lake.silver.row_events import DISCARDED, MISSING, Closing, Event, Key, Traced
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import table
 from cdc_lake.testing.oracle import Oracle
+from tests.held_tables import AT, Table, breaks, event_of
 from tests.seeds import seeds
 
 ONE, TWO, NINE = ("1",), ("2",), ("9",)
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-LIMIT = 69
 T = table("public.t", id="int4", amount="int4", body="text")
 WHOLE = table("public.t", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
-AT = FIRST_ORDINAL
 
 
 def let(position: int, n: int, of: tuple[int, int], op: str, old: Key | None, new: Key | None, **more: Any) -> Event:
@@ -156,121 +149,6 @@ def test_copies_of_rows_without_a_key_are_let_through_together():
 
 
 # ── whatever the spans ──
-
-
-@dataclass
-class Table:
-    """A table that follows rows as apply does: keys in silver, the log of holds, and the decisions on them."""
-
-    cuts: random.Random
-    keys: set[Key] = field(default_factory=set)
-    held: list[dict[str, Any]] = field(default_factory=list)
-    decisions: list[dict[str, Any]] = field(default_factory=list)
-    pending: list[Event] = field(default_factory=list)
-    at: int = 0
-
-    def open(self) -> OpenHolds:
-        held = pa.Table.from_pylist(self.held, schema_of("held"))
-        return open_holds(
-            HoldLog(held, pa.Table.from_pylist(self.decisions, schema_of("decisions"))), "t", 1, 1, self.at
-        )
-
-    def decide(self, verb: str, rows: list[dict[str, Any]]) -> None:
-        first = AT + sum(one["position"] == self.at + 1 for one in self.decisions)
-        for n, row in enumerate(rows):
-            place = {"of_position": row["position"], "of_ordinal": row["ordinal"]}
-            own = {"position": self.at + 1, "ordinal": first + n, "verb": verb, "told": "", **place}
-            self.decisions.append({**dict.fromkeys(schema_of("decisions").names), **row, **own})
-
-    def run(self, events: list[Event], upto: int) -> None:
-        """Everything up to a position, in spans of any size."""
-        self.pending += events
-        while self.at < upto:
-            end = min(upto, self.at + self.cuts.choice([10, 30, 100, 10_000]))
-            self._span([one for one in self.pending if one.position <= end], end)
-            self.pending = [one for one in self.pending if one.position > end]
-
-    def _span(self, events: list[Event], end: int) -> None:
-        waiting = self.open().waiting
-        coming = (
-            Decided(pa.Table.from_pylist(self.decisions, schema_of("decisions"))).within(Span(1, self.at, end)).rows
-        )
-        made = [_decision(row) for row in ([] if coming is None else coming.to_pylist())]
-        every = sorted([*made, *events], key=lambda one: (one.position, one.ordinal))
-        traced, closings = trace(every, existing=frozenset(self.keys), held=waiting, holds_missing=False)
-        self._fold(every, traced)
-        for event, one in zip([e for e in every if e.op != "T"], traced, strict=True):
-            if one.held:
-                reason = "waiting" if one.waits or not (event.failed or one.broke) else "failed"
-                self._record(event, reason, end, ["rule"] if event.failed else [one.broke] if one.broke else [])
-        for closing in closings:
-            key = closing.key
-            self._record(Event(closing.position, closing.ordinal, "S", None, key), "closed", end, [])
-        self.at = end
-
-    def _fold(self, events: list[Event], traced: list[Traced]) -> None:
-        """Which keys silver has behind the span, as net changes tell it."""
-        if any(one.op == "T" for one in events):
-            self.keys.clear()
-        after = (
-            max((one.position, one.ordinal) for one in events if one.op == "T")
-            if any(one.op == "T" for one in events)
-            else (-1, 0)
-        )
-        last: dict[int, tuple[Event, Traced]] = {}
-        for event, one in zip([e for e in events if e.op != "T"], traced, strict=True):
-            if not one.held and not one.dropped and (event.position, event.ordinal) > after:
-                last[one.row] = (event, one)
-        for _, one in last.values():
-            if one.origin is not None:
-                self.keys.discard(one.origin)
-        self.keys |= {event.new for event, _ in last.values() if event.op != "D" and event.new is not None}
-
-    def _record(self, event: Event, reason: str, end: int, rules: list[str]) -> None:
-        keys = {"key": event.new or event.old, "from_key": event.old}
-        own = {"position": event.position, "ordinal": event.ordinal, "op": event.op, "reason": reason, "rules": rules}
-        self.held.append(
-            {**dict.fromkeys(schema_of("held").names), "relation": "t", "epoch": 1, "generation": 1, "span_upto": end}
-            | own
-            | {name: None if key is None else list(key) for name, key in keys.items()}
-        )
-
-
-def _decision(row: dict[str, Any]) -> Event:
-    of = (row["of_position"], row["of_ordinal"])
-    if row["verb"] == "discard":
-        return Event(row["position"], row["ordinal"], row["op"], decides=of, given_up=True)
-    old = None if row["from_key"] is None else tuple(row["from_key"])
-    new = None if row["op"] == "D" else tuple(row["key"])
-    return Event(row["position"], row["ordinal"], row["op"], old, new, decides=of, partial=_PARTIAL.get(of, False))
-
-
-_PARTIAL: dict[tuple[int, int], bool] = {}
-
-
-def event_of(oracle: Oracle, position: int, ordinal: int, change: Change) -> Event:
-    """A change as apply reduces it; `amount` is always sent, so a change tells by itself whether it fails."""
-    assert not isinstance(change, Message)
-    if isinstance(change, Truncate):
-        return Event(position, ordinal, "T")
-    new = change.new if isinstance(change, Insert | Update) else None
-    failed = new is not None and new[1] is not None and int(str(new[1])) > LIMIT
-    before = after = None
-    if isinstance(change, Insert):
-        (after,) = oracle.keys_of(change)
-    elif isinstance(change, Delete):
-        (before,) = oracle.keys_of(change)
-    else:
-        before = (str((change.old or change.new)[0]),)
-        after = (str(change.new[0]),)
-    partial = isinstance(change, Update) and UNCHANGED in change.new and change.old_kind is not OldKind.FULL
-    _PARTIAL[position, ordinal] = partial
-    op = {"Insert": "I", "Update": "U", "Delete": "D"}[type(change).__name__]
-    return Event(position, ordinal, op, before, after, failed=failed, partial=partial)
-
-
-def breaks(_: object, row: dict[str, str | None]) -> bool:
-    return row["amount"] is not None and int(str(row["amount"])) > LIMIT
 
 
 def at_source(history: History, unknown: set[Key]) -> dict[Key, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +19,7 @@ from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.errors import NoStream, TableBehind, TableNotKnown
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow, now
+from cdc_lake.lake.control_rows import PauseRow, SnapshotRow, now
 from cdc_lake.model.change import Insert
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
@@ -29,7 +29,7 @@ from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.cut_list import list_cuts
 from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, last_cut
 from cdc_lake.pipeline.maintain import maintain
-from cdc_lake.pipeline.pauses import pause, paused_tables, resume, settled
+from cdc_lake.pipeline.pauses import pause, paused_tables, resume, settled, stopped_tables
 from cdc_lake.pipeline.status import status
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.cut_lake import CutLake, at, ids
@@ -78,6 +78,22 @@ def test_pause_and_resume_say_what_stands_and_do_nothing_twice(lake: CutLake, ca
     assert "silver.b is not paused" in said(capsys, "resume", "b")
     assert paused_tables(lake.control) == {}
     assert lake.control.read("pauses").num_rows == 2
+
+
+def test_the_tables_of_a_group_stop_and_go_on_together(tmp_path: Path) -> None:
+    group = {"name": "g", "tables": ["public.t", "public.b"], "hold": "transaction"}
+    lake = CutLake(tmp_path, silver={"groups": [group]})
+    lake.land(200)
+    assert pause(lake.project, "t").changed
+    assert sorted(paused_tables(lake.control)) == ["public.b", "public.t"]
+    assert resume(lake.project, "public.t").changed
+    assert not resume(lake.project, "public.t").changed
+    assert paused_tables(lake.control) == {}
+    now = datetime.now(UTC)
+    lake.control.record(PauseRow("public.b", paused=True, recorded_at=now))  # before there was the group
+    assert stopped_tables(lake.project, lake.control) == {"public.b": now, "public.t": now}
+    assert resume(lake.project, "public.t").changed
+    assert stopped_tables(lake.project, lake.control) == {}
 
 
 def test_a_table_that_bronze_does_not_know_is_refused(lake: CutLake, capsys: Any, tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""Tables that follow events as apply does, without Spark: keys in silver, the log of holds, decisions, any spans."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from cdc_lake.lake.control_columns import schema_of
+from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
+from cdc_lake.model.decision import FIRST_ORDINAL, Decided
+from cdc_lake.model.span import Span
+from cdc_lake.pipeline.holds import HoldLog, OpenHolds, open_holds
+from cdc_lake.silver.lineage import trace
+from cdc_lake.silver.row_events import Closing, Event, Key, Traced, Unit
+from cdc_lake.testing.oracle import Oracle
+
+Followed: TypeAlias = tuple[list[Traced], list[Closing]]
+LIMIT = 69
+AT = FIRST_ORDINAL
+
+
+@dataclass
+class Table:
+    """A table that follows rows as apply does: keys in silver, the log of holds, and the decisions on them."""
+
+    cuts: random.Random
+    name: str = "t"
+    keys: set[Key] = field(default_factory=set)
+    held: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    pending: list[Event] = field(default_factory=list)
+    at: int = 0
+
+    def open(self) -> OpenHolds:
+        return open_holds(self.log(), self.name, 1, 1, self.at)
+
+    def log(self) -> HoldLog:
+        """What is recorded."""
+        return HoldLog(pa.Table.from_pylist(self.held, schema_of("held")), self._decisions())
+
+    def decide(self, verb: str, rows: list[dict[str, Any]]) -> None:
+        first = AT + sum(one["position"] == self.at + 1 for one in self.decisions)
+        for n, row in enumerate(rows):
+            place = {"of_position": row["position"], "of_ordinal": row["ordinal"]}
+            own = {"position": self.at + 1, "ordinal": first + n, "verb": verb, "told": "", **place}
+            self.decisions.append({**dict.fromkeys(schema_of("decisions").names), **row, **own})
+
+    def run(self, events: list[Event], upto: int) -> None:
+        """Everything up to a position, in spans of any size."""
+        self.pending += events
+        while self.at < upto:
+            end = min(upto, self.at + self.cuts.choice([10, 30, 100, 10_000]))
+            self._span([one for one in self.pending if one.position <= end], end)
+            self.pending = [one for one in self.pending if one.position > end]
+
+    def _span(self, events: list[Event], end: int) -> None:
+        every = self.every(events, end)
+        self.merge(every, self.traced(every), end)
+
+    def every(self, events: list[Event], end: int) -> list[Event]:
+        """The events of a span, with the decisions that come into force in it."""
+        coming = Decided(self._decisions()).within(Span(1, self.at, end)).rows
+        made = [_decision(row) for row in ([] if coming is None else coming.to_pylist())]
+        return sorted([*made, *events], key=lambda one: (one.position, one.ordinal))
+
+    def traced(self, every: list[Event], whole: frozenset[Unit] = frozenset()) -> Followed:
+        """What became of the events of a span."""
+        existing, waiting = frozenset(self.keys), self.open().waiting
+        return trace(every, existing=existing, held=waiting, holds_missing=False, whole=whole)
+
+    def merge(self, every: list[Event], followed: Followed, end: int) -> None:
+        """The span is written: rows, and what is held."""
+        traced, closings = followed
+        self._fold(every, traced)
+        for event, one in zip([e for e in every if e.op != "T"], traced, strict=True):
+            if one.held:
+                rules = [*(["rule"] if event.failed else []), *([one.broke] if one.broke else [])]
+                rules = [] if one.waits else rules
+                self._record(event, "failed" if rules else "waiting", end, rules)
+        for closing in closings:
+            key = closing.key
+            op = "T" if key is None else "S"
+            self._record(Event(closing.position, closing.ordinal, op, None, key), "closed", end, [])
+        self.at = end
+
+    def _decisions(self) -> pa.Table:
+        return pa.Table.from_pylist(self.decisions, schema_of("decisions"))
+
+    def _fold(self, events: list[Event], traced: list[Traced]) -> None:
+        """Which keys silver has behind the span, as net changes tell it."""
+        if any(one.op == "T" for one in events):
+            self.keys.clear()
+        after = (
+            max((one.position, one.ordinal) for one in events if one.op == "T")
+            if any(one.op == "T" for one in events)
+            else (-1, 0)
+        )
+        last: dict[int, tuple[Event, Traced]] = {}
+        for event, one in zip([e for e in events if e.op != "T"], traced, strict=True):
+            if not one.held and not one.dropped and (event.position, event.ordinal) > after:
+                last[one.row] = (event, one)
+        for _, one in last.values():
+            if one.origin is not None:
+                self.keys.discard(one.origin)
+        self.keys |= {event.new for event, _ in last.values() if event.op != "D" and event.new is not None}
+
+    def _record(self, event: Event, reason: str, end: int, rules: list[str]) -> None:
+        keys = {"key": event.new or event.old, "from_key": event.old}
+        own = {"position": event.position, "ordinal": event.ordinal, "op": event.op, "reason": reason, "rules": rules}
+        self.held.append(
+            {
+                **dict.fromkeys(schema_of("held").names),
+                "relation": self.name,
+                "epoch": 1,
+                "generation": 1,
+                "span_upto": end,
+            }
+            | own
+            | {name: None if key is None else list(key) for name, key in keys.items()}
+        )
+
+
+def _decision(row: dict[str, Any]) -> Event:
+    of = (row["of_position"], row["of_ordinal"])
+    if row["verb"] == "discard":
+        return Event(row["position"], row["ordinal"], row["op"], decides=of, given_up=True)
+    old = None if row["from_key"] is None else tuple(row["from_key"])
+    new = None if row["op"] == "D" else tuple(row["key"])
+    return Event(row["position"], row["ordinal"], row["op"], old, new, decides=of, partial=_PARTIAL.get(of, False))
+
+
+_PARTIAL: dict[tuple[int, int], bool] = {}
+
+
+def event_of(oracle: Oracle, position: int, ordinal: int, change: Change, limit: int = LIMIT) -> Event:
+    """A change as apply reduces it; `amount` is always sent, so a change tells by itself whether it fails."""
+    assert not isinstance(change, Message)
+    if isinstance(change, Truncate):
+        return Event(position, ordinal, "T")
+    new = change.new if isinstance(change, Insert | Update) else None
+    failed = new is not None and new[1] is not None and int(str(new[1])) > limit
+    before = after = None
+    if isinstance(change, Insert):
+        (after,) = oracle.keys_of(change)
+    elif isinstance(change, Delete):
+        (before,) = oracle.keys_of(change)
+    else:
+        before = (str((change.old or change.new)[0]),)
+        after = (str(change.new[0]),)
+    partial = isinstance(change, Update) and UNCHANGED in change.new and change.old_kind is not OldKind.FULL
+    _PARTIAL[position, ordinal] = partial
+    op = {"Insert": "I", "Update": "U", "Delete": "D"}[type(change).__name__]
+    return Event(position, ordinal, op, before, after, failed=failed, partial=partial)
+
+
+def breaks(_: object, row: dict[str, str | None], limit: int = LIMIT) -> bool:
+    return row["amount"] is not None and int(str(row["amount"])) > limit
