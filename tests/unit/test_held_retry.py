@@ -170,7 +170,7 @@ def test_a_retry_that_succeeds_is_read_in_its_place_and_bronze_is_not_rewritten(
     commits = [(c.position, c.counts, c.undecoded) for c in reader.commits(ALL)]
     assert commits == [(c.position, c.counts, c.undecoded) for c in wanted.commits(ALL)]
     assert held_list(project).undecodable == ()
-    assert folded(bronze_reader(project), 1, {"public.orders": ["id"]}) == {
+    assert folded(bronze_reader(project), 1, {"public.orders": ["id"]}, {}) == {
         "public.orders": [{"id": "9", "note": "MARK"}]
     }
 
