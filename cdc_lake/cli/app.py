@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from cdc_lake.cli.bundle_verbs import register as register_bundle
 from cdc_lake.cli.compare_verb import register as register_compare
@@ -31,8 +32,22 @@ from cdc_lake.cli.view import Look, View, separate_narration, stderr
 if TYPE_CHECKING:
     from cdc_lake.pipeline.status import Status
 
+ORDER = (
+    *("init", "validate", "check", "plan", "run", "status", "compare", "report"),
+    *("inspect", "held", "cuts", "pause", "resume", "rebuild", "maintain", "upgrade", "slot"),
+    *("record", "replay", "bundle", "explain", "schema"),
+)
+"""The verbs as they are listed: from the first file to the first proof, then the running of it, then the rest."""
+
+
+class _InOrder(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
 app = typer.Typer(
     name="cdc-lake",
+    cls=_InOrder,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

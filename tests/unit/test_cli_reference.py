@@ -6,7 +6,10 @@ import json
 import re
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
+from cdc_lake.cli.app import ORDER, app
 from cdc_lake.cli.pages import codes
 from cdc_lake.cli.reference import EXIT_CODES, REFERENCE, pages
 from cdc_lake.config.model import Pipeline
@@ -39,3 +42,9 @@ def test_the_page_of_errors_has_every_code_once_with_its_exit_code():
     assert sorted(rows) == codes()
     assert {rows["SRC201"], rows["CFG104"], rows["QUA501"], rows["STA612"]} == {"4", "3", "5", "1"}
     assert {int(code) for code in rows.values()} <= {code for code, _, _ in EXIT_CODES}
+
+
+def test_every_verb_has_its_place_in_the_list():
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    assert set(group.commands) == set(ORDER)
