@@ -132,7 +132,7 @@ def test_no_publication_is_made_and_the_patterns_choose_at_every_change(database
         again = once(project)
     assert again.transactions == 4
     found = [(r["op"], r["relation"], r["new"]) for r in bronze_rows(project) if r["op"] in "SIUDT"]
-    assert found[:2] == [("S", "public.notes", ["1", "a", "2"]), ("S", "public.parts_1", ["1"])]
+    assert sorted(found[:2]) == [("S", "public.notes", ["1", "a", "2"]), ("S", "public.parts_1", ["1"])]
     assert found[2:6] == [
         ("I", "public.later", ["1"]),
         ("I", "public.parts_1", ["2"]),

@@ -280,7 +280,7 @@ def test_memory_is_not_filled_behind_a_hole() -> None:
     order, _ = new()
     for n in range(CROWD):
         assert not order.take(transaction(12 + n, 0x100 + n, size=CROWD_BYTES // CROWD + 1))
-    with pytest.raises(CsnMissing, match=f"no room for more than {CROWD} transactions"):
+    with pytest.raises(CsnMissing, match=f"no room for more than {CROWD:,} transactions"):
         order.tend()
 
 

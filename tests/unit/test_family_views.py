@@ -32,21 +32,21 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("arguments", [["plan"], ["check", "--sql"]])
 def test_a_family_server_that_is_down_ends_with_4(project: Path, arguments: list[str]) -> None:
     done = cdc_lake(project, *arguments, PW="hunter2")
-    assert done.returncode == 4
-    assert done.stderr.startswith("error[SRC201]: ")
-    assert "Traceback" not in done.stderr
+    assert done.code == 4
+    assert done.err.startswith("error[SRC201]: ")
+    assert "Traceback" not in done.err
 
 
 def test_check_and_status_tell_that_a_family_server_is_down(project: Path) -> None:
     checked = cdc_lake(project, "check", "--json", PW="hunter2")
-    assert checked.returncode == 1
-    lines = json.loads(checked.stdout)["lines"]
+    assert checked.code == 1
+    lines = json.loads(checked.out)["lines"]
     assert [line["code"] for line in lines if line["subject"] == "server"] == ["SRC201"]
     seen = cdc_lake(project, "status", "--json", PW="hunter2")
-    assert seen.returncode == 0
-    status = json.loads(seen.stdout)
+    assert seen.code == 0
+    status = json.loads(seen.out)
     assert (status["reachable"], status["slot"]["state"]) == (False, "unknown")
-    assert "hunter2" not in checked.stdout + checked.stderr + seen.stdout + seen.stderr
+    assert "hunter2" not in checked.out + checked.err + seen.out + seen.err
 
 
 SERIAL = {"decoding": {"parallel-decode-num": 1}}

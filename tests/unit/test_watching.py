@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
         if (end := next(pauses)) is not None:
             raise end
 
-    monkeypatch.setattr(watching.time, "sleep", pause)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(sleep=pause))  # its own: other threads sleep too
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, out: io.StringIO, found: Status, look: Look) -> str:

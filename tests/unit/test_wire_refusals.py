@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from cdc_lake import errors
-from cdc_lake.config.source import PostgresSource, Tls
+from cdc_lake.config.source import PostgresSource, PostgresTls
 from cdc_lake.errors import (
     AuthenticationRefused,
     DatabaseUnknown,
@@ -173,7 +173,7 @@ def test_who_takes_a_server_of_the_family_for_a_postgresql_is_told(thread_pool: 
             database="postgres",
             user="cdc",
             password=SecretStr("Gauss@123"),
-            tls=Tls(mode="disable"),
+            tls=PostgresTls(mode="disable"),
             tables=["public.*"],
         )
         for replication in (True, False):
