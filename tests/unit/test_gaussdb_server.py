@@ -294,8 +294,8 @@ def test_the_familys_mistakes_reach_the_client_as_its_errors(server: GaussServer
     with pytest.raises(SlotInvalidated):
         stream(server, "lost")
     state.wal_start = 0
-    for _ in range(20):
-        state.dispatchers.acquire(blocking=False)
+    for _ in range(20):  # all of them, also the one that a stream whose end is not seen yet gives back
+        assert state.dispatchers.acquire(timeout=60)
     state.create_slot("one_too_many", "mppdb_decoding", "postgres", POINT)
     with pytest.raises(DecodersExhausted):
         stream(server, "one_too_many")
