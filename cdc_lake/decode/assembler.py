@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cdc_lake.decode.announced import Announced, Catalog, TableFacts
+from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import AllInMemory, NewFrames
 from cdc_lake.decode.large import Growing, LargeTransaction
 from cdc_lake.decode.pgoutput import parse
@@ -28,7 +29,6 @@ from cdc_lake.decode.streams import Streams
 from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, UnknownRelation
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Boundaries
 
 __all__ = ["Assembler", "Catalog", "TableFacts"]
 
@@ -220,16 +220,7 @@ class Assembler:
         if begin.final_lsn != commit.commit_lsn:
             announced, came = Lsn(begin.final_lsn), Lsn(commit.commit_lsn)
             raise MalformedMessage(f"a COMMIT at {came} for a BEGIN that announced {announced}", offset=2)
-        if commit.end_lsn < commit.commit_lsn:
-            raise MalformedMessage("a commit record that ends before it starts", offset=10)
-        bounds = Boundaries(
-            position=commit.end_lsn,
-            confirm=commit.end_lsn,
-            commit_lsn=commit.commit_lsn,
-            xid=begin.xid,
-            commit_ts=commit.commit_ts,
-            origin=open_.origin,
-        )
+        bounds = bounds_of(commit, begin.xid, open_.origin)
         if (growing := open_.growing) is not None:
             self._outgrown(open_)
             growing.frames.seal()

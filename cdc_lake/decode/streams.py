@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from cdc_lake.decode.announced import Announced
+from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.pgoutput import parse
@@ -25,10 +26,9 @@ from cdc_lake.decode.pgoutput_stream import (
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.records import LogicalMessage, OriginMessage, RelationMessage, TruncateMessage, TypeMessage
 from cdc_lake.decode.streamed import Streamed
-from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, UnknownRelation
+from cdc_lake.errors import DecodeError, OutOfSequence, UnknownRelation
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Boundaries
 
 _RELATION_HEAD: Final = 5  # bytes: letter and OID
 _ROW_CHANGES: Final = frozenset(b"IUD")
@@ -159,18 +159,9 @@ class Streams:
         self._between("a COMMIT")
         if (one := self._open.get(commit.xid)) is None:
             raise OutOfSequence(f"a COMMIT of the streamed transaction {commit.xid}, of which nothing came", offset=1)
-        if commit.end_lsn < commit.commit_lsn:
-            raise MalformedMessage("a commit record that ends before it starts", offset=14)
+        bounds = bounds_of(commit, commit.xid, one.origin)
         marks = one.marks(self._resolved, self._announced.put)
         one.frames.seal()
-        bounds = Boundaries(
-            position=commit.end_lsn,
-            confirm=commit.end_lsn,
-            commit_lsn=commit.commit_lsn,
-            xid=commit.xid,
-            commit_ts=commit.commit_ts,
-            origin=one.origin,
-        )
         del self._open[commit.xid]
         large = LargeTransaction(bounds, one.frames, marks, one.fault)
         if one.frames.spilled and one.frames.size >= self._frames.part:
