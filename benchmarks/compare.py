@@ -26,8 +26,8 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from deltalake import CommitProperties, Transaction, write_deltalake
-from measured import median, save, show, table
-from pgoutput_backlog import TABLE
+from measured import median, peak_mib, save, show, table
+from pgoutput_backlog import fill
 from pyarrow import csv
 from served import served
 
@@ -50,13 +50,6 @@ SCHEMA = pa.schema(
         ("created", pa.timestamp("us", tz="UTC")), ("changed", pa.timestamp("us")), ("paid", pa.bool_()),
     ]
 )  # fmt: skip
-FILL = """
-INSERT INTO orders SELECT
-  n, n::bigint * 7919 % 100003, (ARRAY['new', 'packed', 'sent', 'returned'])[1 + n % 4], (n % 99999) / 100.0,
-  n % 17, md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 'customer' || n % 100003 || '@example.org',
-  timestamptz '2026-01-01 00:00+00' + n * interval '1 second', timestamp '2026-01-01' + n * interval '1 ms', n % 3 = 0
-  FROM generate_series(1, %s) AS n
-"""
 WRITE = """
 UPDATE orders SET quantity = quantity + 1
   WHERE id IN (SELECT 10000 + (random() * 100000)::int FROM generate_series(1, 9));
@@ -77,8 +70,7 @@ def child(role: str, project: Project) -> None:
         }  # fmt: skip
     else:
         receive(project, bronze_writer(project), once=role == "copy", stop=threading.Event(), tell=silent)
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    print(json.dumps({"seconds": time.perf_counter() - begun, "rss_mib": int(peak.split()[1]) / 1024, **facts}))
+    print(json.dumps({"seconds": time.perf_counter() - begun, "rss_mib": peak_mib(), **facts}))
 
 
 def command(role: str, server: EmbeddedServer, root: Path) -> list[str]:
@@ -160,9 +152,7 @@ def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     project = served(server, root, "compared")
     try:
         with psycopg.connect(server.dsn("postgres"), autocommit=True) as admin:
-            admin.execute(TABLE)
-            admin.execute(FILL.replace("%s", str(given.rows)))
-            admin.execute("VACUUM ANALYZE orders")
+            fill(admin, given.rows)
             runs = [ran("copy", server, root)]
             write_silver(project, admin, root)
         with busy(server, root):

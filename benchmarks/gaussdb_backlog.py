@@ -29,7 +29,7 @@ from unittest import mock
 import psutil
 import pyarrow.parquet as pq
 from decode_mppdb import COLUMNS, ORDERS, some_row
-from measured import median, save, show, table
+from measured import median, peak_mib, save, show, table
 from steps import Steps
 
 from cdc_lake.bronze import writer
@@ -123,7 +123,7 @@ def beside() -> Iterator[list[float]]:
 
     def closed(process: HashingProcess) -> None:
         if process.pid is not None:
-            peaks.append(peak_of(str(process.pid)))
+            peaks.append(peak_mib(process.pid))
         close(process)
 
     with mock.patch.object(HashingProcess, "close", closed):
@@ -163,18 +163,12 @@ def drain_here(project: Project, rows: int) -> None:
     frames.close()
 
 
-def peak_of(process: str) -> float:
-    """The most memory a process had, in MiB."""
-    status = Path(f"/proc/{process}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
-
-
 def report(seconds: float, changes: int, timed: dict[str, float], beside: dict[str, float]) -> None:
     """What a run took: `cpu` and `rss_mib` are of all its processes."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = used.ru_utime + used.ru_stime + beside.get("hashing", 0.0)
     facts = {"seconds": seconds, "changes": changes, "cpu": cpu, "steps": timed, **beside}
-    print(json.dumps(facts | {"rss_mib": peak_of("self") + beside.get("beside_mib", 0.0)}))
+    print(json.dumps(facts | {"rss_mib": peak_mib() + beside.get("beside_mib", 0.0)}))
 
 
 def child(role: str, root: Path, name: str, ports: list[int], rows: int) -> dict[str, Any]:

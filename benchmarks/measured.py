@@ -74,6 +74,12 @@ def save(
     return path
 
 
+def peak_mib(process: int | str = "self") -> float:
+    """The most memory a process had so far, in MiB."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+
 def median(values: Iterable[float]) -> float:
     """The median; NaN where there is nothing."""
     some = list(values)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from measured import median, save, show, table
+from measured import median, peak_mib, save, show, table
 from served import served
 
 from cdc_lake.bronze.open import bronze_writer
@@ -41,6 +41,13 @@ TABLE = """
 CREATE TABLE orders (
   id bigint PRIMARY KEY, customer bigint NOT NULL, state text NOT NULL, amount numeric(12,2), quantity int,
   note text, email text, created timestamptz, changed timestamp, paid boolean)
+"""
+FILL = """
+INSERT INTO orders SELECT
+  n, n::bigint * 7919 % 100003, (ARRAY['new', 'packed', 'sent', 'returned'])[1 + n % 4], (n % 99999) / 100.0,
+  n % 17, md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 'customer' || n % 100003 || '@example.org',
+  timestamptz '2026-01-01 00:00+00' + n * interval '1 second', timestamp '2026-01-01' + n * interval '1 ms', n % 3 = 0
+  FROM generate_series(1, {rows}) AS n
 """
 # One transaction: 800 inserts, 150 updates and 50 deletes of rows of the transaction before it.
 WORKLOAD = """
@@ -60,6 +67,13 @@ BEGIN
   END LOOP;
 END $$
 """
+
+
+def fill(admin: psycopg.Connection[Any], rows: int) -> None:
+    """Make the table with that many rows."""
+    admin.execute(TABLE)
+    admin.execute(FILL.format(rows=rows))
+    admin.execute("VACUUM (ANALYZE, FREEZE) orders")
 
 
 def project_of(server: EmbeddedServer, root: Path, name: str) -> Project:
@@ -82,13 +96,12 @@ def receive_here(arguments: argparse.Namespace) -> None:
         done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
     seconds = time.perf_counter() - begun
     used = resource.getrusage(resource.RUSAGE_SELF)
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     facts = {
         "seconds": seconds,
         "changes": done.changes,
         "bytes": done.bytes,
         "cpu": used.ru_utime + used.ru_stime,
-        "rss_mib": int(peak.split()[1]) / 1024,
+        "rss_mib": peak_mib(),
         "files": sum(1 for _ in project.bronze.glob("*.parquet")),
         "bronze_bytes": sum(path.stat().st_size for path in project.bronze.glob("*.parquet")),
     }

@@ -24,64 +24,35 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from measured import median, save, show, table
-from pgoutput_backlog import TABLE
+from measured import median, peak_mib, save, show, table
+from pgoutput_backlog import fill
+from served import served
 
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.config.model import Pipeline
-from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
 TARGET_RATE = 400_000
-FILL = """
-INSERT INTO orders SELECT
-  n, n::bigint * 7919 % 100003, (ARRAY['new', 'packed', 'sent', 'returned'])[1 + n % 4], (n % 99999) / 100.0,
-  n % 17, md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text), 'customer' || n % 100003 || '@example.org',
-  timestamptz '2026-01-01 00:00+00' + n * interval '1 second', timestamp '2026-01-01' + n * interval '1 ms',
-  n % 3 = 0
-  FROM generate_series(1, {rows}) AS n
-"""
-
-
-def project_of(server: EmbeddedServer, root: Path, name: str, fmt: str, parallelism: int) -> Project:
-    source = {
-        "type": "postgres",
-        "host": HOST,
-        "port": server.port,
-        "database": "postgres",
-        "user": SUPERUSER,
-        "password": server.password,
-        "publication": "bench",
-        "tables": ["public.orders"],
-    }
-    document = {
-        "version": 1,
-        "pipeline": name,
-        "source": source,
-        "snapshot": {"parallelism": parallelism},
-        "bronze": {"format": fmt},
-    }
-    (root / name).mkdir(exist_ok=True)
-    return Project(Pipeline.model_validate(document), root / name / "pipeline.yaml", root / name)
 
 
 def copy_here(given: argparse.Namespace) -> None:
     """The child: copy the table, say what it cost."""
-    project = project_of(
-        EmbeddedServer(Path(given.server)), Path(given.root), given.copy, given.format, given.parallelism[0]
+    folder = Path(given.root) / given.copy
+    folder.mkdir()
+    settings = {"snapshot": {"parallelism": given.parallelism[0]}, "bronze": {"format": given.format}}
+    project = served(
+        EmbeddedServer(Path(given.server)), folder, given.copy, source={"publication": "bench"}, **settings
     )
     begun = time.perf_counter()
     done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=silent)
     seconds = time.perf_counter() - begun
     used = resource.getrusage(resource.RUSAGE_SELF)
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     facts = {
         "seconds": seconds,
         "rows": done.snapshot_rows,
         "cpu": used.ru_utime + used.ru_stime,
-        "rss_mib": int(peak.split()[1]) / 1024,
+        "rss_mib": peak_mib(),
     }
     print(json.dumps(facts))
 
@@ -121,9 +92,7 @@ def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     try:
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             print(f"writing {given.rows:,} rows", flush=True)
-            admin.execute(TABLE)
-            admin.execute(FILL.replace("{rows}", str(given.rows)))
-            admin.execute("VACUUM (ANALYZE, FREEZE) orders")
+            fill(admin, given.rows)
             admin.execute("CREATE PUBLICATION bench FOR TABLE orders")
         runs = []
         for n in range(given.rounds + 1):

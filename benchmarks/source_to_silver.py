@@ -13,7 +13,6 @@ table and 6 s with ten.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import Any
 
 import psutil
 import psycopg
-from measured import median, save, show, table
+from measured import median, peak_mib, save, show, table
 from pgoutput_backlog import BLOCK, TABLE, WORKLOAD
 from span_pair import BASE, orders
 from spans import options, session
@@ -149,8 +148,7 @@ def driver_mib(spark: Any) -> int:
     """The most memory that Spark's driver had so far: the JVM, its heap with it."""
     gateway = psutil.Process(spark.sparkContext._gateway.proc.pid)  # noqa: SLF001 - no other word for it
     java = [one for one in (gateway, *gateway.children(recursive=True)) if "java" in one.name()]
-    peaks = [re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{one.pid}/status").read_text()) for one in java]
-    return max(int(peak[1]) >> 10 for peak in peaks if peak)
+    return max(int(peak_mib(one.pid)) for one in java)
 
 
 def one_table(admin: psycopg.Connection[Any]) -> None:
