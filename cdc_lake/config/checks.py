@@ -12,7 +12,7 @@ from cdc_lake.config.capture import compile_pattern
 from cdc_lake.config.family_checks import family_rules
 from cdc_lake.config.group_checks import group_rules
 from cdc_lake.config.kind_checks import kind_rules
-from cdc_lake.config.node_values import at, text_of, texts_of, uncaptured
+from cdc_lake.config.node_values import at, items_of, table_named, text_of, texts_of, uncaptured
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
 from cdc_lake.config.redact_checks import redact_rules
@@ -44,7 +44,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     """Everything that is wrong between fields of one pipeline."""
     out = _Findings()
     patterns = _patterns(root, out)
-    _silver(root, patterns, out)
+    entries = _silver(root, patterns, out)
     _lake(root, out)
     out.found += undecodable_rules(root, patterns)
     _hosts(root, out)
@@ -53,7 +53,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     out.found += kind_rules(root)
     out.found += transform_rules(root)
     out.found += quality_rules(root, patterns)
-    out.found += group_rules(root, patterns)
+    out.found += group_rules(root, patterns, entries)
     return [*out.found, *storage_rules(root), *family_rules(root.entries.get("source")), *redact_rules(root, patterns)]
 
 
@@ -77,37 +77,35 @@ def _patterns(root: MappingNode, out: _Findings) -> list[str] | None:
     return good if clean else None
 
 
-def _silver(root: MappingNode, patterns: list[str] | None, out: _Findings) -> None:
-    tables = at(root, "silver", "tables")
-    if not isinstance(tables, SequenceNode):
-        return
-    sources: dict[TableName, Mark] = {}
+def _silver(root: MappingNode, patterns: list[str] | None, out: _Findings) -> dict[TableName, MappingNode]:
+    """The first entry of each table in `silver.tables`."""
+    entries: dict[TableName, MappingNode] = {}
     targets: dict[str, tuple[str, Mark]] = {}
-    for i, item in enumerate(tables.items):
+    for i, item in enumerate(items_of(at(root, "silver", "tables"))):
         if isinstance(item, MappingNode):
             path = f"silver.tables[{i}]"
-            _source(item, path, patterns, sources, out)
+            _source(item, path, patterns, entries, out)
             _target(item, path, targets, out)
             _keys(item, path, out)
+    return entries
 
 
 def _source(
-    item: MappingNode, path: str, patterns: list[str] | None, seen: dict[TableName, Mark], out: _Findings
+    item: MappingNode, path: str, patterns: list[str] | None, seen: dict[TableName, MappingNode], out: _Findings
 ) -> None:
     node, text = item.entries.get("from"), text_of(item.entries.get("from"))
     if node is None or text is None:
         return
     where = join(path, "from")
-    try:
-        table = TableName.parse(text)
-    except ValueError:
-        hint = "write schema.table, for example public.orders"
-        out.error(Problem.TABLE_NAME, f"`{text}` is not a table name", node.mark, where, hint)
+    table = table_named(text, node.mark, where)
+    if isinstance(table, Diagnostic):
+        out.found.append(table)
         return
     if table in seen:
-        hint = f"put everything of the table into one entry; the first stands in line {seen[table].line}"
+        line = seen[table].entries["from"].mark.line
+        hint = f"put everything of the table into one entry; the first stands in line {line}"
         out.error(Problem.TABLE_TWICE, f"table `{table}` stands twice in `silver.tables`", node.mark, where, hint)
-    seen.setdefault(table, node.mark)
+    seen.setdefault(table, item)
     out.found += uncaptured(patterns, table, node.mark, where)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from cdc_lake.config.node_values import at, fault, items_of, text_of, texts_of, uncaptured
+from cdc_lake.config.node_values import at, fault, items_of, table_named, text_of, texts_of, uncaptured
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.yaml_nodes import MappingNode, Node
 from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.model.relation import TableName
 
 
-def group_rules(root: MappingNode, patterns: Sequence[str] | None) -> Iterator[Diagnostic]:
-    """Everything that is wrong with `silver.groups`."""
+def group_rules(
+    root: MappingNode, patterns: Sequence[str] | None, entries: Mapping[TableName, MappingNode]
+) -> Iterator[Diagnostic]:
+    """Everything that is wrong with `silver.groups`; `entries`: what `silver.tables` says of tables."""
+    defaults = at(root, "silver", "defaults")
     names: dict[str, int] = {}
     taken: dict[TableName, int] = {}
     for i, group in enumerate(items_of(at(root, "silver", "groups"))):
@@ -25,11 +28,9 @@ def group_rules(root: MappingNode, patterns: Sequence[str] | None) -> Iterator[D
             names.setdefault(text, name.mark.line)
         for n, node, written in texts_of(at(group, "tables")):
             where = f"{path}.tables[{n}]"
-            try:
-                table = TableName.parse(written)
-            except ValueError:
-                hint = "write schema.table, for example public.orders"
-                yield fault(Problem.TABLE_NAME, f"`{written}` is not a table name", node.mark, where, hint)
+            table = table_named(written, node.mark, where)
+            if isinstance(table, Diagnostic):
+                yield table
                 continue
             if table in taken:
                 hint = f"remove one of them; the first stands in line {taken[table]}"
@@ -37,13 +38,12 @@ def group_rules(root: MappingNode, patterns: Sequence[str] | None) -> Iterator[D
                 yield fault(Problem.GROUP, summary, node.mark, where, hint)
             taken.setdefault(table, node.mark.line)
             yield from uncaptured(patterns, table, node.mark, where)
-            for why, hint in _unfit(root, table):
+            for why, hint in _unfit(entries.get(table), defaults):
                 yield fault(Problem.GROUP, f"`{table}` cannot be in a group: {why}", node.mark, where, hint)
 
 
-def _unfit(root: MappingNode, table: TableName) -> Iterator[tuple[str, str]]:
+def _unfit(own: Node | None, defaults: Node | None) -> Iterator[tuple[str, str]]:
     """Why a group cannot hold transactions of a table, and the remedy."""
-    defaults, own = at(root, "silver", "defaults"), _entry(root, table)
     if _said(own, defaults, "kind") == "append":
         yield "a table of `kind: append` has no keys that could wait", "take it out, or write `kind: history`"
     if _said(own, defaults, "missing_row") == "reread":
@@ -51,18 +51,6 @@ def _unfit(root: MappingNode, table: TableName) -> Iterator[tuple[str, str]]:
         yield why, "take it out, or write `missing_row: hold`"
     if at(own, "where") is not None:
         yield "whether silver has a row that `where` decides on may depend on values that wait", "take it out"
-
-
-def _entry(root: MappingNode, table: TableName) -> Node | None:
-    """What `silver.tables` says of a table."""
-    for entry in items_of(at(root, "silver", "tables")):
-        try:
-            found = TableName.parse(text_of(at(entry, "from")) or "")
-        except ValueError:
-            continue
-        if found == table:
-            return entry
-    return None
 
 
 def _said(own: Node | None, defaults: Node | None, key: str) -> str | None:

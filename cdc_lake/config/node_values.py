@@ -42,6 +42,15 @@ def fault(problem: Problem, summary: str, mark: Mark, path: str, hint: str) -> D
     return Diagnostic(Severity.ERROR, problem, summary, mark.location(path), hint)
 
 
+def table_named(text: str, mark: Mark, path: str) -> TableName | Diagnostic:
+    """The table that a text names, or the error that it names none."""
+    try:
+        return TableName.parse(text)
+    except ValueError:
+        hint = "write schema.table, for example public.orders"
+        return fault(Problem.TABLE_NAME, f"`{text}` is not a table name", mark, path, hint)
+
+
 def uncaptured(patterns: Sequence[str] | None, table: TableName, mark: Mark, path: str) -> Iterator[Diagnostic]:
     """An error where `source.tables` leaves a table out; `patterns`: None where these are wrong themselves."""
     if patterns and not captures(patterns, table):

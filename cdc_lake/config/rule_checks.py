@@ -12,12 +12,11 @@ from itertools import pairwise
 from typing import Final
 
 from cdc_lake.config.expectations import EXPECTATIONS
-from cdc_lake.config.node_values import fault, items_of, text_of, uncaptured
+from cdc_lake.config.node_values import fault, items_of, table_named, text_of, uncaptured
 from cdc_lake.config.patterns import NotPortable, check_pattern
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.yaml_nodes import MappingNode, Mark, Node, ScalarNode, SequenceNode, join
 from cdc_lake.model.diagnostic import Diagnostic
-from cdc_lake.model.relation import TableName
 
 _BOUNDED: Final = frozenset({"between", "length", "row_count"})
 _LEVELS: Final = ("warn", "error", "critical")
@@ -143,13 +142,11 @@ def _reference(rule: MappingNode, path: str, patterns: Sequence[str] | None) -> 
     if node is None or text is None:
         return
     where = join(path, "references")
-    try:
-        table = TableName.parse(text)
-    except ValueError:
-        hint = "write the source table as schema.table, for example public.customers"
-        yield fault(Problem.TABLE_NAME, f"`{text}` is not a table name", node.mark, where, hint)
-        return
-    yield from uncaptured(patterns, table, node.mark, where)
+    table = table_named(text, node.mark, where)
+    if isinstance(table, Diagnostic):
+        yield table
+    else:
+        yield from uncaptured(patterns, table, node.mark, where)
 
 
 def _expectation(rule: MappingNode, path: str) -> Iterator[Diagnostic]:
