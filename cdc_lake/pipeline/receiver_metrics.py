@@ -71,14 +71,14 @@ class ReceiverMetrics:
     def __enter__(self) -> Self:
         """Raises MetricsNotServed."""
         self._endpoint.__enter__()
-        self._looks.start()
+        self._looks.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._endpoint.__exit__(kind, error, trace)
-        self._looks.stop()
+        self._looks.__exit__(kind, error, trace)
 
     def heard(self, progress: Progress) -> None:
         """Pass on what is told, and count it."""

@@ -1,20 +1,21 @@
 """Looks at the source, now and then: where its log ends and what it keeps for the slot, while a receiver runs.
 
-They need a connection of their own and a thread; what is read is a value that anybody may ask for at any time.
+They are made on a thread and a connection of their own; what is read is a value that anybody may ask for at any time.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.pipeline.pulse import Pulse
+from cdc_lake.pipeline.rounds import Rounds
 from cdc_lake.pipeline.source_view import SlotSeen, SourceView, source_view
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
 from cdc_lake.pipeline.status_values import Lag
@@ -23,7 +24,6 @@ from cdc_lake.source.stream import domain_of
 LOOK_EVERY: Final = 10.0
 """Seconds between two looks."""
 _FRESH: Final = 3 * LOOK_EVERY  # older ones are of a source that does not answer
-_GRACE: Final = 2.0  # seconds for a look under way to end
 _REMEMBERED: Final = 360  # an hour of looks: how exactly an older lag is known matters to nobody
 
 
@@ -38,27 +38,25 @@ class Look:
 
 
 class SourceLooks:
-    """Looks while started. `pulse` says how far bronze is."""
+    """Looks while it is entered. `pulse` says how far bronze is."""
 
     def __init__(self, project: Project, pulse: Pulse) -> None:
-        self._project = project
         self._pulse = pulse
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="cdc-lake-look", daemon=True)
+        self._rounds = Rounds("cdc-lake-look", lambda: LOOK_EVERY, lambda: source_view(project), self.look, self._away)
         self.answered: float | None = None
         """When the source was last asked and answered."""
         self._last: Look | None = None
         self._stream: str | None = None
         self._ends: tuple[tuple[float, int], ...] = ()
 
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
+    def __enter__(self) -> Self:
+        self._rounds.__enter__()
+        return self
 
-    def stop(self) -> None:
-        """Look no more; a look that hangs is left to itself."""
-        self._over.set()
-        self._thread.join(timeout=_GRACE)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._rounds.__exit__(kind, error, trace)
 
     def last(self) -> Look | None:
         """The newest look, None where the source does not answer."""
@@ -81,17 +79,6 @@ class SourceLooks:
             bounds.append(max(0.0, time.time() - self._pulse.commit_ts / 1_000_000))
         return min(bounds, default=None)
 
-    def _look_on(self) -> None:
-        while not self._over.is_set():
-            try:
-                with source_view(self._project) as view:
-                    while not self._over.is_set():
-                        self.look(view)
-                        self._over.wait(LOOK_EVERY)
-            except CdcLakeError:  # `source_reachable` says so; why, the receiver tells, who needs the source too
-                self._last = None
-                self._over.wait(LOOK_EVERY)
-
     def look(self, view: SourceView) -> None:
         """Ask the source once. Raises SourceError."""
         state, slot, at = self._pulse.state, view.slot(), time.monotonic()
@@ -104,6 +91,11 @@ class SourceLooks:
         before = self._ends if state.stream == self._stream else ()
         self._stream, self._ends = state.stream, (*before, (at, end))[-_REMEMBERED:]
         self._last = Look(at, slot, lags["received"], lags["landed"])
+
+    def _away(self, error: CdcLakeError) -> None:
+        """`source_reachable` says so; why, the receiver tells, who needs the source too."""
+        del error
+        self._last = None
 
 
 def _lake(state: BronzeState) -> LakeSide:
