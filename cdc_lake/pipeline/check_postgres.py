@@ -18,8 +18,8 @@ from cdc_lake.pipeline.postgres_facts import (
     RoleFacts,
     ServerLimits,
     limits,
+    reading,
     role,
-    session_of,
     tables,
 )
 from cdc_lake.source import publication, slot
@@ -32,7 +32,7 @@ from cdc_lake.source.server import OLDEST
 def findings(project: Project) -> Iterator[CheckLine]:
     """One line a finding. Raises SourceError where the server cannot be asked."""
     where = project.pipeline.source
-    with session_of(project) as session:
+    with reading(project) as session:
         facts = limits(session)
         major = facts.version // 10000
         yield CheckLine(ok=True, subject="server", text=f"PostgreSQL {major} at {where.place}, as {where.user}")
@@ -177,7 +177,7 @@ def _create_publication(name: str, names: list[TableName]) -> str:
 
 def dba_sql(project: Project) -> str:
     """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
-    with session_of(project) as session:
+    with reading(project) as session:
         chosen = wanted(project, session)
         facts, rights = limits(session), role(session)
         exists = _published(project, session)

@@ -9,10 +9,10 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, ServerSettings
 from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.check_line import CheckLine, failed
-from cdc_lake.pipeline.postgres_facts import ServerLimits
+from cdc_lake.pipeline.postgres_facts import ServerLimits, session_of
 from cdc_lake.pipeline.postgres_stream import check_same
 from cdc_lake.pipeline.streams import is_complete
-from cdc_lake.source.connection import Session, connect, named
+from cdc_lake.source.connection import Session, named
 from cdc_lake.source.server import FAILOVER_SLOTS, check_failover, identify
 
 
@@ -38,7 +38,7 @@ def _history(project: Project) -> Iterator[CheckLine]:
         return
     try:
         streams = project.postgres.mode == "stream"
-        with connect(project.postgres, project.root, replication=streams) as replication:
+        with session_of(project, replication=streams) as replication:
             timeline, _ = check_same(project, replication, identify(replication), state, control)
     except CdcLakeError as error:
         yield failed("history", error)

@@ -7,16 +7,14 @@ written is seen to arrive. It needs a connection of its own: a commit may wait f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, Retry
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.postgres_facts import session_of
 from cdc_lake.pipeline.rounds import Rounds
-from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.server import beat
 
 
@@ -24,10 +22,15 @@ class Heartbeat:
     """Beats while it is entered, every so many milliseconds; what is refused is told once."""
 
     def __init__(self, project: Project, every: int, tell: Tell) -> None:
-        self._project = project
         self._tell = tell
         self._refused = False
-        self._rounds = Rounds("cdc-lake-heartbeat", lambda: every / 1000, self._session, beat, self._failed)
+        self._rounds = Rounds(
+            "cdc-lake-heartbeat",
+            lambda: every / 1000,
+            lambda: session_of(project, application=f"cdc_lake {project.name} heartbeat"),
+            beat,
+            self._failed,
+        )
 
     def __enter__(self) -> Self:
         self._rounds.__enter__()
@@ -37,15 +40,6 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._rounds.__exit__(kind, error, trace)
-
-    @contextmanager
-    def _session(self) -> Iterator[Session]:
-        name = f"cdc_lake {self._project.name} heartbeat"
-        session = connect(self._project.postgres, self._project.root, application=name)
-        try:
-            yield session
-        finally:
-            session.close()
 
     def _failed(self, error: CdcLakeError) -> None:
         """A server that is away, the receiver tells of; one that refuses is told of here."""

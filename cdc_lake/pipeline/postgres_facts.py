@@ -6,7 +6,7 @@ Everything is read in one short SQL session; nothing is created, locked or advan
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 
 from cdc_lake.config.project import Project
@@ -41,15 +41,19 @@ class RoleFacts:
     create_in_database: bool
 
 
+def session_of(
+    project: Project, *, application: str = "cdc_lake", replication: bool = False
+) -> AbstractContextManager[Session]:
+    """A session on the source until the block ends. Raises SourceError."""
+    return closing(connect(project.postgres, project.root, application=application, replication=replication))
+
+
 @contextmanager
-def session_of(project: Project) -> Iterator[Session]:
+def reading(project: Project) -> Iterator[Session]:
     """A read-only SQL session on the source. Raises SourceError."""
-    session = connect(project.postgres, project.root)
-    try:
+    with session_of(project) as session:
         session.execute("SET default_transaction_read_only = on")
         yield session
-    finally:
-        session.close()
 
 
 def wal_position(session: Session) -> Lsn:

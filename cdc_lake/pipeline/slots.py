@@ -7,8 +7,6 @@ more; advancing never passes what bronze holds; dropping says what is lost by it
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
@@ -18,19 +16,19 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.pipeline.action import size
 from cdc_lake.pipeline.connect import open_stream
-from cdc_lake.pipeline.postgres_facts import session_of, wal_position
+from cdc_lake.pipeline.postgres_facts import reading, session_of, wal_position
 from cdc_lake.pipeline.postgres_stream import check_same
 from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade, SlotView
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import slot
-from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.connection import Session
 from cdc_lake.source.server import check_server, identify
 from cdc_lake.source.stream import shown
 
 
 def list_slots(project: Project) -> SlotList:
     """Look at every slot of the server. Raises SourceError, NotForThisSource."""
-    with session_of(project) as session:
+    with reading(project) as session:
         found = tuple(_view(facts, own=facts.name == project.slot) for facts in slot.all_slots(session))
     return SlotList(project.name, project.postgres.place, found)
 
@@ -56,7 +54,7 @@ def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
     reader = bronze_reader(project)
     if (state := reader.state()) is None:
         raise NoStream("bronze holds no stream yet: there is nothing that a slot may forget", where=reader.place)
-    with _replication(project) as replication, _session(project) as session:
+    with session_of(project, replication=True) as replication, session_of(project) as session:
         facts = identify(replication)
         check_server(facts, project.postgres.place)
         _, held = check_same(project, replication, facts, state, control_tables(project))
@@ -83,14 +81,14 @@ def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, w
     """
     name = name or project.slot
     own = name == project.slot
-    with _session(project) as session:
+    with session_of(project) as session:
         found = slot.find_slot(session, name)
         if found is None:
             hint = "`cdc-lake slot list` shows those there are"
             raise SlotMissing(f"slot `{name}` is not there", where=project.postgres.place, hint=hint)
         lost = _lost(project, session) if own else f"who reads it loses what comes behind {found.confirmed}"
     if yes:
-        with _replication(project) as replication:
+        with session_of(project, replication=True) as replication:
             slot.drop_slot_when_free(replication, name, wait)
     return SlotDropped(project.name, name, own, yes, lost, found.retained)
 
@@ -125,21 +123,3 @@ def _view(facts: slot.SlotFacts, *, own: bool) -> SlotView:
         retained_bytes=facts.retained,
         safe_bytes=facts.safe,
     )
-
-
-@contextmanager
-def _session(project: Project) -> Iterator[Session]:
-    session = connect(project.postgres, project.root)
-    try:
-        yield session
-    finally:
-        session.close()
-
-
-@contextmanager
-def _replication(project: Project) -> Iterator[Session]:
-    session = connect(project.postgres, project.root, replication=True)
-    try:
-        yield session
-    finally:
-        session.close()

@@ -13,7 +13,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.copies import finished
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, layout_now
-from cdc_lake.pipeline.postgres_facts import limits, sent_position, session_of, tables, wal_position
+from cdc_lake.pipeline.postgres_facts import limits, reading, sent_position, tables, wal_position
 from cdc_lake.pipeline.source_view import SlotSeen
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import publication, slot
@@ -102,5 +102,5 @@ class PostgresView:
 @contextmanager
 def postgres_view(project: Project) -> Iterator[PostgresView]:
     """Connect. Raises SourceError."""
-    with session_of(project) as session:
+    with reading(project) as session:
         yield PostgresView(project, session)

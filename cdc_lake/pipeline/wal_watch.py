@@ -19,12 +19,12 @@ from cdc_lake.config.wal_budget import WalBudget
 from cdc_lake.errors import CdcLakeError, SlotGivenUp, WalBudgetExceeded
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.action import size
-from cdc_lake.pipeline.postgres_facts import session_of, wal_position
+from cdc_lake.pipeline.postgres_facts import reading, session_of, wal_position
 from cdc_lake.pipeline.rounds import Rounds
 from cdc_lake.pipeline.wal_ladder import Mark, Rung, Verdict, WalLook, judge, marked, remembered
 from cdc_lake.pipeline.wal_note import BudgetStatus, WalNote
 from cdc_lake.source import slot
-from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.connection import Session
 
 LOOK_EVERY: Final = 10.0
 """Seconds between two looks."""
@@ -48,7 +48,7 @@ class WalWatch:
         self._rung = Rung.CALM
         self._told_at = 0.0
         self._given_up: SlotGivenUp | None = None
-        self._rounds = Rounds("cdc-lake-wal", lambda: LOOK_EVERY, lambda: session_of(project), self._ask, _away)
+        self._rounds = Rounds("cdc-lake-wal", lambda: LOOK_EVERY, lambda: reading(project), self._ask, _away)
 
     def __enter__(self) -> Self:
         self._marks = self._note.begin()
@@ -75,11 +75,8 @@ class WalWatch:
 
     def give_up(self) -> None:
         """Drop the slot, once its reader has gone. Raises SourceError."""
-        replication = connect(self._project.postgres, self._project.root, replication=True)
-        try:
+        with session_of(self._project, replication=True) as replication:
             slot.drop_slot_when_free(replication, self._project.slot, _PATIENCE)
-        finally:
-            replication.close()
 
     def _ask(self, session: Session) -> None:
         """Look once."""
