@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from cdc_lake.testing.server import EmbeddedServer
+from tests.conftest import make_role
 from tests.maven_postgres import jar, unpacked
 
 PACKAGES = Path("/usr/lib/postgresql")
@@ -28,6 +32,15 @@ def start_decoding_server(*, fetched: bool = False, **given: object) -> Embedded
     found = {} if fetched else packaged()
     binaries = found[max(found)] if found else _fetched(folder)
     return EmbeddedServer(folder, binaries=binaries, **given).start()  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """One a module, in place of the server that tests without the plugin share."""
+    embedded = start_decoding_server()
+    make_role(embedded)
+    yield embedded
+    embedded.remove()
 
 
 def _fetched(folder: Path) -> Path:

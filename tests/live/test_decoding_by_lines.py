@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,32 +23,16 @@ from cdc_lake.pipeline.redecode import retry
 from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.source.connection import connect
 from cdc_lake.source.slot import export_slot
-from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.workload import Workload
 from tests import decoded_both
-from tests.conftest import Database, drop_database, make_database, make_role
-from tests.decoding_postgres import start_decoding_server
+from tests.conftest import Database
+from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source, tables_from_bronze
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live
 
 LINES = {"slot": {"name": "by_lines", "plugin": "test_decoding"}}
-
-
-@pytest.fixture(scope="module")
-def decoding() -> Iterator[EmbeddedServer]:
-    server = start_decoding_server()
-    make_role(server)
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def database(decoding: EmbeddedServer) -> Iterator[Database]:
-    made = make_database(decoding)
-    yield made
-    drop_database(made)
 
 
 def both(database: Database, root: Path, **source: Any) -> tuple[Project, Project]:

@@ -26,10 +26,9 @@ from cdc_lake.source.plugins import message_options
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.postgres_polling import PostgresFunctions
 from cdc_lake.source.server import identify
-from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.workload import Workload
-from tests.conftest import Database, drop_database, make_database, make_role
-from tests.decoding_postgres import start_decoding_server
+from tests.conftest import Database
+from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_decoding_by_lines import streamed
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source, tables_from_bronze
 from tests.seeds import seeds
@@ -37,21 +36,6 @@ from tests.seeds import seeds
 pytestmark = pytest.mark.live
 PLUGINS = pytest.mark.parametrize("plugin", ["pgoutput", "test_decoding"])
 POLLING = {"mode": "polling", "polling": {"interval": "20 ms", "max_changes": 50}}
-
-
-@pytest.fixture(scope="module")
-def decoding() -> Iterator[EmbeddedServer]:
-    server = start_decoding_server()
-    make_role(server)
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def database(decoding: EmbeddedServer) -> Iterator[Database]:
-    made = make_database(decoding)
-    yield made
-    drop_database(made)
 
 
 def polled(database: Database, root: Path, plugin: str, **source: Any) -> Project:
