@@ -11,13 +11,13 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cdc_lake.observe import failpoint as at
+from cdc_lake.testing.beside import beside
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
@@ -93,22 +93,10 @@ def dice() -> random.Random:
     return random.Random(seed)
 
 
-@contextmanager
-def under_load(workload: Workload) -> Iterator[None]:
-    """Transactions go on in the background."""
-    over = threading.Event()
-
-    def work() -> None:
-        while not over.wait(0.2):
-            workload.run(1)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def go_on(workload: Workload, over: threading.Event) -> None:
+    """Transaction after transaction."""
+    while not over.wait(0.2):
+        workload.run(1)
 
 
 def test_kill_9_at_every_failpoint_ends_equal_to_the_source(
@@ -145,7 +133,7 @@ def test_signals_and_a_kill_of_both_loops_leave_a_state_to_go_on_from(
         workload = Workload(sql, dice.randrange(1 << 30))
         workload.create_tables()
         workload.run(60)
-        with under_load(workload):
+        with beside(partial(go_on, workload)):
             with pipeline.command("run") as run:
                 run.until("cut", 2)
                 run.send(signal.SIGTERM)

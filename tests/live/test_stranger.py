@@ -9,7 +9,6 @@ they cannot be had, the wheel's build of 16 is used, and the output says so.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -19,12 +18,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from cdc_lake.cli.pages import page
+from cdc_lake.testing.beside import beside
 from cdc_lake.testing.server import HOST, EmbeddedServer, wheel_binaries
 from tests.maven_postgres import VERSIONS, artifact, jar, unpacked
 from tests.shell import CDC_LAKE, QuickShell, Shell
@@ -129,7 +130,7 @@ def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
 
     # copy, live changes, a receiver that is killed in the middle, more changes
     program.fine("run", "--once", "--only", "receive")
-    with live_changes(server):
+    with beside(partial(live_changes, server)):
         landed = cdc.status()["bronze_position"]
         receiver = subprocess.Popen(
             [CDC_LAKE, "run", "--only", "receive"],
@@ -170,24 +171,11 @@ def test_the_readmes_path_ends_equal_after_copy_changes_kill_9_and_restart(
     drop_slots(server)
 
 
-@contextlib.contextmanager
-def live_changes(server: EmbeddedServer) -> Iterator[None]:
-    """Transactions one after another, in a thread of its own."""
-    over = threading.Event()
-
-    def work() -> None:
-        turn = 0
-        while not over.is_set():
-            changes(server, turn := turn + 1)
-            over.wait(0.02)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def live_changes(server: EmbeddedServer, over: threading.Event) -> None:
+    """Transactions one after another."""
+    turn = 0
+    while not over.wait(0.02):
+        changes(server, turn := turn + 1)
 
 
 def changes(server: EmbeddedServer, turn: int) -> None:
