@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,29 +13,18 @@ from typing import Any
 import pytest
 
 from cdc_lake.pipeline.check_line import CheckLine
+from cdc_lake.testing.beside import beside
 from tests.conftest import Database
 from tests.golden_verbs import Once, Shell
+from tests.pipeline_file import pipeline_file
 
-YAML = """\
-version: 1
-pipeline: golden
-
-source:
-  type: postgres
-  host: {host}
-  port: {port}
-  database: {name}
-  user: {user}
-  password: ${{file:password.txt}}
-  slot: {{name: {name}}}
-  tables: ["public.*"]
-
+SILVER = """\
 silver:
-  defaults: {{namespace: golden, on_drop: drop}}
+  defaults: {namespace: golden, on_drop: drop}
   tables:
     - from: public.orders
       rules:
-        - {{rule: between, column: amount, min: 0, max: 100, on_fail: quarantine}}
+        - {rule: between, column: amount, min: 0, max: 100, on_fail: quarantine}
 """
 THIS_MACHINE = (
     CheckLine(ok=True, subject="java", text="Java 17 (from PATH)"),
@@ -77,10 +66,7 @@ class Step:
 def project(database: Database, folder: Path) -> Path:
     """A project on two tables, one of whose rows breaks a rule."""
     folder.mkdir(parents=True)
-    (folder / "password.txt").write_text(database.password)
-    (folder / "password.txt").chmod(0o600)
-    where = {key: getattr(database, key) for key in ("host", "port", "name", "user")}
-    (folder / "shop.yaml").write_text(YAML.format(**where))
+    pipeline_file(database, folder, SILVER, pipeline="golden")
     with database.connect() as db:
         db.execute("CREATE TABLE orders (id int PRIMARY KEY, amount int, note text)")
         db.execute("CREATE TABLE customers (id int PRIMARY KEY, name text)")
@@ -105,28 +91,16 @@ def play(
             shell([*step.first], 0)
         module, _, name = step.work.partition(".")
         found = import_module(f"cdc_lake.pipeline.{module}")
-        with monkeypatch.context() as patch, _again_and_again(database, step.meanwhile):
+        with monkeypatch.context() as patch, beside(partial(_again_and_again, database, step.meanwhile)):
             patch.setattr(found, name, Once(getattr(found, name), **given))
             shell.prints_what_is_kept(case, step.arguments, step.code)
         _unread(database)
 
 
-@contextmanager
-def _again_and_again(database: Database, statement: str) -> Iterator[None]:
-    over = threading.Event()
-
-    def work() -> None:
-        with database.connect() as db:
-            while statement and not over.wait(0.02):
-                db.execute(statement.encode())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def _again_and_again(database: Database, statement: str, over: threading.Event) -> None:
+    with database.connect() as db:
+        while statement and not over.wait(0.02):
+            db.execute(statement.encode())
 
 
 def _unread(database: Database) -> None:

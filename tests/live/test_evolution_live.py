@@ -24,28 +24,14 @@ from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.source_view import source_view
 from tests.conftest import Database
 from tests.live.old_rows import altered, layouts, words
+from tests.pipeline_file import pipeline_file
 
 pytestmark = pytest.mark.live
 T = TableName("public", "t")
 
 
 def project_of(database: Database, folder: Path, more: str = "") -> Project:
-    (folder / "password.txt").write_text(database.password)
-    file = folder / "shop.yaml"
-    file.write_text(f"""\
-version: 1
-pipeline: shop
-source:
-  type: postgres
-  host: {database.host}
-  port: {database.port}
-  database: {database.name}
-  user: {database.user}
-  password: ${{file:password.txt}}
-  slot: {{name: {database.name[:63].lower()}}}
-  tables: ["public.*"]
-{more}""")
-    return load_project(file)
+    return load_project(pipeline_file(database, folder, more))
 
 
 def receive(project: Project) -> None:

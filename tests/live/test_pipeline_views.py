@@ -22,36 +22,14 @@ from cdc_lake.pipeline.status import status
 from cdc_lake.testing.beside import until
 from tests.conftest import Database
 from tests.mistakes import kept
+from tests.pipeline_file import pipeline_file, with_orders
 
 pytestmark = pytest.mark.live
 
 
 @pytest.fixture
 def project(database: Database, tmp_path: Path) -> Project:
-    with database.connect() as conn:
-        conn.execute("CREATE TABLE orders (id int PRIMARY KEY, amount numeric(10,2))")
-        conn.execute("INSERT INTO orders SELECT g, g FROM generate_series(1, 100) AS g")
-    return project_of(database, tmp_path, database.password)
-
-
-def project_of(database: Database, folder: Path, password: str) -> Project:
-    (folder / "password.txt").write_text(password)
-    slot = database.name[:63].lower()
-    file = folder / "shop.yaml"
-    file.write_text(f"""\
-version: 1
-pipeline: shop
-source:
-  type: postgres
-  host: {database.host}
-  port: {database.port}
-  database: {database.name}
-  user: {database.user}
-  password: ${{file:password.txt}}
-  slot: {{name: {slot}}}
-  tables: ["public.*"]
-""")
-    return load_project(file)
+    return with_orders(database, tmp_path)
 
 
 def receive(project: Project) -> None:
@@ -117,7 +95,7 @@ def test_check_of_a_wrong_password_stops_at_the_connection(
     database: Database, project: Project, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    other = project_of(database, tmp_path / "other", "not the password")
+    other = load_project(pipeline_file(database, tmp_path / "other", password="not the password"))
     lines = [line for line in check(other) if line.ok is False and line.subject == "server"]
     assert [line.code for line in lines] == [AuthenticationRefused.code]
     assert "not the password" not in repr(lines)

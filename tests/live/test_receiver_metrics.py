@@ -27,8 +27,8 @@ from cdc_lake.pipeline.run import run
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.ports import free_port
 from tests.conftest import CDC_PASSWORD, Database
-from tests.live.test_pipeline_views import project_of
 from tests.logged import logged
+from tests.pipeline_file import pipeline_file, with_orders
 from tests.unit.test_metrics import get
 
 pytestmark = pytest.mark.live
@@ -37,10 +37,7 @@ pytestmark = pytest.mark.live
 @pytest.fixture
 def project(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.setattr(source_looks, "LOOK_EVERY", 0.1)
-    with database.connect() as conn:
-        conn.execute("CREATE TABLE orders (id int PRIMARY KEY, amount int)")
-        conn.execute("INSERT INTO orders SELECT g, g FROM generate_series(1, 100) AS g")
-    made = project_of(database, tmp_path, CDC_PASSWORD)
+    made = with_orders(database, tmp_path)
     observe = Observe(metrics=f"127.0.0.1:{free_port()}")
     return replace(made, pipeline=made.pipeline.model_copy(update={"observe": observe}))
 
@@ -192,7 +189,7 @@ def test_a_run_with_an_end_serves_nothing(project: Project) -> None:
 def test_a_port_in_use_ends_a_run_with_its_receiver_in_a_process_by_the_same_error(
     database: Database, tmp_path: Path
 ) -> None:
-    made = project_of(database, tmp_path, CDC_PASSWORD)
+    made = load_project(pipeline_file(database, tmp_path))
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -17,31 +17,17 @@ from cdc_lake.source.catalog import SourceCatalog
 from cdc_lake.source.connection import connect
 from cdc_lake.source.recording import RecordingSource
 from tests.conftest import Database
+from tests.pipeline_file import pipeline_file
 
 pytestmark = pytest.mark.live
-
-PIPELINE = """\
-version: 1
-pipeline: shop
-source:
-  type: postgres
-  host: {host}
-  port: {port}
-  database: {name}
-  user: {user}
-  password: {password}
-  tables: ["public.*"]
-"""
 
 
 @pytest.fixture
 def pipeline(tmp_path: Path, database: Database) -> Path:
-    file = tmp_path / "shop.yaml"
-    file.write_text(PIPELINE.format(**{k: getattr(database, k) for k in ("host", "port", "name", "user", "password")}))
     with database.connect() as session:
         session.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        session.execute("CREATE PUBLICATION shop FOR TABLE t")
-    return file
+        session.execute(f"CREATE PUBLICATION {database.name} FOR TABLE t".encode())
+    return pipeline_file(database, tmp_path)
 
 
 def write_until(database: Database, done: threading.Event) -> None:

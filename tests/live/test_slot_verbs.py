@@ -28,17 +28,15 @@ from cdc_lake.source import slot
 from cdc_lake.source.slot_fit import useless
 from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database, drop_database, make_database, start_server
-from tests.live.test_receive_loop import assert_equal_to_source, once, project_of, running
+from tests.live.test_receive_loop import assert_equal_to_source, once, running
+from tests.pipeline_file import with_orders
 
 pytestmark = pytest.mark.live
 
 
 @pytest.fixture
 def project(database: Database, tmp_path: Path) -> Project:
-    with database.connect() as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        conn.execute("INSERT INTO t SELECT generate_series(1, 10)")
-    return project_of(database, tmp_path)
+    return with_orders(database, tmp_path)
 
 
 def confirmed(conn: psycopg.Connection, project: Project) -> int:
@@ -57,10 +55,10 @@ def end(conn: psycopg.Connection) -> int:
 
 def test_a_slot_made_beforehand_keeps_every_change_for_the_first_run(database: Database, project: Project) -> None:
     made = create_slot(project)
-    assert (made.created, made.rows) == (True, 10)
-    assert "with a copy of 10 rows" in made_text(made)
+    assert (made.created, made.rows) == (True, 100)
+    assert "with a copy of 100 rows" in made_text(made)
     with database.connect() as conn:
-        conn.execute("INSERT INTO t VALUES (11); DELETE FROM t WHERE id = 1")
+        conn.execute("INSERT INTO orders VALUES (101); DELETE FROM orders WHERE id = 1")
         again = create_slot(project)
         assert (again.created, again.rows, again.position) == (False, 0, made.position)
         assert "is there already" in made_text(again)
@@ -97,7 +95,7 @@ def test_a_slot_goes_as_far_as_bronze_and_never_further(database: Database, proj
         advance_slot(project)
     once(project)
     with database.connect() as conn:
-        conn.execute("INSERT INTO t VALUES (11)")
+        conn.execute("INSERT INTO orders VALUES (101)")
         state = bronze_reader(project).state()
         assert state is not None
         with pytest.raises(AdvancePastBronze, match=r"1 bytes would be missing") as past:
@@ -118,7 +116,7 @@ def test_a_slot_that_fell_back_is_brought_to_where_bronze_is(database: Database,
     with database.connect() as conn:
         before = confirmed(conn, project)
         conn.execute("SELECT pg_copy_logical_replication_slot(%s, 'older')", [project.slot])
-        conn.execute("INSERT INTO t VALUES (11)")
+        conn.execute("INSERT INTO orders VALUES (101)")
         once(project)
         state = bronze_reader(project).state()
         assert state is not None
@@ -130,7 +128,7 @@ def test_a_slot_that_fell_back_is_brought_to_where_bronze_is(database: Database,
         done = advance_slot(project)
         assert done.bytes > 0
         assert Lsn.parse(done.position).value == confirmed(conn, project) <= state.confirm
-        conn.execute("INSERT INTO t VALUES (12)")
+        conn.execute("INSERT INTO orders VALUES (102)")
         once(project)
         assert_equal_to_source(project, database)
 
@@ -155,7 +153,7 @@ def test_a_drop_says_what_is_lost_and_waits_for_who_reads(database: Database, pr
     assert "slot list" in absent.value.remedy
     once(project)
     with database.connect() as conn:
-        conn.execute("INSERT INTO t VALUES (11)")
+        conn.execute("INSERT INTO orders VALUES (101)")
     told = drop_slot(project)
     assert (told.own, told.done) == (True, False)
     assert "all changes behind" in told.lost

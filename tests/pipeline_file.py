@@ -1,0 +1,44 @@
+"""The pipeline file of a test's database, as people write one; a small table for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cdc_lake.config.load import load_project
+from cdc_lake.config.project import Project
+from tests.conftest import Database
+
+FILE = """\
+version: 1
+pipeline: {pipeline}
+
+source:
+  type: postgres
+  host: {database.host}
+  port: {database.port}
+  database: {database.name}
+  user: {database.user}
+  password: ${{file:password.txt}}
+  slot: {{name: {database.name}}}
+  tables: ["public.*"]
+
+{more}"""
+
+
+def pipeline_file(
+    database: Database, folder: Path, more: str = "", *, pipeline: str = "shop", password: str | None = None
+) -> Path:
+    """`shop.yaml` in this folder, on all tables of `public`, the password in a file beside it; `more`: its last sections."""
+    secret, file = folder / "password.txt", folder / "shop.yaml"
+    secret.write_text(password or database.password)
+    secret.chmod(0o600)
+    file.write_text(FILE.format(pipeline=pipeline, database=database, more=more))
+    return file
+
+
+def with_orders(database: Database, folder: Path) -> Project:
+    """A project on a table `orders` of a hundred rows."""
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE orders (id int PRIMARY KEY, amount numeric(10,2))")
+        conn.execute("INSERT INTO orders SELECT g, g FROM generate_series(1, 100) AS g")
+    return load_project(pipeline_file(database, folder))
