@@ -93,7 +93,7 @@ def shared(
 @verb(app, "init", pipeline=False)
 def init(
     call: Call,
-    template: Annotated[str, typer.Argument(help="demo, postgres, gaussdb, databricks or empty.")],
+    template: Annotated[str, typer.Argument(help="demo, postgres, gaussdb, qhb, databricks or empty.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the new project.")],
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:

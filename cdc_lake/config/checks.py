@@ -15,9 +15,10 @@ from cdc_lake.config.kind_checks import kind_rules
 from cdc_lake.config.node_values import at, items_of, table_named, text_of, texts_of, uncaptured
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
+from cdc_lake.config.qhb_checks import qhb_rules
 from cdc_lake.config.redact_checks import redact_rules
 from cdc_lake.config.rule_checks import quality_rules
-from cdc_lake.config.source import host_and_port
+from cdc_lake.config.source import POSTGRES_TYPES, host_and_port
 from cdc_lake.config.storage_checks import storage_rules
 from cdc_lake.config.transform_checks import transform_rules
 from cdc_lake.config.undecodable_checks import undecodable_rules
@@ -50,6 +51,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _hosts(root, out)
     _plugin(root, out)
     _pgoutput(root, out)
+    out.found += qhb_rules(root.entries.get("source"))
     out.found += kind_rules(root)
     out.found += transform_rules(root)
     out.found += quality_rules(root, patterns)
@@ -165,7 +167,7 @@ def _iceberg(root: MappingNode, out: _Findings) -> None:
 def _hosts(root: MappingNode, out: _Findings) -> None:
     """Where a PostgreSQL is; of the GaussDB family `family_rules` tells it."""
     source = root.entries.get("source")
-    if not isinstance(source, MappingNode) or text_of(source.entries.get("type")) != "postgres":
+    if not isinstance(source, MappingNode) or text_of(source.entries.get("type")) not in POSTGRES_TYPES:
         return
     host, hosts = source.entries.get("host"), source.entries.get("hosts")
     if host is not None and hosts is not None:
@@ -185,7 +187,7 @@ def _hosts(root: MappingNode, out: _Findings) -> None:
 def _plugin(root: MappingNode, out: _Findings) -> None:
     """What does not go with a plugin, or with SQL functions, of a PostgreSQL."""
     source = root.entries.get("source")
-    if not isinstance(source, MappingNode) or text_of(source.entries.get("type")) != "postgres":
+    if not isinstance(source, MappingNode) or text_of(source.entries.get("type")) not in POSTGRES_TYPES:
         return
     failover = at(source, "slot", "failover")
     if isinstance(failover, ScalarNode) and failover.value is True and text_of(source.entries.get("mode")) == "polling":
@@ -202,8 +204,8 @@ def _plugin(root: MappingNode, out: _Findings) -> None:
 def _pgoutput(root: MappingNode, out: _Findings) -> None:
     """Options of a plugin that the slot does not have, and streaming that a pinned version does not have."""
     source = root.entries.get("source")
-    decoding = at(source, "decoding")
-    if not isinstance(source, MappingNode) or text_of(source.entries.get("type")) != "postgres" or decoding is None:
+    decoding, kind = at(source, "decoding"), text_of(at(source, "type"))
+    if not isinstance(source, MappingNode) or kind not in POSTGRES_TYPES or decoding is None:
         return
     if text_of(at(source, "slot", "plugin")) == "test_decoding":
         hint = "remove `decoding`; or use `plugin: pgoutput`"

@@ -18,8 +18,8 @@ from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode, SequenceNo
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 
 VERSIONS = (1,)
-SOURCE_TYPES = ("postgres", "gaussdb", "opengauss", "mogdb")
-_PLANNED_SOURCES = frozenset({"qhb", "recording"})
+SOURCE_TYPES = ("postgres", "qhb", "gaussdb", "opengauss", "mogdb")
+_PLANNED_SOURCES = frozenset({"recording"})
 _TAGS = ("rule", "type")
 """Keys that say which model of a union a mapping is."""
 _RENAMED_RULES = {"matches": "regex", "length_between": "length"}

@@ -1,4 +1,4 @@
-"""The section `source`: a PostgreSQL, or a server of the GaussDB family. `type` says which.
+"""The section `source`: a PostgreSQL, a QHB, or a server of the GaussDB family. `type` says which.
 
 A section is the constructor argument of what it configures. What cannot be right between its fields is in
 `checks.py` and `gaussdb_rules.py`, so that it is told at its place in the file.
@@ -70,11 +70,17 @@ class Pgoutput(Section):
     """Whether large transactions are sent while they are under way; `on` where the protocol has it (version 2)."""
 
 
-class PostgresSource(Section):
-    """The PostgreSQL database that changes are read from."""
+POSTGRES_TYPES = ("postgres", "qhb")
+"""Values of `type` that `PostgresSource` is."""
 
-    type: Literal["postgres"]
+
+class PostgresSource(Section):
+    """The PostgreSQL or QHB database that changes are read from."""
+
+    type: Literal["postgres", "qhb"]
     """Kind of server."""
+    version: Annotated[str, Field(pattern=r"^1\.[0-9]{1,2}(\.[0-9]{1,2})?$")] | None = None
+    """Release of a QHB that does not tell its own, in quotes (`"1.5.3"`)."""
     host: Text | None = None
     """Host name, address, or directory of a Unix socket; `hosts` where there are several."""
     hosts: Annotated[list[Text], Field(min_length=1)] | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc_lake.config.deployed import Deployed, Reference
+from cdc_lake.config.source import POSTGRES_TYPES
 from cdc_lake.deploy.deployable import require_deployable
 from cdc_lake.deploy.entry_points import PACKAGE, wheel_name
 from cdc_lake.deploy.secret_names import variable
@@ -52,7 +53,7 @@ class BundleParts:
 def driver_needed(pipeline: Deployed) -> bool:
     """Whether reading the source takes a database driver."""
     kind = pipeline.value("source.type")
-    return kind is not None and kind.text == "postgres"
+    return kind is not None and kind.text in POSTGRES_TYPES
 
 
 def build(pipelines: Mapping[str, Deployed], parts: BundleParts) -> Plain:

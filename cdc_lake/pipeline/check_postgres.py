@@ -13,6 +13,7 @@ from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room, unchecked_text
 from cdc_lake.pipeline.check_postgres_budget import budget_lines
 from cdc_lake.pipeline.check_postgres_failover import failover_lines
+from cdc_lake.pipeline.check_qhb import qhb_lines
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, wanted
 from cdc_lake.pipeline.postgres_facts import (
     RoleFacts,
@@ -25,17 +26,17 @@ from cdc_lake.pipeline.postgres_facts import (
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.product import OLDEST
 from cdc_lake.source.quoting import identifier, quoted
-from cdc_lake.source.server import OLDEST
 
 
 def findings(project: Project) -> Iterator[CheckLine]:
     """One line a finding. Raises SourceError where the server cannot be asked."""
-    where = project.pipeline.source
+    where = project.postgres
     with reading(project) as session:
-        facts = limits(session)
-        major = facts.version // 10000
-        yield CheckLine(ok=True, subject="server", text=f"PostgreSQL {major} at {where.place}, as {where.user}")
+        facts = limits(session, where)
+        yield CheckLine(ok=True, subject="server", text=f"{facts.product} at {where.place}, as {where.user}")
+        yield from qhb_lines(where, facts.product)
         yield from _server(project, session, facts)
         yield from unchecked_text(project, session.info.parameter_status("server_encoding") or "")
         rights = role(session)
@@ -47,9 +48,10 @@ def findings(project: Project) -> Iterator[CheckLine]:
 
 
 def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator[CheckLine]:
-    if facts.version // 10000 < OLDEST:
-        fix = f"upgrade the server to PostgreSQL {OLDEST} or later"
-        yield CheckLine(ok=False, subject="version", text=f"older than PostgreSQL {OLDEST}", fix=fix, code="SRC208")
+    if (product := facts.product).major < OLDEST:
+        oldest = f"{product.name} {product.oldest}"
+        fix = f"upgrade the server to {oldest} or later"
+        yield CheckLine(ok=False, subject="version", text=f"older than {oldest}", fix=fix, code="SRC208")
     if facts.in_recovery:
         fix = "point `source.host` at the primary, or name several `source.hosts`"
         yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
@@ -179,7 +181,7 @@ def dba_sql(project: Project) -> str:
     """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
     with reading(project) as session:
         chosen = wanted(project, session)
-        facts, rights = limits(session), role(session)
+        facts, rights = limits(session, project.postgres), role(session)
         exists = _published(project, session)
     user, lines = identifier(rights.name), []
     if facts.wal_level != "logical":

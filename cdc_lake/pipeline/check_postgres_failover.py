@@ -28,7 +28,7 @@ def failover_lines(project: Project, session: Session, limits: ServerLimits) -> 
         except ServerSettings as error:
             yield failed("failover", error)
             return
-    if limits.version // 10000 >= FAILOVER_SLOTS and (standbys := _standbys(session)):
+    if limits.product.major >= FAILOVER_SLOTS and (standbys := _standbys(session)):
         yield _next(standbys, _waited_for(session), wanted=wanted)
 
 
@@ -39,7 +39,7 @@ def _history(project: Project) -> Iterator[CheckLine]:
     try:
         streams = project.postgres.mode == "stream"
         with session_of(project, replication=streams) as replication:
-            timeline, _ = check_same(project, replication, identify(replication), state, control)
+            timeline, _ = check_same(project, replication, identify(replication, project.postgres), state, control)
     except CdcLakeError as error:
         yield failed("history", error)
     else:

@@ -91,6 +91,6 @@ def postgres_side(project: Project, state: BronzeState) -> Iterator[PostgresSide
     """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
     streams = project.postgres.mode == "stream"
     with connect(project.postgres, project.root, application=_APPLICATION, replication=streams) as replication:
-        check_same(project, replication, identify(replication), state, control_tables(project))
+        check_same(project, replication, identify(replication, project.postgres), state, control_tables(project))
     with connect(project.postgres, project.root, application=_APPLICATION) as reading:
         yield PostgresSide(project, reading)

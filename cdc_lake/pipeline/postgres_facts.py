@@ -10,10 +10,12 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 
 from cdc_lake.config.project import Project
+from cdc_lake.config.source import PostgresSource
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.source.connection import Session, connect, named
+from cdc_lake.source.product import Product, product_of
 from cdc_lake.source.quoting import quoted
 
 
@@ -21,7 +23,7 @@ from cdc_lake.source.quoting import quoted
 class ServerLimits:
     """Settings that logical replication needs, and how much of them is in use."""
 
-    version: int
+    product: Product
     wal_level: str
     in_recovery: bool
     slots_max: int
@@ -75,19 +77,19 @@ def sent_position(session: Session, slot: str) -> Lsn | None:
     return Lsn.parse(str(row[0])) if row is not None and row[0] is not None else None
 
 
-def limits(session: Session) -> ServerLimits:
-    """The server's settings for replication."""
+def limits(session: Session, source: PostgresSource) -> ServerLimits:
+    """The server's settings for replication. Raises ServerSettings where it is another product than `source` says."""
     with named("reading the server's settings"):
         row = session.execute(
             "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
             "current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots), "
             "current_setting('max_wal_senders')::int, (SELECT count(*) FROM pg_stat_replication), "
-            "current_setting('max_slot_wal_keep_size', true)"
+            "current_setting('max_slot_wal_keep_size', true), version()"
         ).fetchone()
     assert row is not None
-    level, recovery, slots, slots_used, senders, senders_used, keep = row
+    level, recovery, slots, slots_used, senders, senders_used, keep, says = row
     return ServerLimits(
-        session.info.server_version,
+        product_of(source, str(says), session.info.server_version),
         str(level),
         bool(recovery),
         int(str(slots)),

@@ -26,6 +26,7 @@ from cdc_lake.source.connection import Session, command, encoding_of
 from cdc_lake.source.decoded_tables import RowTables, takes
 from cdc_lake.source.pgoutput_options import chosen
 from cdc_lake.source.plugins import LINE_OPTIONS, message_options
+from cdc_lake.source.product import Product
 from cdc_lake.source.stream import TransactionAssembler
 
 
@@ -43,9 +44,9 @@ def plugin_options(project: Project) -> Mapping[str, str]:
     return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
 
 
-def stream_options(project: Project, major: int) -> Mapping[str, str]:
-    """The same for a stream of a server of this major version. Raises OptionRefused."""
-    more = chosen(major, project.postgres.decoding) if by_publication(project) else {}
+def stream_options(project: Project, server: Product) -> Mapping[str, str]:
+    """The same for a stream of a server. Raises OptionRefused."""
+    more = chosen(server.major, project.postgres.decoding, str(server)) if by_publication(project) else {}
     return {**plugin_options(project), **more}
 
 

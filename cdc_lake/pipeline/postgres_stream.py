@@ -54,7 +54,7 @@ def open_postgres(
         streams = source.mode == "stream"
         replication = dial("stream", replication=streams)
         source = pinned(source, replication)  # what is read belongs together, also while a failover is under way
-        facts = identify(replication)
+        facts = identify(replication, source)
         check_server(facts, place_of(source))
         if source.slot.failover:
             check_failover(facts, place_of(source))
@@ -156,5 +156,5 @@ def _start(project: Project, replication: Session, facts: ServerFacts, state: Br
         functions = PostgresFunctions(replication, project.slot, source.slot.plugin, plugin_options(project))
         every, most = source.polling.interval / 1000, source.polling.max_changes
         return PollingStream(functions, state.confirm, interval=every, max_changes=most)
-    options = stream_options(project, facts.major)
+    options = stream_options(project, facts.product)
     return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval)

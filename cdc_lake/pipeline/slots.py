@@ -55,7 +55,7 @@ def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
     if (state := reader.state()) is None:
         raise NoStream("bronze holds no stream yet: there is nothing that a slot may forget", where=reader.place)
     with session_of(project, replication=True) as replication, session_of(project) as session:
-        facts = identify(replication)
+        facts = identify(replication, project.postgres)
         check_server(facts, project.postgres.place)
         _, held = check_same(project, replication, facts, state, control_tables(project))
         plugin = project.postgres.slot.plugin

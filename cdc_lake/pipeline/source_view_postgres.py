@@ -61,7 +61,7 @@ class PostgresView:
 
     def steps(self, state: BronzeState | None) -> Iterator[Action]:
         """See SourceView."""
-        check_server(limits(self._session), place_of(self._project.postgres))
+        check_server(limits(self._session, self._project.postgres), place_of(self._project.postgres))
         names = self.tables()
         yield from self._publication(names)
         yield from self._stream(state, names)

@@ -104,7 +104,10 @@ def _open(source: PostgresSource, root: Path, application: str, host: tuple[str,
     try:
         return psycopg.connect(conninfo.make_conninfo("", **given), autocommit=True)
     except psycopg.Error as refused:
-        raise connection_error(str(refused), user=source.user, database=source.database, place=place) from refused
+        error = connection_error(str(refused), user=source.user, database=source.database, place=place)
+        if source.type == "qhb":
+            error.remedy = error.remedy.replace("pg_hba.conf", "qhb_hba.conf")
+        raise error from refused
 
 
 def _in_recovery(session: Session) -> bool:

@@ -16,15 +16,19 @@ _SINCE_16: Final = 4
 _STREAMS, _PARALLEL = 2, 4
 
 
-def chosen(major: int, given: Pgoutput) -> dict[str, str]:
-    """The options for a server: what is given, else the highest version it has, streaming. Raises OptionRefused."""
+def chosen(major: int, given: Pgoutput, called: str = "") -> dict[str, str]:
+    """The options for a server: what is given, else the highest version it has, streaming. Raises OptionRefused.
+
+    `called`: what people are told it is, where that is no PostgreSQL.
+    """
+    server = called or f"PostgreSQL {major}"
     newest = _NEWEST.get(major, _SINCE_16)
     version = newest if given.proto_version is None else given.proto_version
     if version > newest:
-        text = f"PostgreSQL {major} speaks versions 1 to {newest} of pgoutput's protocol, not {version}"
+        text = f"{server} speaks versions 1 to {newest} of pgoutput's protocol, not {version}"
         raise OptionRefused(text, hint="take `proto_version` out of `source.decoding`")
     streaming = given.streaming or ("on" if version >= _STREAMS else "off")
     if streaming == "parallel" and version < _PARALLEL:
-        text = f"PostgreSQL {major} has no `streaming 'parallel'`"
+        text = f"{server} has no `streaming 'parallel'`"
         raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")
     return {"proto_version": str(version)} | ({} if streaming == "off" else {"streaming": streaming})

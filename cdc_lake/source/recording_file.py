@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
+from cdc_lake.config.source import POSTGRES_TYPES
 from cdc_lake.errors import RecordingNotWritten, RecordingUnreadable
 from cdc_lake.lake.disk import sync
 
@@ -52,7 +53,7 @@ class RecordingHeader:
     @property
     def keepalives_confirm(self) -> bool:
         """Whether a keepalive says that everything before its position was sent: not so in parallel decoding."""
-        return self.source == "postgres" or self.options.get("parallel-decode-num") == "1"
+        return self.source in POSTGRES_TYPES or self.options.get("parallel-decode-num") == "1"
 
     def line(self) -> bytes:
         """The first line of the file."""

@@ -35,8 +35,8 @@ _CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
     ("password authentication failed", AuthenticationRefused),
     ("no password supplied", AuthenticationRefused),
     ("authentication failed", AuthenticationRefused),
-    ("no pg_hba.conf entry", AuthenticationRefused),
-    ("pg_hba.conf rejects", AuthenticationRefused),
+    ("_hba.conf entry", AuthenticationRefused),  # of pg_hba.conf, of qhb_hba.conf
+    ("_hba.conf rejects", AuthenticationRefused),
     ("is not permitted to log in", AuthenticationRefused),
     ("authentication method", AuthenticationRefused),
     ("permission denied for database", AuthenticationRefused),

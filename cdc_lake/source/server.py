@@ -7,15 +7,15 @@ from typing import Protocol
 
 import psycopg
 
+from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, command, for_replication, named
+from cdc_lake.source.product import OLDEST, Product, product_of
 from cdc_lake.source.timeline import Timeline, parse_history
 
 FAILOVER_SLOTS = 17
 """First version whose standbys keep copies of slots."""
-OLDEST = 14
-"""First version whose pgoutput and publications we rely on and test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +26,28 @@ class ServerFacts:
     timeline: int
     flushed: Lsn
     database: str
-    version: int
+    product: Product
     wal_level: str
     in_recovery: bool
     wal_sender_timeout: float
 
     @property
     def major(self) -> int:
-        """The major version."""
-        return self.version // 10000
+        """The major version of PostgreSQL that it is read as."""
+        return self.product.major
 
 
-def identify(replication: Session) -> ServerFacts:
-    """Ask a connection who the server is, one for replication by its command, another by SQL functions."""
+def identify(replication: Session, source: PostgresSource) -> ServerFacts:
+    """Ask a connection who the server is, one for replication by its command, another by SQL functions.
+
+    Raises ServerSettings where it is another product than `source` says, and what else a SourceError is.
+    """
     if not for_replication(replication):
-        return _by_sql(replication)
+        return _by_sql(replication, source)
     row = command(replication.pgconn, "IDENTIFY_SYSTEM", "identifying the server")[0]
     settings = command(
         replication.pgconn,
-        "SELECT current_setting('wal_level') AS wal_level, pg_is_in_recovery() AS recovery, "
+        "SELECT version() AS version, current_setting('wal_level') AS wal_level, pg_is_in_recovery() AS recovery, "
         "(SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout') AS timeout",
         "reading the server's settings",
     )[0]
@@ -53,30 +56,30 @@ def identify(replication: Session) -> ServerFacts:
         timeline=int(row["timeline"] or 0),
         flushed=Lsn.parse(row["xlogpos"] or ""),
         database=row["dbname"] or "",
-        version=replication.info.server_version,
+        product=product_of(source, settings["version"] or "", replication.info.server_version),
         wal_level=settings["wal_level"] or "",
         in_recovery=settings["recovery"] == "t",
         wal_sender_timeout=int(settings["timeout"] or 0) / 1000,
     )
 
 
-def _by_sql(session: Session) -> ServerFacts:
+def _by_sql(session: Session, source: PostgresSource) -> ServerFacts:
     with named("identifying the server"):
         row = session.execute(
             "SELECT (SELECT system_identifier FROM pg_control_system())::text, "
             # a standby names no file of its log; what it is asked here for, it is refused for
             "CASE WHEN pg_is_in_recovery() THEN '0' ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END, "
             "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, "
-            "current_database()::text, current_setting('wal_level'), pg_is_in_recovery()"
+            "current_database()::text, current_setting('wal_level'), pg_is_in_recovery(), version()"
         ).fetchone()
     assert row is not None
-    system, timeline, flushed, database, level, recovery = row
+    system, timeline, flushed, database, level, recovery, says = row
     return ServerFacts(
         system=str(system),
         timeline=int(str(timeline), 16),
         flushed=Lsn.parse(str(flushed)),
         database=str(database),
-        version=session.info.server_version,
+        product=product_of(source, str(says), session.info.server_version),
         wal_level=str(level),
         in_recovery=bool(recovery),
         wal_sender_timeout=0,
@@ -87,8 +90,8 @@ class Decodable(Protocol):
     """What a server must say of itself before it is decoded from."""
 
     @property
-    def version(self) -> int:
-        """As `server_version_num`."""
+    def product(self) -> Product:
+        """Which server it is."""
         ...
 
     @property
@@ -104,13 +107,9 @@ class Decodable(Protocol):
 
 def check_server(facts: Decodable, place: str = "") -> None:
     """Raise ServerSettings or NoPrimary where the server cannot be decoded from."""
-    major = facts.version // 10000
-    if major < OLDEST:
-        raise ServerSettings(
-            f"the server is PostgreSQL {major}; {OLDEST} is the oldest that is supported",
-            where=place,
-            hint="upgrade the server",
-        )
+    if facts.product.major < OLDEST:
+        words = f"the server is {facts.product}; {facts.product.oldest} is the oldest that is supported"
+        raise ServerSettings(words, where=place, hint="upgrade the server")
     if facts.in_recovery:
         raise NoPrimary("the server is a standby", where=place)
     if facts.wal_level != "logical":
@@ -120,9 +119,9 @@ def check_server(facts: Decodable, place: str = "") -> None:
 
 def check_failover(facts: Decodable, place: str = "") -> None:
     """Raise ServerSettings where standbys cannot keep copies of the server's slots."""
-    if facts.version // 10000 < FAILOVER_SLOTS:
+    if facts.product.major < FAILOVER_SLOTS:
         raise ServerSettings(
-            f"standbys keep copies of slots from PostgreSQL {FAILOVER_SLOTS} on, this is {facts.version // 10000}",
+            f"standbys keep copies of slots from PostgreSQL {FAILOVER_SLOTS} on, the server is {facts.product}",
             where=place,
             hint="take `failover` out of `source.slot`",
         )

@@ -215,10 +215,10 @@ def test_somebody_who_looks_into_the_slot_is_waited_for(database: Database, tmp_
 def test_the_server_is_known_by_sql_as_by_its_command(database: Database) -> None:
     source = PostgresSource(**database.source)
     with connect(source, Path("/")) as session, connect(source, Path("/"), replication=True) as replication:
-        by_sql, by_command = identify(session), identify(replication)
+        by_sql, by_command = identify(session, source), identify(replication, source)
     assert by_sql.flushed.value >= 0
     assert (by_sql.system, by_sql.timeline, by_sql.database) == (by_command.system, by_command.timeline, database.name)
-    assert (by_sql.version, by_sql.wal_level, by_sql.in_recovery) == (by_command.version, "logical", False)
+    assert (by_sql.product, by_sql.wal_level, by_sql.in_recovery) == (by_command.product, "logical", False)
 
 
 def test_no_replication_connection_is_opened(database: Database, tmp_path: Path) -> None:

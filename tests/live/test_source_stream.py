@@ -408,7 +408,7 @@ def test_a_server_without_logical_wal_is_refused_with_the_remedy() -> None:
         )  # fmt: skip
         replication = connect(there, ROOT, replication=True)
         with pytest.raises(ServerSettings, match="wal_level = replica") as caught:
-            server.check_server(server.identify(replication))
+            server.check_server(server.identify(replication, there))
         assert "ALTER SYSTEM" in caught.value.remedy
         kept("wal-level", caught.value)
         replication.close()

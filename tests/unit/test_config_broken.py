@@ -17,6 +17,7 @@ HEAD = "version: 1\npipeline: shop\n" + SOURCE
 TABLE = HEAD + "silver:\n  tables:\n    - from: public.orders\n"
 RULES = TABLE + "      rules:\n"
 GAUSSDB = HEAD.replace("postgres, host: h", "gaussdb, port: 8000, host: h")
+QHB = HEAD.replace("postgres", "qhb").replace("host: h", 'host: h, version: "1.5.1"')
 GROUPS = (
     HEAD
     + """silver:
@@ -140,8 +141,15 @@ CASES = {
     "tracked columns without history": (TABLE + "      track: [a]\n", "CFG158 7:14"),
     "old rows of history": (TABLE + "      kind: history\n      old_values: true\n", "CFG158 8:19"),
     "a version of the future": (HEAD.replace("version: 1", "version: 2"), "CFG111 1:10"),
-    "a source of a later version": (HEAD.replace("postgres", "qhb"), "CFG112 3:16"),
+    "a source of a later version": (HEAD.replace("postgres", "recording"), "CFG112 3:16"),
     "a source that nobody knows": (HEAD.replace("postgres", "gausdb"), "CFG112 3:16"),
+    "the release of a QHB for a PostgreSQL": (QHB.replace("qhb", "postgres"), "CFG129 3:44"),
+    "a QHB that is too old": (QHB.replace("1.5.1", "1.4.0"), "CFG129 3:39"),
+    "a protocol that a QHB does not speak": (
+        QHB.replace("host: h", "host: h, decoding: {proto_version: 3}"),
+        "CFG129 3:56",
+    ),
+    "streams that a QHB does not have": (QHB.replace("host: h", "host: h, decoding: {streaming: parallel}"), "CFG129 3:52"),
     "a source without its type": (HEAD.replace("type: postgres, ", ""), "CFG106 3:9"),
     "a key of another source": (HEAD.replace("host: h", "host: h, order: csn"), "CFG104 3:35"),
     "a missing variable": (HEAD.replace("host: h", "host: '${env:NOT_SET_X}'"), "CFG120 3:32"),

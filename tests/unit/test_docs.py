@@ -169,7 +169,7 @@ def test_python_compiles_and_imports_what_is_there(page: Path) -> None:
 # ── sources ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kind", [*SOURCE_TYPES, "qhb"])
+@pytest.mark.parametrize("kind", SOURCE_TYPES)
 def test_every_kind_of_source_has_a_page_that_says_what_was_proven(kind: str) -> None:
     page = ROOT / "docs" / "guides" / f"{kind}.md"
     assert "what-was-proven-and-how" in anchors(page)

@@ -41,7 +41,7 @@ def parse_version(text: str) -> FamilyVersion:
     if (found := _KNOWN.search(text)) is None:
         raise ServerSettings(
             "the server is not of the GaussDB family: its version() names none of openGauss, MogDB, GaussDB",
-            hint="for PostgreSQL and what is like it: `source.type: postgres`",
+            hint="for PostgreSQL and what is like it: `source.type: postgres` or `qhb`",
         )
     product = next(known for known in Product if known.lower() == found[1].lower())
     if product is Product.GAUSSDB:

@@ -1,0 +1,50 @@
+"""What a QHB of a release that is written down cannot do, and what only a QHB has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cdc_lake.config.node_values import at, fault, text_of
+from cdc_lake.config.problems import Problem
+from cdc_lake.config.qhb import OLDEST_QHB, protocol_of
+from cdc_lake.config.release import parse_release
+from cdc_lake.config.source import POSTGRES_TYPES
+from cdc_lake.config.yaml_nodes import Node, ScalarNode
+from cdc_lake.model.diagnostic import Diagnostic
+
+_PARALLEL = 4  # version of pgoutput's protocol that has it
+
+
+def qhb_rules(source: Node | None) -> Iterator[Diagnostic]:
+    """Everything wrong with `source.version` and what goes with it."""
+    kind, version = text_of(at(source, "type")), at(source, "version")
+    written = text_of(version)
+    if version is None or written is None or kind not in POSTGRES_TYPES:
+        return
+    where = "source.version"
+    if kind == "postgres":
+        hint = "remove it: a PostgreSQL tells its own; or write `type: qhb`"
+        yield fault(Problem.SOURCE_COMBINATION, "`version` is the release of a QHB", version.mark, where, hint)
+        return
+    try:
+        release = parse_release(written)
+    except ValueError:
+        return  # told by its pattern
+    if release < parse_release(OLDEST_QHB):
+        summary = f"QHB {written} is not read; {OLDEST_QHB} is the oldest that is supported"
+        yield fault(Problem.SOURCE_COMBINATION, summary, version.mark, where, "upgrade the server")
+        return
+    yield from _options(source, written, protocol_of(release))
+
+
+def _options(source: Node | None, written: str, newest: int) -> Iterator[Diagnostic]:
+    pinned, streaming = at(source, "decoding", "proto_version"), at(source, "decoding", "streaming")
+    if isinstance(pinned, ScalarNode) and isinstance(pinned.value, int) and pinned.value > newest:
+        summary = f"QHB {written} speaks versions 1 to {newest} of pgoutput's protocol"
+        where = "source.decoding.proto_version"
+        yield fault(Problem.SOURCE_COMBINATION, summary, pinned.mark, where, "take `proto_version` out")
+    if streaming is not None and text_of(streaming) == "parallel" and newest < _PARALLEL:
+        summary, where = f"QHB {written} has no `streaming: parallel`", "source.decoding.streaming"
+        yield fault(
+            Problem.SOURCE_COMBINATION, summary, streaming.mark, where, "write `on`: it carries the same changes"
+        )
