@@ -2,14 +2,15 @@
 
 Frames are joined into chunks of a few megabytes (larger ones miss the cache), their columns are read for all rows at
 once (`walk`), and the values are copied once, by Arrow. Whatever is not regular goes to the plain decoder, so an error
-is always the plain decoder's error. Digests need no decoding: the bytes of the wire are the canonical ones.
+is always the plain decoder's error. Digests need no decoding: the bytes of the wire are the canonical ones, except for
+those of binary values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from typing import Any, Final
@@ -17,8 +18,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from cdc_lake.decode.binary_columns import binary_texts
 from cdc_lake.decode.canonical import canonical_of
 from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.column_digests import digests_of_rows
 from cdc_lake.decode.digest import canonical_relation, digest_of, digests_after, prefix_state
 from cdc_lake.decode.joined import joined
 from cdc_lake.decode.not_text import InHex, any_prefixed
@@ -66,7 +69,7 @@ def _tabulate(batch: Sequence[RawTransaction], sizes: list[int]) -> ChangeColumn
     frame = np.concatenate([part.frame for part in parts])
     transaction = np.repeat(np.arange(len(batch), dtype=np.int32), sizes)
     lsn = np.fromiter(chain.from_iterable(raw.lsns for raw in batch), np.int64, sum(sizes))
-    return ChangeColumns(
+    columns = ChangeColumns(
         relations=numbering.relations,
         transaction=transaction[frame],
         op=np.concatenate([part.op for part in parts]),
@@ -79,6 +82,17 @@ def _tabulate(batch: Sequence[RawTransaction], sizes: list[int]) -> ChangeColumn
         info=_joined([part.info for part in parts]),
         digests=list(chain.from_iterable(part.digests for part in parts)),
     )
+    return _digested(columns, np.flatnonzero(np.concatenate([part.binary for part in parts])))
+
+
+def _digested(columns: ChangeColumns, binary: Any) -> ChangeColumns:
+    """The columns with digests of the texts of these changes, in the place of those of their binary values."""
+    if not len(binary):
+        return columns
+    digests = list(columns.digests)
+    for at, digest in digests_of_rows(columns, binary):
+        digests[at] = digest
+    return replace(columns, digests=digests)
 
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
@@ -115,7 +129,9 @@ def _cuts(batch: Sequence[RawTransaction], sizes: list[int]) -> Iterator[_Cut]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The columns of one cut; `frame` is, per change, the index of its frame in the batch."""
+    """The columns of one cut; `frame` is, per change, the index of its frame in the batch, `binary` (bool ndarray)
+    whether it came with binary values: its digest is of these.
+    """
 
     frame: Any
     op: Any
@@ -126,6 +142,7 @@ class _Part:
     unchanged: pa.Array
     info: pa.Array
     digests: list[bytes]
+    binary: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +170,13 @@ def _part(cut: _Cut, numbering: Numbering) -> _Part:
         frame=np.arange(cut.first, cut.first + count),
         op=shape.letter,
         relation=shape.relation.astype(np.int32),
-        new=_tuple_lists(chunk, new, new_rows, count),
-        old=_tuple_lists(chunk, old, old_rows, count),
+        new=_tuple_lists(chunk, new, new_rows, shape, numbering),
+        old=_tuple_lists(chunk, old, old_rows, shape, numbering),
         old_kind=_old_kinds(shape, old_rows, count),
         unchanged=unchanged_lists(new, new_rows, count, POSITIONS),
         info=pa.nulls(count, pa.string()),
         digests=_digests(cut, shape, numbering),
+        binary=_with_binary(old, old_rows, count) | _with_binary(new, new_rows, count),
     )
     return _with_odd(part, shape, numbering) if shape.changes else part
 
@@ -217,12 +235,23 @@ def _tuples(chunk: Chunk, shape: _Shape) -> tuple[Any, Tuples | None, Any, Tuple
     return old_rows, old, new_rows, new
 
 
-def _tuple_lists(chunk: Chunk, tuples: Tuples | None, rows: Any, count: int) -> pa.Array:
+def _tuple_lists(chunk: Chunk, tuples: Tuples | None, rows: Any, shape: _Shape, numbering: Numbering) -> pa.Array:
+    count = len(shape.letter)
     if tuples is None:
         return pa.nulls(count, TUPLES)
     lengths, valid = np.zeros(count, np.int64), np.zeros(count, bool)
     lengths[rows], valid[rows] = np.diff(tuples.offsets), True
-    return lists(TUPLES, lengths, valid, texts(chunk, tuples))
+    if tuples.binary is None:
+        return lists(TUPLES, lengths, valid, texts(chunk, tuples))
+    return lists(TUPLES, lengths, valid, binary_texts(chunk, tuples, shape.relation[rows], numbering.relations))
+
+
+def _with_binary(tuples: Tuples | None, rows: Any, count: int) -> Any:
+    """For `count` changes, of which `rows` have these tuples: whether a value of theirs is binary."""
+    found = np.zeros(count, bool)
+    if tuples is not None and tuples.binary is not None:
+        found[rows[np.searchsorted(tuples.offsets, np.flatnonzero(tuples.binary), side="right") - 1]] = True
+    return found
 
 
 def _old_kinds(shape: _Shape, rows: Any, count: int) -> pa.Array:
@@ -272,4 +301,5 @@ def _with_odd(part: _Part, shape: _Shape, numbering: Numbering) -> _Part:
         unchanged=part.unchanged.take(taken),
         info=pa.array(info, pa.string()),
         digests=digests,
+        binary=part.binary[row],
     )

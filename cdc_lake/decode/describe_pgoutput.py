@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, assert_never
 
+from cdc_lake.decode.binary import InBinary
 from cdc_lake.decode.describe import (
     Described,
     lsn_text,
@@ -19,7 +20,7 @@ from cdc_lake.decode.describe import (
     value_object,
 )
 from cdc_lake.decode.pgoutput import parse
-from cdc_lake.decode.pgoutput_later import in_text, later
+from cdc_lake.decode.pgoutput_later import later
 from cdc_lake.decode.pgoutput_stream import WITH_XID, without_xid
 from cdc_lake.decode.records import (
     AnnouncedColumn,
@@ -35,7 +36,6 @@ from cdc_lake.decode.records import (
     UpdateMessage,
     WireMessage,
 )
-from cdc_lake.errors import UnexpectedMessage
 from cdc_lake.model.change import OldKind, Tuple
 
 _ROWS: Final = frozenset(b"IUD")
@@ -44,13 +44,12 @@ _ROWS: Final = frozenset(b"IUD")
 class PgoutputDescriber:
     """Reads the messages of one connection in order, and remembers which relations and types it announced.
 
-    Messages of protocol versions 2 to 4 and binary values are read as well (`decode.pgoutput_later`); a value that was
-    sent in binary is `value_hex`.
+    Messages of protocol versions 2 to 4 are read as well (`decode.pgoutput_later`); a value that was sent in binary is
+    `value_hex`.
     """
 
     def __init__(self) -> None:
         self._streaming = False
-        self._binary: dict[bytes, frozenset[int]] = {}
         self._relations: dict[int, RelationMessage] = {}
         self._types: dict[int, str] = {}
 
@@ -69,16 +68,7 @@ class PgoutputDescriber:
         columns = None
         if payload[:1] and payload[0] in _ROWS and (known := self._relations.get(int.from_bytes(payload[1:5], "big"))):
             columns = len(known.columns)
-        self._binary = {}
-        try:
-            return self._object(parse(payload, columns))
-        except UnexpectedMessage:
-            if payload[:1] and payload[0] not in _ROWS:
-                raise
-            text, self._binary = in_text(payload)
-            if not any(self._binary.values()):
-                raise
-        return self._object(parse(text, columns))
+        return self._object(parse(payload, columns))
 
     def _object(self, message: WireMessage) -> Described:  # noqa: PLR0911  # one return a kind of message
         match message:
@@ -134,8 +124,7 @@ class PgoutputDescriber:
 
     def _tuple(self, oid: int, values: Tuple, letter: bytes = b"N") -> list[Described]:
         """Of an old key (`K`) only the columns of the identity: the others are not sent, which is no NULL."""
-        binary = self._binary.get(letter, frozenset())
-        shown = [{"value_hex": v} if at in binary else value_object(v) for at, v in enumerate(values)]
+        shown = [{"value_hex": str(v)} if isinstance(v, InBinary) else value_object(v) for v in values]
         if (known := self._relations.get(oid)) is None:
             return [{"name": None, **value} for value in shown]
         named = zip(known.columns, shown, strict=True)

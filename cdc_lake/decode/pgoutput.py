@@ -1,9 +1,9 @@
-"""The plain decoder of pgoutput, protocol version 1, values in text: the reference for the columnar one.
+"""The plain decoder of pgoutput, protocol version 1: the reference for the columnar one.
 
 Specification: PostgreSQL's documentation, "Logical Replication Message Formats" and "Logical Streaming Replication
 Parameters". `parse` turns one message into a record; `changes` and `transaction` turn a raw transaction into values
-of the model. Any bytes give a record or a `DecodeError`. Streamed transactions are taken apart before (`streams`);
-two-phase and binary values were not asked for, so they are errors that name what was expected.
+of the model. Any bytes give a record or a `DecodeError`. Streamed transactions are taken apart before (`streams`).
+A binary value is read where its column is known (`binary`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Final, assert_never
 
+from cdc_lake.decode.binary import InBinary, in_text
 from cdc_lake.decode.not_text import InHex, settled
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.reader import Reader, storable
@@ -110,9 +111,7 @@ def change_of(
             if len(truncated) != len(oids):
                 raise UnknownRelation(f"a truncate of {len(oids)} tables, {len(truncated)} of them known", offset=1)
             return tuple(Truncate(table, cascade, restart) for table in truncated)
-        case LogicalMessage(transactional=transactional, prefix=prefix, content=content):
-            if not transactional:
-                raise OutOfSequence("a message outside of transactions was kept in one", offset=1)
+        case LogicalMessage(prefix=prefix, content=content):
             return (Message(prefix, content),)
         case Begin() | Commit() | OriginMessage() | RelationMessage() | TypeMessage():
             raise OutOfSequence(f"{_shown(frame[:1])} is not a change", offset=0)
@@ -121,6 +120,7 @@ def change_of(
 
 
 def _settled(relation: Relation, values: Tuple, in_hex: InHex | None) -> Tuple:
+    values = in_text(relation, values, lenient=in_hex is not None)
     if in_hex is None:
         return values
     return settled(relation.table, relation.names, values, in_hex, str.encode, lambda at: InvalidText(at=at))
@@ -254,10 +254,13 @@ def _value(reader: Reader, *, old: bool) -> Value:
         return reader.text(reader.u32())
     if kind == b"n":
         return None
+    if kind == b"b":
+        size = reader.u32()
+        return InBinary.of(reader.take(size), at + 5)
     # the server detoasts old tuples before it logs them: "unchanged" has no meaning there
     if kind == b"u" and not old:
         return UNCHANGED
-    expected = "`n` or `t`" if old else "`n`, `u` or `t`"
+    expected = "`n`, `t` or `b`" if old else "`n`, `u`, `t` or `b`"
     raise UnexpectedMessage(f"a value of kind {_shown(kind)}: expected {expected}", offset=at)
 
 

@@ -1,6 +1,6 @@
-"""What versions 2 to 4 of pgoutput's protocol brought, as JSON objects, and binary values.
+"""What versions 2 to 4 of pgoutput's protocol brought, as JSON objects.
 
-The receiver asks neither for two-phase nor for binary values; `inspect payload` reads streams that others asked for.
+The receiver does not ask for two-phase; `inspect payload` reads streams that others asked for.
 Specification: PostgreSQL's documentation, "Logical Replication Message Formats".
 """
 
@@ -21,8 +21,6 @@ from cdc_lake.decode.pgoutput_stream import (
 )
 from cdc_lake.decode.reader import Reader
 
-_ROW_HEAD: Final = 5  # bytes: letter and OID of the table
-
 
 def later(payload: bytes) -> Described | None:
     """The object of a message of a later version; None for a letter that is none of theirs. Raises DecodeError."""
@@ -35,29 +33,6 @@ def later(payload: bytes) -> Described | None:
     found = read(reader)
     reader.finish()
     return found
-
-
-def in_text(payload: bytes) -> tuple[bytes, dict[bytes, frozenset[int]]]:
-    """A row message whose binary values stand as hexadecimal text, and which values of which tuple (N K O) they are.
-
-    Takes any I, U or D; what is wrong with it otherwise stays as it is. Raises DecodeError where it ends early.
-    """
-    reader = Reader(payload)
-    out = bytearray(reader.take(_ROW_HEAD))
-    binary: dict[bytes, frozenset[int]] = {}
-    while reader.at < len(payload):
-        kind, count = reader.take(1), reader.u16()
-        out += kind + count.to_bytes(2, "big")
-        found = set()
-        for at in range(count):
-            value = reader.take(1)
-            data = reader.take(reader.u32()) if value in {b"t", b"b"} else None
-            if value == b"b" and data is not None:
-                found.add(at)
-                value, data = b"t", data.hex().encode()
-            out += value + (b"" if data is None else len(data).to_bytes(4, "big") + data)
-        binary[kind] = frozenset(found)
-    return bytes(out), binary
 
 
 def _streamed(message: StreamMessage) -> Described:

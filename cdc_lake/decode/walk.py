@@ -17,7 +17,7 @@ import pyarrow as pa
 
 PADDING: Final = b"\x00" * 8  # behind the last frame: the window below reads eight bytes wherever a value may start
 
-_NULL, _TEXT, _UNCHANGED = b"ntu"
+_NULL, _TEXT, _UNCHANGED, _BINARY = b"ntub"
 
 
 class Irregular(Exception):
@@ -68,8 +68,8 @@ class Tuples:
     """One tuple for each of r rows, their v values in row order.
 
     `offsets` int64 ndarray (r + 1), where a row's values start; `slots` int64 ndarray (v), start of the text in the
-    low and its end in the high half; `absent`, `unchanged` bool ndarrays (v) or None where there is no such value;
-    `after` int64 ndarray (r), the byte behind the tuple.
+    low and its end in the high half; `absent`, `unchanged`, `binary` bool ndarrays (v) or None where there is no such
+    value; `after` int64 ndarray (r), the byte behind the tuple.
     """
 
     offsets: Any
@@ -77,6 +77,7 @@ class Tuples:
     absent: Any
     unchanged: Any
     after: Any
+    binary: Any = None
 
 
 def read_tuples(chunk: Chunk, at: Any, end: Any, columns: Any) -> Tuples:
@@ -95,8 +96,12 @@ def read_tuples(chunk: Chunk, at: Any, end: Any, columns: Any) -> Tuples:
             spans, letters, after[rows] = _walk(chunk, at[rows] + 2, end[rows], width)
             target = offsets[rows][:, None] + np.arange(width)
             slots[target], kinds[target] = spans, letters
-    unchanged, absent = kinds == _UNCHANGED, kinds != _TEXT
-    return Tuples(offsets, slots, absent if absent.any() else None, unchanged if unchanged.any() else None, after)
+    absent = kinds != _TEXT
+    if not absent.any():
+        return Tuples(offsets, slots, None, None, after)
+    binary, unchanged = kinds == _BINARY, kinds == _UNCHANGED
+    absent, unchanged, binary = (flag if flag.any() else None for flag in (absent & ~binary, unchanged, binary))
+    return Tuples(offsets, slots, absent, unchanged, after, binary)
 
 
 def _walk(chunk: Chunk, at: Any, end: Any, width: int) -> tuple[Any, Any, Any]:
@@ -112,9 +117,10 @@ def _walk(chunk: Chunk, at: Any, end: Any, width: int) -> tuple[Any, Any, Any]:
         if text.all():
             start = at + 5
         else:
-            require((text | (kind == _NULL) | (kind == _UNCHANGED)).all())
-            start = at + np.where(text, 5, 1)
-            size[~text] = 0
+            sent = text | (kind == _BINARY)
+            require((sent | (kind == _NULL) | (kind == _UNCHANGED)).all())
+            start = at + np.where(sent, 5, 1)
+            size[~sent] = 0
         at = start + size
         require((at <= end).all())
         slots[:, column] = start | (at << 32)
@@ -123,16 +129,31 @@ def _walk(chunk: Chunk, at: Any, end: Any, width: int) -> tuple[Any, Any, Any]:
 
 
 def texts(chunk: Chunk, tuples: Tuples) -> pa.Array:
-    """The values as a string array (v), NULL where absent."""
-    count = len(tuples.slots)
-    if not count:
+    """The values as a string array (v), NULL where absent; none of them is binary."""
+    return _array(chunk, tuples.slots, tuples.absent)
+
+
+def sent_texts(chunk: Chunk, tuples: Tuples, places: Any) -> pa.Array:
+    """Of the values at these places (int64 ndarray, ascending) the same."""
+    return _array(chunk, tuples.slots[places], None if tuples.absent is None else tuples.absent[places])
+
+
+def _array(chunk: Chunk, slots: Any, absent: Any) -> pa.Array:
+    if not len(slots):
         return pa.array([], pa.string())
-    ends, data = copied(chunk, tuples.slots)
-    mask = None if tuples.absent is None else bitmap(~tuples.absent)
-    return pa.StringArray.from_buffers(count, ends, data, mask)
+    ends, data = copied(chunk, slots)
+    return pa.StringArray.from_buffers(len(slots), ends, data, None if absent is None else bitmap(~absent))
 
 
-def copied(chunk: Chunk, slots: Any) -> tuple[pa.Buffer, pa.Buffer]:
+def as_binary(chunk: Chunk, slots: Any, *, utf8: bool) -> pa.Array:
+    """The bytes at these slots as a binary array, as a string array where they are UTF-8."""
+    if utf8:
+        return _array(chunk, slots, None)
+    ends, data = copied(chunk, slots, utf8=False)
+    return pa.BinaryArray.from_buffers(pa.binary(), len(slots), [None, ends, data])
+
+
+def copied(chunk: Chunk, slots: Any, *, utf8: bool = True) -> tuple[pa.Buffer, pa.Buffer]:
     """The texts at these slots (int64 ndarray, not empty): offsets and bytes of a string array, known to be UTF-8.
 
     The slots ascend, so start, end, start, end … are valid offsets of an array over the chunk's own bytes, in which
@@ -144,7 +165,7 @@ def copied(chunk: Chunk, slots: Any) -> tuple[pa.Buffer, pa.Buffer]:
     _, ends, data = every.take(evens(count)).buffers()
     starts = np.frombuffer(ends, np.int32, count + 1)
     size = int(starts[-1])
-    if size and not _utf8(data, np.frombuffer(data, np.int8, size), starts):
+    if utf8 and size and not _utf8(data, np.frombuffer(data, np.int8, size), starts):
         raise Irregular
     return ends, data
 

@@ -45,6 +45,7 @@ from cdc_lake.errors.decode import (
     UnmatchedDelete,
     UnreadableRow,
     UnreadableTime,
+    UnreadBinary,
 )
 from cdc_lake.errors.deploy import (
     BundleFieldUnknown,
@@ -392,6 +393,7 @@ __all__ = [
     "UnknownStatement",
     "UnknownType",
     "UnmatchedDelete",
+    "UnreadBinary",
     "UnreadableRow",
     "UnreadableTime",
     "ValueNotTyped",

@@ -131,6 +131,16 @@ class PreparedUnread(DecodeError):
     hint = "the slot was made with two-phase decoding, by others: drop it, move the lake folder away, run again"
 
 
+class UnreadBinary(DecodeError):
+    """A binary value of a type whose bytes only the server can print. `column`: in full; `kind`: its type."""
+
+    code = "DEC325"
+    hint = "take `binary` out of `source.decoding` and run again: the server then sends the same changes as text"
+
+    def __init__(self, column: str, kind: str) -> None:
+        super().__init__(f"column `{column}` is of type `{kind}`, whose binary values are not read")
+
+
 class StyleMismatch(DecodeError):
     """A payload of the GaussDB family that is written in another style than the one that was asked for."""
 

@@ -128,8 +128,9 @@ MALFORMED = {
     "update without tuple": (b"U" + OID + b"X", UnexpectedMessage, 5, "`X`: expected `K` or `O` or `N`"),
     "update with old only": (b"U" + OID + b"K" + ONE + b"O", UnexpectedMessage, 15, "`O`: expected `N`"),
     "delete with new": (b"D" + OID + b"N" + ONE, UnexpectedMessage, 5, "`N`: expected `K` or `O`"),
-    "binary value": (b"I" + OID + b"N\x00\x01b\x00\x00\x00\x00", UnexpectedMessage, 8, "`b`: expected `n`, `u` or `t`"),
-    "unchanged old": (b"D" + OID + b"K\x00\x01u", UnexpectedMessage, 8, "`u`: expected `n` or `t`"),
+    "binary value": (b"I" + OID + b"N\x00\x01b\x00\x00\x00\x05abc", TruncatedMessage, 13, "3 left"),
+    "unknown value": (b"I" + OID + b"N\x00\x01x", UnexpectedMessage, 8, "`x`: expected `n`, `u`, `t` or `b`"),
+    "unchanged old": (b"D" + OID + b"K\x00\x01u", UnexpectedMessage, 8, "`u`: expected `n`, `t` or `b`"),
     "length beyond": (b"I" + OID + b"N\x00\x01t\x00\x00\x00\x05abc", TruncatedMessage, 13, "5 bytes announced, 3 left"),
     "length negative": (b"I" + OID + b"N\x00\x01t\xff\xff\xff\xffabc", TruncatedMessage, 13, "3 left"),
     "text": (b"I" + OID + b"N\x00\x01t\x00\x00\x00\x03a\xed\xa0", InvalidText, 14, "UTF-8"),
@@ -179,7 +180,6 @@ def test_a_truncate_of_several_tables_is_one_change_a_table():
         (messages.insert(ORDERS, ("1", "2")), UnknownRelation),
         (messages.begin(5), OutOfSequence),
         (messages.relation(ORDERS), OutOfSequence),
-        (messages.message("p", b"", transactional=False), OutOfSequence),
     ],
 )
 def test_frames_that_are_no_change_of_a_transaction_are_refused(frame, kind):
