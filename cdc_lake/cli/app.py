@@ -131,6 +131,9 @@ def validate(
 def check(
     call: Call,
     sql: Annotated[bool, typer.Option("--sql", help="Only the SQL that a DBA must run.")] = False,
+    ddl: Annotated[
+        bool, typer.Option("--ddl", help="Only the SQL of the event trigger that tells altered tables (PostgreSQL).")
+    ] = False,
 ) -> None:
     """Look at everything a run needs: Java, Spark, jars, server, role, slot, tables, lake; each with its fix."""
     from cdc_lake.cli.render import check_text
@@ -138,6 +141,9 @@ def check(
     from cdc_lake.pipeline import check as doctor
 
     project = call.project()
+    if ddl:
+        call.view.raw(doctor.ddl_sql(project))
+        return
     if sql:
         call.view.raw(doctor.dba_sql(project))
         return

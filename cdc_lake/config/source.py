@@ -68,6 +68,12 @@ class Pgoutput(Section):
     """Version of its protocol; the highest that the server has by default."""
     streaming: Streaming | None = None
     """Whether large transactions are sent while they are under way; `on` where the protocol has it (version 2)."""
+    binary: Annotated[bool, Strict()] = False
+    """Values are sent in the types' binary formats; of some types they are not read (DEC325)."""
+    messages: Annotated[bool, Strict()] = False
+    """Logical messages (`pg_logical_emit_message`) are landed, as rows of bronze."""
+    origin: Literal["any", "none"] = "any"
+    """`none`: only changes that were made at this server, none that replication brought there (PostgreSQL 16)."""
 
 
 POSTGRES_TYPES = ("postgres", "qhb")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from cdc_lake.decode.records import RelationMessage, TypeMessage
+from cdc_lake.decode.told import Told
 from cdc_lake.errors import UnknownRelation, UnknownType
 from cdc_lake.model.relation import Column, Missing, Relation, TableName
 
@@ -48,8 +49,9 @@ class Announced:
     two announcements of a table came last is told by `arrived`.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, told: Told | None = None) -> None:
         self._catalog = catalog
+        self._told = told
         self._known: dict[TableName, Relation] = {}
         self.relations: dict[bytes, Relation] = {}
         self._types: dict[int, str] = {}
@@ -66,6 +68,11 @@ class Announced:
         """The number of an announcement that came now."""
         self._arrivals += 1
         return self._arrivals
+
+    def take_told(self, content: bytes) -> None:
+        """What a message tells of tables that were altered, where such messages count."""
+        if self._told is not None:
+            self._told.take(content)
 
     def type(self, message: TypeMessage) -> None:
         """Note the name of a type."""
@@ -91,7 +98,7 @@ class Announced:
 
     def resolved(self, message: RelationMessage) -> Relation:
         """A table's layout, which is not noted. Raises DecodeError, and what the catalog raises."""
-        facts = self._facts(message)
+        facts = self._at_its_place(message, self._facts(message))
         relation = Relation(
             table=message.table,
             columns=tuple(
@@ -122,6 +129,21 @@ class Announced:
         if (facts := self._catalog.get(message.table)) is None:
             raise UnknownRelation(f"the catalog has no facts of {message.table}", offset=1)
         return facts
+
+    def _at_its_place(self, message: RelationMessage, now: TableFacts) -> TableFacts:
+        """The catalog's facts, which are of now, by the names that the columns had where the message stands."""
+        by_number = {one.number: one for one in now.columns.values() if one.number is not None}
+        names_now = {one.number: name for name, one in now.columns.items() if one.number is not None}
+        told = None if self._told is None else self._told.columns_of(message, names_now)
+        if told is None:
+            return now
+        columns = {
+            name: by_number.get(column.number, ColumnFacts(column.number, Missing(None) if column.filled else None))
+            for name, column in told.items()
+        }
+        names = {one.number: name for name, one in columns.items()}
+        key = tuple(names.get(now.columns[name].number, name) for name in now.primary_key if name in now.columns)
+        return TableFacts(key, now.type_names, columns)
 
     def _type_name(self, facts: TableFacts, oid: int, column: str) -> str:
         # the catalog's spelling first: it is the one that casts are chosen by

@@ -26,9 +26,12 @@ from cdc_lake.decode.records import (
     TypeMessage,
 )
 from cdc_lake.decode.streams import Streams
+from cdc_lake.decode.told import Told
 from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence, UnknownRelation
+from cdc_lake.model.change import DDL_MESSAGES, OWN_MESSAGES
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation
+from cdc_lake.model.transaction import Boundaries
 
 __all__ = ["Assembler", "Catalog", "TableFacts"]
 
@@ -62,18 +65,32 @@ class Assembler:
     """Takes the messages of one pgoutput connection in order, gives transactions back as they commit.
 
     After a DecodeError, or when the connection is lost, `reset` before feeding again: the server then starts over
-    with whole transactions and announces every relation anew. Logical messages outside of transactions belong to none,
-    hence to no position, and are dropped deliberately.
+    with whole transactions and announces every relation anew. A logical message outside of transactions is dropped, or
+    with `messages` a transaction of its own: without xid and time, at the position one byte behind where it begins in
+    the log, which lies between the transactions that ended before it and those that end behind it. What a run wrote
+    itself (`OWN_MESSAGES`) is dropped in any case.
 
     With `keeps`, a message inside a transaction that cannot be taken in is kept as it came, and the transaction has a
     `fault`. BEGIN and COMMIT are errors as ever; so is a message that hides one of them, by the next that does not fit.
     """
 
-    def __init__(self, catalog: Catalog, *, keeps: bool = False, frames: NewFrames | None = None) -> None:
-        """`frames` makes stores for transactions that are streamed or large; None: all are held in memory."""
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        keeps: bool = False,
+        messages: bool = False,
+        told: Told | None = None,
+        frames: NewFrames | None = None,
+    ) -> None:
+        """`frames` makes stores for transactions that are streamed or large; None: all are held in memory.
+
+        `told` takes what logical messages tell of tables that were altered; None: they tell nothing.
+        """
         frames = frames or AllInMemory()
-        self._announced = Announced(catalog)
+        self._announced = Announced(catalog, told)
         self._keeps = keeps
+        self._messages = messages
         self._new_frames, self._part = frames, frames.part
         self._streams = Streams(self._announced, frames, keeps=keeps)
         self._outside_messages = 0
@@ -169,17 +186,30 @@ class Assembler:
                 self._wrong.pop(payload[1:5], None)
             case TypeMessage() as named:
                 self._announced.type(named)
-            case LogicalMessage(transactional=False):
-                self._outside_messages += 1
-            case LogicalMessage():
+            case LogicalMessage(transactional=False) as message:
+                return self._outside(payload, message)
+            case LogicalMessage(prefix=prefix, content=content):
                 self._transaction("a message")
-                self._keep(payload, lsn, None)
+                if prefix == DDL_MESSAGES:
+                    self._announced.take_told(content)
+                if prefix != OWN_MESSAGES:
+                    self._keep(payload, lsn, None)
             case TruncateMessage(oids=oids):
                 self._truncate(payload, lsn, oids)
             case change:
                 self._transaction("a change")
                 raise UnknownRelation(f"a change of table OID {change.oid}, which was not announced", offset=1)
         return ()
+
+    def _outside(self, payload: bytes, message: LogicalMessage) -> tuple[RawTransaction, ...]:
+        if not self._messages or message.prefix == OWN_MESSAGES:
+            self._outside_messages += 1
+            return ()
+        if self._open is not None:
+            raise OutOfSequence("a message outside of transactions inside one", offset=1)
+        position = message.lsn + 1
+        bounds = Boundaries(position=position, confirm=position)
+        return (RawTransaction(bounds, [payload], [message.lsn], [None], {}, len(payload)),)
 
     def _transaction(self, what: str) -> _Open:
         if self._open is None:

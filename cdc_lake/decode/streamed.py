@@ -89,6 +89,7 @@ class Streamed:
         self.origin: str | None = None
         self.fault: DecodeError | None = None
         self.announced: dict[bytes, _Announcement] = {}
+        self.told: list[tuple[int, bytes]] = []  # messages about altered tables, each before frame number so
         self._announcements: list[_Announcement] = []
         self._subtransactions = Subtransactions()
         self._top = xid.to_bytes(4, "big")
@@ -112,6 +113,10 @@ class Streamed:
         self.announced[oid] = _Announcement(len(self.frames), oid, payload, lsn, arrival)
         self._announcements.append(self.announced[oid])
 
+    def tell(self, content: bytes) -> None:
+        """A message about tables that it altered (`decode.told`)."""
+        self.told.append((len(self.frames), content))
+
     def roll_back(self, subxid: int) -> None:
         """Forget what a subtransaction did."""
         self._last = self._top
@@ -120,6 +125,7 @@ class Streamed:
             return
         frames, announcements = before
         self.frames.truncate(frames)
+        self.told = [one for one in self.told if one[0] < frames]
         if announcements < len(self._announcements):
             del self._announcements[announcements:]
             self.announced = {one.oid: one for one in self._announcements}

@@ -27,6 +27,7 @@ from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.records import LogicalMessage, OriginMessage, RelationMessage, TruncateMessage, TypeMessage
 from cdc_lake.decode.streamed import Streamed
 from cdc_lake.errors import DecodeError, OutOfSequence, UnknownRelation
+from cdc_lake.model.change import DDL_MESSAGES, OWN_MESSAGES
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation
 
@@ -138,9 +139,12 @@ class Streams:
                 case TypeMessage() as named:
                     self._announced.type(named)
                     return
-                case LogicalMessage(transactional=False):
-                    self.outside_messages += 1
-                    return
+                case LogicalMessage(transactional=transactional, prefix=prefix, content=content):
+                    if not transactional or prefix == OWN_MESSAGES:
+                        self.outside_messages += not transactional
+                        return
+                    if prefix == DDL_MESSAGES:
+                        one.tell(content)
                 case TruncateMessage(oids=oids):
                     for at, oid in enumerate(oids):
                         if oid.to_bytes(4, "big") not in one.announced:
@@ -160,6 +164,8 @@ class Streams:
         if (one := self._open.get(commit.xid)) is None:
             raise OutOfSequence(f"a COMMIT of the streamed transaction {commit.xid}, of which nothing came", offset=1)
         bounds = bounds_of(commit, commit.xid, one.origin)
+        for _, content in one.told:
+            self._announced.take_told(content)
         marks = one.marks(self._resolved, self._announced.put)
         one.frames.seal()
         del self._open[commit.xid]

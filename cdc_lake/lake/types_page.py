@@ -81,7 +81,9 @@ the decimal of a `both` that is not declared any more waits until it is rebuilt 
 The server prints values with `DateStyle` ISO, `TimeZone` UTC, `IntervalStyle` iso_8601, `bytea_output` hex and the
 shortest exact floats, in the initial copy and in the stream alike; servers of the GaussDB family with `IntervalStyle`
 postgres, and in parallel decoding with the database's own `TimeZone`. A text fits where the typed value prints as
-exactly that text again; floats, which have many texts, must be a number or `NaN`, `Infinity`, `-Infinity`.
+exactly that text again; floats, which have many texts, must be a number or `NaN`, `Infinity`, `-Infinity`. With
+`decoding.binary` the receiver makes the same text of the value's bytes, or refuses the type
+([DEC325](../errors/DEC325.md)).
 
 A `character(n)` keeps its padding. An instant (`timestamptz`) is the same instant in silver; the zone it was written
 with is not kept, because PostgreSQL does not keep it either. A numeric with a precision of at most {digits} and a scale

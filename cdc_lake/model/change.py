@@ -13,6 +13,12 @@ from typing import Final, TypeAlias
 
 from cdc_lake.model.relation import Relation
 
+OWN_MESSAGES: Final = "cdc_lake"
+"""Prefix of the messages that a run writes itself, to see them arrive: they are never landed."""
+
+DDL_MESSAGES: Final = "cdc_lake.ddl"
+"""Prefix of the messages in which an event trigger tells the columns of a table that was altered."""
+
 
 class Unchanged(enum.Enum):
     """The type of `UNCHANGED`: not sent, because it did not change."""
@@ -77,7 +83,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A logical message of `pg_logical_emit_message`, transactional."""
+    """A logical message of `pg_logical_emit_message`; one outside of transactions is in one of its own."""
 
     prefix: str
     content: bytes

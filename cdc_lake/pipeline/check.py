@@ -111,6 +111,14 @@ def _redaction(project: Project) -> Iterator[CheckLine]:
         yield CheckLine(ok=True if columns else None, subject="redaction", text=some)
 
 
+def ddl_sql(project: Project) -> str:
+    """The SQL of the event trigger by which a PostgreSQL tells its altered tables. Raises NotForThisSource."""
+    from cdc_lake.source.ddl import trigger_sql  # noqa: PLC0415
+
+    database = project.postgres.database
+    return f"-- for pipeline {project.name}, as a superuser in {database}\n{trigger_sql()}"
+
+
 def dba_sql(project: Project) -> str:
     """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
     if isinstance(project.pipeline.source, FamilySource):

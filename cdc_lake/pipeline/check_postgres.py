@@ -23,10 +23,13 @@ from cdc_lake.pipeline.postgres_facts import (
     role,
     tables,
 )
+from cdc_lake.pipeline.postgres_reading import check_binary, stream_options
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, connect
-from cdc_lake.source.product import OLDEST
+from cdc_lake.source.ddl import tells
+from cdc_lake.source.plugins import PGOUTPUT
+from cdc_lake.source.product import OLDEST, Product
 from cdc_lake.source.quoting import identifier, quoted
 
 
@@ -45,6 +48,23 @@ def findings(project: Project) -> Iterator[CheckLine]:
         yield from budget_lines(project, session)
         yield from failover_lines(project, session, facts)
         yield from _tables(project, session, rights)
+        yield from _options(project, session, facts.product)
+
+
+def _options(project: Project, session: Session, server: Product) -> Iterator[CheckLine]:
+    """What pgoutput is asked for beside the publication."""
+    try:
+        stream_options(project, server)
+        check_binary(project, session)
+    except NoTableMatches:
+        return  # said before
+    except CdcLakeError as error:
+        yield failed("decoding", error)
+        return
+    if project.postgres.slot.plugin == PGOUTPUT and project.postgres.decoding.messages:
+        text = "altered tables are told in the stream" if (there := tells(session)) else "no event trigger tells of it"
+        fix = "" if there else "cdc-lake check --ddl  prints the SQL of one; without it the catalog of now is asked"
+        yield CheckLine(ok=True if there else None, subject="DDL", text=text, fix=fix)
 
 
 def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator[CheckLine]:

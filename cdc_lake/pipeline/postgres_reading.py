@@ -10,6 +10,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, Tabulate
 from cdc_lake.config.project import Project
 from cdc_lake.decode.assembler import Assembler
+from cdc_lake.decode.binary import reader_of
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.kept import PgoutputFormat
@@ -17,16 +18,19 @@ from cdc_lake.decode.mppdb.columnar import tabulate as tabulate_lines
 from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.test_decoding.assembler import LineAssembler
-from cdc_lake.observe.progress import Tell
+from cdc_lake.decode.told import Told
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.encoding import codec_by_name, in_hex
 from cdc_lake.pipeline.policy import by_policy, lands
-from cdc_lake.pipeline.postgres_captured import by_publication
-from cdc_lake.source.catalog import SourceCatalog
+from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
+from cdc_lake.source.catalog import SourceCatalog, relation_of
 from cdc_lake.source.connection import Session, command, encoding_of
 from cdc_lake.source.decoded_tables import RowTables, takes
 from cdc_lake.source.pgoutput_options import chosen
 from cdc_lake.source.plugins import LINE_OPTIONS, message_options
 from cdc_lake.source.product import Product
+from cdc_lake.source.publication import publication_exists
 from cdc_lake.source.stream import TransactionAssembler
 
 
@@ -50,6 +54,20 @@ def stream_options(project: Project, server: Product) -> Mapping[str, str]:
     return {**plugin_options(project), **more}
 
 
+def check_binary(project: Project, session: Session) -> None:
+    """Raise UnreadBinary where values are to come in binary, and a captured column's type is not read so."""
+    if not (by_publication(project) and project.postgres.decoding.binary):
+        return
+    tables: dict[TableName, tuple[str, ...] | None]
+    if publication_exists(session, project.publication):
+        tables = {one.table: one.columns for one in carried(project, session)}
+    else:
+        tables = dict.fromkeys(wanted(project, session))
+    for table, columns in tables.items():
+        for column in relation_of(session, table, columns).columns:
+            reader_of(table, column)
+
+
 def reading_of(
     project: Project,
     session: Session,
@@ -63,10 +81,22 @@ def reading_of(
     `frames` makes stores for large transactions; those that come as lines are held in memory.
     """
     if by_publication(project):
-        assembler = Assembler(SourceCatalog(session), keeps=lands(project), frames=frames)
+        asked = project.postgres.decoding.messages
+        assembler = Assembler(
+            SourceCatalog(session),
+            keeps=lands(project),
+            # redaction leaves every message out, and of one outside of transactions nothing would be left
+            messages=asked and not project.pipeline.bronze.redact,
+            told=Told(bronze_reader(project).latest_layouts(state.epoch), partial(_warn, tell)) if asked else None,
+            frames=frames,
+        )
         columns = by_policy(project, PgoutputFormat(partial(tabulate, in_hex=in_hex(project))), tell)
         return Reading(assembler, columns, columns)
     return _of_lines(project, layouts(), state, tell)
+
+
+def _warn(tell: Tell, text: str) -> None:
+    tell(Progress("warning", text))
 
 
 def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell) -> Reading:

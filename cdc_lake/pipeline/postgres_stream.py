@@ -18,7 +18,13 @@ from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_t
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
-from cdc_lake.pipeline.postgres_reading import plugin_options, print_whole_names, reading_of, stream_options
+from cdc_lake.pipeline.postgres_reading import (
+    check_binary,
+    plugin_options,
+    print_whole_names,
+    reading_of,
+    stream_options,
+)
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import slot
@@ -59,6 +65,7 @@ def open_postgres(
         if source.slot.failover:
             check_failover(facts, place_of(source))
         session = dial("catalog")
+        check_binary(project, session)
         target = goal(session)
         state, copied = bronze.state(), 0
         if state is None or not is_complete(control, state.stream, state.epoch):

@@ -1,7 +1,8 @@
 """What pgoutput is asked for beyond the publication: its protocol's version, and transactions that are under way.
 
 PostgreSQL's documentation, "Logical Streaming Replication Parameters": version 2 streams (PostgreSQL 14), version 3
-knows two-phase (15), version 4 tells where a stream was rolled back, for those who apply in parallel (16).
+knows two-phase (15), version 4 tells where a stream was rolled back, for those who apply in parallel (16). Origins are
+told apart since 16.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from cdc_lake.errors import OptionRefused
 _NEWEST: Final = {14: 2, 15: 3}
 _SINCE_16: Final = 4
 _STREAMS, _PARALLEL = 2, 4
+_ORIGINS: Final = 16
 
 
 def chosen(major: int, given: Pgoutput, called: str = "") -> dict[str, str]:
@@ -31,4 +33,10 @@ def chosen(major: int, given: Pgoutput, called: str = "") -> dict[str, str]:
     if streaming == "parallel" and version < _PARALLEL:
         text = f"{server} has no `streaming 'parallel'`"
         raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")
-    return {"proto_version": str(version)} | ({} if streaming == "off" else {"streaming": streaming})
+    if given.origin == "none" and major < _ORIGINS:
+        text = f"{server} has no option `origin` of pgoutput: it came with PostgreSQL {_ORIGINS}"
+        raise OptionRefused(text, hint="take `origin` out of `source.decoding`: changes of every origin are sent then")
+    asked = {"streaming": streaming, "origin": given.origin}
+    asked = {name: value for name, value in asked.items() if value not in ("off", "any")}
+    flags = {name: "true" for name in ("binary", "messages") if getattr(given, name)}
+    return {"proto_version": str(version)} | asked | flags

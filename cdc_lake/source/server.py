@@ -9,6 +9,7 @@ import psycopg
 
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings
+from cdc_lake.model.change import OWN_MESSAGES
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, command, for_replication, named
 from cdc_lake.source.product import OLDEST, Product, product_of
@@ -154,7 +155,9 @@ def goal(session: Session) -> int:
         try:
             with session.transaction():
                 session.execute("SET LOCAL synchronous_commit = 'on'")
-                row = session.execute("SELECT pg_logical_emit_message(true, 'cdc_lake', 'goal')::text").fetchone()
+                row = session.execute(
+                    "SELECT pg_logical_emit_message(true, %s, 'goal')::text", [OWN_MESSAGES]
+                ).fetchone()
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
             row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
@@ -165,4 +168,4 @@ def beat(session: Session) -> None:
     """Write a message of a few bytes in a transaction of its own, which the stream passes. Raises SourceError."""
     with named("writing a heartbeat"), session.transaction():
         session.execute("SET LOCAL synchronous_commit = 'local'")  # on this server's disk; no standby is waited for
-        session.execute("SELECT pg_logical_emit_message(true, 'cdc_lake', 'heartbeat')")
+        session.execute("SELECT pg_logical_emit_message(true, %s, 'heartbeat')", [OWN_MESSAGES])

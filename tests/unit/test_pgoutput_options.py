@@ -22,6 +22,9 @@ from cdc_lake.source.pgoutput_options import chosen
         (18, {"proto_version": 3}, {"proto_version": "3", "streaming": "on"}),
         (18, {"streaming": "off"}, {"proto_version": "4"}),
         (18, {"streaming": "parallel"}, {"proto_version": "4", "streaming": "parallel"}),
+        (15, {"streaming": "off", "messages": True, "origin": "any"}, {"proto_version": "3", "messages": "true"}),
+        (16, {"proto_version": 1, "origin": "none"}, {"proto_version": "1", "origin": "none"}),
+        (14, {"proto_version": 1, "binary": True}, {"proto_version": "1", "binary": "true"}),
     ],
 )
 def test_the_highest_version_streams(major: int, given: dict[str, Any], asked: dict[str, str]) -> None:
@@ -30,7 +33,11 @@ def test_the_highest_version_streams(major: int, given: dict[str, Any], asked: d
 
 @pytest.mark.parametrize(
     ("major", "given", "hint"),
-    [(14, {"proto_version": 3}, "proto_version"), (15, {"streaming": "parallel"}, "streaming: on")],
+    [
+        (14, {"proto_version": 3}, "proto_version"),
+        (15, {"streaming": "parallel"}, "streaming: on"),
+        (15, {"origin": "none"}, "take `origin` out"),
+    ],
 )
 def test_what_a_server_does_not_have_is_refused_with_the_remedy(major: int, given: dict[str, Any], hint: str) -> None:
     with pytest.raises(OptionRefused) as refused:
