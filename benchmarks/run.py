@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 FULL: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py",),
     ("snapshot.py",),
+    ("streamed.py",),
     ("bronze_commit.py",),
     ("bronze_read.py",),
     ("decode_mppdb.py", "--save"),
@@ -34,6 +35,7 @@ FULL: tuple[tuple[str, ...], ...] = (
 QUICK: tuple[tuple[str, ...], ...] = (
     ("pgoutput_backlog.py", "--changes", "100000", "--rounds", "2", "--no-save"),
     ("snapshot.py", "--rows", "300000", "--rounds", "1", "--no-save"),
+    ("streamed.py", "--changes", "100000", "--rounds", "1", "--sizes", "10", "30", "--no-save"),
     ("bronze_commit.py", "--commits", "500", "--turns", "5", "--no-save"),
     ("bronze_read.py", "--rows", "1000000", "--no-save"),
     ("decode_mppdb.py", "--rows", "20000", "--seconds", "5"),

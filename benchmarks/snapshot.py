@@ -3,9 +3,10 @@
     python benchmarks/snapshot.py [--rows 5000000] [--rounds 2] [--format delta] [--parallelism 1 2 3]
 
 The table has the ten columns of `pgoutput_backlog.py`, about 230 bytes of text a row. Ours is `receive()` in a process
-of its own that makes the slot, copies the table and ends: COPY, Parquet with zstd, commits of 100,000 rows, fsync. The
-peer is `psql` with COPY of the whole table to /dev/null. They alternate; the server is on the same machine and competes
-for the same cores. Seconds of ours run from before the connection is made until the copy is recorded as complete.
+of its own that makes the slot, copies the table and ends: COPY, Parquet with zstd, commits of up to 100,000 rows,
+fsync. The peer is `psql` with COPY of the whole table to /dev/null. They alternate; the server is on the same machine
+and competes for the same cores. Seconds of ours run from before the connection is made until the copy is recorded as
+complete.
 """
 
 from __future__ import annotations

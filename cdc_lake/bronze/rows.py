@@ -84,22 +84,23 @@ class Place:
 
 
 def snapshot_rows(relation: Relation, rows: Any, place: Place, first_ordinal: int) -> pa.Table:
-    """The rows of one snapshot chunk: its layout row, then one `S` row an entry of the list<string> array `rows`."""
-    values = _one(rows, SCHEMA.field("new").type)
-    size = len(values) + 1
+    """The rows of one snapshot chunk: its layout row, then one `S` row an entry of `rows`, list<string>, an array or a
+    chunked one, whose values are not copied.
+    """
+    kind = SCHEMA.field("new").type
+    pieces = rows.chunks if isinstance(rows, pa.ChunkedArray) else [rows]
+    size = len(rows) + 1
     ordinal = np.arange(first_ordinal - 1, first_ordinal - 1 + size, dtype=np.int64)
-    offsets = np.concatenate(([0], np.asarray(values.offsets))).astype(np.int32)
-    offsets[0] = offsets[1]
     nothing = np.zeros(size, bool)
     nothing[0] = True
     columns = {
         "position": pa.array(np.full(size, place.position, np.int64)),
         "ordinal": pa.array(ordinal, mask=nothing),
-        "op": pa.array([RELATION] + [SNAPSHOT] * len(values), pa.string()),
+        "op": pa.array([RELATION] + [SNAPSHOT] * len(rows), pa.string()),
         "relation": pa.repeat(str(relation.table), size),
         "layout": pa.array(np.full(size, relation.layout, np.int64)),
-        "new": pa.ListArray.from_arrays(pa.array(offsets), values.values, mask=pa.array(nothing)),
-        "info": pa.array([_layout_info(relation)] + [None] * len(values), pa.string()),
+        "new": pa.chunked_array([pa.nulls(1, kind), *(_one(piece, kind) for piece in pieces)]),
+        "info": pa.array([_layout_info(relation)] + [None] * len(rows), pa.string()),
     } | _constants(size, stream=place.stream, epoch=place.epoch, ingest_ts=place.ingest_ts)
     return _whole(columns, size)
 

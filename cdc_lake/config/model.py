@@ -71,7 +71,7 @@ class Spool(Section):
 
     max_bytes: Bytes = 64 << 30
     """Bytes on disk beyond which the receiver stops."""
-    part: Bytes = 16 << 20
+    part: Bytes = 4 << 20
     """Bytes of such transactions that are held in memory, and of a large one that are landed at a time, as one file."""
     path: Text | None = None
     """Folder on this machine, relative to the project; `<lake.path>/scratch/<pipeline>.spool` by default."""

@@ -32,8 +32,11 @@ _LOOK = 0.2  # seconds between looks at whether to give up
 
 
 R = TypeVar("R")
-Part: TypeAlias = Callable[[R], Iterator[pa.ListArray]]
-"""Reads a part of a table by a reader, in chunks of list<string> by position in the layout. Raises SourceError."""
+Chunk: TypeAlias = pa.ListArray | pa.ChunkedArray
+"""Rows as list<string> by position in the layout. Nobody keeps one a moment longer than it takes: they are large."""
+
+Part: TypeAlias = Callable[[R], Iterator[Chunk]]
+"""Reads a part of a table by a reader, in chunks. Raises SourceError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,9 @@ def copy_tables(
             tell(Progress("snapshot", f"copying {relation.table}", ordinal, _ahead_of(ordinal, expected), "rows"))
             if pace is not None:
                 pace.took(len(part), part.nbytes, stop)
-        if given is None and not count.left:
+        over = given is None
+        del given, part
+        if over and not count.left:
             done[at] = CopiedTable(relation.table, relation.layout, count.rows, count.chunks, point.position)
             if finished is not None:
                 finished(done[at])
@@ -130,7 +135,7 @@ class _Count:
 
 def _parts(
     copies: Sequence[TableCopy[R]], readers: Sequence[R], stop: threading.Event
-) -> Iterator[tuple[int, pa.ListArray | None]]:
+) -> Iterator[tuple[int, Chunk | None]]:
     """Chunks with the index of their table; None where a part of it is finished."""
     if len(readers) == 1:
         for at, copy in enumerate(copies):
@@ -139,6 +144,7 @@ def _parts(
                     if stop.is_set():
                         raise Stopped
                     yield at, chunk
+                    del chunk
                 yield at, None
         return
     with _Together(copies, readers, stop) as together:
@@ -160,7 +166,7 @@ class _Together(Generic[R]):
             for part in copy.parts:
                 self._waiting.put((at, part))
         self._left = self._waiting.qsize()
-        self._ready: queue.Queue[tuple[int, pa.ListArray | None]] = queue.Queue(_AHEAD * len(self.readers))
+        self._ready: queue.Queue[tuple[int, Chunk | None]] = queue.Queue(_AHEAD)
         self._threads = ThreadPoolExecutor(len(self.readers), thread_name_prefix="cdc-lake-copy")
         self._running = [self._threads.submit(self._work, reader) for reader in self.readers]
         return self
@@ -169,7 +175,7 @@ class _Together(Generic[R]):
         self.over.set()
         self._threads.shutdown(wait=True)
 
-    def chunks(self) -> Iterator[tuple[int, pa.ListArray | None]]:
+    def chunks(self) -> Iterator[tuple[int, Chunk | None]]:
         """What the readers read; raises what one of them raised."""
         while self._left:
             if self.stop.is_set():
@@ -183,6 +189,7 @@ class _Together(Generic[R]):
                 continue
             self._left -= chunk is None
             yield at, chunk
+            del chunk
 
     def _work(self, reader: R) -> None:
         while not self.over.is_set():
@@ -193,10 +200,11 @@ class _Together(Generic[R]):
             for chunk in part(reader):
                 if not self._give(at, chunk):
                     return
+                del chunk
             if not self._give(at, None):
                 return
 
-    def _give(self, at: int, chunk: pa.ListArray | None) -> bool:
+    def _give(self, at: int, chunk: Chunk | None) -> bool:
         """False where nobody takes any more."""
         while not self.over.is_set():
             try:

@@ -118,7 +118,7 @@ class _Reading:
         found = ranges_of(session, relation, self.chunk_rows) if several else ()
         return [partial(self._read, relation=relation, within=one) for one in found or (None,)]
 
-    def _read(self, session: Session, relation: Relation, within: Range | None) -> Iterator[pa.ListArray]:
+    def _read(self, session: Session, relation: Relation, within: Range | None) -> Iterator[pa.ChunkedArray]:
         return snapshot.read_chunks(
             session,
             relation,

@@ -24,27 +24,38 @@ for _letter, _byte in _ESCAPES.items():
 _TAB, _BACKSLASH, _N = b"\t\\N"
 _DELIMITERS = 2  # the tab and, right behind it, the line feed
 _OF_NULL = 2  # bytes
-_CHUNK_BYTES = 32 << 20  # wide rows close a chunk before `chunk_rows` does; every reader holds two or three
+_CHUNK_BYTES = 16 << 20  # wide rows close a chunk before `chunk_rows` does; every reader holds two or three
+_PIECE_BYTES = 2 << 20  # of a chunk are read at a time, which takes several times their memory
 
 
-def chunks_of(blocks: Iterable[Any], relation: Relation, chunk_rows: int, codec: Codec) -> Iterator[pa.ListArray]:
+def chunks_of(blocks: Iterable[Any], relation: Relation, chunk_rows: int, codec: Codec) -> Iterator[pa.ChunkedArray]:
     """A table's rows as the server sends them, one a block (bytes or a view) with its line feed, in arrays of
     list<string>.
 
     `codec` is one of UTF-8, which the server sends, or a database in SQL_ASCII does not. Raises TextNotInEncoding.
     """
-    data, rows = bytearray(), 0
+    pieces: list[pa.ListArray] = []
+    data = bytearray()
+    rows = size = read = 0  # of the chunk, its bytes, and of these rows how many are in pieces
     for block in blocks:
         data += block  # not kept: each has memory of its own
         rows += 1
-        if rows >= chunk_rows or len(data) >= _CHUNK_BYTES:
-            yield _chunk(data, rows, relation, codec)
-            data, rows = bytearray(), 0
-    if rows:
-        yield _chunk(data, rows, relation, codec)
+        ends = rows >= chunk_rows or size + len(data) >= _CHUNK_BYTES
+        if ends or len(data) >= _PIECE_BYTES:
+            pieces.append(_piece(data, rows - read, relation, codec))
+            size, read, data = size + len(data), rows, bytearray()
+        if ends:
+            whole, pieces = pa.chunked_array(pieces), []
+            yield whole
+            del whole
+            rows = size = read = 0
+    if data:
+        pieces.append(_piece(data, rows - read, relation, codec))
+    if pieces:
+        yield pa.chunked_array(pieces)
 
 
-def _chunk(data: bytearray, rows: int, relation: Relation, codec: Codec) -> pa.ListArray:
+def _piece(data: bytearray, rows: int, relation: Relation, codec: Codec) -> pa.ListArray:
     width = len(relation.columns)
     if width and _is_text(data) and (codec.policy is Policy.STOP or PREFIX.encode() not in data):
         values = fields_of(data)

@@ -54,7 +54,7 @@ def read_chunks(
     chunk_rows: int,
     codec: Codec = _UTF8,
     within: Range | None = None,
-) -> Iterator[pa.ListArray]:
+) -> Iterator[pa.ChunkedArray]:
     """The rows of a table, or of a part of it, as arrays of text by position in the layout; nothing where it is empty.
 
     `session` is inside a transaction (`exported`); raises SourceError, TableRewritten where the snapshot is too old,

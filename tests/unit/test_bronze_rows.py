@@ -168,6 +168,13 @@ def test_a_snapshot_chunk_is_its_layout_and_its_rows():
     assert rows["xid"].null_count == 3
 
 
+def test_a_snapshot_chunk_in_pieces_has_the_rows_of_one_array():
+    chunk = pa.array([["1", None], ["2", ""], None, ["3", "x"]], pa.list_(pa.string()))
+    pieces = pa.chunked_array([chunk[:1], chunk[1:3], chunk[3:]])
+    place = Place("s", 1, 90, 0)
+    assert snapshot_rows(ORDERS, pieces, place, 5).equals(snapshot_rows(ORDERS, chunk, place, 5))
+
+
 def test_an_empty_snapshot_chunk_is_only_a_layout():
     rows = snapshot_rows(ORDERS, pa.array([], pa.list_(pa.string())), Place("s", 1, 1, 0), 1)
     assert rows["op"].to_pylist() == ["R"]

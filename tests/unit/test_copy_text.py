@@ -40,6 +40,17 @@ def test_fields_are_read_as_line_by_line(values: list[str | None]) -> None:
     assert fields.to_pylist() == values
 
 
+def test_wide_rows_are_read_in_pieces_and_close_a_chunk_early() -> None:
+    lines = [f"{n}\t{chr(97 + n) * (1 << 20)}\n".encode() for n in range(20)]
+    relation = table("public.t", a="text", b="text")
+    for chunk_rows, sizes in ((5, [5] * 4), (100, [16, 4])):
+        chunks = list(chunks_of(lines, relation, chunk_rows, Codec()))
+        assert [len(chunk) for chunk in chunks] == sizes
+        assert all(chunk.num_chunks > 1 for chunk in chunks)
+        rows = [row for chunk in chunks for row in chunk.to_pylist()]
+        assert [(row[0], row[1][0], len(row[1])) for row in rows] == [(str(n), chr(97 + n), 1 << 20) for n in range(20)]
+
+
 def test_a_table_without_columns_has_rows() -> None:
     (chunk,) = chunks_of([b"\n", b"\n"], table("public.t"), 10, Codec())
     assert chunk.to_pylist() == [[], []]

@@ -34,7 +34,7 @@ class FamilyReader:
     chunk_rows: int
     codec: Codec
 
-    def read(self, relation: Relation) -> Iterator[pa.ListArray]:
+    def read(self, relation: Relation) -> Iterator[pa.ChunkedArray]:
         """The table's rows, list<string> by position in the layout; nothing for an empty table.
 
         Raises SourceError, TextNotInEncoding.
