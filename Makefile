@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 # uv installs three times faster than pip; a mirror that pip is told of is passed on to it.
 INDEX   = $(or $(UV_DEFAULT_INDEX),$(shell $(BIN)/python -m pip config get global.index-url 2>/dev/null))
 INSTALL = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
-# Two test processes side by side, each with Spark at first (tests/conftest.py).
-PYTEST  = $(BIN)/pytest --numprocesses 2
+# Three test processes side by side on two processors: two have Spark at first (tests/conftest.py), the third one begins
+# with what waits for servers more than it works.
+PYTEST  = $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast test-long lint type format bench bench-quick docs lock clean

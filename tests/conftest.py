@@ -1,4 +1,4 @@
-"""Fixtures every test may use: a real PostgreSQL a test process, a fresh database a test. How two processes share."""
+"""Fixtures every test may use: a real PostgreSQL a test process, a fresh database a test. How processes side by side share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,21 +32,28 @@ from tests.maven_postgres import jar, unpacked
 # Tests are short: Java's second compiler costs more than it gives before they end (a first apply: 18 s instead of 30).
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m")
 
+ROOT = Path(__file__).parents[1]
 SPARK_TESTS = "tests/spark/"
-HALF = "tests/spark/test_l"
+HALF = "test_l"
 MANY_FILES = 50
 CDC_USER = "cdc"
 CDC_PASSWORD = "read only the log"
 
 
 class ByFile(LoadScopeScheduling):
-    """Processes side by side take whole files, as a file makes some things once; each of two takes half of tests/spark
-    first, so that it starts Spark once.
+    """Processes side by side take whole files, as a file makes some things once. Two of them first take half each of what
+    starts Spark, wherever it stands, so that no third one does.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return f"{SPARK_TESTS}{file < HALF}" if file.startswith(SPARK_TESTS) else file
+        return f"{SPARK_TESTS}{Path(file).name < HALF}" if starts_spark(file) else file
+
+
+@cache
+def starts_spark(file: str) -> bool:
+    """Whether a file of tests, by its path from the project's root, starts Spark."""
+    return file.startswith(SPARK_TESTS) or "mark.spark" in (ROOT / file).read_text(encoding="utf-8")
 
 
 def pytest_configure() -> None:
