@@ -1,4 +1,4 @@
-"""Fixtures every test may use: a real PostgreSQL a test process, a fresh database a test. How processes side by side share."""
+"""Fixtures every test may use: a real PostgreSQL a test process, a fresh database a test. How processes share tests."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ CDC_PASSWORD = "read only the log"
 
 
 class ByFile(LoadScopeScheduling):
-    """Processes side by side take whole files, as a file makes some things once. Two of them first take half each of what
-    starts Spark, wherever it stands, so that no third one does.
+    """Processes side by side take whole files, as a file makes some things once. Two of them first take half each of
+    what starts Spark, wherever it stands, so that no third one does.
     """
 
     def _split_scope(self, nodeid: str) -> str:

@@ -12,7 +12,12 @@ from cdc_lake.config.source import POSTGRES_TYPES
 from cdc_lake.config.yaml_nodes import Node, ScalarNode
 from cdc_lake.model.diagnostic import Diagnostic
 
-_PARALLEL = 4  # version of pgoutput's protocol that has it
+_LAST = 4
+_SINCE_LAST = {
+    "streaming": ("parallel", "write `on`: it carries the same changes"),
+    "origin": ("none", "take it out"),
+}
+"""Options of pgoutput that came with the last version of its protocol: the value, and what to do without it."""
 
 
 def qhb_rules(source: Node | None) -> Iterator[Diagnostic]:
@@ -38,13 +43,14 @@ def qhb_rules(source: Node | None) -> Iterator[Diagnostic]:
 
 
 def _options(source: Node | None, written: str, newest: int) -> Iterator[Diagnostic]:
-    pinned, streaming = at(source, "decoding", "proto_version"), at(source, "decoding", "streaming")
+    decoding, where = at(source, "decoding"), "source.decoding"
+    pinned = at(decoding, "proto_version")
     if isinstance(pinned, ScalarNode) and isinstance(pinned.value, int) and pinned.value > newest:
         summary = f"QHB {written} speaks versions 1 to {newest} of pgoutput's protocol"
-        where = "source.decoding.proto_version"
-        yield fault(Problem.SOURCE_COMBINATION, summary, pinned.mark, where, "take `proto_version` out")
-    if streaming is not None and text_of(streaming) == "parallel" and newest < _PARALLEL:
-        summary, where = f"QHB {written} has no `streaming: parallel`", "source.decoding.streaming"
-        yield fault(
-            Problem.SOURCE_COMBINATION, summary, streaming.mark, where, "write `on`: it carries the same changes"
-        )
+        path = f"{where}.proto_version"
+        yield fault(Problem.SOURCE_COMBINATION, summary, pinned.mark, path, "take `proto_version` out")
+    for name, (value, hint) in _SINCE_LAST.items():
+        given = at(decoding, name)
+        if given is not None and text_of(given) == value and newest < _LAST:
+            summary = f"QHB {written} has no `{name}: {value}`"
+            yield fault(Problem.SOURCE_COMBINATION, summary, given.mark, f"{where}.{name}", hint)

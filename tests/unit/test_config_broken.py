@@ -150,6 +150,10 @@ CASES = {
         "CFG129 3:56",
     ),
     "streams that a QHB does not have": (QHB.replace("host: h", "host: h, decoding: {streaming: parallel}"), "CFG129 3:52"),
+    "origins that a QHB does not tell apart": (
+        QHB.replace("host: h", "host: h, decoding: {origin: none}"),
+        "CFG129 3:49",
+    ),
     "a source without its type": (HEAD.replace("type: postgres, ", ""), "CFG106 3:9"),
     "a key of another source": (HEAD.replace("host: h", "host: h, order: csn"), "CFG104 3:35"),
     "a missing variable": (HEAD.replace("host: h", "host: '${env:NOT_SET_X}'"), "CFG120 3:32"),
