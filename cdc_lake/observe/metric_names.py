@@ -142,6 +142,12 @@ OPEN_TRANSACTION_BYTES: Final = Metric(
     _RECEIVE,
     "Changes of transactions whose COMMIT has not come.",
 )
+SPILLED_BYTES_TOTAL: Final = Metric(
+    "cdc_lake_spilled_bytes_total",
+    Kind.COUNTER,
+    _RECEIVE,
+    "Changes that were written to the spool: of transactions without their COMMIT, or too large for memory.",
+)
 BATCH_ROWS: Final = Metric(
     "cdc_lake_batch_rows", Kind.HISTOGRAM, _RECEIVE, "Changes of one commit to bronze.", buckets=_ROWS
 )
@@ -257,6 +263,7 @@ METRICS: Final = (
     TRANSACTIONS_TOTAL,
     CHANGES_TOTAL,
     OPEN_TRANSACTION_BYTES,
+    SPILLED_BYTES_TOTAL,
     BATCH_ROWS,
     APPLIED_LAG_SECONDS,
     APPLIED_TRANSACTIONS_TOTAL,

@@ -29,7 +29,7 @@ class OpenStream:
     `assembler` makes transactions of its frames, `order` says when they may be landed, `tabulate` makes columns of
     them, `again` of those that come again, to be compared, at the same time as the other. `goal` is a position in
     `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the initial
-    copy that was made first.
+    copy that was made first. `spilled`: bytes of transactions that its spool has written; 0 where there is none.
     """
 
     frames: FrameSource
@@ -41,6 +41,7 @@ class OpenStream:
     state: BronzeState
     goal: int
     copied: int
+    spilled: Callable[[], int] = int
 
 
 def patiently(attempt: Callable[[], T], stop: threading.Event, tell: Tell, patience: float) -> T:

@@ -99,6 +99,7 @@ def open_postgres(
             state=state,
             goal=target,
             copied=copied,
+            spilled=lambda: spool.written,
         )
 
 

@@ -20,7 +20,7 @@ class Pulse:
     `streaming`: a stream is open; `state`: what bronze holds of it; `progressed`: when everything received was landed
     and confirmed, or a part of it, by `clock`, in seconds; `landed_at`: when the stream was opened or bronze last moved
     on; `commit_ts`: of the newest transaction that landed, microseconds since 1970, None where none did or it has no
-    time; `open_bytes`: of transactions without their COMMIT.
+    time; `open_bytes`: of transactions without their COMMIT; `spilled_bytes`: written to the spool, since it began.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,21 +30,26 @@ class Pulse:
         self.state: BronzeState | None = None
         self.progressed = self.landed_at = -math.inf
         self.commit_ts: int | None = None
-        self.open_bytes = 0
+        self.open_bytes = self.spilled_bytes = 0
+        self._spilled = 0  # of the open stream
 
     @contextmanager
     def beating(self, state: BronzeState) -> Iterator[None]:
         """While a stream is open that goes on from `state`."""
         self.progressed = self.landed_at = self._clock()
-        self.state, self.streaming = state, True
+        self.state, self.streaming, self._spilled = state, True, 0
         try:
             yield
         finally:
             self.streaming, self.open_bytes = False, 0
 
-    def turned(self, open_bytes: int, *, idle: bool) -> None:
-        """The loop has turned once; `idle`: nothing waits to be landed."""
+    def turned(self, open_bytes: int, spilled: int, *, idle: bool) -> None:
+        """The loop has turned once; `spilled`: bytes that the open stream has spooled; `idle`: nothing waits to be
+        landed.
+        """
         self.open_bytes = open_bytes
+        self.spilled_bytes += spilled - self._spilled
+        self._spilled = spilled
         if idle:
             self.progressed = self._clock()
 

@@ -35,6 +35,7 @@ from cdc_lake.observe.metric_names import (
     SLOT_STREAMED_BYTES_TOTAL,
     SLOT_STREAMED_TRANSACTIONS_TOTAL,
     SOURCE_REACHABLE,
+    SPILLED_BYTES_TOTAL,
     TRANSACTIONS_TOTAL,
     WAL_BUDGET_USED_RATIO,
     Loop,
@@ -123,6 +124,7 @@ class ReceiverMetrics:
 
         show(HEALTHY, health.healthy)
         show(OPEN_TRANSACTION_BYTES, pulse.open_bytes)
+        show(SPILLED_BYTES_TOTAL, pulse.spilled_bytes)
         show(SOURCE_REACHABLE, look is not None)
         if health.idle_for is not None:
             show(LAST_SUCCESS_TIMESTAMP_SECONDS, time.time() - health.idle_for, Loop.RECEIVE)

@@ -120,7 +120,8 @@ class Receiving:
                     continue
                 self._read(stream, landing)
                 self._commit_what_is_due(stream, landing)
-                self._pulse.turned(stream.assembler.open_bytes, idle=not landing.busy and not len(self._batch))
+                idle = not landing.busy and not len(self._batch)
+                self._pulse.turned(stream.assembler.open_bytes, stream.spilled(), idle=idle)
             self._finish(stream, landing)
 
     def heed(self) -> None:

@@ -186,24 +186,33 @@ def test_a_receiver_is_healthy_only_while_it_lands_and_confirms() -> None:
         assert said() == (True, "streaming")
         assert said(trouble=100) == (False, "waiting"), "a failure in the same moment is not passed over"
         clock.now = 110
-        pulse.turned(7, idle=False)
+        pulse.turned(7, 0, idle=False)
         assert said(trouble=105) == (False, "waiting")
-        pulse.turned(7, idle=True)
+        pulse.turned(7, 0, idle=True)
         assert said(trouble=105) == (True, "streaming"), "what made progress since has left it behind"
         clock.now += STALLED_AFTER + 1
-        pulse.turned(7, idle=False)
+        pulse.turned(7, 0, idle=False)
         assert said() == (False, "stalled")
         pulse.lands(2000, 5)
         pulse.landed(2000, 2000)
         assert said() == (True, "streaming")
         assert (pulse.open_bytes, pulse.commit_ts, pulse.state) == (7, 5, BronzeState(STATE.stream, 1, 2000, 2000, b""))
         clock.now += STALLED_AFTER + 1
-        pulse.turned(7, idle=True)
+        pulse.turned(7, 0, idle=True)
         assert said() == (False, "silent"), "nothing comes, and nobody knows whether there is anything"
         assert said(answered=clock.now - 1) == (True, "streaming"), "a source at rest"
         pulse.landed(2000, 2000)
         assert said() == (True, "streaming"), "what comes is a sign of it too"
     assert (said(), pulse.open_bytes) == ((False, "starting"), 0), "the connection is gone"
+
+
+def test_what_is_spilled_counts_over_connections() -> None:
+    pulse = Pulse()
+    for written in (100, 130), (40, 40):
+        with pulse.beating(STATE):
+            for bytes_ in written:
+                pulse.turned(0, bytes_, idle=True)
+    assert pulse.spilled_bytes == 170
 
 
 def test_only_what_landed_says_how_old_bronze_is() -> None:
