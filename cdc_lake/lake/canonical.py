@@ -21,6 +21,8 @@ from cdc_lake.lake.array_text import elements_of
 
 _TEXT = pa.large_string()
 _WIDEST = pa.decimal128(38, 0)
+_PLAIN_SCALE = 6
+"""Decimals of at most that scale are never small enough for Arrow's scientific text."""
 _NUMBER = re.compile(r"-?([0-9]+)(?:[.]([0-9]+))?")
 
 
@@ -161,6 +163,8 @@ def _bits(values: Any) -> Any:
 def _decimal(values: Any) -> Any:
     """`-12.50`: Arrow's own text of small decimals is scientific, so the point is set into the unscaled digits."""
     scale = values.type.scale
+    if 0 <= scale <= _PLAIN_SCALE:
+        return pc.cast(values, _TEXT)
     digits = pa.Array.from_buffers(
         _WIDEST, len(values), values.buffers(), null_count=values.null_count, offset=values.offset
     )

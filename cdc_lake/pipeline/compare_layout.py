@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from cdc_lake.config.project import Target
 from cdc_lake.errors import NoKey, TransformUnfit
 from cdc_lake.lake.canonical import beside, from_silver, from_source
 from cdc_lake.lake.row_hash import BUCKETS, RowForm
+from cdc_lake.lake.ways import Way
 from cdc_lake.model.relation import Relation
 from cdc_lake.pipeline.compare_job import Job
 from cdc_lake.pipeline.compare_transforms import View
@@ -21,7 +23,7 @@ from cdc_lake.pipeline.point import Gap
 from cdc_lake.silver.kind import RowIdentity
 from cdc_lake.silver.kinds import kind_of, source_rows
 from cdc_lake.silver.shape import default_keys
-from cdc_lake.source.hash_sql import is_numbered, is_plain
+from cdc_lake.source.hash_sql import is_numbered
 
 
 class TypesApart(Exception):
@@ -57,16 +59,13 @@ class Layout:
         mine = self._canonical(seen.rows)
         return pa.table({**dict(zip(mine.column_names, mine.columns, strict=True)), **computed}), whole
 
-    def silver(self, rows: pa.Table, buckets: Any = None) -> tuple[pa.Table, frozenset[str]]:
-        """Rows of silver, as its table has them, in canonical text: those of the source's table now. Also which
-        companions are not what the text beside them says. `buckets`: of which to take rows, a bool each; None: all.
+    def silver(self, rows: pa.Table, buckets: Any = None) -> SilverRows:
+        """Rows of silver, as its table has them: those of the source's table now. `buckets`: of which to take rows, a
+        bool each; None: all.
         """
         rows = source_rows(rows, self.target, self.relation)
-        if buckets is not None:
-            keys = pa.table({name: from_silver(rows[self.names[name]]) for name in self.keys})
-            rows = rows.filter(pa.array(buckets[self.form.buckets(keys)]))
-        astray = (name for name, text in self.view.companions.items() if _astray(rows, text, name))
-        return pa.table({one: from_silver(rows[name]) for one, name in self.names.items()}), frozenset(astray)
+        found = SilverRows(self, rows)
+        return found if buckets is None else found.only(buckets[found.buckets])
 
     def key_table(self, keys: Collection[Key]) -> pa.Table:
         """Keys in canonical text as a table."""
@@ -95,6 +94,47 @@ class Layout:
             raise TypesApart(", ".join(odd)) from apart
 
 
+@dataclass(frozen=True)
+class SilverRows:
+    """Some rows of silver as its table has them."""
+
+    layout: Layout
+    rows: pa.Table
+
+    def only(self, wanted: Any) -> SilverRows:
+        """Those that are wanted, a bool each."""
+        return self if wanted.all() else SilverRows(self.layout, self.rows.filter(pa.array(wanted)))
+
+    @cached_property
+    def buckets(self) -> Any:
+        """The bucket of each row, an ndarray of int64; of a key that is a number it is worked out without its text."""
+        layout = self.layout
+        keys = self.keys() if not layout.form.numbered else self.rows.select([layout.names[layout.keys[0]]])
+        return layout.form.buckets(keys.rename_columns(list(layout.keys)))
+
+    @property
+    def astray(self) -> frozenset[str]:
+        """Companions that are not what the text beside them says."""
+        companions = self.layout.view.companions
+        return frozenset(name for name, text in companions.items() if _astray(self.rows, text, name))
+
+    def texts(self) -> pa.Table:
+        """The rows in canonical text."""
+        return pa.table({one: from_silver(self.rows[name]) for one, name in self.layout.names.items()})
+
+    def keys(self) -> pa.Table:
+        """Their keys in canonical text."""
+        return pa.table({one: from_silver(self.rows[self.layout.names[one]]) for one in self.layout.keys})
+
+    def hashes(self, ways: Mapping[str, Way]) -> Any:
+        """The hash of each row, an ndarray of uint64."""
+        columns = {
+            one: from_silver(self.rows[name]) if ways.get(one, Way.TEXT).by_text else self.rows[name]
+            for one, name in self.layout.names.items()
+        }
+        return self.layout.form.hashes(pa.table(columns), ways)
+
+
 def layout_of(job: Job, schema: pa.Schema) -> Layout | Gap:
     """How a table stands beside its silver table of this schema, or why it does not."""
     target = job.pinned.target
@@ -121,7 +161,6 @@ def layout_of(job: Job, schema: pa.Schema) -> Layout | Gap:
     form = RowForm(
         columns=tuple(names),
         keys=keys,
-        plain=frozenset(name for name, kind in types.items() if is_plain(columns[name], kind)),
         numbered=len(keys) == 1 and keys[0] in types and is_numbered(columns[keys[0]], types[keys[0]]),
     )
     computed = {name: schema.field(name).type for name in view.computed}

@@ -21,7 +21,7 @@ from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.decoded_tables import takes
-from cdc_lake.source.hash_sql import HashSql
+from cdc_lake.source.hash_sql import HashSql, hashes_alike
 from cdc_lake.source.rows import read_blocks, sum_rows
 from cdc_lake.source.server import goal, identify
 from cdc_lake.source.unlanded import unlanded, unlanded_lines
@@ -63,7 +63,9 @@ class PostgresSide:
         """See CompareSource. Hashes are of UTF-8, and a server hashes text as it has it."""
         del relation
         encoding = self._reading.pgconn.parameter_status(b"server_encoding") or b""
-        return "" if encoding == b"UTF8" else f"its database is in {encoding.decode()}"
+        if encoding != b"UTF8":
+            return f"its database is in {encoding.decode()}"
+        return "" if hashes_alike(self._reading) else "its server has other hash functions"
 
     def sums(self, one: Published, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
         """See CompareSource."""

@@ -6,7 +6,7 @@ silver's are. Never is a whole table in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -15,9 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_lake.lake.read import silver_blocks
-from cdc_lake.lake.row_hash import BUCKETS, Sums
+from cdc_lake.lake.row_hash import BUCKETS, Sums, bucket_of
+from cdc_lake.lake.ways import Way
 from cdc_lake.pipeline.compare_job import Job
-from cdc_lake.pipeline.compare_layout import Layout
+from cdc_lake.pipeline.compare_layout import Layout, SilverRows
 from cdc_lake.pipeline.forward import Overlay
 from cdc_lake.source.hash_sql import HashSql, hash_sql
 
@@ -46,12 +47,17 @@ class SourceSide:
             return found, ""
         return None, f"no expression of the server gives column {found} as it is compared"
 
+    @property
+    def ways(self) -> Mapping[str, Way]:
+        """How its columns are hashed; where it is not here, all are by their texts."""
+        return {} if self._sql is None else self._sql.ways
+
     def sums(self, buckets: Any = None) -> Sums:
         """What is in each bucket; `buckets`: only of these, a bool each."""
         sums = Sums()
         if self._sql is None:
             for rows, _ in self.blocks(buckets):
-                sums.add(*self._layout.form.numbers(rows))
+                sums.add(*self._layout.form.numbers(rows, self.ways, self._layout.types))
             return sums
         given = list(self._source.sums(self._among(buckets), self._sql))
         if given:
@@ -82,24 +88,32 @@ class SilverSide:
         self._layout = layout
         self.astray: frozenset[str] = frozenset()
 
-    def sums(self, buckets: Any = None) -> Sums:
-        """What is in each bucket; `buckets`: only of these, a bool each."""
-        sums = Sums()
-        for rows in self.blocks(buckets):
-            sums.add(*self._layout.form.numbers(rows))
+    def sums(self, ways: Mapping[str, Way], buckets: Any = None) -> Sums:
+        """What is in each bucket, hashed in these ways; `buckets`: only of these, a bool each."""
+        sums, form = Sums(), self._layout.form
+        for rows in self._rows(buckets):
+            if isinstance(rows, pa.Table):
+                sums.add(*form.numbers(rows, ways, self._layout.types))
+                continue
+            hashes = rows.hashes(ways)
+            sums.add(bucket_of(hashes) if form.whole else rows.buckets, hashes)
         return sums
 
     def blocks(self, buckets: Any = None) -> Iterator[pa.Table]:
-        """The rows in canonical text; notes which companions are astray."""
+        """The rows in canonical text."""
+        return (rows if isinstance(rows, pa.Table) else rows.texts() for rows in self._rows(buckets))
+
+    def _rows(self, buckets: Any) -> Iterator[SilverRows | pa.Table]:
+        """The rows as of the snapshot; notes which companions are astray."""
         overlay = self._overlay.among(buckets)
         return overlay.over(self._there(overlay.needed(buckets)), buckets)
 
-    def _there(self, buckets: Any) -> Iterator[pa.Table]:
+    def _there(self, buckets: Any) -> Iterator[SilverRows]:
         pinned = self._job.pinned
         _, blocks = silver_blocks(self._job.project, pinned.target, pinned.marker.version)
         for block in blocks:
-            rows, astray = self._layout.silver(block, buckets)
-            self.astray |= astray
+            rows = self._layout.silver(block, buckets)
+            self.astray |= rows.astray
             yield rows
 
 
@@ -107,5 +121,5 @@ def both_sums(source: SourceSide, silver: SilverSide, buckets: Any = None) -> tu
     """The sums of both sides, worked out side by side."""
     with ThreadPoolExecutor(1, thread_name_prefix="compare") as other:
         waiting = other.submit(source.sums, buckets)
-        mine = silver.sums(buckets)
+        mine = silver.sums(source.ways, buckets)
         return waiting.result(), mine

@@ -21,7 +21,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.pipeline.accounting import HeldChange, folded, folded_copies, held_changes
 from cdc_lake.pipeline.compare_held import grown, touched
 from cdc_lake.pipeline.compare_job import Job
-from cdc_lake.pipeline.compare_layout import Layout
+from cdc_lake.pipeline.compare_layout import Layout, SilverRows
 from cdc_lake.pipeline.point import CATCH_UP, Gap
 from cdc_lake.pipeline.reread import FAR, rereads_of
 
@@ -86,7 +86,7 @@ class Overlay:
         self._changes = changes
         self._emptied = emptied
         self._keys = touched(changes, layout.keys)
-        self._texts = layout.form.text(layout.key_table(self._keys), layout.keys)
+        self._texts = layout.form.text(layout.key_table(self._keys))
         self._buckets = layout.buckets_of(self._keys)
 
     def among(self, buckets: Any) -> Overlay:
@@ -106,20 +106,29 @@ class Overlay:
         """The buckets of which silver's rows must pass, so that those of `buckets` come out; None: all."""
         return None if buckets is None else buckets | self._buckets
 
-    def over(self, blocks: Iterable[pa.Table], buckets: Any) -> Iterator[pa.Table]:
-        """Blocks of silver's rows in canonical text, which `needed` asks for, as of the snapshot."""
-        form, have = self._layout.form, []
+    def over(self, blocks: Iterable[SilverRows], buckets: Any) -> Iterator[SilverRows | pa.Table]:
+        """Blocks of silver's rows, which `needed` asks for, as of the snapshot: those that no change touched as they
+        are, the others in canonical text.
+        """
+        have = []
         for rows in () if self._emptied else blocks:
             if self._keys:
-                touched = pc.is_in(form.text(rows, form.keys), value_set=self._texts)
-                have += rows.filter(touched).to_pylist()
-                rows = rows.filter(pc.invert(touched))  # noqa: PLW2901 - the others pass
+                is_touched = self._is_touched(rows)
+                have += rows.only(is_touched).texts().to_pylist()
+                rows = rows.only(~is_touched)  # noqa: PLW2901 - the others pass
                 if buckets is not None:
-                    rows = rows.filter(pa.array(buckets[form.buckets(rows)]))  # noqa: PLW2901 - likewise
+                    rows = rows.only(buckets[rows.buckets])  # noqa: PLW2901 - likewise
             yield rows
         if self._keys:
             after = self._after(have)
-            yield after if buckets is None else after.filter(pa.array(buckets[form.buckets(after)]))
+            yield after if buckets is None else after.filter(pa.array(buckets[self._layout.form.buckets(after)]))
+
+    def _is_touched(self, rows: SilverRows) -> Any:
+        """Whether changes touch a row, an ndarray of bool; asked only where the bucket may have such."""
+        found = self._buckets[rows.buckets]
+        texts = self._layout.form.text(rows.only(found).keys())
+        found[found] = np.asarray(pc.is_in(texts, value_set=self._texts))
+        return found
 
     def _after(self, have: Sequence[dict[str, str | None]]) -> pa.Table:
         """The rows of the keys that changes touch, after them."""

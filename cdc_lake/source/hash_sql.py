@@ -1,46 +1,80 @@
-"""Row hashes by SQL: what PostgreSQL works out of its rows as `lake.row_hash` does of canonical text.
+"""Row hashes by SQL: what PostgreSQL works out of its rows as `lake.row_hash` does of silver's.
 
-A type is taken only where its text in `concat`, which is that of COPY, is the canonical one, or an expression makes it
-so; `canonical_sql` says of which. Everything else is streamed and hashed here.
+Its own hash functions are asked (those of hash partitions, PostgreSQL 11 and newer), of numbers and instants as they
+are stored and of everything else as text. That is taken only where the text of a type in `concat`, that of COPY,
+is the canonical one, or an expression makes it so; `canonical_sql` says of which. Where a server hashes otherwise
+(`hashes_alike`), and for all other types, rows are streamed and hashed here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, assert_never
 
+import numpy as np
 import pyarrow as pa
 
-from cdc_lake.lake.row_hash import BUCKETS, RowForm
+from cdc_lake.lake.row_hash import BUCKETS, FLAGS, RowForm
+from cdc_lake.lake.server_hash import Hashes
 from cdc_lake.lake.types import numeric_modifier
+from cdc_lake.lake.ways import DIGEST, FIRST, LONG, Way
 from cdc_lake.model.relation import Column, Relation
+from cdc_lake.source.connection import Session, named
 from cdc_lake.source.quoting import identifier
 
 _INTEGERS = frozenset({20, 21, 23, 26})
+_SMALL = frozenset({21, 23})
+_INSTANTS = {1114: "timestamp", 1184: "timestamptz"}
 _BOOL, _BYTEA, _FLOAT4, _FLOAT8, _NUMERIC, _DATE, _TIMESTAMP, _TIMESTAMPTZ = 16, 17, 700, 701, 1700, 1082, 1114, 1184
 _VARYING = frozenset({25, 1043})
 """Types whose octet_length is that of the text they print."""
 
+_SHORT = frozenset({_FLOAT4, _FLOAT8, _DATE, _TIMESTAMP, _TIMESTAMPTZ, *_INTEGERS, _BOOL, 1083, 1186, 1266, 2950})
+"""Types whose text is no longer than `LONG`; time, interval, timetz and uuid are among them."""
+
+_C: Final = 'COLLATE "C"'  # of others a server may hash keys to sort by
+
 
 @dataclass(frozen=True, slots=True)
 class HashSql:
-    """Expressions over a table's columns: the text of a row, and its bucket."""
+    """Expressions over a table's columns: the hash of a row, and its bucket. `ways`: how each column is hashed."""
 
-    text: str
+    number: str
     bucket: str
+    ways: Mapping[str, Way]
 
     def sums(self, table: str) -> str:
         """The query of bucket, number of rows and sum of their hashes, from `table` (with its WHERE)."""
-        number = f"('x' || left(md5({self.text}), 16))::bit(64)::bigint"
-        return f"SELECT {self.bucket}, count(*), sum({number}) FROM {table} GROUP BY 1"
+        return f"SELECT {self.bucket}, count(*), sum({self.number}) FROM {table} GROUP BY 1"
 
     def among(self, buckets: Iterable[int]) -> str:
         """The condition that a row is in one of these buckets."""
         return f"{self.bucket} IN ({', '.join(map(str, buckets))})"
 
 
-def is_plain(column: Column, kind: pa.DataType) -> bool:
-    """Whether canonical text of a column beside silver's type never holds `|`, on either side."""
+def hashes_alike(session: Session) -> bool:
+    """Whether a server has the functions, and hashes some values as we do: bytes are in words of its own machine."""
+    text, number = "größe of a text in several rounds", -4321098765
+    with named("asking how the server hashes"):
+        there = session.execute(
+            "SELECT count(to_regprocedure(name)) FROM unnest(ARRAY['hashint4extended(integer,bigint)', "
+            "'hashint8extended(bigint,bigint)', 'hashfloat8extended(double precision,bigint)', "
+            "'hashtextextended(text,bigint)']) AS name"
+        ).fetchone()
+        if there is None or int(str(there[0])) < 4:
+            return False
+        row = session.execute(
+            f"SELECT hashtextextended(%s {_C}, hashfloat8extended(-1.5, hashint8extended(%s, hashint4extended(7, 1))))",
+            [text, number],
+        ).fetchone()
+    first = Hashes.first(1, 1).int4(np.array([7], np.int32)).int8(np.array([number], np.int64))
+    ours = first.float8(np.array([-1.5])).text(pa.array([text], pa.large_string())).numbers
+    return row is not None and int(str(row[0])) == int(ours.view(np.int64)[0])
+
+
+def _is_as_stored(column: Column, kind: pa.DataType) -> bool:
+    """Whether silver's type is one of the same kind of values as the column's."""
     if column.type_oid in _INTEGERS:
         return bool(pa.types.is_integer(kind))
     if column.type_oid in (_FLOAT4, _FLOAT8):
@@ -66,7 +100,7 @@ def canonical_sql(column: Column, kind: pa.DataType) -> str | None:
     as_it_is = pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if column.type_oid == _BYTEA:
         as_it_is = as_it_is or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    elif is_plain(column, kind):
+    elif _is_as_stored(column, kind):
         if pa.types.is_floating(kind):
             return _bits(name, column, kind)
         given = numeric_modifier(column.modifier) if column.type_oid == _NUMERIC else None
@@ -76,25 +110,100 @@ def canonical_sql(column: Column, kind: pa.DataType) -> str | None:
 
 def hash_sql(relation: Relation, form: RowForm, types: Mapping[str, pa.DataType]) -> HashSql | str:
     """The expressions of a table's rows in `form`, or the column (its name) that there is none for."""
-    given: dict[str, tuple[str, ...]] = {}
-    for column in relation.columns:
-        if column.name not in form.columns:
-            continue
-        sql = canonical_sql(column, types[column.name])
-        if sql is None:
-            return column.name
-        given[column.name] = (sql, "'|'") if column.name in form.plain else (_size(column, sql), "':'", sql)
-    text = _text(given[name] for name in form.columns)
+    columns = {column.name: column for column in relation.columns}
+    parts: dict[str, _Part] = {}
+    for name in form.columns:
+        text = canonical_sql(columns[name], types[name])
+        if text is None:
+            return name
+        parts[name] = _Part(columns[name], types[name], text)
+    ways = {name: Way.TEXT if form.whole else part.way for name, part in parts.items()}
+    number = _chain([(parts[name], way) for name, way in ways.items()])
     if form.numbered:
-        return HashSql(text, f"(coalesce({identifier(form.keys[0])}, 0)::bigint & {BUCKETS - 1})::integer")
-    key = _text(given[name] for name in form.keys)
-    return HashSql(text, f"(('x' || left(md5({key}), 4))::bit(16)::integer & {BUCKETS - 1})")
+        return HashSql(number, f"(coalesce({identifier(form.keys[0])}, 0)::bigint & {BUCKETS - 1})::integer", ways)
+    key = _chain([(parts[name], Way.TEXT) for name in form.keys])
+    return HashSql(number, f"({key} & {BUCKETS - 1})::integer", ways)
 
 
-def _text(columns: Iterable[tuple[str, ...]]) -> str:
-    """All texts joined; a function takes 100 arguments."""
-    parts = [part for column in columns for part in column]
-    return " || ".join(f"concat({', '.join(parts[at : at + 99])})" for at in range(0, len(parts), 99))
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A column beside silver's type; `text`: the expression of its canonical text."""
+
+    column: Column
+    kind: pa.DataType
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Its name in SQL."""
+        return identifier(self.column.name)
+
+    @property
+    def short(self) -> bool:
+        """Whether no text of it is longer than `LONG`."""
+        return self.column.type_oid in _SHORT or pa.types.is_decimal(self.kind)
+
+    @property
+    def way(self) -> Way:
+        """How it is hashed."""
+        if self.column.type_oid in _INTEGERS and pa.types.is_integer(self.kind):
+            return Way.INT4 if self.column.type_oid in _SMALL and self.kind.bit_width <= 32 else Way.INT8
+        if self.column.type_oid == _BOOL and pa.types.is_boolean(self.kind):
+            return Way.BOOL
+        if self.column.type_oid in _INSTANTS and pa.types.is_timestamp(self.kind):
+            zoned = (self.column.type_oid == _TIMESTAMPTZ, self.kind.tz is not None)
+            return Way.INSTANT if zoned[0] == zoned[1] else Way.TEXT
+        return Way.TEXT if self.short or self.column.type_oid in _VARYING else Way.DIGEST
+
+    def shortened(self) -> str:
+        """The text, or of a long one its digest."""
+        if self.short:
+            return f"concat({self.text})"
+        given = f"coalesce({self.text}, '')" if self.column.type_oid in _VARYING else f"concat({self.text})"
+        return f"CASE WHEN octet_length({given}) > {LONG} THEN '{DIGEST}' || md5({given}) ELSE {given} END"
+
+    def far(self) -> str:
+        """Of an instant: 0, or a hash of the text where seconds in a float do not tell it apart (`ways.EXACT`)."""
+        kind = _INSTANTS[self.column.type_oid]
+        near = f"{self.name} > {kind} '1840-01-01 00:00:00+00' AND {self.name} < {kind} '2100-01-01 00:00:00+00'"
+        text = f"hashtextextended(concat({self.name}) {_C}, {FIRST})"
+        return f"CASE WHEN {near} OR {self.name} IS NULL THEN 0 ELSE {text} END"
+
+
+def _chain(parts: Sequence[tuple[_Part, Way]]) -> str:
+    """The hash of some columns: first which are NULL, then their values (`lake.row_hash`)."""
+    sql, names = f"{FIRST}::bigint", [part.name for part, _ in parts]
+    for begin in range(0, len(names), FLAGS):
+        sql = f"hashint4extended({_flags(names[begin : begin + FLAGS])}, {sql})"
+    for part, way in parts:
+        sql = _hashed(part, way, sql)
+    return sql
+
+
+def _flags(names: Sequence[str]) -> str:
+    """Which columns are NULL, a bit each; most rows have none."""
+    flags = " | ".join(f"CASE WHEN {name} IS NULL THEN {1 << n} ELSE 0 END" for n, name in enumerate(names))
+    return f"CASE WHEN num_nulls({', '.join(names)}) = 0 THEN 0 ELSE {flags} END"
+
+
+def _hashed(part: _Part, way: Way, seed: str) -> str:
+    """The hash of a column's value upon the one before it."""
+    match way:
+        case Way.INT4:
+            return f"hashint4extended(coalesce({part.name}, 0)::integer, {seed})"
+        case Way.BOOL:
+            return f"hashint4extended(coalesce({part.name}, false)::integer, {seed})"
+        case Way.INT8:
+            given = f"coalesce({part.name}::bigint, 0)"
+            return f"hashint8extended({given}, {seed} # ({given} >> 32))"
+        case Way.INSTANT:
+            return f"hashfloat8extended(coalesce(date_part('epoch', {part.name}), 0), {seed} # {part.far()})"
+        case Way.TEXT:
+            return f"hashtextextended({part.shortened()} {_C}, {seed})"
+        case Way.DIGEST:
+            return f"hashtextextended(md5(concat({part.text})) {_C}, {seed})"
+        case _:
+            assert_never(way)
 
 
 def _bits(name: str, column: Column, kind: pa.DataType) -> str | None:
@@ -106,9 +215,3 @@ def _bits(name: str, column: Column, kind: pa.DataType) -> str | None:
     else:
         return None
     return f"CASE WHEN {name} = 'NaN' THEN 'NaN' ELSE (('x' || encode({send}({name}), 'hex'))::{number})::text END"
-
-
-def _size(column: Column, sql: str) -> str:
-    if column.type_oid in _VARYING:
-        return f"octet_length({sql})"
-    return f"CASE WHEN {sql} IS NULL THEN NULL ELSE octet_length(concat({sql})) END"

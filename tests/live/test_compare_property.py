@@ -89,7 +89,8 @@ def value(dice: random.Random, kind: str) -> Any:
         case "bytes":
             return dice.randbytes(dice.randrange(4))
         case "text" | "varchar":
-            return "".join(dice.choices(ALPHABET, k=dice.randrange(6)))
+            long = 40 if kind == "varchar" else dice.choice([6, 40, 500])
+            return "".join(dice.choices(ALPHABET, k=dice.choice([dice.randrange(6), dice.randrange(long)])))[:long]
         case "padded":
             return "".join(dice.choices("ab |", k=dice.randrange(6)))
         case "date":

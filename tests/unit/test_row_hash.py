@@ -1,17 +1,25 @@
-"""Row hashes: what they are, that different rows have different texts, and that sums tell buckets apart."""
+"""Row hashes: that different rows have different ones, whatever they are worked out of, and sums tell buckets apart."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from cdc_lake.lake.canonical import from_silver
 from cdc_lake.lake.row_hash import BUCKETS, RowForm, Sums
+from cdc_lake.lake.ways import EXACT, LONG, Way
 from tests.seeds import seeds
 
-FORM = RowForm(("n", "a", "b"), ("n",), frozenset({"n"}), numbered=True)
+FORM = RowForm(("n", "a", "b"), ("n",), numbered=True)
+FORMS = [FORM, RowForm(("n", "a", "b"), ("a", "n")), RowForm(tuple("nab"), tuple("nab"))]
+TYPES = {
+    Way.INT4: pa.int32(), Way.INT8: pa.int64(), Way.BOOL: pa.bool_(), Way.INSTANT: pa.timestamp("us", tz="UTC"),
+    Way.TEXT: pa.large_string(), Way.DIGEST: pa.large_string(),
+}  # fmt: skip
 
 
 def table(*rows):
@@ -19,40 +27,92 @@ def table(*rows):
     return pa.table({name: pa.array(texts, pa.large_string()) for name, texts in zip("nab", columns, strict=True)})
 
 
-def test_a_hash_is_the_first_half_of_md5_and_a_bucket_the_last_bits_of_a_number():
-    buckets, hashes = FORM.numbers(table(("-1", "größe", None), ("16385", "", "x|y")))
-    assert buckets.tolist() == [BUCKETS - 1, 1]
-    texts = ["-1|7:größe:", "16385|0:3:x|y"]
-    assert hashes.tolist() == [int.from_bytes(hashlib.md5(text.encode()).digest()[:8], "big") for text in texts]
+def numbers(form, rows):
+    return form.numbers(rows, {}, {})
+
+
+def hashes(values, way):
+    """The hash of each row of one column."""
+    return RowForm(("a",), ("a",), numbered=True).hashes(pa.table({"a": values}), {"a": way}).tolist()
+
+
+def test_a_bucket_is_the_last_bits_of_a_number():
+    assert FORM.buckets(table(("-1", "a", None), ("16385", "", "x|y"), (None, "", ""))).tolist() == [BUCKETS - 1, 1, 0]
 
 
 @pytest.mark.parametrize("seed", seeds(3))
-def test_different_rows_have_different_texts(seed):
+def test_different_rows_have_different_hashes_and_their_keys_different_texts(seed):
     dice = random.Random(seed)
 
     def value():
         return dice.choice([None, "", *("".join(dice.choices("|:1", k=n)) for n in (1, 2, 3))])
 
     rows = {(dice.choice([None, "1", "2"]), value(), value()) for _ in range(3000)}
-    texts = FORM.text(table(*rows), FORM.columns).to_pylist()
-    assert len(set(texts)) == len(rows)
+    for form in FORMS:
+        assert len({*numbers(form, table(*rows))[1].tolist()}) == len(rows)
+    assert len({*FORMS[2].text(table(*rows)).to_pylist()}) == len(rows)
 
 
-@pytest.mark.parametrize("form", [FORM, RowForm(("n", "a", "b"), ("a", "n"), frozenset()), RowForm(tuple("nab"), tuple("nab"), frozenset("n"))])  # fmt: skip
+def test_of_many_columns_each_may_be_null():
+    names = tuple(f"c{n}" for n in range(70))
+    rows = [[None if n == one else "" for n in range(70)] for one in range(71)]
+    columns = zip(*rows, strict=True)
+    given = pa.table({n: pa.array(texts, pa.large_string()) for n, texts in zip(names, columns, strict=True)})
+    assert len({*RowForm(names, names[:1]).hashes(given, {}).tolist()}) == 71
+
+
+EDGES = {
+    Way.INT4: [None, 0, 1, -1, 2**31 - 1, -(2**31)],
+    Way.INT8: [None, 0, 1, -1, 2**32, 2**32 + 1, -(2**32), 2**33 + 2, 2**63 - 1, -(2**63)],
+    Way.BOOL: [None, False, True],
+    Way.INSTANT: [None, 0, 1, -1, 2**32, 2**33 + 2, 250 * 10**15, *(s * EXACT + d for s in (-1, 1) for d in (-1, 0, 1))],
+    Way.TEXT: [None, "", "a", "größe", "x" * LONG, "x" * (LONG + 1), "x" * LONG + "y", "ß" * 128],
+    Way.DIGEST: [None, "", "a", "größe", "x" * 1000],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", list(Way))
+def test_a_value_has_one_hash_as_silver_holds_it_and_as_text_and_no_other_value_has_it(way):
+    silver = pa.array(EDGES[way], TYPES[way])
+    found = hashes(silver, way)
+    assert len({*found}) == len(found)
+    form, rows = RowForm(("a",), ("a",), numbered=True), pa.table({"a": from_silver(silver)})
+    _, texts = RowForm(("a",), ("b",)).numbers(rows.append_column("b", rows["a"]), {"a": way}, {"a": TYPES[way]})
+    assert texts.tolist() == found
+    assert form.hashes(pa.table({"a": pa.chunked_array([silver[:2], silver[2:]])}), {"a": way}).tolist() == found
+
+
+def test_a_long_text_is_hashed_by_its_digest():
+    long = "ß" * 200
+    assert hashes(pa.array([long], pa.large_string()), Way.TEXT) == hashes(
+        pa.array(["md5:" + hashlib.md5(long.encode()).hexdigest()], pa.large_string()), Way.TEXT
+    )
+
+
+@pytest.mark.parametrize(("way", "odd"), [(Way.INSTANT, "infinity"), (Way.INSTANT, "0044-03-15 00:00:00 BC"), (Way.INT4, "4294967296"), (Way.BOOL, "2")])  # fmt: skip
+def test_what_silver_cannot_hold_is_like_nothing_it_holds(way, odd):
+    text = pa.table({"a": pa.array([odd, None], pa.large_string())})
+    _, (one, null) = RowForm(("a",), ("a",)).numbers(text, {"a": way}, {"a": TYPES[way]})
+    assert one != null
+    assert null == hashes(pa.array([None], TYPES[way]), way)[0]
+    assert one not in hashes(pa.array(EDGES[way], TYPES[way]), way)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("seed", seeds(3))
 def test_sums_are_alike_where_buckets_hold_the_same_rows_as_often(form, seed):
     dice = random.Random(seed)
     rows = [(str(n), dice.choice([None, "x"]), "y") for n in range(500)]
     one, other = Sums(), Sums()
-    one.add(*form.numbers(table(*rows)))
+    one.add(*numbers(form, table(*rows)))
     dice.shuffle(rows)
     for at in range(0, 500, 100):
-        other.add(*form.numbers(table(*rows[at : at + 100])))
+        other.add(*numbers(form, table(*rows[at : at + 100])))
     assert not one.unlike(other).any()
     assert one.rows == 500
     changed = table((rows[0][0], "z", "y"))
-    other.add(*form.numbers(table(rows[0])), times=-1)
-    other.add(*form.numbers(changed))
+    other.add(*numbers(form, table(rows[0])), times=-1)
+    other.add(*numbers(form, changed))
     gone = {*form.buckets(table(rows[0])).tolist(), *form.buckets(changed).tolist()}
     assert {*one.unlike(other).nonzero()[0].tolist()} == gone
 
@@ -60,8 +120,7 @@ def test_sums_are_alike_where_buckets_hold_the_same_rows_as_often(form, seed):
 def test_a_servers_exact_sum_of_signed_numbers_is_ours():
     rows = table(*((str(n * BUCKETS), "a", None) for n in range(50)))
     one, other = Sums(), Sums()
-    buckets, hashes = FORM.numbers(rows)
-    one.add(buckets, hashes)
-    signed = [int(h) - (1 << 64) if h >= 1 << 63 else int(h) for h in hashes]
-    other.put([0], [50], [sum(signed)])
+    buckets, found = numbers(FORM, rows)
+    one.add(buckets, found)
+    other.put([0], [50], [sum(found.view(np.int64).tolist())])
     assert not one.unlike(other).any()
