@@ -135,6 +135,18 @@ class Files:
                     if batch.num_rows:
                         yield pa.table(batch).cast(schema)
 
+    def rough(self, path: str, columns: Sequence[str], wanted: pc.Expression) -> Iterator[pa.Table]:
+        """Rows of one file a part at a time, also such as are not wanted: only whole row groups are passed over. Where
+        most rows are wanted, that takes half as long; may be called from several threads.
+        """
+        schema = pa.schema([SCHEMA.field(name) for name in columns])
+        with reading(path), _there([path]):
+            dataset = ds.dataset([path], schema=SCHEMA, format="parquet", filesystem=self.filesystem)
+            for fragment in dataset.get_fragments():
+                some = fragment.subset(filter=wanted, schema=SCHEMA)
+                for batch in some.to_batches(columns=list(columns), schema=SCHEMA, batch_size=_AT_ONCE):
+                    yield pa.table(batch).cast(schema)
+
     def _opened(self, path: str) -> ds.Dataset:
         """One file, whose footer is read once as long as it is among the last that were read."""
         dataset = self._recent.pop(path, None)

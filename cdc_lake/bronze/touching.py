@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -21,7 +22,13 @@ KeysOf: TypeAlias = Callable[[pa.Table], list[Key]]
 TextsOf: TypeAlias = Callable[[pa.Table], pa.Table]
 """The same columns in the form that the wanted keys have."""
 
+_OPS = (INSERT, UPDATE, DELETE, TRUNCATE, SNAPSHOT)
+_OF_OPS = pa.array(_OPS)
+_AT_ONCE = 2
+"""Files that are looked through side by side: one alone is unpacked by one core."""
+
 _COLUMNS = (
+    "relation",
     "stream",
     "epoch",
     "position",
@@ -62,34 +69,56 @@ def touching(
     found: dict[Key, set[Touching]] = {key: set() for key in keys}
     places = {number: _places(layout.names, names) for number, layout in reader.layouts([table]).items()}
     files = reader.applied()
-    wanted = (pc.field("relation") == str(table)) & pc.field("op").isin([INSERT, UPDATE, DELETE, TRUNCATE, SNAPSHOT])
-    for part in files.batches(files.select(relations=[str(table)]), _COLUMNS, wanted):
-        truncates = pc.equal(part["op"], TRUNCATE)
-        for row in part.filter(truncates).to_pylist():
-            for changes in found.values():
-                changes.add(_touching(row))
-        for number in part["layout"].drop_null().unique().to_pylist():
-            at = places.get(number)
-            if at is not None:
-                mine = pc.and_(pc.equal(part["layout"], number), pc.invert(truncates))
-                _add(found, _filtered(part, mine), names, at, texts_of)
+
+    def look(path: str) -> list[tuple[Key | None, Touching]]:
+        parts = files.rough(path, _COLUMNS, (pc.field("relation") == str(table)) & pc.field("op").isin(_OPS))
+        return [hit for part in parts for hit in _hits(_of(part, table), keys, names, places, texts_of)]
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="touching") as threads:
+        for hits in threads.map(look, files.select(relations=[str(table)])):
+            for key, change in hits:
+                for one in keys if key is None else (key,):
+                    found[one].add(change)
     return {key: sorted(changes, key=_place) for key, changes in found.items()}
 
 
-def _add(
-    found: dict[Key, set[Touching]], rows: pa.Table, names: Sequence[str], at: Sequence[int], texts_of: TextsOf
-) -> None:
-    """Sort out the rows of one layout, by the keys before and after each change."""
-    first = pa.array({key[0] for key in found}, pa.large_string())
+def _of(rows: pa.Table, table: TableName) -> pa.Table:
+    """Those that change the table."""
+    return _filtered(rows, pc.and_(pc.equal(rows["relation"], str(table)), pc.is_in(rows["op"], value_set=_OF_OPS)))
+
+
+def _hits(
+    rows: pa.Table,
+    keys: frozenset[Key],
+    names: Sequence[str],
+    places: Mapping[int, Sequence[int] | None],
+    texts_of: TextsOf,
+) -> Iterator[tuple[Key | None, Touching]]:
+    """The changes that touch one of the keys, and which; None: every one."""
+    truncates = pc.equal(rows["op"], TRUNCATE)
+    for row in rows.filter(truncates).to_pylist():
+        yield None, _touching(row)
+    for number in rows["layout"].drop_null().unique().to_pylist():
+        at = places.get(number)
+        if at is not None:
+            mine = pc.and_(pc.equal(rows["layout"], number), pc.invert(truncates))
+            yield from _of_layout(_filtered(rows, mine), keys, names, at, texts_of)
+
+
+def _of_layout(
+    rows: pa.Table, wanted: frozenset[Key], names: Sequence[str], at: Sequence[int], texts_of: TextsOf
+) -> Iterator[tuple[Key, Touching]]:
+    """The same of rows of one layout, by the keys before and after each change."""
+    first = pa.array({key[0] for key in wanted}, pa.large_string())
     both = _filtered(rows, pc.and_(pc.is_valid(rows["new"]), pc.is_valid(rows["old"])))
     for some, tuple_, other in ((rows, "new", "old"), (both, "old", "new")):
         told = [pc.coalesce(pc.list_element(some[tuple_], n), pc.list_element(some[other], n)) for n in at]
         texts = texts_of(pa.table(told, names=list(names)))
         near = pc.indices_nonzero(pc.is_in(pc.cast(texts[0], first.type), value_set=first))
         keys = zip(*(column.to_pylist() for column in texts.take(near).columns), strict=True)
-        hits = [(n, key) for n, key in zip(near.to_pylist(), keys, strict=True) if key in found]
+        hits = [(n, key) for n, key in zip(near.to_pylist(), keys, strict=True) if key in wanted]
         for (_, key), row in zip(hits, some.take(pa.array([n for n, _ in hits], pa.int64())).to_pylist(), strict=True):
-            found[key].add(_touching(row))
+            yield key, _touching(row)
 
 
 def _filtered(rows: pa.Table, wanted: Any) -> pa.Table:

@@ -19,7 +19,10 @@ from cdc_lake.errors import SilverMissing
 from cdc_lake.lake.marker import iceberg_table
 
 _ROWS_AT_ONCE = 1 << 14
-_ENGINE = {"datafusion.execution.parquet.coerce_int96": "us"}
+_ENGINE = {
+    "datafusion.execution.parquet.coerce_int96": "us",
+    "datafusion.execution.parquet.schema_force_view_types": "false",  # views would become plain texts here again
+}
 
 
 def silver_version(project: Project, target: Target) -> int | None:
