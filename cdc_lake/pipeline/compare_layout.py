@@ -122,9 +122,11 @@ class SilverRows:
         """The rows in canonical text."""
         return pa.table({one: from_silver(self.rows[name]) for one, name in self.layout.names.items()})
 
-    def keys(self) -> pa.Table:
-        """Their keys in canonical text."""
-        return pa.table({one: from_silver(self.rows[self.layout.names[one]]) for one in self.layout.keys})
+    def keys(self, wanted: Any = None) -> pa.Table:
+        """Their keys in canonical text; `wanted`: of some of them, a bool each."""
+        keys = self.rows.select([self.layout.names[name] for name in self.layout.keys])
+        some = keys if wanted is None else keys.filter(pa.array(wanted))
+        return pa.table({one: from_silver(column) for one, column in zip(self.layout.keys, some.columns, strict=True)})
 
     def hashes(self, ways: Mapping[str, Way]) -> Any:
         """The hash of each row, an ndarray of uint64."""

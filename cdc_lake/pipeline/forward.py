@@ -126,7 +126,7 @@ class Overlay:
     def _is_touched(self, rows: SilverRows) -> Any:
         """Whether changes touch a row, an ndarray of bool; asked only where the bucket may have such."""
         found = self._buckets[rows.buckets]
-        texts = self._layout.form.text(rows.only(found).keys())
+        texts = self._layout.form.text(rows.keys(found))
         found[found] = np.asarray(pc.is_in(texts, value_set=self._texts))
         return found
 
