@@ -1,6 +1,7 @@
-"""Where processor time goes: named functions are timed while a benchmark runs, each without what others of them take.
+"""Where time goes: named functions are timed while a benchmark runs, each without what others of them take.
 
-A thread's own processor time, so threads that run at the same time do not count each other's.
+A thread's own processor time unless another clock is given, so threads that run at the same time do not count each
+other's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Place = tuple[Any, str, str]
 class Steps:
     """Times the functions at these places as a context manager; `seconds` by step adds up."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[Place], clock: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
         self.seconds: dict[str, float] = {step: 0.0 for _, _, step in places}
         self._places = places
         self._inner = threading.local()
@@ -41,11 +43,11 @@ class Steps:
         def timed(*args: Any, **kwargs: Any) -> Any:
             outside = getattr(self._inner, "seconds", 0.0)
             self._inner.seconds = 0.0
-            before = time.thread_time()
+            before = self._clock()
             try:
                 return function(*args, **kwargs)
             finally:
-                took = time.thread_time() - before
+                took = self._clock() - before
                 with self._lock:
                     self.seconds[step] += took - self._inner.seconds
                 self._inner.seconds = outside + took
