@@ -10,7 +10,7 @@ INSTALL = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) $(BIN)/uv pip install --quiet
 PYTEST  = $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long lint type format bench bench-quick docs lock clean
+.PHONY: help demo test test-fast test-long lint type format bench bench-quick docs matrix lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -24,9 +24,10 @@ test: $(VENV)/.dev ## all tests, with a small budget for the random ones
 test-fast: $(VENV)/.dev ## tests without Spark
 	@$(PYTEST) -m "not spark and not slow"
 
-test-long: $(VENV)/.dev ## all tests at full budget, then the receiver and all types on PostgreSQL 14, 16 and 17
+test-long: $(VENV)/.dev ## all tests at full budget, then the receiver on PostgreSQL 14 to 17, all types on 14 and 17
 	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "" --timeout 3600
 	@for version in 14 16 17; do CDC_LAKE_TEST_POSTGRES=$$version $(PYTEST) tests/live -m "not spark and not slow" || exit 1; done
+	@CDC_LAKE_TEST_POSTGRES=15 $(PYTEST) tests/live/test_postgres_versions.py
 	@for version in 14 17; do CDC_LAKE_TEST_POSTGRES=$$version $(PYTEST) tests/spark/test_types_copy_and_stream.py tests/spark/test_types_round_trip.py || exit 1; done
 
 lint: $(VENV)/.dev ## ruff, mypy, import contracts
@@ -49,6 +50,9 @@ docs: $(VENV)/.dev ## regenerate the reference pages
 	@$(BIN)/python -m cdc_lake.lake.types_page docs/reference/types.md
 	@$(BIN)/python docs/reference/generate.py
 	@$(BIN)/python docs/reference/licences.py
+
+matrix: $(VENV)/.dev ## what each version of PostgreSQL can do, shown on each of them, as a page
+	@$(BIN)/python -m tests.postgres_matrix
 
 lock: $(VENV)/.uv ## solve the versions of constraints.txt again
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-header --no-annotate --no-emit-index-url \

@@ -36,6 +36,7 @@ ROOT = Path(__file__).parents[1]
 SPARK_TESTS = "tests/spark/"
 HALF = "test_l"
 MANY_FILES = 50
+PACKAGED = 15
 CDC_USER = "cdc"
 CDC_PASSWORD = "read only the log"
 
@@ -123,12 +124,15 @@ class Database:
 def start_server(**given: object) -> EmbeddedServer:
     """A server of its own, in a folder another user may enter; the caller removes it.
 
-    CDC_LAKE_TEST_POSTGRES says which: 16 or 18, from the wheel, or 14 or 17, from Maven Central.
+    CDC_LAKE_TEST_POSTGRES says which: 16 or 18, from the wheel, 15, from the machine's packages, or 14 or 17, from
+    Maven Central.
     """
     version = int(os.environ.get("CDC_LAKE_TEST_POSTGRES", "18"))
     folder = Path(tempfile.mkdtemp(prefix="cdc_test_"))
     if "version" in given or version in (16, 18):
         given.setdefault("version", version)
+    elif version == PACKAGED:
+        given.setdefault("binaries", Path(f"/usr/lib/postgresql/{PACKAGED}/bin"))
     else:
         found = jar(version)
         assert found is not None, f"PostgreSQL {version} could not be had from Maven"
