@@ -144,7 +144,10 @@ class Files:
             dataset = ds.dataset([path], schema=SCHEMA, format="parquet", filesystem=self.filesystem)
             for fragment in dataset.get_fragments():
                 some = fragment.subset(filter=wanted, schema=SCHEMA)
-                for batch in some.to_batches(columns=list(columns), schema=SCHEMA, batch_size=_AT_ONCE):
+                scanner = some.scanner(
+                    SCHEMA, columns=list(columns), batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
+                )
+                for batch in scanner.to_batches():
                     yield pa.table(batch).cast(schema)
 
     def _opened(self, path: str) -> ds.Dataset:
