@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -185,7 +186,7 @@ RANDOM: dict[str, Callable[[Dice], str]] = {
     "polygon": lambda dice: "({})".format(",".join(pair(dice) for _ in range(dice.randrange(1, 4)))),
     "circle": lambda dice: f"<{pair(dice)},{dice.randrange(9)}>",
     "int4range": INT4,
-    "numrange": ranged(numeric, float),
+    "numrange": ranged(numeric, Decimal),
     "tsrange": SPANS,
     "tstzrange": SPANS,
     "daterange": ranged(plain_date, str),

@@ -38,7 +38,7 @@ def transaction(dice: random.Random, oid: int, rows: int) -> RawTransaction:
     )
 
     def sent() -> bytes:
-        kind = dice.choice("bbbbtn")
+        kind = dice.choice("bbntnn")
         data = value(dice) if kind == "b" else b"x"
         return kind.encode() + (b"" if kind == "n" else struct.pack(">I", len(data)) + data)
 
@@ -74,4 +74,4 @@ def test_any_bytes_are_a_text_or_a_decode_error_in_both_decoders(seed: int, monk
             else:
                 assert vector == plain
                 refused += 1
-    assert min(whole, refused) > len(READERS) // 4
+    assert min(whole, refused) > 20

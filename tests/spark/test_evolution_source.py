@@ -12,6 +12,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import DestructiveChange
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.check import ddl_sql
 from cdc_lake.pipeline.compare import compare
 from cdc_lake.pipeline.comparison import Verdict
 from cdc_lake.pipeline.plan import plan
@@ -39,6 +40,7 @@ def project_of(database: Database, root: Path) -> Project:
         "password": database.password,
         "slot": {"name": name},
         "tables": ["public.*"],
+        "decoding": {"messages": True},
     }
     silver = {
         "defaults": {"on_drop": "drop", "namespace": "live"},
@@ -116,4 +118,13 @@ def test_plan_says_what_run_does_and_silver_equals_the_source_after_it(
     shop.run(*wanted)
     assert len(shop.warned) == 1
     assert shop.pending() == []
+    with database.admin() as admin:  # from here on the stream tells: by the catalog of then, `was` was never there
+        admin.execute(ddl_sql(shop.project))  # type: ignore[arg-type]
+    shop.both('ALTER TABLE @ RENAME COLUMN "Order" TO was')
+    shop.both("UPDATE @ SET was = 'seen' WHERE id = 4")
+    shop.both("ALTER TABLE @ RENAME COLUMN was TO now")
+    shop.both("DELETE FROM @ WHERE id = 5")
+    steps = (("Order", "was"), ("was", "now"))
+    shop.run(*(f"rename column {a} of live.{table} to {b}" for table in ("delta", "ice") for a, b in steps))
+    assert len(shop.warned) == 1
     assert shop.equal()
