@@ -4,6 +4,9 @@ Follows the PostgreSQL documentation, chapter "Streaming Replication Protocol": 
 and `k` a keepalive; the answer is `r`, the standby status.
 
 The server flushes every message: `source.gathering` waits for more than one.
+
+Since version 18 a server whose publication is gone leaves its changes out and only warns of it: what comes behind such
+a warning is not read.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable, Mapping
 import psycopg
 from psycopg import pq
 
-from cdc_lake.errors import StreamProtocol
+from cdc_lake.errors import PublicationMissing, SourceError, StreamProtocol
 from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
 from cdc_lake.source.gathering import Gathering
 from cdc_lake.source.start_command import start_command
@@ -25,6 +28,7 @@ _KEEPALIVE = struct.Struct(">QqB")  # WAL end, clock, reply wanted
 _START = struct.Struct(">Q")  # of 'w': start LSN, then WAL end and clock
 _DATA_HEADER = 25
 _DATA, _ALIVE = ord("w"), ord("k")
+_PUBLICATION_GONE = ("WARNING", "55000")  # of pgoutput's warnings only this one (object_not_in_prerequisite_state)
 _EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
 
 
@@ -55,6 +59,8 @@ class PostgresStream:
         self._keepalive_end = start
         self._asked = False
         self._told_at = clock()
+        self._gone: SourceError | None = None
+        session.add_notice_handler(self._noticed)
         send_as_stored(self._pgconn)
         command(self._pgconn, start_command(slot, start, options), f"starting replication from slot `{slot}`")
         self._pgconn.nonblocking = 1
@@ -72,7 +78,9 @@ class PostgresStream:
         return asked
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
-        """See FrameSource."""
+        """See FrameSource. Raises PublicationMissing once everything before that was given."""
+        if self._gone is not None:
+            raise self._gone
         return self._gathering.poll(timeout, self._take, self._due)
 
     def confirm(self, position: int) -> None:
@@ -98,7 +106,7 @@ class PostgresStream:
     def _take(self, frames: list[tuple[int, bytes]], limit: int) -> int:
         """Take everything that is there, until about `limit` bytes; returns their size."""
         size = self._drain(frames, limit)
-        while size < limit:
+        while size < limit and self._gone is None:
             self._consume()
             more = self._drain(frames, limit - size)
             if not more:
@@ -115,7 +123,7 @@ class PostgresStream:
                 length, view = take(1)
             except psycopg.OperationalError as broken:
                 raise lost(self._pgconn, "reading the stream") from broken
-            if length == 0:
+            if length == 0 or self._gone is not None:
                 return size
             if length < 0:
                 self._ended()
@@ -135,6 +143,11 @@ class PostgresStream:
         if frames:
             self._received = max(self._received, frames[-1][0])
         return size
+
+    def _noticed(self, said: psycopg.errors.Diagnostic) -> None:
+        """The driver tells of it while it looks for the message behind it."""
+        if (said.severity_nonlocalized, said.sqlstate) == _PUBLICATION_GONE:
+            self._gone = PublicationMissing(f"the server leaves changes out: {said.message_primary}")
 
     def _consume(self) -> None:
         try:
