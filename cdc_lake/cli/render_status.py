@@ -27,6 +27,7 @@ def status_text(status: Status, width: int, *, colour: bool = False) -> str:
     lines += wrapped("source    ", where, width)
     lines += _slot(status, width, colour=colour)
     lines += wrapped("budget    ", _budget(seen), width) if (seen := status.wal_budget) is not None else []
+    lines += wrapped("prepared  ", _prepared(status), width) if status.prepared else []
     last = status.last_commit
     landed = "no commit landed yet" if last is None else f"commit landed {last.isoformat(timespec='milliseconds')}"
     lines.append(f"last      {landed}")
@@ -89,6 +90,13 @@ def _slot(status: Status, width: int, *, colour: bool) -> list[str]:
     first, *more = wrapped("slot      ", f"{slot.name}  {slot.state}{kept}: {slot.reason}", width)
     tinted = tint(slot.state, _COLOURS.get(slot.state, ""), on=colour and slot.state in _COLOURS)
     return [first.replace(f"{slot.name}  {slot.state}", f"{slot.name}  {tinted}", 1), *more]
+
+
+def _prepared(status: Status) -> str:
+    first, held = status.prepared[0], sum(one.bytes for one in status.prepared)
+    age = seconds((status.at - first.prepared_at).total_seconds())
+    many = f"{counted(len(status.prepared), 'transaction')} kept until COMMIT PREPARED, {size(held)}"
+    return f"{many}; the oldest, `{first.gid}` (xid {first.xid}), for {age}"
 
 
 def _budget(seen: BudgetStatus) -> str:

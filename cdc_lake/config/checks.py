@@ -222,3 +222,14 @@ def _pgoutput(root: MappingNode, out: _Findings) -> None:
         summary = f"version {version} of pgoutput's protocol has no `streaming: {text_of(streaming)}`"
         hint = f"take `proto_version` out, or set it to {needed} or more"
         out.error(Problem.SOURCE_COMBINATION, summary, streaming.mark, "source.decoding.streaming", hint)
+    two_phase = at(decoding, "two_phase")
+    if not isinstance(two_phase, ScalarNode) or two_phase.value is not True:
+        return
+    if isinstance(version, int) and version < 3:
+        summary = f"version {version} of pgoutput's protocol has no `two_phase`"
+        hint = "take `proto_version` out, or set it to 3 or more"
+        out.error(Problem.SOURCE_COMBINATION, summary, two_phase.mark, "source.decoding.two_phase", hint)
+    if at(root, "bronze", "redact") is not None:
+        summary = "`two_phase` would write columns that are redacted: a prepared transaction is kept as it came"
+        hint = "remove it: prepared transactions arrive whole at their COMMIT PREPARED then"
+        out.error(Problem.SOURCE_COMBINATION, summary, two_phase.mark, "source.decoding.two_phase", hint)

@@ -74,6 +74,8 @@ class Pgoutput(Section):
     """Logical messages (`pg_logical_emit_message`) are landed, as rows of bronze."""
     origin: Literal["any", "none"] = "any"
     """`none`: only changes that were made at this server, none that replication brought there (PostgreSQL 16)."""
+    two_phase: Annotated[bool, Strict()] = False
+    """Whether prepared transactions are sent at their PREPARE, and kept until COMMIT PREPARED (PostgreSQL 18)."""
 
 
 POSTGRES_TYPES = ("postgres", "qhb")

@@ -47,6 +47,9 @@ class Announced:
 
     A streamed transaction announces tables for itself alone, and when it commits for all that comes behind it. Which of
     two announcements of a table came last is told by `arrived`.
+
+    `came`: the message that announced each table last for all, and its LSN. `deferred`: those of `came` that are to be
+    looked up once a change of all follows them.
     """
 
     def __init__(self, catalog: Catalog, told: Told | None = None) -> None:
@@ -57,12 +60,15 @@ class Announced:
         self._types: dict[int, str] = {}
         self._arrivals = 0
         self._arrived: dict[bytes, int] = {}
+        self.came: dict[bytes, tuple[bytes, int]] = {}
+        self.deferred: dict[bytes, tuple[bytes, int]] = {}
 
     def forget(self) -> None:
         """The next connection announces everything anew."""
         self.relations = {}
         self._types = {}
         self._arrived = {}
+        self.came, self.deferred = {}, {}
 
     def arrived(self) -> int:
         """The number of an announcement that came now."""
@@ -80,17 +86,25 @@ class Announced:
             message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"
         )
 
-    def relation(self, message: RelationMessage) -> Relation:
-        """Note a table's layout. Raises DecodeError, and what the catalog raises."""
+    def relation(self, message: RelationMessage, payload: bytes = b"", lsn: int = 0) -> Relation:
+        """Note a table's layout, as it came. Raises DecodeError, and what the catalog raises."""
         relation = self.resolved(message)
-        self.put(message.oid.to_bytes(4, "big"), relation, self.arrived())
+        self.put(message.oid.to_bytes(4, "big"), relation, self.arrived(), payload, lsn)
         return relation
 
-    def put(self, oid: bytes, relation: Relation | None, arrival: int) -> None:
+    def defer(self, payload: bytes, lsn: int) -> None:
+        """Note a relation message that nothing has followed yet."""
+        oid = payload[1:5]
+        self.put(oid, None, self.arrived(), payload, lsn)
+        self.deferred[oid] = payload, lsn
+
+    def put(self, oid: bytes, relation: Relation | None, arrival: int, payload: bytes, lsn: int) -> None:
         """The layout of a table, None: nobody knows it; passed over where a later announcement is known."""
         if arrival < self._arrived.get(oid, 0):
             return
         self._arrived[oid] = arrival
+        self.came[oid] = payload, lsn
+        self.deferred.pop(oid, None)
         if relation is None:
             self.relations.pop(oid, None)
         else:

@@ -14,6 +14,7 @@ from cdc_lake.decode.announced import Announced, Catalog, TableFacts
 from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import AllInMemory, NewFrames
 from cdc_lake.decode.large import Growing, LargeTransaction
+from cdc_lake.decode.parking import Parking
 from cdc_lake.decode.pgoutput import parse
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.records import (
@@ -36,7 +37,7 @@ from cdc_lake.model.transaction import Boundaries
 __all__ = ["Assembler", "Catalog", "TableFacts"]
 
 _ROW_CHANGES: Final = frozenset(b"IUD")
-_BORDERS: Final = frozenset((b"B", b"C", b"S", b"E", b"c", b"A"))
+_BORDERS: Final = frozenset(bytes([letter]) for letter in b"BCSEcAbPpKr")
 """Letters of what begins and ends transactions and their blocks."""
 
 
@@ -82,17 +83,20 @@ class Assembler:
         messages: bool = False,
         told: Told | None = None,
         frames: NewFrames | None = None,
+        parking: Parking | None = None,
+        landed: int = 0,
     ) -> None:
         """`frames` makes stores for transactions that are streamed or large; None: all are held in memory.
 
-        `told` takes what logical messages tell of tables that were altered; None: they tell nothing.
+        `told` takes what logical messages tell of tables that were altered; None: they tell nothing. `parking` keeps
+        prepared ones, where the stream has any; of those everything up to `landed` is in bronze.
         """
         frames = frames or AllInMemory()
         self._announced = Announced(catalog, told)
         self._keeps = keeps
         self._messages = messages
         self._new_frames, self._part = frames, frames.part
-        self._streams = Streams(self._announced, frames, keeps=keeps)
+        self._streams = Streams(self._announced, frames, keeps=keeps, parking=parking, landed=landed)
         self._outside_messages = 0
         self._open: _Open | None = None
         self.reset()
@@ -116,8 +120,8 @@ class Assembler:
 
     @property
     def in_transaction(self) -> bool:
-        """True between a BEGIN and its COMMIT, and inside a block of a streamed transaction."""
-        return self._open is not None or self._streams.block is not None
+        """True between a BEGIN and its COMMIT or PREPARE, and inside a block of a streamed transaction."""
+        return self._open is not None or self._streams.inside
 
     @property
     def outside_messages(self) -> int:
@@ -163,6 +167,8 @@ class Assembler:
         try:
             if self._open is None and self._streams.takes(payload):
                 return self._streams.feed(payload, lsn)
+            if self._announced.deferred and self._open is not None and self._caught_up(payload):
+                return self.feed(payload, lsn)
             return self._feed(payload, lsn)
         except DecodeError as error:
             error.where = error.where or f"the message at {Lsn(lsn)}"
@@ -182,7 +188,7 @@ class Assembler:
             case OriginMessage(name=name):
                 self._transaction("an origin").origin = name
             case RelationMessage() as announced:
-                self._announced.relation(announced)
+                self._announced.relation(announced, payload, lsn)
                 self._wrong.pop(payload[1:5], None)
             case TypeMessage() as named:
                 self._announced.type(named)
@@ -210,6 +216,16 @@ class Assembler:
         position = message.lsn + 1
         bounds = Boundaries(position=position, confirm=position)
         return (RawTransaction(bounds, [payload], [message.lsn], [None], {}, len(payload)),)
+
+    def _caught_up(self, payload: bytes) -> bool:
+        """Whether tables of a change were announced in a prepared transaction before, and are looked up now."""
+        letter = payload[:1]
+        places = (1,) if letter in (b"I", b"U", b"D") else range(6, len(payload), 4) if letter == b"T" else ()
+        deferred = self._announced.deferred
+        late = [said for at in places if (said := deferred.pop(payload[at : at + 4], None)) is not None]
+        for said in late:
+            self.feed(*said)
+        return bool(late)
 
     def _transaction(self, what: str) -> _Open:
         if self._open is None:
@@ -290,7 +306,7 @@ class Assembler:
     def _keep_announcement(self, payload: bytes, lsn: int, error: DecodeError) -> bool:
         if len(payload) < 5:
             return False  # of which table nobody knows
-        self._relations.pop(payload[1:5], None)
+        self._announced.put(payload[1:5], None, self._announced.arrived(), payload, lsn)
         self._wrong[payload[1:5]] = _Wrong(payload, lsn, error)
         return True
 

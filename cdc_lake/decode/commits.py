@@ -1,14 +1,15 @@
-"""Boundaries: what a commit record of pgoutput says of its transaction, whole or streamed."""
+"""Boundaries: what a commit record of pgoutput says of its transaction, whole, streamed or prepared."""
 
 from __future__ import annotations
 
+from cdc_lake.decode.pgoutput_prepared import CommitPrepared
 from cdc_lake.decode.pgoutput_stream import StreamCommit
 from cdc_lake.decode.records import Commit
 from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.transaction import Boundaries
 
 
-def bounds_of(commit: Commit | StreamCommit, xid: int, origin: str | None) -> Boundaries:
+def bounds_of(commit: Commit | StreamCommit | CommitPrepared, xid: int, origin: str | None) -> Boundaries:
     """The boundaries of the transaction `xid` that it ends.
 
     Raises MalformedMessage where the record ends before it starts.

@@ -60,11 +60,11 @@ class PgoutputFormat:
             frames.append(Frame(data, lsn, layout, info))
             layouts += truncated
             tables += [one.table for one in ((layout,) if layout is not None else ())] + [t.table for t in truncated]
-            tables += _announced(data) if layout is None else ()
+            tables += announced_in(data) if layout is None else ()
         return Kept(READING, frames, raw.fault or error, tables, layouts)
 
 
-def _announced(data: bytes) -> list[TableName]:
+def announced_in(data: bytes) -> list[TableName]:
     """The table of a relation message, where that much of it can be read."""
     if data[:1] != b"R":
         return []

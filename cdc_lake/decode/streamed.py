@@ -11,12 +11,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
 from cdc_lake.decode.frames import FrameStore
 from cdc_lake.decode.large import Mark
+from cdc_lake.decode.parking import Announcement, Parked
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.relation import Relation
 
@@ -25,7 +26,7 @@ _HALF: Final = 1 << 31
 Resolve: TypeAlias = Callable[[bytes, int], Relation | DecodeError]
 """The layout that a relation message announces, which came with an LSN; or why it cannot be taken in."""
 
-Put: TypeAlias = Callable[[bytes, Relation | None, int], None]
+Put: TypeAlias = Callable[[bytes, Relation | None, int, bytes, int], None]
 """See `announced.Announced.put`."""
 
 
@@ -95,6 +96,21 @@ class Streamed:
         self._top = xid.to_bytes(4, "big")
         self._last = self._top
 
+    @classmethod
+    def of(cls, xid: int, parked: Parked) -> Self:
+        """One that was parked, for its end."""
+        one = cls(xid, parked.frames)
+        one.origin, one.fault = parked.origin, parked.fault
+        one.told = [(0, content) for content in parked.told]
+        for said in parked.announcements:
+            one._announcements.append(_Announcement(said.at, said.payload[1:5], said.payload, said.lsn, 0))
+        return one
+
+    def parked(self) -> Parked:
+        """What is to be kept of it until its end."""
+        said = [Announcement(one.at, one.payload, one.lsn) for one in self._announcements]
+        return Parked(self.frames, said, [content for _, content in self.told], self.origin, self.fault)
+
     def enter(self, xid: bytes) -> None:
         """The next message is of this subtransaction, or of the transaction itself."""
         if xid != self._last:
@@ -143,6 +159,6 @@ class Streamed:
                 relation, wrong = None, (one.payload, one.lsn)
             else:
                 relation, wrong = found, None
-            put(one.oid, relation, one.arrival)
+            put(one.oid, relation, one.arrival, one.payload, one.lsn)
             marks.append(Mark(one.at, one.oid, relation, wrong))
         return [mark for mark in marks if mark.at < len(self.frames)]

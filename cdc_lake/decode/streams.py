@@ -6,16 +6,14 @@ leaves no trace.
 
 from __future__ import annotations
 
-from typing import Final
-
 from cdc_lake.decode.announced import Announced
 from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.pgoutput import parse
+from cdc_lake.decode.parking import Parking
+from cdc_lake.decode.pgoutput_prepared import PREPARED_LETTERS
 from cdc_lake.decode.pgoutput_stream import (
     LETTERS,
-    WITH_XID,
     StreamAbort,
     StreamCommit,
     StreamStart,
@@ -24,48 +22,69 @@ from cdc_lake.decode.pgoutput_stream import (
     without_xid,
 )
 from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.decode.records import LogicalMessage, OriginMessage, RelationMessage, TruncateMessage, TypeMessage
 from cdc_lake.decode.streamed import Streamed
-from cdc_lake.errors import DecodeError, OutOfSequence, UnknownRelation
-from cdc_lake.model.change import DDL_MESSAGES, OWN_MESSAGES
-from cdc_lake.model.position import Lsn
-from cdc_lake.model.relation import Relation
-
-_RELATION_HEAD: Final = 5  # bytes: letter and OID
-_ROW_CHANGES: Final = frozenset(b"IUD")
+from cdc_lake.decode.two_phase import TwoPhase
+from cdc_lake.decode.underway import UnderWay, check_inside, given_back
+from cdc_lake.errors import OutOfSequence
 
 
 class Streams:
-    """What of one connection's streamed transactions has come. `block`: the transaction whose block is open.
+    """What of one connection's streamed transactions has come, and of prepared ones where there is a `parking`.
 
-    With `keeps`, what cannot be taken in is kept, and its transaction has a fault (`decode.assembler`).
+    `block`: the transaction whose block is open. `landed`: see `TwoPhase`. With `keeps`, what cannot be taken in is
+    kept, and its transaction has a fault (`decode.assembler`).
     """
 
-    def __init__(self, announced: Announced, frames: NewFrames, *, keeps: bool) -> None:
-        self._announced = announced
+    def __init__(
+        self, announced: Announced, frames: NewFrames, *, keeps: bool, parking: Parking | None = None, landed: int = 0
+    ) -> None:
+        self._under_way = UnderWay(announced, keeps=keeps)
         self._frames = frames
-        self._keeps = keeps
         self._open: dict[int, Streamed] = {}
+        self._two_phase = None if parking is None else TwoPhase(self._under_way, frames, parking, landed)
         self.block: Streamed | None = None
-        self.outside_messages = 0
 
     @property
     def open_bytes(self) -> int:
-        """Bytes of changes of transactions whose COMMIT has not come."""
-        return sum(one.frames.size for one in self._open.values())
+        """Bytes of changes of transactions whose COMMIT has not come, but for those that are parked."""
+        preparing = 0 if (one := self._preparing) is None else one.frames.size
+        return preparing + sum(one.frames.size for one in self._open.values())
+
+    @property
+    def outside_messages(self) -> int:
+        """Logical messages in blocks that belong to no transaction, which were dropped."""
+        return self._under_way.outside_messages
+
+    @property
+    def inside(self) -> bool:
+        """Whether a block is open, or a transaction whose PREPARE has not come."""
+        return self.block is not None or self._preparing is not None
+
+    @property
+    def _preparing(self) -> Streamed | None:
+        return None if self._two_phase is None else self._two_phase.open
 
     def takes(self, payload: bytes) -> bool:
-        """Whether a message is for `feed`: it opens, closes or ends something here, or stands inside a block."""
-        return self.block is not None or (payload[:1] != b"" and payload[0] in LETTERS)
+        """Whether a message is for `feed`: it opens, closes or ends something here, or stands inside of it."""
+        if payload[:1] == b"":
+            return self.inside
+        if payload[0] in LETTERS or self.block is not None:
+            return True
+        return self._two_phase is not None and (self._two_phase.open is not None or payload[0] in PREPARED_LETTERS)
 
     def forget(self) -> None:
         """The next connection starts over."""
         for one in self._open.values():
             one.frames.close()
         self._open, self.block = {}, None
+        if self._two_phase is not None:
+            self._two_phase.forget()
 
     def feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction | LargeTransaction, ...]:
         """Take one message; what it completes. Raises DecodeError, LakeError, and what the catalog raises."""
+        two_phase = self._two_phase if self.block is None else None
+        if two_phase is not None and (two_phase.open is not None or payload[0] in PREPARED_LETTERS):
+            return two_phase.feed(payload, lsn, self._open)
         match stream_message(payload):
             case StreamStart() as start:
                 self._start(start)
@@ -115,47 +134,12 @@ class Streams:
         """A message of a block other than a change of a known table, which `Assembler.feed` takes itself."""
         letter = payload[:1]
         if letter == b"O":
-            origin = parse(payload)
-            assert isinstance(origin, OriginMessage)
-            one.origin = origin.name
+            self._under_way.take_origin(one, payload)
             return
-        if not letter or letter[0] not in WITH_XID:
-            raise OutOfSequence(f"a message `{letter.decode(errors='replace')}` inside a streamed block", offset=0)
+        check_inside(letter, "a streamed block")
         bare = without_xid(payload)
         one.enter(payload[1:5])
-        if letter == b"R":
-            if len(bare) < _RELATION_HEAD:
-                parse(bare)  # says that it ends early
-            one.announce(bare, lsn, self._announced.arrived())
-        elif letter[0] in _ROW_CHANGES:
-            oid = int.from_bytes(bare[1:5], "big")
-            raise UnknownRelation(f"a change of table OID {oid}, which was not announced", offset=5)
-        else:
-            self._take_other(one, bare, lsn)
-
-    def _take_other(self, one: Streamed, bare: bytes, lsn: int) -> None:
-        try:
-            match parse(bare):
-                case TypeMessage() as named:
-                    self._announced.type(named)
-                    return
-                case LogicalMessage(transactional=transactional, prefix=prefix, content=content):
-                    if not transactional or prefix == OWN_MESSAGES:
-                        self.outside_messages += not transactional
-                        return
-                    if prefix == DDL_MESSAGES:
-                        one.tell(content)
-                case TruncateMessage(oids=oids):
-                    for at, oid in enumerate(oids):
-                        if oid.to_bytes(4, "big") not in one.announced:
-                            text = f"a truncate of table OID {oid}, which was not announced"
-                            raise UnknownRelation(text, offset=10 + 4 * at)
-        except DecodeError as error:
-            if not self._keeps or isinstance(error, UnknownRelation):
-                raise  # a table that was not announced is announced by a new connection
-            error.where = error.where or f"the message at {Lsn(lsn)}"
-            one.fault = one.fault or error
-        one.frames.append(bare, lsn)
+        self._under_way.take(one, bare, lsn, left_out=4)
 
     # ── the end ──
 
@@ -165,24 +149,8 @@ class Streams:
             raise OutOfSequence(f"a COMMIT of the streamed transaction {commit.xid}, of which nothing came", offset=1)
         bounds = bounds_of(commit, commit.xid, one.origin)
         for _, content in one.told:
-            self._announced.take_told(content)
-        marks = one.marks(self._resolved, self._announced.put)
+            self._under_way.announced.take_told(content)
+        marks = one.marks(self._under_way.resolved, self._under_way.announced.put)
         one.frames.seal()
         del self._open[commit.xid]
-        large = LargeTransaction(bounds, one.frames, marks, one.fault)
-        if one.frames.spilled and one.frames.size >= self._frames.part:
-            return large
-        whole = large.whole()
-        large.release()
-        return whole
-
-    def _resolved(self, payload: bytes, lsn: int) -> Relation | DecodeError:
-        try:
-            message = parse(payload)
-            assert isinstance(message, RelationMessage)
-            return self._announced.resolved(message)
-        except DecodeError as error:
-            error.where = error.where or f"the message at {Lsn(lsn)}"
-            if not self._keeps:
-                raise
-            return error
+        return given_back(LargeTransaction(bounds, one.frames, marks, one.fault), self._frames.part)

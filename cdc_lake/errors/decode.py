@@ -141,6 +141,16 @@ class UnreadBinary(DecodeError):
         super().__init__(f"column `{column}` is of type `{kind}`, whose binary values are not read")
 
 
+class PreparedUnknown(DecodeError):
+    """COMMIT PREPARED of a transaction whose PREPARE was not sent, and is not kept either."""
+
+    code = "DEC322"
+    hint = (
+        "is the lake's folder the one that the receiver had when it was prepared? bring `prepared` of its control "
+        "folder back; otherwise take a new copy: the page of this code says how it comes"
+    )
+
+
 class StyleMismatch(DecodeError):
     """A payload of the GaussDB family that is written in another style than the one that was asked for."""
 

@@ -357,3 +357,18 @@ class SpoolNotWritten(LakeError):
     code = "LAK482"
     retry = Retry.LATER
     hint = "is the disk full? make room, or put the folder elsewhere with `bronze.spool.path`; the slot keeps it all"
+
+
+class PreparedNotKept(LakeError):
+    """A prepared transaction could not be kept until its COMMIT PREPARED, or not be read back."""
+
+    code = "LAK483"
+    retry = Retry.LATER
+    hint = "is the disk of the control tables full, or not writable? the slot keeps what is not kept here"
+
+
+class PreparedDamaged(LakeError):
+    """The file of a prepared transaction is not what the receiver wrote."""
+
+    code = "LAK484"
+    hint = "bring the file back from a backup; without it the transaction is lost: take a new copy of its tables"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 
 class Retry(enum.Enum):
@@ -40,6 +40,9 @@ class CdcLakeError(Exception):
         return self.status()
 
 
-def kinds(kind: type[CdcLakeError]) -> list[type[CdcLakeError]]:
+_E = TypeVar("_E", bound=CdcLakeError)
+
+
+def kinds(kind: type[_E]) -> list[type[_E]]:
     """A class of errors and all below it."""
     return [kind, *(one for child in kind.__subclasses__() for one in kinds(child))]

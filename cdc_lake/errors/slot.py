@@ -63,6 +63,16 @@ class SlotOfOtherDatabase(SlotForeign):
     hint = "check `source.database`, or name another slot in `source.slot.name`: names of slots are the server's"
 
 
+class SlotTwoPhase(SlotForeign):
+    """The slot sends transactions when they are prepared; the pipeline reads them at their COMMIT PREPARED."""
+
+    code = "SRC236"
+    hint = (
+        "set `two_phase: true` in `source.decoding`; only PostgreSQL 18 takes it back from a slot: "
+        "`ALTER_REPLICATION_SLOT … (TWO_PHASE false)` on a replication connection, while nothing is prepared"
+    )
+
+
 class AdvancePastBronze(SourceError):
     """The slot was to forget changes that bronze does not hold."""
 

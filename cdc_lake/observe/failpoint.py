@@ -16,6 +16,9 @@ CONNECTED = "receive.connected"
 STATE_READ = "receive.state-read"
 COMMIT_RECEIVED = "receive.commit-received"
 SPOOLED = "receive.spooled"
+PREPARE_KEPT = "receive.prepare-kept"
+PREPARE_ENDED = "receive.prepare-ended"
+PREPARE_CLEANED = "receive.prepare-cleaned"
 FILE_OPEN = "lake.file-open"
 FILE_WRITTEN = "bronze.file-written"
 COMMIT_WRITTEN = "lake.commit-written"
@@ -50,6 +53,9 @@ FAILPOINTS = {
     CONNECTED: "the stream is open, nothing was read",
     COMMIT_RECEIVED: "a transaction is complete in memory",
     SPOOLED: "a part of a transaction is in the spool, its COMMIT was not read",
+    PREPARE_KEPT: "a prepared transaction is in its file, nothing behind its PREPARE was confirmed",
+    PREPARE_ENDED: "the end of a prepared transaction is noted beside its file, it has not landed",
+    PREPARE_CLEANED: "the file of a prepared transaction that ended is removed, the note of its end is still there",
     FILE_OPEN: "a data file of bronze or of a control table is open, its end is not written",
     FILE_WRITTEN: "a data file of bronze is on disk, no commit names it",
     COMMIT_WRITTEN: "a commit to bronze or to a control table is made, its reply was not seen",

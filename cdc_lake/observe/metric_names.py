@@ -148,6 +148,18 @@ SPILLED_BYTES_TOTAL: Final = Metric(
     _RECEIVE,
     "Changes that were written to the spool: of transactions without their COMMIT, or too large for memory.",
 )
+PREPARED_TRANSACTIONS: Final = Metric(
+    "cdc_lake_prepared_transactions",
+    Kind.GAUGE,
+    _RECEIVE,
+    "Prepared transactions that are kept until their COMMIT PREPARED, with two-phase decoding.",
+)
+PREPARED_OLDEST_SECONDS: Final = Metric(
+    "cdc_lake_prepared_oldest_seconds",
+    Kind.GAUGE,
+    _RECEIVE,
+    "Since the oldest of them was prepared.",
+)
 BATCH_ROWS: Final = Metric(
     "cdc_lake_batch_rows", Kind.HISTOGRAM, _RECEIVE, "Changes of one commit to bronze.", buckets=_ROWS
 )
@@ -264,6 +276,8 @@ METRICS: Final = (
     CHANGES_TOTAL,
     OPEN_TRANSACTION_BYTES,
     SPILLED_BYTES_TOTAL,
+    PREPARED_TRANSACTIONS,
+    PREPARED_OLDEST_SECONDS,
     BATCH_ROWS,
     APPLIED_LAG_SECONDS,
     APPLIED_TRANSACTIONS_TOTAL,

@@ -118,7 +118,9 @@ def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
     assert state is not None
     try:
         source = project.postgres
-        facts = slot.check_slot(found, project.slot, source.database, state.upto, source.slot.plugin)
+        facts = slot.check_slot(
+            found, project.slot, source.database, state.upto, source.slot.plugin, two_phase=source.decoding.two_phase
+        )
     except CdcLakeError as error:
         yield failed("slot", error)
         return

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.errors import SlotActive
@@ -15,6 +16,7 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.compare_source import joined
 from cdc_lake.pipeline.encoding import codec_by_name
+from cdc_lake.pipeline.parked import prepared_transactions
 from cdc_lake.pipeline.postgres_captured import by_publication, carried
 from cdc_lake.pipeline.postgres_stream import check_same
 from cdc_lake.source.captured import Published, Shown, Unlanded
@@ -81,11 +83,18 @@ class PostgresSide:
                 goal(session)  # decoding stops at what is flushed: a commit of our own flushes all before it
             try:
                 if by_publication(project):
-                    return unlanded(session, project.slot, project.publication, after, shown.position)
+                    known = self._parked() if project.postgres.decoding.two_phase else {}
+                    return unlanded(session, project.slot, project.publication, after, shown.position, known)
                 taken = takes(self._reading, project.postgres.tables)
                 return unlanded_lines(session, project.slot, taken, after, shown.position)
             except SlotActive:
                 return None
+
+    def _parked(self) -> dict[int, frozenset[TableName]]:
+        """Tables of transactions that were prepared before the slot's position, by xid."""
+        state = bronze_reader(self._project).state()
+        kept = () if state is None else prepared_transactions(self._project, state.epoch, ended=True)
+        return {one.xid: frozenset(map(TableName.parse, one.tables)) for one in kept}
 
 
 @contextmanager

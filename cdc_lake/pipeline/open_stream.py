@@ -14,6 +14,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.order import Order
+from cdc_lake.pipeline.parked import ParkedTransactions
 from cdc_lake.source.stream import FrameSource, TransactionAssembler
 
 PATIENCE = 15.0
@@ -30,6 +31,7 @@ class OpenStream:
     them, `again` of those that come again, to be compared, at the same time as the other. `goal` is a position in
     `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the initial
     copy that was made first. `spilled`: bytes of transactions that its spool has written; 0 where there is none.
+    `parked`: prepared transactions that wait for their end, where such are kept.
     """
 
     frames: FrameSource
@@ -42,6 +44,7 @@ class OpenStream:
     goal: int
     copied: int
     spilled: Callable[[], int] = int
+    parked: ParkedTransactions | None = None
 
 
 def patiently(attempt: Callable[[], T], stop: threading.Event, tell: Tell, patience: float) -> T:

@@ -17,6 +17,7 @@ from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.mppdb.columnar import tabulate as tabulate_lines
 from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.parking import Parking
 from cdc_lake.decode.test_decoding.assembler import LineAssembler
 from cdc_lake.decode.told import Told
 from cdc_lake.model.relation import TableName
@@ -75,10 +76,12 @@ def reading_of(
     state: BronzeState,
     tell: Tell,
     frames: NewFrames,
+    parking: Parking | None = None,
 ) -> Reading:
     """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines.
 
-    `frames` makes stores for large transactions; those that come as lines are held in memory.
+    `frames` makes stores for large transactions; those that come as lines are held in memory. `parking` keeps prepared
+    ones, where the stream has them before their end.
     """
     if by_publication(project):
         asked = project.postgres.decoding.messages
@@ -89,6 +92,8 @@ def reading_of(
             messages=asked and not project.pipeline.bronze.redact,
             told=Told(bronze_reader(project).latest_layouts(state.epoch), partial(_warn, tell)) if asked else None,
             frames=frames,
+            parking=parking,
+            landed=state.upto,
         )
         columns = by_policy(project, PgoutputFormat(partial(tabulate, in_hex=in_hex(project))), tell)
         return Reading(assembler, columns, columns)

@@ -11,12 +11,14 @@ from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.parked_place import parked_place
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import postgres_start
 from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_timeline, note_timeline
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
+from cdc_lake.pipeline.parked import ParkedTransactions
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
 from cdc_lake.pipeline.postgres_reading import (
     check_binary,
@@ -88,7 +90,8 @@ def open_postgres(
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         limits = project.pipeline.bronze.spool
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
-        reading = reading_of(project, session, lambda: dial("layouts"), state, tell, spool)
+        parked = _parked(project, spool, state, frames)
+        reading = reading_of(project, session, lambda: dial("layouts"), state, tell, spool, parked)
         yield OpenStream(
             frames=frames,
             assembler=reading.assembler,
@@ -100,7 +103,19 @@ def open_postgres(
             goal=target,
             copied=copied,
             spilled=lambda: spool.written,
+            parked=parked,
         )
+
+
+def _parked(project: Project, spool: Spool, state: BronzeState, frames: FrameSource) -> ParkedTransactions | None:
+    """Prepared transactions that wait for their end, where the pipeline asks for them. Raises LakeError."""
+    if not project.postgres.decoding.two_phase:
+        return None
+
+    def highest() -> int | None:
+        return bronze_reader(project).highest_commit(state.epoch)
+
+    return ParkedTransactions(parked_place(project), spool, state, highest=highest, tick=frames.tick)
 
 
 def check_resume(
@@ -113,8 +128,9 @@ def check_resume(
 ) -> tuple[Timeline, BronzeState]:
     """Raise unless the stream that bronze holds can go on at this server, database and slot; as `check_same`."""
     timeline, held = check_same(project, replication, facts, state, control)
-    plugin, there = project.postgres.slot.plugin, slot.find_slot(session, project.slot)
-    slot.check_slot(there, project.slot, facts.database, held.confirm, plugin)
+    source, there = project.postgres, slot.find_slot(session, project.slot)
+    two_phase = source.decoding.two_phase
+    slot.check_slot(there, project.slot, facts.database, held.confirm, source.slot.plugin, two_phase=two_phase)
     return timeline, held
 
 

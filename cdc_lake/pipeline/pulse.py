@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from cdc_lake.bronze.port import BronzeState
+from cdc_lake.decode.pgoutput_prepared import Prepared
 
 
 class Pulse:
@@ -20,7 +21,8 @@ class Pulse:
     `streaming`: a stream is open; `state`: what bronze holds of it; `progressed`: when everything received was landed
     and confirmed, or a part of it, by `clock`, in seconds; `landed_at`: when the stream was opened or bronze last moved
     on; `commit_ts`: of the newest transaction that landed, microseconds since 1970, None where none did or it has no
-    time; `open_bytes`: of transactions without their COMMIT; `spilled_bytes`: written to the spool, since it began.
+    time; `open_bytes`: of transactions without their COMMIT; `spilled_bytes`: written to the spool, since it began;
+    `prepared`: those that are kept until COMMIT PREPARED, None without two-phase decoding.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,6 +34,7 @@ class Pulse:
         self.commit_ts: int | None = None
         self.open_bytes = self.spilled_bytes = 0
         self._spilled = 0  # of the open stream
+        self.prepared: Sequence[Prepared] | None = None
 
     @contextmanager
     def beating(self, state: BronzeState) -> Iterator[None]:
@@ -41,7 +44,7 @@ class Pulse:
         try:
             yield
         finally:
-            self.streaming, self.open_bytes = False, 0
+            self.streaming, self.open_bytes, self.prepared = False, 0, None
 
     def turned(self, open_bytes: int, spilled: int, *, idle: bool) -> None:
         """The loop has turned once; `spilled`: bytes that the open stream has spooled; `idle`: nothing waits to be

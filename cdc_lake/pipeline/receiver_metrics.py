@@ -26,6 +26,8 @@ from cdc_lake.observe.metric_names import (
     LANDED_LAG_TRANSACTIONS,
     LAST_SUCCESS_TIMESTAMP_SECONDS,
     OPEN_TRANSACTION_BYTES,
+    PREPARED_OLDEST_SECONDS,
+    PREPARED_TRANSACTIONS,
     RECEIVED_LAG_BYTES,
     SLOT_ACTIVE,
     SLOT_RETAINED_WAL_BYTES,
@@ -125,6 +127,10 @@ class ReceiverMetrics:
         show(HEALTHY, health.healthy)
         show(OPEN_TRANSACTION_BYTES, pulse.open_bytes)
         show(SPILLED_BYTES_TOTAL, pulse.spilled_bytes)
+        if (prepared := pulse.prepared) is not None:
+            show(PREPARED_TRANSACTIONS, len(prepared))
+            oldest = min((one.at for one in prepared), default=None)
+            show(PREPARED_OLDEST_SECONDS, 0 if oldest is None else max(0.0, time.time() - oldest / 1e6))
         show(SOURCE_REACHABLE, look is not None)
         if health.idle_for is not None:
             show(LAST_SUCCESS_TIMESTAMP_SECONDS, time.time() - health.idle_for, Loop.RECEIVE)

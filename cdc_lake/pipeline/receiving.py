@@ -84,6 +84,7 @@ class Receiving:
         self._watch = watch
         self._goal: int | None = None
         self._begins = 0
+        self._last = 0  # position of the last transaction that was handed to bronze
         self._started = time.monotonic()
         self._summary = ReceiveSummary()
 
@@ -97,6 +98,7 @@ class Receiving:
         if self._goal is None:
             self._goal, self._begins = stream.goal, stream.state.upto
         state = stream.state
+        self._last = 0
         self.count(snapshot_rows=stream.copied)
         self._summary = replace(self._summary, stream=state.stream)
         self._domain = stream.domain
@@ -122,6 +124,7 @@ class Receiving:
                 self._commit_what_is_due(stream, landing)
                 idle = not landing.busy and not len(self._batch)
                 self._pulse.turned(stream.assembler.open_bytes, stream.spilled(), idle=idle)
+                self._pulse.prepared = None if stream.parked is None else stream.parked.waiting
             self._finish(stream, landing)
 
     def heed(self) -> None:
@@ -208,6 +211,7 @@ class Receiving:
         landing.decode(self._batch.hand_over())
         batch = self._batch.take()
         self.count(bytes=sum(transaction.size for transaction in batch.transactions))
+        self._last = batch.transactions[-1].bounds.position
         self._pulse.lands(batch.upto, batch.transactions[-1].bounds.commit_ts)
         landing.append(batch)
 
@@ -257,6 +261,8 @@ class Receiving:
         self._pulse.landed(landed.upto, landed.confirm)
         if landed.transactions:
             failpoint(CONFIRMED)
+        if stream.parked is not None:
+            stream.parked.clean(min(self._last, landed.upto), landed.confirm)
         self.count(transactions=landed.transactions, changes=landed.changes, repeats=landed.repeats)
         if landed.transactions:
             at = format_position(landed.upto, self._domain)

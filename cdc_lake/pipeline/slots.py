@@ -58,10 +58,9 @@ def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
         facts = identify(replication, project.postgres)
         check_server(facts, project.postgres.place)
         _, held = check_same(project, replication, facts, state, control_tables(project))
-        plugin = project.postgres.slot.plugin
-        found = slot.check_slot(
-            slot.find_slot(session, project.slot), project.slot, facts.database, held.confirm, plugin
-        )
+        plugin, two_phase = project.postgres.slot.plugin, project.postgres.decoding.two_phase
+        there = slot.find_slot(session, project.slot)
+        found = slot.check_slot(there, project.slot, facts.database, held.confirm, plugin, two_phase=two_phase)
         before = reached = found.confirmed
         assert before is not None  # `check_slot` says so
         assert reached is not None

@@ -81,11 +81,12 @@ class PostgresView:
 
     def _stream(self, state: BronzeState | None, names: Sequence[TableName]) -> Iterator[Action]:
         project, session = self._project, self._session
-        plugin = project.postgres.slot.plugin
+        plugin, two_phase = project.postgres.slot.plugin, project.postgres.decoding.two_phase
         there = slot.find_slot(session, project.slot)
         started = state is not None and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
         if state is not None and started:
-            checked = slot.check_slot(there, project.slot, project.postgres.database, state.upto, plugin)
+            database = project.postgres.database
+            checked = slot.check_slot(there, project.slot, database, state.upto, plugin, two_phase=two_phase)
             behind = max(0, wal_position(session).value - state.upto)
             retained = f", {size(checked.retained)} of WAL retained" if checked.retained is not None else ""
             after = shown(state.stream, state.upto)

@@ -41,7 +41,7 @@ class Spool:
         self._at_most = at_most
         self.part = part
         self._held = 0
-        self._used = 0
+        self._used = self._parked = 0
         self._stores: set[SpooledFrames] = set()
         self._lock = threading.Lock()  # stores are closed by the thread that landed them
         self.written = 0
@@ -64,8 +64,22 @@ class Spool:
 
     @property
     def used(self) -> int:
-        """Bytes on disk."""
+        """Bytes on disk, with those of prepared transactions."""
         return self._used
+
+    def park(self, size: int, *, checked: bool = True) -> None:
+        """So many bytes more are of prepared transactions, which wait elsewhere. Raises SpoolFull where `checked`."""
+        if checked:
+            self._check(size)
+        with self._lock:
+            self._used += size
+            self._parked += size
+
+    def unpark(self, size: int) -> None:
+        """So many bytes of prepared transactions are gone."""
+        self.give_back(size)
+        with self._lock:
+            self._parked -= size
 
     # ── for its stores ──
 
@@ -79,12 +93,17 @@ class Spool:
 
     def take(self, size: int) -> None:
         """So many bytes more are to go to disk. Raises SpoolFull."""
+        self._check(size)
         with self._lock:
-            if self._used + size > self._at_most:
-                text = f"transactions without their COMMIT take more than {format_bytes(self._at_most)}"
-                raise SpoolFull(text, where=str(self._folder))
             self._used += size
             self.written += size
+
+    def _check(self, size: int) -> None:
+        """Only the receiver's loop adds: what others give back meanwhile makes more room than was seen."""
+        if self._used + size > self._at_most:
+            text = f"transactions without their COMMIT take more than {format_bytes(self._at_most)}"
+            more = f", {format_bytes(self._parked)} of them prepared ones" if self._parked else ""
+            raise SpoolFull(text + more, where=str(self._folder))
 
     def give_back(self, size: int) -> None:
         """So many bytes on disk are free again."""

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from cdc_lake.model.slot_counters import SlotCounters
 from cdc_lake.pipeline.cut_verdict import Withheld
+from cdc_lake.pipeline.parked import PreparedTransaction
 from cdc_lake.pipeline.receiver_note import Waiting
 from cdc_lake.pipeline.waiting import UndecodedTransaction
 from cdc_lake.pipeline.wal_note import BudgetStatus
@@ -80,7 +81,8 @@ class Status:
     """Where a pipeline stands at `at`. Positions are as people paste them. `undecodable`: what silver stops before.
 
     `receiver_waits`: what the receiver said it waits for, where it does; `withheld`: the newest promise of a cut, where
-    rules kept it back and none was made since; `wal_budget`: how a receiver that runs saw it last, where there is one.
+    rules kept it back and none was made since; `wal_budget`: how a receiver that runs saw it last, where there is one;
+    `prepared`: transactions that are kept until their COMMIT PREPARED.
     """
 
     pipeline: str
@@ -104,3 +106,4 @@ class Status:
     receiver_waits: Waiting | None = None
     withheld: Withheld | None = None
     wal_budget: BudgetStatus | None = None
+    prepared: tuple[PreparedTransaction, ...] = ()

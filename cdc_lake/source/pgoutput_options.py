@@ -14,7 +14,9 @@ from cdc_lake.errors import OptionRefused
 
 _NEWEST: Final = {14: 2, 15: 3}
 _SINCE_16: Final = 4
-_STREAMS, _PARALLEL = 2, 4
+_STREAMS, _TWO_PHASE, _PARALLEL = 2, 3, 4
+_TWO_PHASE_SINCE: Final = 18
+"""Up to 17 a server sends COMMIT PREPARED of what only locked rows without its PREPARE, as if that had been lost."""
 _ORIGINS: Final = 16
 
 
@@ -33,10 +35,16 @@ def chosen(major: int, given: Pgoutput, called: str = "") -> dict[str, str]:
     if streaming == "parallel" and version < _PARALLEL:
         text = f"{server} has no `streaming 'parallel'`"
         raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")
+    if given.two_phase and (major < _TWO_PHASE_SINCE or version < _TWO_PHASE):
+        text = f"`two_phase` needs PostgreSQL {_TWO_PHASE_SINCE} and version {_TWO_PHASE} of pgoutput's protocol"
+        raise OptionRefused(
+            f"{text}; {server} is asked for version {version}",
+            hint="take `two_phase` out of `source.decoding`: prepared transactions arrive whole at COMMIT PREPARED",
+        )
     if given.origin == "none" and major < _ORIGINS:
         text = f"{server} has no option `origin` of pgoutput: it came with PostgreSQL {_ORIGINS}"
         raise OptionRefused(text, hint="take `origin` out of `source.decoding`: changes of every origin are sent then")
     asked = {"streaming": streaming, "origin": given.origin}
     asked = {name: value for name, value in asked.items() if value not in ("off", "any")}
-    flags = {name: "true" for name in ("binary", "messages") if getattr(given, name)}
+    flags = {name: "true" for name in ("binary", "messages", "two_phase") if getattr(given, name)}
     return {"proto_version": str(version)} | asked | flags

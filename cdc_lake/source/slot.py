@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing
+from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing, SlotTwoPhase
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.slot_counters import SlotCounters
 from cdc_lake.source.connection import Session, command, finished_within, named
@@ -25,7 +25,7 @@ class SlotFacts:
     """A slot as `pg_replication_slots` shows it. `retained` is the log it holds back, in bytes.
 
     `safe`: bytes that may still be written before it is in danger, None where nothing bounds what is kept; `failover`:
-    standbys may keep a copy of it (PostgreSQL 17).
+    standbys may keep a copy of it (PostgreSQL 17); `two_phase`: transactions are sent when they are prepared.
     """
 
     name: str
@@ -41,6 +41,7 @@ class SlotFacts:
     retained: int | None
     safe: int | None = None
     failover: bool = False
+    two_phase: bool = False
 
     @property
     def lost(self) -> bool:
@@ -66,7 +67,7 @@ _SLOTS = (
     "s.confirmed_flush_lsn::text, s.wal_status, to_jsonb(s) ->> 'invalidation_reason', "
     "CASE WHEN pg_is_in_recovery() THEN NULL "
     "ELSE pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint END, s.safe_wal_size, "
-    "to_jsonb(s) ->> 'failover' FROM pg_replication_slots AS s "
+    "to_jsonb(s) ->> 'failover', s.two_phase FROM pg_replication_slots AS s "
 )
 
 
@@ -85,7 +86,8 @@ def all_slots(session: Session) -> list[SlotFacts]:
 
 
 def _facts(row: Sequence[object]) -> SlotFacts:
-    name, kind, plugin, database, temporary, pid, restart, confirmed, status, invalidation, retained, safe, over = row
+    name, kind, plugin, database, temporary, pid, restart, confirmed, status, invalidation, retained, safe, *more = row
+    failover, two_phase = more
     return SlotFacts(
         name=str(name),
         kind=str(kind),
@@ -99,7 +101,8 @@ def _facts(row: Sequence[object]) -> SlotFacts:
         invalidation=_text(invalidation),
         retained=_number(retained),
         safe=_number(safe),
-        failover=over == "true",
+        failover=failover == "true",
+        two_phase=bool(two_phase),
     )
 
 
@@ -165,10 +168,13 @@ def advance_slot(session: Session, name: str, upto: Lsn) -> Lsn:
         return Lsn.parse(str((row.fetchone() or ("",))[0]))
 
 
-def check_slot(facts: SlotFacts | None, name: str, database: str, held: int, plugin: str = PGOUTPUT) -> SlotFacts:
+def check_slot(
+    facts: SlotFacts | None, name: str, database: str, held: int, plugin: str = PGOUTPUT, *, two_phase: bool = False
+) -> SlotFacts:
     """The slot, if a stream that bronze holds up to `held` can go on from it; raises what fits otherwise.
 
-    Whether somebody else reads it just now is not asked here: that is for the attempt to start.
+    Whether somebody else reads it just now is not asked here: that is for the attempt to start. Where `two_phase` is
+    asked for and the slot does not have it yet, starting the stream gives it to the slot.
     """
     if facts is None:
         raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {Lsn(held)}")
@@ -181,6 +187,8 @@ def check_slot(facts: SlotFacts | None, name: str, database: str, held: int, plu
             f"{facts.confirmed.value - held} bytes are missing: slot `{name}` is confirmed up to {facts.confirmed}, "
             f"bronze ends at {Lsn(held)}"
         )
+    if facts.two_phase and not two_phase:
+        raise SlotTwoPhase(f"slot `{name}` sends transactions at their PREPARE, which the pipeline does not ask for")
     return facts
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +22,10 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.columnar import tabulate
-from cdc_lake.decode.raw import Raw
+from cdc_lake.decode.large import LargeTransaction
+from cdc_lake.decode.raw import Raw, RawTransaction
 from cdc_lake.lake.control import control_tables
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
@@ -83,6 +87,19 @@ def receive_boasting(document: str, root: Path, setting: str) -> None:
     at.arm(setting)
     project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
     receive(project, Boastful(bronze_table(project)), once=True, stop=threading.Event(), tell=silent)
+
+
+def receive_until_message(document: str, root: Path, setting: str) -> None:
+    """As `receive_until_killed`, dead before it takes message number `setting` of the stream."""
+    left, taken = itertools.count(1 - int(setting)), Assembler.feed
+
+    def feed(assembler: Assembler, payload: bytes, lsn: int) -> tuple[RawTransaction | LargeTransaction, ...]:
+        if next(left) == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return taken(assembler, payload, lsn)
+
+    Assembler.feed = feed  # type: ignore[assignment, method-assign]  # the process is for nothing else
+    receive_until_killed(document, root, "")
 
 
 def repair_until_killed(document: str, root: Path, setting: str) -> None:

@@ -101,6 +101,8 @@ def test_a_receiver_says_what_it_does_and_whether_it_does_it(database: Database,
         assert exposed <= mine
         assert mine - exposed == {
             "cdc_lake_landed_lag_transactions",  # no CSNs
+            "cdc_lake_prepared_transactions",  # no two-phase decoding
+            "cdc_lake_prepared_oldest_seconds",
             "cdc_lake_slot_safe_wal_bytes",  # no limit at the server
             "cdc_lake_wal_budget_used_ratio",  # no budget
         }

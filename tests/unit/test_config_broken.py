@@ -71,6 +71,15 @@ CASES = {
     "duplicate section": (HEAD + "lake: {path: a}\nlake: {path: b}\n", "CFG105 5:1"),
     "missing key": (HEAD.replace("host: h, ", ""), "CFG106 3:9"),
     "a host beside hosts": (HEAD.replace("host: h", "host: h, hosts: [a]"), "CFG129 3:35"),
+    "two-phase by a protocol that is too old": (
+        HEAD.replace("host: h", "host: h, decoding: {proto_version: 2, two_phase: true}"),
+        "CFG129 3:75",
+    ),
+    "two-phase beside redaction": (
+        HEAD.replace("host: h", "host: h, decoding: {two_phase: true}")
+        + "bronze: {redact: [{columns: [public.a.b], strategy: null}]}\n",
+        "CFG129 3:57",
+    ),
     "a publication beside test_decoding": (
         HEAD.replace("host: h", "host: h, publication: p, slot: {plugin: test_decoding}"),
         "CFG129 3:48",

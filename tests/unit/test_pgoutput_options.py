@@ -20,6 +20,7 @@ from cdc_lake.source.pgoutput_options import chosen
         (18, {}, {"proto_version": "4", "streaming": "on"}),
         (18, {"proto_version": 1}, {"proto_version": "1"}),
         (18, {"proto_version": 3}, {"proto_version": "3", "streaming": "on"}),
+        (18, {"two_phase": True}, {"proto_version": "4", "streaming": "on", "two_phase": "true"}),
         (18, {"streaming": "off"}, {"proto_version": "4"}),
         (18, {"streaming": "parallel"}, {"proto_version": "4", "streaming": "parallel"}),
         (15, {"streaming": "off", "messages": True, "origin": "any"}, {"proto_version": "3", "messages": "true"}),
@@ -37,6 +38,8 @@ def test_the_highest_version_streams(major: int, given: dict[str, Any], asked: d
         (14, {"proto_version": 3}, "proto_version"),
         (15, {"streaming": "parallel"}, "streaming: on"),
         (15, {"origin": "none"}, "take `origin` out"),
+        (17, {"two_phase": True}, "two_phase"),
+        (18, {"two_phase": True, "proto_version": 2}, "two_phase"),
     ],
 )
 def test_what_a_server_does_not_have_is_refused_with_the_remedy(major: int, given: dict[str, Any], hint: str) -> None:

@@ -1,0 +1,202 @@
+"""Parked transactions of a stream: prepared, durable, and not landed (implements `decode.parking.Parking`).
+
+A file is named after epoch, xid and gid, and a note beside it says where the transaction ended, once that was read. It
+goes when bronze holds a transaction at that end or behind it: before, a failover may yet take the end back. Files of a
+PREPARE that this connection is to send again count only once it did; what it does not send again never was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.decode.kept import announced_in
+from cdc_lake.decode.parked_form import read_back, written
+from cdc_lake.decode.parking import Parked
+from cdc_lake.decode.pgoutput_prepared import Prepared
+from cdc_lake.lake.parked_place import ParkedPlace, parked_place
+from cdc_lake.model.position import Lsn
+from cdc_lake.observe.failpoint import PREPARE_CLEANED, PREPARE_ENDED, PREPARE_KEPT, failpoint
+from cdc_lake.pipeline.spool import Spool
+
+_END: Final = ".end"
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A file: what was prepared, the bytes of its frames, and where it ended, if that was read.
+
+    `sent`: its PREPARE lies before this connection's start, or was sent on it.
+    """
+
+    prepared: Prepared
+    size: int
+    end: int | None
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTransaction:
+    """A prepared transaction that is kept, for who asks: `prepared_at` its PREPARE, which lies at `position`; `bytes`
+    of its changes; the tables that they are of.
+    """
+
+    gid: str
+    xid: int
+    position: str
+    prepared_at: datetime
+    bytes: int
+    tables: tuple[str, ...]
+
+
+def prepared_transactions(project: Project, epoch: int, *, ended: bool = False) -> tuple[PreparedTransaction, ...]:
+    """Those of a stream that are kept, the oldest first, and only with `ended` such whose end was read.
+
+    Raises LakeError.
+    """
+    place = parked_place(project)
+    sizes = place.sizes()
+    found = []
+    for name in sizes:
+        of_stream = name.startswith(f"{epoch}-") and not name.endswith(_END)
+        if of_stream and (ended or f"{name}{_END}" not in sizes):
+            prepared, content = read_file(place, name, part=1)
+            position, at = str(Lsn(prepared.lsn)), datetime.fromtimestamp(prepared.at / 1e6, UTC)
+            tables = sorted({str(table) for one in content.announcements for table in announced_in(one.payload)})
+            found.append(
+                PreparedTransaction(prepared.gid, prepared.xid, position, at, content.frames.size, tuple(tables))
+            )
+    return tuple(sorted(found, key=lambda one: one.prepared_at))
+
+
+def read_file(place: ParkedPlace, name: str, part: int) -> tuple[Prepared, Parked]:
+    """What a file has; `part`: see `decode.frames.NewFrames`. Raises LakeError."""
+    return read_back(lambda at, size: place.read(name, at, size) or b"", part, f"{place.name}/{name}")
+
+
+class ParkedTransactions:
+    """Those of one stream, for one connection that goes on from `state`.
+
+    Their bytes count in the budget of `spool`. `tick` is called between two blocks that are written; `highest` gives
+    the position of bronze's last transaction.
+    """
+
+    def __init__(
+        self,
+        place: ParkedPlace,
+        spool: Spool,
+        state: BronzeState,
+        *,
+        highest: Callable[[], int | None],
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Look what is there. Raises LakeError."""
+        self._place = place
+        self._spool = spool
+        self._epoch = state.epoch
+        self._tick = tick
+        self._entries: dict[str, _Entry] = {}
+        self._look(state)
+        if any(one.end is not None for one in self._entries.values()):
+            self.clean(highest() or 0, state.confirm)
+
+    @property
+    def waiting(self) -> list[Prepared]:
+        """What is prepared, and has not ended."""
+        return [one.prepared for one in self._entries.values() if one.end is None]
+
+    def park(self, prepared: Prepared, content: Parked) -> None:
+        """See Parking. Raises SpoolFull."""
+        name = file_name(self._epoch, prepared.xid, prepared.gid)
+        known = self._entries.get(name)
+        if known is not None and known.prepared == prepared:
+            known.sent = True
+            return
+        size = content.frames.size
+        self._spool.park(size)
+        if known is not None:  # of a log that the server has left since
+            self._drop(name)
+        self._place.put(name, lambda: self._ticking(written(prepared, content)))
+        failpoint(PREPARE_KEPT)
+        self._entries[name] = _Entry(prepared, size, None, sent=True)
+
+    def committed(self, xid: int, gid: str, end_lsn: int) -> Parked | None:
+        """See Parking."""
+        name = file_name(self._epoch, xid, gid)
+        if name not in self._entries:
+            return None
+        self._ended(name, end_lsn)
+        return self._read(name)[1]
+
+    def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
+        """See Parking."""
+        name = file_name(self._epoch, xid, gid)
+        if name in self._entries:
+            self._ended(name, end_lsn)
+
+    def clean(self, last: int, confirm: int) -> None:
+        """Remove what is not needed any more: bronze's last transaction is at `last`, the slot's position `confirm`."""
+        for name, one in list(self._entries.items()):
+            ended = one.end is not None and one.end <= last
+            if ended or (not one.sent and one.prepared.end_lsn <= confirm):
+                self._drop(name)
+
+    # ── files ──
+
+    def _look(self, state: BronzeState) -> None:
+        sizes = self._place.sizes()
+        for name in sizes:
+            bare, epoch = name.removesuffix(_END), int(name.partition("-")[0])
+            if epoch < state.epoch or bare not in sizes:
+                self._place.remove(name)  # of a stream before, or what is left of a removal
+            elif name == bare and epoch == state.epoch:
+                prepared, content = self._read(name)
+                size = content.frames.size
+                self._spool.park(size, checked=False)
+                sent = prepared.lsn < state.confirm
+                self._entries[name] = _Entry(prepared, size, self._end_of(name, sizes, state), sent)
+
+    def _end_of(self, name: str, sizes: Iterable[str], state: BronzeState) -> int | None:
+        """Where it ended; an end that is to be read again is forgotten, since the server may have another one now."""
+        note = f"{name}{_END}"
+        text = self._place.read(note, 0, 20) if note in sizes else None
+        if text is None:
+            return None
+        if int(text) > state.upto:
+            self._place.remove(note)
+            return None
+        return int(text)
+
+    def _read(self, name: str) -> tuple[Prepared, Parked]:
+        return read_file(self._place, name, self._spool.part)
+
+    def _ended(self, name: str, end_lsn: int) -> None:
+        one = self._entries[name]
+        if one.end != end_lsn:
+            self._place.put(f"{name}{_END}", lambda: [str(end_lsn).encode()])
+            one.end = end_lsn
+        failpoint(PREPARE_ENDED)
+
+    def _drop(self, name: str) -> None:
+        """The file first: a note without one says nothing."""
+        one = self._entries.pop(name)
+        self._place.remove(name)
+        failpoint(PREPARE_CLEANED)
+        if one.end is not None:
+            self._place.remove(f"{name}{_END}")
+        self._spool.unpark(one.size)
+
+    def _ticking(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            self._tick()
+            yield block
+
+
+def file_name(epoch: int, xid: int, gid: str) -> str:
+    """What a prepared transaction's file is called; a gid may hold anything, and up to 200 bytes of it."""
+    return f"{epoch}-{xid}-{hashlib.sha256(gid.encode()).hexdigest()[:16]}"

@@ -1,0 +1,324 @@
+"""Prepared transactions of a real server: whole at COMMIT PREPARED, parked from their PREPARE on or not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.cli.render_status import status_text
+from cdc_lake.config.project import Project
+from cdc_lake.errors import PreparedDamaged, PreparedUnknown, SlotTwoPhase
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe import failpoint as at
+from cdc_lake.pipeline.compare_postgres import postgres_side
+from cdc_lake.pipeline.status import status
+from cdc_lake.source.captured import Unlanded
+from cdc_lake.testing.kills import KILLED, assert_whole_transactions, receive_until_message
+from cdc_lake.testing.server import EmbeddedServer
+from tests.conftest import Database, make_role, start_server
+from tests.live.test_large_transactions import landed, pipeline, streaming
+from tests.live.test_receive_loop import assert_equal_to_source, once
+from tests.live.test_receiver_kills import BUDGET, receivers_of
+from tests.seeds import seeds
+
+pytestmark = pytest.mark.live
+
+__all__ = ["streaming"]
+
+ON = {"decoding": {"two_phase": True}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """One that can do it, whichever the others run on."""
+    embedded = start_server(version=18, settings={"max_prepared_transactions": "20"})
+    make_role(embedded)
+    yield embedded
+    embedded.remove()
+
+
+@pytest.fixture
+def phased(streaming: Database) -> Iterator[Database]:
+    """One whose prepared transactions end with the test."""
+    yield streaming
+    with streaming.admin() as admin:
+        for (gid,) in admin.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall():
+            ended(streaming, gid, "ROLLBACK")
+
+
+def parked(project: Project) -> list[str]:
+    folder = project.control / "prepared"
+    return sorted(one.name for one in folder.iterdir()) if folder.exists() else []
+
+
+def prepared(database: Database, gid: str, *statements: str) -> None:
+    """A transaction of these statements, prepared."""
+    with database.connect(autocommit=False) as conn:
+        for statement in statements:
+            conn.execute(statement)  # type: ignore[call-overload]
+        conn.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(gid)))
+
+
+def ended(database: Database, gid: str, how: str = "COMMIT") -> None:
+    with database.connect() as conn:
+        conn.execute(sql.SQL(how + " PREPARED {}").format(sql.Literal(gid)))  # type: ignore[arg-type]
+
+
+def write(database: Database, *statements: str) -> None:
+    with database.connect() as conn:
+        for statement in statements:
+            conn.execute(statement)  # type: ignore[call-overload]
+
+
+def assert_whole(project: Project, database: Database) -> None:
+    assert_equal_to_source(project, database)
+    reader = bronze_reader(project)
+    verdict = verify(reader)
+    assert verdict.holds, verdict
+    assert_whole_transactions(reader)
+
+
+def confirmed_beyond(database: Database, project: Project) -> bool:
+    """Whether the slot is confirmed beyond the PREPARE of everything that is prepared now."""
+    with database.admin() as admin:
+        row = admin.execute(
+            "SELECT two_phase, confirmed_flush_lsn > pg_current_wal_insert_lsn() - 2000 FROM pg_replication_slots "
+            "WHERE slot_name = %s", [project.slot]
+        ).fetchone()  # fmt: skip
+    return row == (True, True)
+
+
+def test_by_default_a_prepared_transaction_arrives_whole_at_its_commit(phased: Database, tmp_path: Path) -> None:
+    project = pipeline(phased, tmp_path, "whole")
+    once(project)
+    prepared(phased, "one", "INSERT INTO a VALUES (1, 1, 'prepared')")
+    write(phased, "INSERT INTO b VALUES (1, 1, 'between')")
+    once(project)
+    assert [row["relation"] for row in landed(project) if row["op"] == "I"] == ["public.b"]
+    ended(phased, "one")
+    once(project)
+    assert [row["relation"] for row in landed(project) if row["op"] == "I"] == ["public.b", "public.a"]
+    assert parked(project) == []
+    assert_whole(project, phased)
+
+
+def test_a_parked_transaction_outlives_its_receiver_and_lands_where_it_commits(
+    phased: Database, tmp_path: Path
+) -> None:
+    project, whole = pipeline(phased, tmp_path, "parked", **ON), pipeline(phased, tmp_path, "whole")
+    once(project)
+    once(whole)
+    write(
+        phased, "INSERT INTO a VALUES (-1, 1, 'before'), (-2, 1, 'locked')"
+    )  # announces it before, not in the prepared one
+    prepared(phased, "it's 'ü'", "INSERT INTO a VALUES (1, 1, 'prepared')", "UPDATE a SET n = 2 WHERE id = 1")
+    prepared(phased, "large", "INSERT INTO b SELECT g, 1, repeat('y', 100) FROM generate_series(1, 3000) g")
+    prepared(phased, "dropped", "DELETE FROM a WHERE id = -1")
+    prepared(phased, "empty", "CREATE TABLE not_seen (id int)")
+    prepared(phased, "locks", "SELECT FROM b FOR UPDATE", "SELECT FROM a WHERE id = -2 FOR SHARE")
+    prepared(phased, "nothing", "DELETE FROM b")
+    write(phased, "INSERT INTO a VALUES (2, 1, 'between')")
+    once(project)
+    assert len(parked(project)) == 5
+    assert len([row for row in landed(project) if row["op"] == "I"]) == 3
+    once(project)
+    told = status(project)
+    assert [one.gid for one in told.prepared] == ["it's 'ü'", "large", "dropped", "empty", "locks"]
+    assert [one.tables for one in told.prepared] == [("public.a",), ("public.b",), ("public.a",), (), ()]
+    assert "5 transactions kept until COMMIT PREPARED" in status_text(told, 200)
+    assert "the oldest, `it's 'ü'` (xid" in status_text(told, 200)
+    assert confirmed_beyond(phased, project), "the server sends none of them again"
+    assert len(parked(project)) == 5
+    ended(phased, "dropped", "ROLLBACK")
+    for nth, gid in enumerate(["large", "empty", "nothing", "locks", "it's 'ü'"]):
+        ended(phased, gid)
+        write(phased, f"INSERT INTO a VALUES ({100 + nth}, 1, 'behind')")
+    prepared(phased, "late", "INSERT INTO b VALUES (-2, 1, 'late')")
+    ended(phased, "late")
+    assert [sorted(map(str, one.tables)) for one in ahead(project)] == [
+        ["public.b"], *[["public.a"]] * 6, ["public.b"],
+    ]  # fmt: skip
+    once(project)
+    once(whole)
+    assert parked(project) == []
+    assert landed(project) == landed(whole)
+    assert_whole(project, phased)
+
+
+def ahead(project: Project) -> list[Unlanded]:
+    """What the slot has and bronze does not, as `compare` asks."""
+    state = bronze_reader(project).state()
+    assert state is not None
+    with postgres_side(project, state) as side, side.snapshot([TableName("public", "a")]) as shown:
+        found = side.ahead(shown, state.upto)
+    assert found is not None
+    return found
+
+
+class Phases:
+    """Transactions by chance, some of them prepared, and ended later or never."""
+
+    def __init__(self, database: Database, dice: random.Random) -> None:
+        self._database = database
+        self._dice = dice
+        self._next = 1
+        self._open: list[str] = []
+
+    def step(self) -> None:
+        dice, first = self._dice, self._next
+        if self._open and dice.random() < 0.5:
+            gid = self._open.pop(dice.randrange(len(self._open)))
+            ended(self._database, gid, dice.choice(["COMMIT", "COMMIT", "ROLLBACK"]))
+            return
+        self._next += (rows := dice.choice([1, 3, 900]))
+        table = dice.choice("ab")
+        statements = [
+            f"INSERT INTO {table} SELECT g, 0, repeat('x', 100) FROM generate_series({first}, {first + rows - 1}) g",
+            "SAVEPOINT s",
+            f"UPDATE {table} SET n = n + 1 WHERE id BETWEEN {first} AND {first + 1}",
+            dice.choice(["ROLLBACK TO s", "RELEASE s"]),
+            f"DELETE FROM {table} WHERE id = {first}",
+        ]
+        if dice.random() < 0.6:
+            prepared(self._database, f"gid {first}", *statements)
+            self._open.append(f"gid {first}")
+        else:
+            with self._database.connect(autocommit=False) as conn:
+                for statement in statements:
+                    conn.execute(statement)  # type: ignore[call-overload]
+
+    def end(self) -> None:
+        for gid in self._open:
+            ended(self._database, gid)
+        self._open = []
+        write(self._database, f"INSERT INTO a VALUES ({self._next}, 0, 'the last')")
+        self._next += 1
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_what_is_parked_lands_as_what_comes_whole(phased: Database, tmp_path: Path, seed: int) -> None:
+    project = pipeline(phased, tmp_path, "parked", **ON)
+    whole = pipeline(phased, tmp_path, "whole", decoding={"streaming": "off"})
+    once(project)
+    once(whole)
+    phases = Phases(phased, random.Random(seed))
+    for _ in range(3):
+        for _ in range(6):
+            phases.step()
+        once(project)
+    phases.end()
+    once(project)
+    once(whole)
+    assert parked(project) == []
+    assert landed(project) == landed(whole)
+    assert_whole(project, phased)
+
+
+def test_it_can_be_asked_for_later_and_not_be_taken_back_unseen(phased: Database, tmp_path: Path) -> None:
+    project = pipeline(phased, tmp_path, "later")
+    once(project)
+    prepared(phased, "before", "INSERT INTO a VALUES (1, 1, 'before')")
+    once(project)
+    later = changed(project, {"two_phase": True})
+    prepared(phased, "behind", "INSERT INTO b VALUES (1, 1, 'behind')")
+    once(later)
+    assert len(parked(later)) == 1
+    with pytest.raises(SlotTwoPhase) as refused:
+        once(project)
+    assert "two_phase" in refused.value.remedy
+    for gid in ("before", "behind"):
+        ended(phased, gid)
+    write(phased, "INSERT INTO b VALUES (2, 1, 'the last')")
+    once(later)
+    assert parked(later) == []
+    assert_whole(later, phased)
+    # what the page of the error says
+    with psycopg.connect(phased.server.dsn(phased.name) + " replication=database", autocommit=True) as conn:
+        conn.execute(f"ALTER_REPLICATION_SLOT {project.slot} (TWO_PHASE false)".encode())
+    once(project)
+    assert_whole(project, phased)
+
+
+def changed(project: Project, decoding: dict[str, Any]) -> Project:
+    source = project.pipeline.source.model_copy(
+        update={"decoding": project.postgres.decoding.model_copy(update=decoding)}
+    )
+    pipeline = project.pipeline.model_copy(update={"source": source})
+    return Project(pipeline, project.file, project.root)
+
+
+def test_a_lost_or_damaged_file_is_an_error_and_no_change_is_lost_unseen(phased: Database, tmp_path: Path) -> None:
+    project = pipeline(phased, tmp_path, "lost", **ON)
+    once(project)
+    prepared(phased, "one", "INSERT INTO a VALUES (1, 1, 'prepared')")
+    once(project)
+    write(phased, "INSERT INTO b VALUES (1, 1, 'behind')")
+    once(project)
+    [name] = parked(project)
+    file = project.control / "prepared" / name
+    content = file.read_bytes()
+    ended(phased, "one")
+    write(phased, "INSERT INTO b VALUES (2, 1, 'the last')")
+    file.unlink()
+    with pytest.raises(PreparedUnknown) as unknown:
+        once(project)
+    assert "`one`" in unknown.value.message
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(PreparedDamaged):
+        once(project)
+    file.write_bytes(content)
+    once(project)
+    assert parked(project) == []
+    assert_whole(project, phased)
+
+
+OWN = (at.PREPARE_KEPT, at.PREPARE_ENDED, at.PREPARE_CLEANED)
+OTHERS = (at.FILE_WRITTEN, at.COMMIT_WRITTEN, at.BRONZE_COMMITTED, at.CONFIRMED)
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_killed_at_every_durable_step_of_a_prepared_transaction(phased: Database, tmp_path: Path, seed: int) -> None:
+    """With a small budget at one of the steps that all transactions have."""
+    project = pipeline(phased, tmp_path, "killed", **ON)
+    receivers = receivers_of(project, phased.password)
+    assert receivers.run() == 0
+    others = OTHERS if BUDGET > 1 else random.Random(seed).sample(OTHERS, 1)
+    for nth, step in enumerate([*OWN, *others]):
+        rows = 900 if nth % 2 else 1
+        many = f"INSERT INTO a SELECT g, 1, repeat('y', 100) FROM generate_series({nth}001, {nth}000 + {rows}) g"
+        prepared(phased, f"gid {nth}", many)
+        assert receivers.run(f"{step}:1" if step == at.PREPARE_KEPT else "") in (0, KILLED)
+        assert len(parked(project)) > 0
+        ended(phased, f"gid {nth}")
+        assert receivers.run(f"{step}:1") == (0 if step == at.PREPARE_KEPT else KILLED), step
+    assert receivers.run() == 0
+    assert parked(project) == []
+    assert_whole(project, phased)
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_killed_between_any_two_messages_of_streamed_and_prepared_transactions(
+    phased: Database, tmp_path: Path, seed: int
+) -> None:
+    dice = random.Random(seed)
+    project = pipeline(phased, tmp_path, "killed", **ON)
+    receivers = receivers_of(project, phased.password)
+    assert receivers.run() == 0
+    phases = Phases(phased, dice)
+    for _ in range(4 * BUDGET):
+        for _ in range(dice.randint(1, 4)):
+            phases.step()
+        # of small transactions each message, of large ones those around their blocks and some between
+        assert receivers.run(str(dice.choice([dice.randint(1, 20), dice.randint(20, 3000)])), target=receive_until_message) in (0, KILLED)  # fmt: skip
+    phases.end()
+    assert receivers.run() == 0
+    assert parked(project) == []
+    assert_whole(project, phased)

@@ -1,0 +1,116 @@
+"""Prepared transactions land where they commit, once, whatever a receiver dies of and however often."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.decode.assembler import Assembler
+from cdc_lake.decode.large import LargeTransaction
+from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.lake.parked_place import LocalParked
+from cdc_lake.observe import failpoint as at
+from cdc_lake.pipeline.parked import ParkedTransactions, file_name
+from cdc_lake.pipeline.spool import Spool
+from cdc_lake.testing.messages import catalog_of, raw_transaction
+from cdc_lake.testing.two_phase import TwoPhaseLog
+from tests.property.test_streamed_transactions import LAYOUTS, a_change, joined
+from tests.seeds import seeds
+
+ROUNDS = 60 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+POINTS = (at.PREPARE_KEPT, at.PREPARE_ENDED, at.PREPARE_CLEANED)
+
+
+class Died(Exception):
+    pass
+
+
+def died() -> None:
+    raise Died
+
+
+@dataclass
+class Lake:
+    """What survives: bronze as a dictionary, the folder of parked transactions, and how often a receiver died."""
+
+    folder: Path
+    landed: dict[int, RawTransaction]
+    state: BronzeState = field(default_factory=lambda: BronzeState("pg:1:d:s:0/0", 1, 0, 0, b""))
+    deaths: int = 0
+
+
+@contextmanager
+def dying(lake: Lake, dice: random.Random) -> Iterator[None]:
+    at.arm(f"{dice.choice(POINTS)}:{dice.randint(1, 3)}" if dice.random() < 0.8 else "", died)
+    try:
+        yield
+    except Died:
+        lake.deaths += 1
+    finally:
+        at.arm("")
+
+
+def receive(lake: Lake, log: TwoPhaseLog, dice: random.Random, messages: float) -> None:
+    """One connection, which is lost after about so many messages."""
+    with Spool(lake.folder / "spool", 1 << 30, dice.choice([1, 90, 1 << 20])) as spool:
+        parked = ParkedTransactions(
+            LocalParked(lake.folder / "parked", durable=False), spool, lake.state,
+            highest=lambda: max(lake.landed, default=None),
+        )  # fmt: skip
+        assembler = Assembler(catalog_of(*LAYOUTS), frames=spool, parking=parked, landed=lake.state.upto)
+        pending: list[RawTransaction | LargeTransaction] = []
+        for lsn, payload in log.messages(lake.state.confirm):
+            pending += assembler.feed(payload, lsn)
+            if dice.random() < 0.3:
+                land(lake, pending, None if assembler.in_transaction else lsn, parked)
+            if dice.random() < 1 / messages:
+                return
+        land(lake, pending, None, parked)
+
+
+def land(
+    lake: Lake, pending: list[RawTransaction | LargeTransaction], reached: int | None, parked: ParkedTransactions
+) -> None:
+    """What is whole lands, and is confirmed; where nothing is under way, so is what was reached (a keepalive's end)."""
+    last = 0
+    for raw in pending:
+        position = raw.bounds.position
+        whole = replace(raw, part=False) if isinstance(raw, RawTransaction) else replace(joined(raw), part=False)
+        if position > lake.state.upto:
+            assert position > max(lake.landed, default=0), "in order"
+            lake.landed[position] = last_landed = whole
+            last = last_landed.bounds.position
+        else:
+            assert lake.landed[position] == whole, "what comes again is the same"
+    pending.clear()
+    upto = max(lake.state.upto, last, reached or 0)
+    lake.state = replace(lake.state, upto=upto, confirm=upto)
+    parked.clean(last, upto)
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_they_land_once_where_they_commit_over_any_deaths(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    deaths = waited = 0
+    for nth in range(ROUNDS):
+        log = TwoPhaseLog(
+            [[a_change(dice, dice.choice(LAYOUTS)) for _ in range(dice.randint(0, 8))] for _ in range(6)], dice
+        )
+        lake = Lake(tmp_path / str(nth), {})
+        for _ in range(dice.randint(0, 12)):
+            with dying(lake, dice):
+                receive(lake, log, dice, dice.choice([3, 10, 40]))
+        receive(lake, log, dice, 1 << 30)
+        assert list(lake.landed.values()) == [raw_transaction(one) for one in log.committed]
+        left = [] if not (lake.folder / "parked").exists() else [one.name for one in (lake.folder / "parked").iterdir()]
+        assert sorted(left) == sorted(file_name(1, int(gid.split()[1]) + 100, gid) for gid in log.open)
+        deaths, waited = deaths + lake.deaths, waited + len(log.open)
+    assert deaths > 0
+    assert waited > 0

@@ -1,0 +1,289 @@
+"""Prepared transactions, case by case: what is parked, when it goes, and what a failover makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.decode.assembler import Assembler, TableFacts
+from cdc_lake.decode.frames import MemoryFrames
+from cdc_lake.decode.parked_form import MAGIC, read_back, written
+from cdc_lake.decode.parking import Announcement, Parked
+from cdc_lake.decode.pgoutput_prepared import Prepared
+from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.errors import (
+    DecodeError,
+    MalformedMessage,
+    OutOfSequence,
+    PreparedDamaged,
+    PreparedNotKept,
+    PreparedUnknown,
+    SpoolFull,
+    UnexpectedMessage,
+    UnknownRelation,
+)
+from cdc_lake.lake.parked_place import LocalParked
+from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.parked import ParkedTransactions
+from cdc_lake.pipeline.spool import Spool
+from cdc_lake.testing import messages
+from cdc_lake.testing.messages import catalog_of, table
+from cdc_lake.testing.streaming import inside, stream_start
+from cdc_lake.testing.two_phase import (
+    RECORD,
+    begin_prepare,
+    commit_prepared,
+    prepare,
+    rollback_prepared,
+    stream_prepare,
+)
+
+A = table("public.a", id="int8", note="text")
+ROW = ("1", "x")
+STATE = BronzeState("pg:1:d:s:0/0", 3, 50, 50, b"")
+INSERT, ANNOUNCED = messages.insert(A, ROW), messages.relation(A)
+WHOLE = [messages.begin(100), ANNOUNCED, INSERT, messages.commit(100, 140)]
+PREPARED = [begin_prepare(7, "g", 200), ANNOUNCED, INSERT, prepare(7, "g", 200)]
+
+
+class Counting(LocalParked):
+    """The folder, and what was written to it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, durable=True)
+        self.puts: list[str] = []
+
+    def put(self, name: str, blocks: object) -> None:
+        self.puts.append(name)
+        super().put(name, blocks)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Counting:
+    return Counting(tmp_path / "prepared")
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    with Spool(tmp_path / "spool", 10_000, 1 << 20) as made:
+        yield made
+
+
+def parking(
+    place: LocalParked, spool: Spool, state: BronzeState = STATE, highest: int | None = None
+) -> ParkedTransactions:
+    return ParkedTransactions(place, spool, state, highest=lambda: highest)
+
+
+def assembler(parked: ParkedTransactions, **given: object) -> Assembler:
+    return Assembler(catalog_of(A), parking=parked, landed=STATE.upto, **given)  # type: ignore[arg-type]
+
+
+def fed(to: Assembler, payloads: Iterable[bytes]) -> list[RawTransaction]:
+    return [raw for nth, payload in enumerate(payloads) for raw in to.feed(payload, nth)]  # type: ignore[misc]
+
+
+def test_it_comes_back_at_its_commit_on_another_connection(place: Counting, spool: Spool) -> None:
+    to = assembler(parking(place, spool))
+    fed(to, [*WHOLE[:2], WHOLE[3], begin_prepare(7, "g", 200), messages.origin("far"), INSERT])
+    assert to.in_transaction
+    assert to.open_bytes > 0
+    assert fed(to, [prepare(7, "g", 200)]) == []
+    assert not to.in_transaction
+    assert to.open_bytes == 0
+    again = assembler(parking(place, spool, replace(STATE, upto=300, confirm=300)))
+    [raw] = fed(again, [commit_prepared(7, "g", 400)])
+    assert (raw.bounds.position, raw.bounds.commit_lsn, raw.bounds.xid) == (400 + RECORD, 400, 7)
+    assert (raw.frames, raw.layouts, raw.bounds.origin) == ([INSERT], [A], "far"), "announced before it, on another one"
+
+
+def test_a_prepare_that_comes_again_is_not_kept_twice(place: Counting, spool: Spool) -> None:
+    parked = parking(place, spool)
+    fed(assembler(parked), PREPARED)
+    again = parking(place, spool)
+    fed(assembler(again), PREPARED)
+    assert len(place.puts) == 1
+    assert [one.gid for one in again.waiting] == ["g"]
+    assert spool.used == 2 * len(INSERT), "of both"
+
+
+def test_one_of_another_log_with_the_same_name_takes_its_place(place: Counting, spool: Spool) -> None:
+    fed(assembler(parking(place, spool)), PREPARED)
+    parked = parking(place, spool)
+    other = messages.insert(A, ("2", "y"))
+    to = assembler(parked)
+    fed(to, [begin_prepare(7, "g", 200, at=1), ANNOUNCED, other, prepare(7, "g", 200, at=1)])
+    [raw] = fed(to, [commit_prepared(7, "g", 300)])
+    assert raw.frames == [other]
+
+
+def test_what_was_prepared_behind_the_start_counts_only_once_it_is_sent_again(place: Counting, spool: Spool) -> None:
+    fed(assembler(parking(place, spool)), PREPARED)
+    parked = parking(place, spool)  # the server went back to 50, where another log begins
+    parked.clean(0, 200)
+    assert len(place.sizes()) == 1
+    parked.clean(0, 400)
+    assert place.sizes() == {}
+
+
+@pytest.mark.parametrize("end", [commit_prepared(7, "g", 300), rollback_prepared(7, "g", 200, 300)])
+def test_it_goes_once_bronze_holds_a_transaction_behind_its_end(place: Counting, spool: Spool, end: bytes) -> None:
+    parked = parking(place, spool)
+    fed(assembler(parked), [*PREPARED, end])
+    assert parked.waiting == []
+    parked.clean(300, 9_999)
+    assert len(place.sizes()) == 2, "what was only announced behind it may be taken back"
+    parked.clean(300 + RECORD, 9_999)
+    assert place.sizes() == {}
+    assert spool.used == 0
+
+
+def test_what_landed_before_a_crash_is_cleaned_at_the_next_start(place: Counting, spool: Spool) -> None:
+    fed(assembler(parking(place, spool)), [*PREPARED, commit_prepared(7, "g", 300)])
+    landed = replace(STATE, upto=340, confirm=340)
+    assert parking(place, spool, landed, highest=140).waiting == []
+    assert len(place.sizes()) == 2
+    parking(place, spool, landed, highest=340)
+    assert place.sizes() == {}
+
+
+def test_an_end_that_did_not_land_is_forgotten(place: Counting, spool: Spool) -> None:
+    fed(assembler(parking(place, spool)), [*PREPARED, rollback_prepared(7, "g", 200, 300)])
+    turned_back = parking(place, spool, replace(STATE, upto=250, confirm=250), highest=140)
+    assert [one.gid for one in turned_back.waiting] == ["g"]
+    [raw] = fed(assembler(turned_back), [commit_prepared(7, "g", 320)])
+    assert raw.frames == [INSERT], "the new primary never had the rollback"
+
+
+def test_of_streams_before_nothing_is_left(place: Counting, spool: Spool) -> None:
+    fed(assembler(parking(place, spool)), PREPARED)
+    assert parking(place, spool, replace(STATE, epoch=2)).waiting == []
+    assert len(place.sizes()) == 1, "a later stream's is left alone"
+    assert parking(place, spool, replace(STATE, epoch=4)).waiting == []
+    assert place.sizes() == {}
+
+
+def test_a_prepare_without_a_beginning_is_of_a_transaction_that_changed_nothing(place: Counting, spool: Spool) -> None:
+    to = assembler(parking(place, spool))
+    [raw] = fed(to, [prepare(7, "g", 200), commit_prepared(7, "g", 300)])
+    assert (raw.bounds.position, raw.frames) == (300 + RECORD, [])
+
+
+def test_a_commit_of_what_is_not_kept_is_an_error_unless_it_landed(place: Counting, spool: Spool) -> None:
+    to = assembler(parking(place, spool))
+    assert fed(to, [commit_prepared(7, "g", STATE.upto - RECORD), rollback_prepared(8, "h", 10, 20)]) == []
+    with pytest.raises(PreparedUnknown) as unknown:
+        fed(to, [commit_prepared(7, "it's", STATE.upto)])
+    assert "`it's` (xid 7)" in unknown.value.message
+
+
+def test_a_table_that_it_announces_is_looked_up_when_a_whole_transaction_needs_it(
+    place: Counting, spool: Spool
+) -> None:
+    asked: list[TableName] = []
+
+    def catalog(_oid: int, name: TableName) -> TableFacts:
+        asked.append(name)
+        return catalog_of(A)[name]
+
+    to = Assembler(catalog, parking=parking(place, spool))
+    fed(to, PREPARED)
+    assert asked == [], "the catalog shows nobody else what it made"
+    truncate = messages.truncate([A])
+    [whole] = fed(to, [messages.begin(300), truncate, INSERT, messages.commit(300, 340)])
+    assert (whole.layouts, whole.frames, asked) == ([A, A], [truncate, INSERT], [A.table])
+    [raw] = fed(to, [commit_prepared(7, "g", 400)])
+    assert raw.layouts == [A]
+    assert len(asked) == 2
+
+
+def test_a_message_that_cannot_be_taken_in_is_kept_with_its_fault(place: Counting, spool: Spool) -> None:
+    to = assembler(parking(place, spool), keeps=True)
+    wrong = b"M\x07"
+    fed(to, [*PREPARED[:3], wrong, PREPARED[3]])
+    again = assembler(parking(place, spool, replace(STATE, confirm=300)), keeps=True)
+    [raw] = fed(again, [commit_prepared(7, "g", 400)])
+    assert raw.frames == [INSERT, wrong]
+    assert isinstance(raw.fault, MalformedMessage)
+    assert raw.fault.where == "the message at 0/3"
+
+
+def test_a_prepared_transaction_counts_in_the_budget_of_the_spool(place: Counting, spool: Spool) -> None:
+    to = assembler(parking(place, spool))
+    large = messages.insert(A, ("1", "x" * 6_000))
+    fed(to, [begin_prepare(7, "g", 200), ANNOUNCED, large, prepare(7, "g", 200)])
+    with pytest.raises(SpoolFull) as full:
+        fed(to, [begin_prepare(8, "h", 300), large, prepare(8, "h", 300)])
+    assert "of them prepared ones" in full.value.message
+    assert len(place.sizes()) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_a_typed_error(tmp_path: Path, spool: Spool) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(PreparedNotKept):
+        fed(assembler(parking(LocalParked(tmp_path / "file" / "prepared"), spool)), PREPARED)
+
+
+BLOCK = [stream_start(7, first=True), inside(ANNOUNCED, 7), inside(INSERT, 7)]
+COMMIT = commit_prepared(7, "g", 300)
+WRONG: dict[str, tuple[list[bytes], type[DecodeError]]] = {
+    "a BEGIN inside": ([*PREPARED[:2], messages.begin(100)], OutOfSequence),
+    "a block inside": ([*PREPARED[:2], stream_start(9, first=True)], OutOfSequence),
+    "one inside another": ([*PREPARED[:2], begin_prepare(8, "h", 300)], OutOfSequence),
+    "a COMMIT PREPARED inside": ([*PREPARED[:2], commit_prepared(8, "h", 300)], OutOfSequence),
+    "a ROLLBACK PREPARED inside": ([*PREPARED[:2], rollback_prepared(8, "h", 200, 300)], OutOfSequence),
+    "a Stream Prepare inside": ([*PREPARED[:2], stream_prepare(8, "h", 300)], OutOfSequence),
+    "a PREPARE of another one": ([*PREPARED[:3], prepare(7, "h", 200)], MalformedMessage),
+    "a Stream Prepare of nothing": ([stream_prepare(7, "g", 200)], OutOfSequence),
+    "a PREPARE in a block": ([*BLOCK, stream_prepare(7, "g", 200)], OutOfSequence),
+    "a change of an unknown table": ([PREPARED[0], INSERT], UnknownRelation),
+    "a truncate of an unknown table": ([PREPARED[0], messages.truncate([A])], UnknownRelation),
+    "a commit that ends before it begins": ([*PREPARED, COMMIT[:10] + bytes(8) + COMMIT[18:]], MalformedMessage),
+    "flags that nobody knows": ([b"K\1" + COMMIT[2:]], MalformedMessage),
+    "one inside a whole transaction": ([*WHOLE[:2], *PREPARED], UnexpectedMessage),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_messages_out_of_place(place: Counting, spool: Spool, case: str) -> None:
+    payloads, kind = WRONG[case]
+    to = assembler(parking(place, spool))
+    with pytest.raises(kind):
+        fed(to, payloads)
+    to.reset()
+    assert (to.open_bytes, to.in_transaction) == (0, False)
+
+
+def test_without_a_place_to_park_they_are_no_messages_that_were_asked_for() -> None:
+    with pytest.raises(UnexpectedMessage):
+        fed(Assembler(catalog_of(A)), PREPARED)
+
+
+def test_a_file_that_is_cut_off_or_changed_anywhere_is_noticed() -> None:
+    frames = MemoryFrames()
+    for nth in range(3):
+        frames.append(bytes([nth]) * 5, nth)
+    fault = OutOfSequence("odd", offset=3, where="here")
+    content = Parked(frames, [Announcement(0, b"R....", 9)], [b"told"], "far", fault)
+    prepared = Prepared(7, "g 'ü'", 200, 240, 5)
+    whole = b"".join(written(prepared, content))
+
+    def read(data: bytes) -> tuple[Prepared, Parked, list[object]]:
+        said, parked = read_back(lambda at, size: data[at : at + size], 1 << 20, "place")
+        return said, parked, list(parked.frames.parts())
+
+    said, parked, parts = read(whole)
+    assert (said, parts) == (prepared, list(frames.parts()))
+    assert (parked.announcements, parked.told, parked.origin) == (content.announcements, [b"told"], "far")
+    assert isinstance(parked.fault, OutOfSequence)
+    assert (parked.fault.message, parked.fault.offset, parked.fault.where) == (fault.message, 3, "here")
+    assert whole.startswith(MAGIC)
+    for at in range(len(whole)):
+        with pytest.raises(PreparedDamaged):
+            read(whole[:at])
+        with pytest.raises(PreparedDamaged):
+            read(whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :])
