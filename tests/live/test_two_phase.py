@@ -87,12 +87,12 @@ def assert_whole(project: Project, database: Database) -> None:
 
 
 def confirmed_beyond(database: Database, project: Project) -> bool:
-    """Whether the slot is confirmed beyond the PREPARE of everything that is prepared now."""
+    """Whether the slot is confirmed beyond the PREPARE of everything that is kept."""
     with database.admin() as admin:
         row = admin.execute(
-            "SELECT two_phase, confirmed_flush_lsn > pg_current_wal_insert_lsn() - 2000 FROM pg_replication_slots "
-            "WHERE slot_name = %s", [project.slot]
-        ).fetchone()  # fmt: skip
+            "SELECT two_phase, confirmed_flush_lsn > ALL (%s::pg_lsn[]) FROM pg_replication_slots WHERE slot_name = %s",
+            [[one.position for one in status(project).prepared], project.slot],
+        ).fetchone()
     return row == (True, True)
 
 
