@@ -1,11 +1,14 @@
 """A retained backlog drained into Delta bronze, beside `pg_recvlogical -f /dev/null` on a copy of the same slot.
 
-    python benchmarks/pgoutput_backlog.py [--changes 1000000] [--rounds 3]
+    python benchmarks/pgoutput_backlog.py [--changes 1000000] [--rounds 3] [--plugin test_decoding --programs DIR]
 
 Ten columns, about 270 bytes a change, 1,000 changes a transaction: 80 % inserts, 15 % updates, 5 % deletes. Ours is
 `receive()` in a process of its own: protocol, decoding, hash chain, Parquet, Delta commit, fsync, confirmation. The two
 alternate; the server is on the same machine and competes for the same cores. Seconds of ours run from before the
 connection is made until bronze is complete; starting Python is not in it (`process` has it).
+
+With `test_decoding`, which the wheel does not bring, the programs of a server that has it are named, such as
+/usr/lib/postgresql/15/bin.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.receive import receive
+from cdc_lake.source.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, message_options
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
 BLOCK = 1_000
@@ -76,16 +80,17 @@ def fill(admin: psycopg.Connection[Any], rows: int) -> None:
     admin.execute("VACUUM (ANALYZE, FREEZE) orders")
 
 
-def project_of(server: EmbeddedServer, root: Path, name: str) -> Project:
+def project_of(server: EmbeddedServer, root: Path, name: str, plugin: str) -> Project:
     folder = root / name
     folder.mkdir(exist_ok=True)
-    return served(server, folder, name, source={"publication": "bench"}, snapshot={"mode": "none"})
+    source = {"publication": "bench"} if plugin == PGOUTPUT else {"slot": {"plugin": plugin}}
+    return served(server, folder, name, source=source, snapshot={"mode": "none"})
 
 
 def receive_here(arguments: argparse.Namespace) -> None:
     """The child: receive until the goal, say what it cost."""
-    server = EmbeddedServer(Path(arguments.server))
-    project = project_of(server, Path(arguments.root), arguments.receive)
+    server = EmbeddedServer(Path(arguments.server), binaries=arguments.programs)
+    project = project_of(server, Path(arguments.root), arguments.receive, arguments.plugin)
     begun = time.perf_counter()
     bronze = bronze_writer(project)
     if arguments.profile:
@@ -108,8 +113,9 @@ def receive_here(arguments: argparse.Namespace) -> None:
     print(json.dumps(facts))
 
 
-def ours(server: EmbeddedServer, root: Path, name: str, profile: str | None) -> dict[str, Any]:
+def ours(server: EmbeddedServer, root: Path, name: str, plugin: str, profile: str | None) -> dict[str, Any]:
     command = [sys.executable, __file__, "--receive", name, "--server", str(server.folder), "--root", str(root)]
+    command += ["--plugin", plugin, "--programs", str(server.binaries)]
     if profile:
         command += ["--profile", profile]
     begun = time.perf_counter()
@@ -117,10 +123,11 @@ def ours(server: EmbeddedServer, root: Path, name: str, profile: str | None) -> 
     return {"peer": "cdc_lake", "process": time.perf_counter() - begun, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def peer(server: EmbeddedServer, slot: str, end: str, changes: int) -> dict[str, Any]:
+def peer(server: EmbeddedServer, slot: str, plugin: str, end: str, changes: int) -> dict[str, Any]:
+    asked = message_options("bench") if plugin == PGOUTPUT else LINE_OPTIONS
     command = [
         str(server.binaries / "pg_recvlogical"), "--start", "--slot", slot, "-f", os.devnull, "--endpos", end,
-        "--no-loop", "-o", "proto_version=1", "-o", "publication_names=bench",
+        "--no-loop", *(word for name, value in asked.items() for word in ("-o", f"{name}={value}")),
         "-h", HOST, "-p", str(server.port), "-U", SUPERUSER, "-d", "postgres",
     ]  # fmt: skip
     begun = time.perf_counter()
@@ -133,9 +140,10 @@ def peer(server: EmbeddedServer, slot: str, end: str, changes: int) -> dict[str,
     return {"peer": "pg_recvlogical", "seconds": seconds, "changes": changes, "cpu": used.ru_utime + used.ru_stime}
 
 
-def measure(changes: int, rounds: int, folder: Path, profile: str | None) -> list[dict[str, Any]]:
+def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    changes, rounds, plugin, profile = given.changes, given.rounds, given.plugin, given.profile
     blocks = changes // BLOCK
-    server = EmbeddedServer(folder / "server", settings={"max_wal_size": "8GB"}).start()
+    server = EmbeddedServer(folder / "server", settings={"max_wal_size": "8GB"}, binaries=given.programs).start()
     try:
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             admin.execute(TABLE)
@@ -144,7 +152,7 @@ def measure(changes: int, rounds: int, folder: Path, profile: str | None) -> lis
             admin.execute("CREATE PUBLICATION bench FOR TABLE orders")
             names = [f"round_{n}" for n in range(rounds + 1)]
             for name in names:  # a first run on a quiet server makes the slot and begins the stream
-                ours(server, folder, name, None)
+                ours(server, folder, name, plugin, None)
             print(f"writing {blocks * BLOCK:,} changes", flush=True)
             admin.execute("CALL backlog(1, %s)", [blocks])
             (end,) = admin.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
@@ -153,8 +161,8 @@ def measure(changes: int, rounds: int, folder: Path, profile: str | None) -> lis
             runs = []
             for n, name in enumerate(names):
                 sides = [
-                    partial(ours, server, folder, name, profile),
-                    partial(peer, server, f"peer_{name}", end, changes),
+                    partial(ours, server, folder, name, plugin, profile),
+                    partial(peer, server, f"peer_{name}", plugin, end, changes),
                 ]
                 for side in sides if n % 2 else reversed(sides):
                     run = {"round": n, **side()}
@@ -172,7 +180,7 @@ def measure(changes: int, rounds: int, folder: Path, profile: str | None) -> lis
         server.remove()
 
 
-def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def summary(runs: list[dict[str, Any]], plugin: str) -> list[dict[str, Any]]:
     counted = [run for run in runs if run["round"] > 0]  # round 0 warms the page cache for both
     rows = []
     for name in ("pg_recvlogical", "cdc_lake"):
@@ -196,7 +204,7 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     memory = max(run["rss_mib"] for run in mine)
     reached = "reached" if rate >= TARGET_RATE or ratio >= TARGET_RATIO else "missed"
     return [
-        table("pgoutput backlog into bronze", ("", "best changes/s", "median changes/s", "CPU s", "peak MiB"), rows),
+        table(f"{plugin} backlog into bronze", ("", "best changes/s", "median changes/s", "CPU s", "peak MiB"), rows),
         table(
             "Targets",
             ("", "measured", "target", ""),
@@ -218,6 +226,8 @@ def main() -> None:
     options.add_argument("--changes", type=int, default=1_000_000)
     options.add_argument("--rounds", type=int, default=3, help="counted rounds; one more warms up")
     options.add_argument("--folder", type=Path, help="where server and lake are made; a temporary folder if left out")
+    options.add_argument("--plugin", choices=(PGOUTPUT, TEST_DECODING), default=PGOUTPUT)
+    options.add_argument("--programs", type=Path, help="the server's; those of the wheel if left out")
     options.add_argument("--profile", help="write a cProfile of the last round of ours to this file")
     options.add_argument("--no-save", action="store_true", help="print only")
     options.add_argument("--receive", help=argparse.SUPPRESS)
@@ -229,13 +239,16 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
         Path(temporary).chmod(0o755)
-        runs = measure(given.changes, given.rounds, Path(temporary), given.profile)
-    tables = summary(runs)
+        runs = measure(given, Path(temporary))
+    tables = summary(runs, given.plugin)
     if given.no_save:
         show(tables)
     else:
         save(
-            "pgoutput_backlog", parameters={"changes": given.changes, "rounds": given.rounds}, runs=runs, tables=tables
+            f"{given.plugin}_backlog",
+            parameters={"changes": given.changes, "rounds": given.rounds},
+            runs=runs,
+            tables=tables,
         )
 
 
