@@ -3,7 +3,7 @@
 `hash_uint32_extended` and `hash_bytes_extended` (src/common/hashfn.c: Bob Jenkins' lookup3 with a seed), which the SQL
 functions `hashint4extended`, `hashint8extended`, `hashfloat8extended` and `hashtextextended` are made of. A hash takes
 the one before it as its seed, so that a chain of them is a hash of a whole row. Bytes are taken as a server on a
-machine with little-endian words takes them; `source.hash_sql` asks a server whether it hashes as this does.
+machine with little-endian words takes them; `source.hash_probe` asks a server whether it hashes as this does.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.decoded_tables import takes
-from cdc_lake.source.hash_sql import HashSql, hashes_alike
+from cdc_lake.source.hash_probe import hashes_alike
+from cdc_lake.source.hash_sql import HashSql
 from cdc_lake.source.rows import read_blocks, sum_rows
 from cdc_lake.source.server import goal, identify
 from cdc_lake.source.unlanded import unlanded, unlanded_lines

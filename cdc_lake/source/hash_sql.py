@@ -3,7 +3,7 @@
 Its own hash functions are asked (those of hash partitions, PostgreSQL 11 and newer), of numbers and instants as they
 are stored and of everything else as text. That is taken only where the text of a type in `concat`, that of COPY,
 is the canonical one, or an expression makes it so; `canonical_sql` says of which. Where a server hashes otherwise
-(`hashes_alike`), and for all other types, rows are streamed and hashed here.
+(`source.hash_probe`), and for all other types, rows are streamed and hashed here.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-import numpy as np
 import pyarrow as pa
 
 from cdc_lake.lake.row_hash import BUCKETS, FLAGS, RowForm
-from cdc_lake.lake.server_hash import Hashes
 from cdc_lake.lake.types import numeric_modifier
 from cdc_lake.lake.ways import DIGEST, FIRST, LONG, Way
 from cdc_lake.model.relation import Column, Relation
-from cdc_lake.source.connection import Session, named
 from cdc_lake.source.quoting import identifier
 
 _INTEGERS = frozenset({20, 21, 23, 26})
@@ -51,26 +48,6 @@ class HashSql:
     def among(self, buckets: Iterable[int]) -> str:
         """The condition that a row is in one of these buckets."""
         return f"{self.bucket} IN ({', '.join(map(str, buckets))})"
-
-
-def hashes_alike(session: Session) -> bool:
-    """Whether a server has the functions, and hashes some values as we do: bytes are in words of its own machine."""
-    text, number = "größe of a text in several rounds", -4321098765
-    with named("asking how the server hashes"):
-        there = session.execute(
-            "SELECT count(to_regprocedure(name)) FROM unnest(ARRAY['hashint4extended(integer,bigint)', "
-            "'hashint8extended(bigint,bigint)', 'hashfloat8extended(double precision,bigint)', "
-            "'hashtextextended(text,bigint)']) AS name"
-        ).fetchone()
-        if there is None or int(str(there[0])) < 4:
-            return False
-        row = session.execute(
-            f"SELECT hashtextextended(%s {_C}, hashfloat8extended(-1.5, hashint8extended(%s, hashint4extended(7, 1))))",
-            [text, number],
-        ).fetchone()
-    first = Hashes.first(1, 1).int4(np.array([7], np.int32)).int8(np.array([number], np.int64))
-    ours = first.float8(np.array([-1.5])).text(pa.array([text], pa.large_string())).numbers
-    return row is not None and int(str(row[0])) == int(ours.view(np.int64)[0])
 
 
 def _is_as_stored(column: Column, kind: pa.DataType) -> bool:
