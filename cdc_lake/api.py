@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.reading import CutSession
     from cdc_lake.pipeline.rebuild import Rebuilt
     from cdc_lake.pipeline.report import ReportFiles
+    from cdc_lake.pipeline.resync import Resynced
     from cdc_lake.pipeline.run import RunSummary
     from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
     from cdc_lake.pipeline.status import Status
@@ -68,6 +69,7 @@ __all__ = [
     "release_held",
     "report",
     "resume",
+    "resync",
     "run",
     "run_once",
     "session",
@@ -313,6 +315,13 @@ def rebuild(
     from cdc_lake.pipeline.rebuild import rebuild as build
 
     return build(project, table, to=to, into=into, dry_run=dry_run, keys=keys, tell=tell)
+
+
+def resync(project: Project, *tables: str, dry_run: bool = False, tell: Tell = silent) -> Resynced:
+    """Copy tables again from the source while everything flows. See `cdc_lake.pipeline.resync`."""
+    from cdc_lake.pipeline.resync import resync as copy
+
+    return copy(project, tables, dry_run=dry_run, tell=tell)
 
 
 def release_held(

@@ -37,13 +37,15 @@ def folded(
     wanted = (pc.field("epoch") == epoch) & pc.field("relation").isin(pa.array(list(keys), pa.string()))
     wanted &= pc.field("op").isin([SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE])
     wanted &= pc.field("ordinal") >= 0  # rows that were read again are not of the stream
-    for part in in_order(files, files.select(epoch=epoch, relations=list(keys)), _COLUMNS, wanted):
-        for row in part.to_pylist():
-            table = row["relation"]
-            begins, position = copied.get(table), row["position"]
-            if begins is not None and (position != begins if row["op"] == SNAPSHOT else position <= begins):
-                continue  # of a copy that broke off, or in its copy already
-            _change(tables[table], row, names[row["layout"]], keys[table])
+    paths, of_copy = files.select(epoch=epoch, relations=list(keys)), pc.field("op") == SNAPSHOT
+    for some in (of_copy, ~of_copy):  # a copy that was made beside the stream lies among its files
+        for part in in_order(files, paths, _COLUMNS, wanted & some):
+            for row in part.to_pylist():
+                table = row["relation"]
+                begins, position = copied.get(table), row["position"]
+                if begins is not None and (position != begins if row["op"] == SNAPSHOT else position <= begins):
+                    continue  # of a copy that broke off, or in its copy already
+                _change(tables[table], row, names[row["layout"]], keys[table])
     return {name: list(rows) for name, rows in tables.items()}
 
 

@@ -6,7 +6,7 @@ from cdc_lake.bronze.decoded import Decoded
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.upkeep import MaintainedTable
-from cdc_lake.bronze.writer import TableBronze
+from cdc_lake.bronze.writer import BesideBronze, TableBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import IcebergMissing
 from cdc_lake.lake.catalog import catalog_address
@@ -43,3 +43,8 @@ def decoded(project: Project) -> Decoded:
 def bronze_writer(project: Project) -> TableBronze:
     """Its writer, for one receiver."""
     return TableBronze(bronze_table(project))
+
+
+def bronze_beside(project: Project) -> BesideBronze:
+    """A writer beside the receiver, for one thread."""
+    return BesideBronze(bronze_table(project))

@@ -204,6 +204,27 @@ class TableBronze:
                 return version
 
 
+class BesideBronze(TableBronze):
+    """Writes beside a receiver what is no part of its stream: rows of copies. Its commits leave the state as they find
+    it, so to a receiver they are upkeep; where the receiver came first, the same files are committed on top of it.
+
+    Raises NoStream where another stream was begun meanwhile.
+    """
+
+    def _commit(self, state: BronzeState, files: Sequence[Written], chunks: dict[str, int]) -> int:
+        while True:
+            self._known = None
+            now = self._stream()
+            if now.stream != state.stream:
+                raise NoStream(f"the stream {now.stream} was begun meanwhile", where=self._table.place)
+            try:
+                version = self._table.commit(files, now, chunks)
+            except AnotherReceiver:
+                continue
+            self._known = now
+            return version
+
+
 class DeltaBronze(TableBronze):
     """Writes a Delta table in a local folder; `durability: fsync` survives power loss, `os` the end of the process."""
 

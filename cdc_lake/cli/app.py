@@ -24,6 +24,7 @@ from cdc_lake.cli.pause_verbs import register as register_pauses
 from cdc_lake.cli.payload_verbs import register as register_payload_verbs
 from cdc_lake.cli.process import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_PENDING, run_command
 from cdc_lake.cli.rebuild_verbs import register as register_rebuild
+from cdc_lake.cli.resync_verb import register as register_resync
 from cdc_lake.cli.slot_verbs import slot_app
 from cdc_lake.cli.upgrade_verbs import register as register_upgrade
 from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_look, verb
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 ORDER = (
     *("init", "validate", "check", "plan", "run", "status", "compare", "report"),
-    *("inspect", "held", "cuts", "pause", "resume", "rebuild", "maintain", "upgrade", "slot"),
+    *("inspect", "held", "cuts", "pause", "resume", "resync", "rebuild", "maintain", "upgrade", "slot"),
     *("record", "replay", "bundle", "explain", "schema"),
 )
 """The verbs as they are listed: from the first file to the first proof, then the running of it, then the rest."""
@@ -60,6 +61,7 @@ app.add_typer(cuts_app, name="cuts")
 app.add_typer(slot_app, name="slot")
 register_payload_verbs(app)
 register_rebuild(app)
+register_resync(app)
 register_pauses(app)
 register_upgrade(app)
 register_bundle(app)

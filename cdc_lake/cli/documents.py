@@ -40,6 +40,7 @@ from cdc_lake.pipeline.record import Recorded
 from cdc_lake.pipeline.redecode import HeldRetry
 from cdc_lake.pipeline.replay import Replayed
 from cdc_lake.pipeline.report import ReportFiles
+from cdc_lake.pipeline.resync import Resynced
 from cdc_lake.pipeline.run import RunSummary
 from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
 from cdc_lake.pipeline.status import Status
@@ -89,6 +90,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
         ],
     ),
     "report": ("report", [ReportFiles]),
+    "resync": ("resync", [Resynced]),
     "rebuild": ("rebuild", [Rebuilt]),
     "maintain": ("maintain", [Maintenance]),
     "pause": ("pause", [PauseState]),

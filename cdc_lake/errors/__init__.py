@@ -192,8 +192,10 @@ from cdc_lake.errors.source import (
 )
 from cdc_lake.errors.state import (
     AnotherApply,
+    AnotherCopy,
     AnotherReceiver,
     BeforeFirstCut,
+    CopyUnplaced,
     CsnMissing,
     CsnTwice,
     CutNotReached,
@@ -226,6 +228,7 @@ from cdc_lake.errors.state import (
 __all__ = [
     "AdvancePastBronze",
     "AnotherApply",
+    "AnotherCopy",
     "AnotherReceiver",
     "ApplyFailed",
     "AuthenticationRefused",
@@ -250,6 +253,7 @@ __all__ = [
     "ControlNewer",
     "ControlNotWritten",
     "CopyUnknown",
+    "CopyUnplaced",
     "CsnMissing",
     "CsnTwice",
     "CutNotReached",

@@ -94,6 +94,21 @@ class AnotherApply(StateError):
     hint = "let it end or stop it, then run again; bronze was not held up"
 
 
+class AnotherCopy(StateError):
+    """Another process copies tables of this pipeline beside its stream."""
+
+    code = "STA625"
+    retry = Retry.LATER
+    hint = "let it end, then run again: `cdc-lake resync`, or a receiver that copies tables that came to the pipeline"
+
+
+class CopyUnplaced(StateError):
+    """A table cannot be copied again: nothing says where such a copy stands in the stream."""
+
+    code = "STA626"
+    hint = "`cdc-lake explain STA626` says which streams can, and what to do where one cannot"
+
+
 class NotInBronze(StateError):
     """What was asked for is not in bronze."""
 

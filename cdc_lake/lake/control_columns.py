@@ -55,7 +55,7 @@ TABLES: dict[str, Columns] = {
         (
             "state",
             _TEXT,
-            "started, complete or abandoned, the newest row of a snapshot counts; reread: rows read again",
+            "started, complete or abandoned, the newest row of a snapshot counts; reread: rows read again; left",
         ),
         _RECORDED,
     ),

@@ -113,6 +113,8 @@ EVENTS: Final = (
     ),
     Event("backlog", Level.INFO, "How much of the way to a known end is done.", ("position", *_COUNTED), repeats=True),
     Event("paused", Level.INFO, "A silver table was paused or goes on.", ("table", "position")),
+    Event("left", Level.INFO, "A table is not followed any more.", ("table", "position")),
+    Event("renew", Level.INFO, "A silver table begins again with a copy.", ("table", "position")),
     Event("retry", Level.WARNING, "Something failed and is tried again.", ("code",)),
     Event("apply", Level.INFO, "What apply does or waits for.", ("code",), repeats=True),
     Event("layout", Level.INFO, "A column of a silver table was changed.", ("table", "kind")),

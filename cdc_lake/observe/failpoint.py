@@ -30,6 +30,9 @@ SLOT_KEPT = "snapshot.slot-kept"
 SNAPSHOT_CHUNK = "snapshot.chunk"
 TABLE_COPIED = "snapshot.table-copied"
 SNAPSHOT_DONE = "snapshot.done"
+TABLES_LEFT = "tables.left"
+PUBLICATION_ALTERED = "tables.publication-altered"
+RECOPIED = "tables.recopied"
 PREPARED = "apply.prepared"
 HELD_RECORDED = "apply.held-recorded"
 LAYOUT_BEGUN = "apply.layout-begun"
@@ -67,6 +70,9 @@ FAILPOINTS = {
     SNAPSHOT_CHUNK: "a chunk of the initial copy is in bronze",
     TABLE_COPIED: "tables of the initial copy are recorded as whole, others are not copied",
     SNAPSHOT_DONE: "the copy is whole and the slot is kept, no row says so",
+    TABLES_LEFT: "tables that came or went are recorded as left, the publication is as it was",
+    PUBLICATION_ALTERED: "the publication has the tables that came, none of them is copied",
+    RECOPIED: "tables were copied again, no row says so",
     PREPARED: "all tables of a span are read and judged",
     HELD_RECORDED: "held changes of a span are recorded, nothing is merged",
     LAYOUT_BEGUN: "an Iceberg table has the columns of a new layout, the values of old rows are not written",

@@ -15,11 +15,13 @@ class ActionKind(enum.Enum):
     """Kinds of steps."""
 
     CREATE_PUBLICATION = "create publication"
+    ALTER_PUBLICATION = "alter publication"
     CREATE_SLOT = "create slot"
     DECODE = "decode"
     SNAPSHOT = "snapshot"
     RESUME = "resume"
     CREATE_TABLE = "create table"
+    RENEW = "renew"
     ADD_COLUMN = "add column"
     CHANGE_TYPE = "change type"
     DROP_COLUMN = "drop column"

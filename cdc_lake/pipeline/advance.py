@@ -38,6 +38,7 @@ from cdc_lake.pipeline.judging_clock import JudgingClock
 from cdc_lake.pipeline.keeping import Keeper
 from cdc_lake.pipeline.pauses import settled, stopped_tables
 from cdc_lake.pipeline.rebuild_plan import parts_of
+from cdc_lake.pipeline.renewing import Renewing
 from cdc_lake.pipeline.reread import Rereader, reread_tables
 from cdc_lake.pipeline.table_span import TableJob
 from cdc_lake.pipeline.table_steps import Load, TableSteps
@@ -81,6 +82,7 @@ class Advance:
         silver = project.pipeline.silver
         rereads = "reread" in {silver.defaults.missing_row, *(table.missing_row for table in silver.tables)}
         self._rereader = Rereader(project, self._bronze, self._control, tell) if rereads else None
+        self._renewing = Renewing(project, self._control, spark, tell)
         self._keeper = Keeper(project, self._control, self._steps.sql, tell)
         self._clock = JudgingClock(project, self._control, tell)
         self._began = datetime.now(UTC)
@@ -104,6 +106,7 @@ class Advance:
         if state is None:
             return
         self.done.stream = state.stream
+        self._renewing.look(state)
         self._keeper.keep()
         cut = last_cut(self._control, state.stream)
         check_kept(self._bronze.trimmed(), state, cut, self._bronze.place)
@@ -116,17 +119,21 @@ class Advance:
                 self._cut(state, position, None, tables)
         self.done.upto = begins = position
         top = self.done.top = state.upto if goal is None else min(goal, state.upto)
-        tables = self._catch_up(state, tables, position, stop)
+        tables = self._catch_up(state, self._renewing.step(state, tables, position), position, stop)
         while position < top and not stop.is_set() and not self._gives_way():
-            ahead = Span(state.epoch, position, top)
+            mark = self._renewing.next(position, top)
+            ahead = Span(state.epoch, position, top if mark is None else mark)
             commits = self._next(state, ahead)
-            if not commits and not self._beside(state, ahead):
+            if not commits and not self._beside(state, ahead, marked=mark is not None):
                 break
-            position, tables = self._span(state, tables, position, commits, commits[-1].position if commits else top)
+            upto = commits[-1].position if commits else ahead.upto
+            position, tables = self._span(state, tables, position, commits, upto)
             self.done.upto = position
             self._tell(backlog("applied", position, begins, top, domain_of(state.stream)))
-            if position < top:
-                tables = self._catch_up(state, self._paused(state, tables, position), position, stop)
+            if position < top or position == mark:
+                tables = self._renewing.step(state, self._paused(state, tables, position), position)
+                tables = self._catch_up(state, tables, position, stop)
+        self.done.broken.update(self._renewing.errors)
         if self._rereader is not None and not stop.is_set():
             self._rereader.step(state, tables)
         if not stop.is_set():
@@ -184,9 +191,11 @@ class Advance:
             self._tell(Progress("apply", f"silver waits: {error.message}", facts={"code": error.code}))
         self._waiting = error.message
 
-    def _beside(self, state: BronzeState, ahead: Span) -> bool:
-        """Whether a span without transactions has rows that were read again, or decisions on what is held."""
-        again = reread_tables(self._control.snapshots(), state.stream, ahead)
+    def _beside(self, state: BronzeState, ahead: Span, *, marked: bool) -> bool:
+        """Whether a span without transactions has rows that were read again, or decisions on what is held, or ends
+        where a table is copied or left.
+        """
+        again = marked or reread_tables(self._control.snapshots(), state.stream, ahead)
         if not again and not hold_log(self._control).decided_tables(ahead):
             return False
         return next(iter(self._bronze.commits_in_turn(ahead)), None) is None
@@ -200,8 +209,9 @@ class Advance:
         """
         touched = {relation for commit in commits for relation in commit.counts}
         touched -= {relation for relation, table in tables.items() if table.state in {BROKEN, PAUSED}}
+        touched -= (unfollowed := self._renewing.unfollowed(tables, after))
         load = Load(sum(commit.changes for commit in commits), sum(commit.size for commit in commits))
-        jobs = self._steps.jobs(state, tables, touched, Span(state.epoch, after, upto), load)
+        jobs = self._steps.jobs(state, tables, touched, Span(state.epoch, after, upto), load, without=unfollowed)
         layouts = [job.next_layout for job in jobs if job.next_layout is not None]
         if layouts:
             fewer = [c for c in commits if c.position < min(layouts)]

@@ -107,7 +107,7 @@ def _tables(project: Project, bronze: BronzeReader, state: BronzeState, tell: Te
             keys[str(relation.table)] = relation.names if without_key(relation) else default_keys(relation)
         except NoKey as none:
             reasons[str(relation.table)] = none.message
-    copies = copies_in_force(control_tables(project).snapshots(), state.stream) or {}
+    copies = copies_in_force(control_tables(project).snapshots(), state.stream, state.upto) or {}
     copied = {name: one.position for name, one in copies.items()}
     found = []
     for relation, given in zip(relations, rows, strict=True):

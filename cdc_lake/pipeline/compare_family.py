@@ -206,11 +206,11 @@ def family_side(project: Project, state: BronzeState) -> Iterator[FamilySide]:
     with ExitStack() as opened:
         reading = connect(target, application=_APPLICATION)
         opened.callback(reading.close)
-        facts, state = _checked(project, reading, state)
+        facts, state = checked(project, reading, state)
         yield FamilySide(project, state, facts, reading, opened)
 
 
-def _checked(project: Project, reading: WireSession, state: BronzeState) -> tuple[FamilyServerFacts, BronzeState]:
+def checked(project: Project, reading: WireSession, state: BronzeState) -> tuple[FamilyServerFacts, BronzeState]:
     """The server's facts, and bronze as it was when they were asked for: a receiver may have landed and confirmed more
     since `state`.
     """

@@ -29,14 +29,16 @@ def open_stream(
     tell: Tell,
     *,
     patience: float = PATIENCE,
+    first: bool = False,
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication; what it gives and copies is redacted.
+    """Connect, start or check the stream, start replication; what it gives and copies is redacted. `first`: tables that
+    came to the pipeline are copied before anything is read.
 
     Raises ConfigError, SourceError, LakeError, StateError, Stopped.
     """
     number = number_configuration(project, bronze.state(), control, tell)
     redaction = redaction_of(project, number)
-    with _opened(project, RedactedBronze(bronze, redaction), control, stop, tell, patience) as stream:
+    with _opened(project, RedactedBronze(bronze, redaction), control, stop, tell, patience, first=first) as stream:
         tabulate = redacted(stream.tabulate, redaction)
         order = RepeatsChecked(
             stream.order,
@@ -58,6 +60,8 @@ def _opened(
     stop: threading.Event,
     tell: Tell,
     patience: float,
+    *,
+    first: bool,
 ) -> AbstractContextManager[OpenStream]:
     # imported here: each kind of source needs its own driver only
     if isinstance(project.pipeline.source, FamilySource):
@@ -66,4 +70,4 @@ def _opened(
         return open_family(project, bronze, control, stop, tell, patience)
     from cdc_lake.pipeline.postgres_stream import open_postgres  # noqa: PLC0415
 
-    return open_postgres(project, bronze, control, stop, tell, patience)
+    return open_postgres(project, bronze, control, stop, tell, patience, first=first)

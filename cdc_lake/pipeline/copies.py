@@ -3,22 +3,27 @@
 A table may have been copied at another position than the others: what a broken copy had not finished is copied anew,
 in a snapshot of its own. In force is the newest whole copy of a table: its rows stand at its position, and the table's
 transactions count from there on. Rows of a copy that broke off stand at a position of their own, and are never read.
+
+A table may be copied again later (`resync`), and it may be left for a while: so it has a course of stretches, each from
+a copy on.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from cdc_lake.bronze.contract import SNAPSHOT
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow
+from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.model.relation import TableName
 
 COMPLETE = "complete"
 STARTED = "started"
+LEFT = "left"
+"""What `snapshots` says of tables that are not followed from a position on, until they are copied again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +61,126 @@ def tables_of(row: SnapshotRow) -> list[CopiedTable]:
     ]
 
 
-def copies_in_force(rows: Iterable[SnapshotRow], stream: str) -> dict[str, CopiedTable] | None:
-    """The copy of each table of a stream; None where no copy of the stream is whole. `rows`: oldest first."""
-    done = [row for row in rows if row.stream == stream and row.state == COMPLETE]
-    return {str(one.relation): one for row in done for one in tables_of(row)} if done else None
+def initial_copies(rows: Iterable[SnapshotRow], stream: str) -> dict[str, CopiedTable] | None:
+    """The copy that each table of a stream began with; None where the initial copy is not whole."""
+    done = next((row for row in rows if row.stream == stream and _is_initial(row)), None)
+    return None if done is None else {str(one.relation): one for one in tables_of(done)}
+
+
+def copies_in_force(rows: Iterable[SnapshotRow], stream: str, upto: int) -> dict[str, CopiedTable] | None:
+    """The copy of each table of a stream: the one that it began with, or the newest of later ones at or below `upto`.
+    None where the initial copy is not whole. `rows`: oldest first.
+    """
+    rows = list(rows)
+    found = initial_copies(rows, stream)
+    if found is None:
+        return None
+    later = {name: course.copy_at(upto) for name, course in courses(rows, stream).items()}
+    return found | {name: copy for name, copy in later.items() if copy is not None}
 
 
 def beginning(control: ControlTables, state: BronzeState) -> int:
     """The position that the transactions of a stream lie behind, whose initial copy is whole."""
-    return next(r.position for r in control.snapshots() if (r.stream, r.state) == (state.stream, COMPLETE))
+    return next(row.position for row in control.snapshots() if row.stream == state.stream and _is_initial(row))
+
+
+def _is_initial(row: SnapshotRow) -> bool:
+    return row.state == COMPLETE and row.snapshot == snapshot_id(row.epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of a stream in which a table is followed: from a copy on, None: from where the stream begins.
+
+    `left`: the position that it was left at, None where it was not. `later`: the copy is not the initial one.
+    """
+
+    copy: CopiedTable | None = None
+    left: int | None = None
+    later: bool = False
+
+    @property
+    def begins(self) -> int:
+        """The position of its copy, below every position where there is none."""
+        return -1 if self.copy is None else self.copy.position
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a table is followed in a stream: its stretches, in order."""
+
+    stretches: tuple[Stretch, ...] = (Stretch(),)
+
+    def at(self, position: int) -> Stretch:
+        """The stretch that holds, or held last, at a position: the first one before any."""
+        begun = [one for one in self.stretches if one.begins <= position]
+        return begun[-1] if begun else self.stretches[0]
+
+    def follows(self, position: int) -> bool:
+        """Whether the changes right behind a position are followed."""
+        left = self.at(position).left
+        return left is None or position < left
+
+    def copy_at(self, position: int) -> CopiedTable | None:
+        """The copy that silver's content at a position begins with, where it is not the initial one."""
+        there = self.at(position)
+        return there.copy if there.later and there.begins <= position else None
+
+    def renewal(self, position: int, copied: int | None) -> CopiedTable | None:
+        """The copy that silver's content is to begin with where it is at a position, and began with the one at
+        `copied`, None for the initial one. None where that is the same.
+        """
+        copy = self.copy_at(position) if self.follows(position) else None
+        return copy if copy is not None and (copied is None or copied < copy.position) else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the table was left and not copied since."""
+        return self.stretches[-1].left is not None
+
+    def copied(self, copy: CopiedTable, *, later: bool) -> Course:
+        """The same with one more copy."""
+        before = self.stretches if later or self.stretches != (Stretch(),) else ()
+        return Course((*before, Stretch(copy, later=later)))
+
+    def left(self, position: int) -> Course:
+        """The same up to a position; one that was left already stays as it is."""
+        *before, last = self.stretches
+        return self if last.left is not None else Course((*before, replace(last, left=position)))
+
+
+def courses(rows: Iterable[SnapshotRow], stream: str) -> dict[str, Course]:
+    """The course of each table of a stream that was ever copied or left. `rows`: oldest first."""
+    found: dict[str, Course] = {}
+    for row in rows:
+        if row.stream != stream:
+            continue
+        if row.state == COMPLETE:
+            for copy in tables_of(row):
+                name = str(copy.relation)
+                found[name] = found.get(name, Course()).copied(copy, later=not _is_initial(row))
+        elif row.state == LEFT:
+            for name in json.loads(row.tables):
+                found[name] = found.get(name, Course()).left(row.position)
+    return found
+
+
+def record_left(control: ControlTables, state: BronzeState, tables: Sequence[TableName]) -> None:
+    """Record that tables are not followed behind what bronze holds now, until they are copied. Raises
+    ControlNotWritten.
+    """
+    recorded = now()
+    name = f"left-{state.epoch}-{state.upto}-{recorded.timestamp():.6f}"
+    told_names = json.dumps([str(table) for table in tables])
+    control.record(SnapshotRow(name, state.stream, state.epoch, state.upto, told_names, LEFT, recorded))
+
+
+def record_recopied(control: ControlTables, state: BronzeState, snapshot: str, copied: Sequence[CopiedTable]) -> None:
+    """Record that tables were copied again, whole, in one snapshot: that puts the copies in force. Raises
+    ControlNotWritten.
+    """
+    position = copied[0].position
+    control.record(SnapshotRow(snapshot, state.stream, state.epoch, position, told(copied), COMPLETE, now()))
 
 
 def finished(rows: Iterable[SnapshotRow], stream: str, epoch: int) -> list[CopiedTable]:

@@ -33,7 +33,8 @@ FILES = 500
 class TableState:
     """A table in a cut. `version`: of the silver table, None where it holds nothing yet; `held`: keys that wait;
     `generation`: of its content, as the version has it. Cuts that do not say it were written when there was only the
-    first. `layout`: the layout that its rows follow, None where nobody noted it.
+    first. `layout`: the layout that its rows follow, None where nobody noted it. `copied`: the position of the copy
+    that its content began with, None for the initial one.
     """
 
     table: str
@@ -44,6 +45,7 @@ class TableState:
     held: int
     generation: int = FIRST
     layout: int | None = None
+    copied: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,14 @@ def table_states(tables: str) -> dict[str, TableState]:
 
 def table_facts(tables: Mapping[str, TableState]) -> str:
     """The tables of a cut as JSON."""
-    return json.dumps({relation: asdict(table) for relation, table in sorted(tables.items())})
+    return json.dumps({relation: _facts(table) for relation, table in sorted(tables.items())})
+
+
+def _facts(table: TableState) -> dict[str, object]:
+    facts = asdict(table)
+    if table.copied is None:
+        del facts["copied"]  # as versions wrote it that knew no other copy
+    return facts
 
 
 def check_kept(trimmed: Mapping[int, tuple[int, bytes]], state: BronzeState, cut: Cut | None, place: str) -> None:

@@ -11,7 +11,7 @@ from cdc_lake.errors import RuleStopped, SnapshotIncomplete
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.copies import beginning, copies_in_force
+from cdc_lake.pipeline.copies import beginning, initial_copies
 from cdc_lake.pipeline.cuts import PAUSED, Cut, TableState, found
 from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.table_steps import TableSteps
@@ -26,7 +26,7 @@ def first_content(
     content already is left as it is; one that is paused stays before its copy, and gets it when it goes on.
     Raises SnapshotIncomplete, RuleStopped.
     """
-    copies = copies_in_force(control.snapshots(), state.stream)
+    copies = initial_copies(control.snapshots(), state.stream)
     if copies is None:
         raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
     tables: dict[str, TableState] = {}

@@ -48,7 +48,7 @@ def merge(spark: SparkSession, prepared: Prepared) -> Merged:
 def strategy_of(prepared: Prepared) -> Strategy:
     """How a prepared span is written."""
     job, folded = prepared.job, prepared.folded
-    if job.snapshot:
+    if job.first:
         return _OVERWRITE
     if prepared.kind.identity is RowIdentity.PLACE:
         return _APPEND

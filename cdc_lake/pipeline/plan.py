@@ -29,6 +29,7 @@ from cdc_lake.lake.read import silver_exists
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.action import Action, ActionKind
+from cdc_lake.pipeline.copies import Course, courses
 from cdc_lake.pipeline.cuts import TableState, last_cut
 from cdc_lake.pipeline.division import check_made
 from cdc_lake.pipeline.layout_changes import check_columns, layout_changes, silver_names_of
@@ -38,6 +39,7 @@ from cdc_lake.pipeline.source_view import SourceView, source_view
 from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.own_columns import WORKING
+from cdc_lake.source.stream import shown
 
 __all__ = ["Action", "ActionKind", "Plan", "plan"]
 
@@ -80,6 +82,7 @@ def _silver(project: Project, source: SourceView, reader: BronzeReader, names: S
     state = reader.state()
     cut = None if state is None else last_cut(control_tables(project), state.stream)
     paused = stopped_tables(project, control_tables(project))
+    followed = {} if state is None else courses(control_tables(project).snapshots(), state.stream)
     for name in names:
         target = project.target(name)
         if (since := paused.get(str(name))) is not None:
@@ -100,10 +103,21 @@ def _silver(project: Project, source: SourceView, reader: BronzeReader, names: S
             yield from _foreign(project, reader, target, layout)
             for change in _pending(project, reader, state, target, listed, layout):
                 yield _action(target, change)
+        if state is not None:
+            yield from _renewed(target, state, followed.get(str(name)), listed)
     for relation in sorted(set(cut.tables if cut is not None else ()) - set(map(str, names))):
         label = project.target(TableName.parse(relation)).label
         text = f"{relation} is not captured any more: {label} stays as it is"
         yield Action(ActionKind.TABLE_GONE, label, text, changes=False)
+
+
+def _renewed(target: Target, state: BronzeState, course: Course | None, listed: TableState | None) -> Iterator[Action]:
+    """That a table was copied again."""
+    copied = None if listed is None else listed.copied
+    copy = None if course is None else course.renewal(max(state.upto, course.stretches[-1].begins), copied)
+    if copy is not None:
+        text = f"begin {target.label} again with the copy at {shown(state.stream, copy.position)}"
+        yield Action(ActionKind.RENEW, target.label, text, rows=copy.rows)
 
 
 def _remade(project: Project, target: Target) -> Iterator[Action]:

@@ -28,8 +28,14 @@ def carried(project: Project, session: Session) -> list[Published]:
 
 def wanted(project: Project, session: Session) -> list[TableName]:
     """The tables that the patterns choose now, of those that the plugin can show; raises NoTableMatches."""
-    listed = publication if by_publication(project) else decoded_tables
-    return select_tables(project.postgres.tables, listed.tables_in_database(session))
+    return select_tables(project.postgres.tables, in_database(project, session))
+
+
+def in_database(project: Project, session: Session) -> list[TableName]:
+    """The tables that there are, of those that the plugin can show. Raises SourceError."""
+    if by_publication(project):
+        return publication.tables_in_database(session)
+    return decoded_tables.tables_in_database(session)
 
 
 def captured(project: Project, session: Session) -> list[TableName]:

@@ -58,12 +58,27 @@ def copy_published(attempt: Copying, made: slot.ExportedSlot, whole: Sequence[Co
 
     Each table is recorded once it is. Raises SourceError, LakeError, Stopped.
     """
-    project, limits = attempt.project, attempt.project.pipeline.snapshot
     have = {one.relation for one in whole}
+    recorder = _Recorder(attempt, list(whole))
+    copy_some(attempt, made, lambda table: table not in have, _name(attempt.state, made), recorder.add)
+    return recorder.whole
+
+
+def copy_some(
+    attempt: Copying,
+    made: slot.ExportedSlot,
+    chosen: Callable[[TableName], bool],
+    name: str,
+    finished: Callable[[CopiedTable], None] | None = None,
+) -> tuple[CopiedTable, ...]:
+    """Copy the published tables that are chosen, in the slot's snapshot, under a name; `finished`: told of each that is
+    whole. Raises SourceError, LakeError, Stopped.
+    """
+    project, limits = attempt.project, attempt.project.pipeline.snapshot
     with ExitStack() as opened:
         several = limits.parallelism > 1
         inside = opened.enter_context(snapshot.exported(attempt.session, made.snapshot, others=several))
-        left = {table.table: table for table in carried(project, inside) if table.table not in have}
+        left = {table.table: table for table in carried(project, inside) if chosen(table.table)}
         # the server sends UTF-8, or whatever a database in SQL_ASCII holds
         reading = _Reading(left, chunk_rows(limits), codec_by_name(project, "SQL_ASCII"))
         relations = [relation_of(inside, table.table, table.columns) for table in left.values()]
@@ -73,12 +88,10 @@ def copy_published(attempt: Copying, made: slot.ExportedSlot, whole: Sequence[Co
         for _ in range(min(limits.parallelism, sum(len(copy.parts) for copy in copies)) - 1):
             other = opened.enter_context(closing(attempt.dial("copy")))
             readers.append(opened.enter_context(snapshot.exported(other, made.snapshot, others=True)))
-        point = CopyPoint(_name(attempt.state, made), made.consistent.value)
-        recorder = _Recorder(attempt, list(whole))
-        copy_tables(
-            copies, readers, attempt.bronze, point, attempt.stop, attempt.tell, expected, pace_of(limits), recorder.add
+        point = CopyPoint(name, made.consistent.value)
+        return copy_tables(
+            copies, readers, attempt.bronze, point, attempt.stop, attempt.tell, expected, pace_of(limits), finished
         )
-        return recorder.whole
 
 
 def _name(state: BronzeState, made: slot.ExportedSlot) -> str:

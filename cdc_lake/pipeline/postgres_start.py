@@ -59,7 +59,7 @@ def begin(
     before = _unfinished(project, session, facts, timeline, bronze.state(), control, tell)
     ensure_publication(project, session, tell)
     whole: list[CopiedTable] = []
-    with _beginning(project, session, replication, dial, stop) as made:
+    with exported_point(project, session, replication, dial, stop) as made:
         if before is not None:
             state, whole = before, finished(control.snapshots(), before.stream, before.epoch)
             text = f"initial copy goes on as of {made.consistent} behind {counted(len(whole), 'whole table')}"
@@ -82,10 +82,12 @@ def begin(
 
 
 @contextmanager
-def _beginning(
+def exported_point(
     project: Project, session: Session, replication: Session, dial: Callable[[str], Session], stop: threading.Event
 ) -> Iterator[slot.ExportedSlot]:
-    """A temporary slot, and an exported snapshot of exactly what was committed up to where it begins."""
+    """A temporary slot, and an exported snapshot of exactly what was committed up to where it begins. Raises
+    SourceError, Stopped.
+    """
     plugin = project.postgres.slot.plugin
     if for_replication(replication):
         yield slot.export_slot(replication, project.slot, plugin)

@@ -9,17 +9,17 @@ from contextlib import ExitStack, contextmanager
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
-from cdc_lake.errors import NoTableMatches
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.parked_place import parked_place
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import postgres_start
+from cdc_lake.pipeline.copies_beside import CopiesBeside
 from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_timeline, note_timeline
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.parked import ParkedTransactions
-from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
+from cdc_lake.pipeline.postgres_captured import by_publication
 from cdc_lake.pipeline.postgres_reading import (
     check_binary,
     plugin_options,
@@ -27,6 +27,7 @@ from cdc_lake.pipeline.postgres_reading import (
     reading_of,
     stream_options,
 )
+from cdc_lake.pipeline.postgres_tables import settle_tables
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import slot
@@ -48,8 +49,12 @@ def open_postgres(
     stop: threading.Event,
     tell: Tell,
     patience: float,
+    *,
+    first: bool = False,
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication. Raises SourceError, LakeError, StateError, Stopped."""
+    """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
+    before anything is read, otherwise beside it. Raises SourceError, LakeError, StateError, Stopped.
+    """
     source = project.postgres
     with ExitStack() as opened:
 
@@ -83,9 +88,14 @@ def open_postgres(
                 state = bronze.turn_back(held.upto)
                 tell(Progress("connect", f"the server's log is another one behind {Lsn(state.upto)}: read from there"))
             note_timeline(timeline, control, state, tell)
-            _say_uncaptured(project, session, tell)
         _keep_on_standbys(project, session, replication)
         frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
+        came = settle_tables(project, session, state, control, tell)  # nobody else reads the slot now
+        if came:
+            beside = opened.enter_context(CopiesBeside(project, state, came, tell, lasting=not first))
+            if first:
+                at = beside.finished(frames.tick, stop)
+                copied, target = copied + sum(one.rows for one in at), max(target, *(one.position for one in at))
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         limits = project.pipeline.bronze.spool
@@ -148,18 +158,6 @@ def check_same(
     held = check_timeline(timeline, last_timeline(control, state), reader, state)
     check_log_reaches(facts.flushed, reader, held)
     return timeline, held
-
-
-def _say_uncaptured(project: Project, session: Session, tell: Tell) -> None:
-    if not by_publication(project):
-        return  # the patterns choose at every change
-    there = {p.table for p in carried(project, session)}
-    try:
-        chosen = wanted(project, session)
-    except NoTableMatches:
-        return  # a table that was dropped at the source: what it had is in bronze
-    for table in sorted(set(chosen) - there):
-        tell(Progress("connect", f"table {table} matches `source.tables` but is not in the publication: not captured"))
 
 
 def _keep_on_standbys(project: Project, session: Session, replication: Session) -> None:

@@ -15,6 +15,8 @@ import json
 import shutil
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -47,11 +49,11 @@ from cdc_lake.pipeline.cuts import IN, Cut, TableState, last_cut, write_cut
 from cdc_lake.pipeline.division import check_divided, check_divisible
 from cdc_lake.pipeline.holds import forget, hold_log, open_holds, record
 from cdc_lake.pipeline.merging import merge
-from cdc_lake.pipeline.rebuild_plan import rebuild_plan
+from cdc_lake.pipeline.rebuild_plan import Part, rebuild_plan
 from cdc_lake.pipeline.reread import rereads_of
 from cdc_lake.pipeline.sessions import guarded
 from cdc_lake.pipeline.source_table import source_table
-from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare, shape_of
+from cdc_lake.pipeline.table_span import Copied, Prepared, TableJob, prepare, shape_of
 from cdc_lake.pipeline.transforms import projection_of
 from cdc_lake.pipeline.whole_groups import passed_by, settled_whole
 from cdc_lake.silver.difference import Difference, difference
@@ -107,17 +109,19 @@ def rebuild(
         raise RebuildNeedsPlace("a live table goes on from where silver stands, it cannot stay in the past")
     name = source_table(table)
     with lease(project.lease):
-        work = _Rebuild(project, name, to, into, tell)
+        work = Rebuilding(project, name, to, into, tell)
         if spark is None:
             tell(Progress("rebuild", "starting Spark"))
             spark = start(project)
         return work.run(derive(spark), began, dry_run=dry_run, keys=keys)
 
 
-class _Rebuild:
-    """One rebuild, worked out before Spark is needed."""
+class Rebuilding:
+    """One rebuild, worked out before Spark is needed. Raises what `rebuild` does. The caller holds the lease."""
 
-    def __init__(self, project: Project, name: TableName, to: int | None, into: str | None, tell: Tell) -> None:
+    def __init__(
+        self, project: Project, name: TableName, to: int | None = None, into: str | None = None, tell: Tell = silent
+    ) -> None:
         self._project = project
         self._tell = tell
         self._reader = bronze_reader(project)
@@ -144,22 +148,11 @@ class _Rebuild:
 
     def run(self, spark: SparkSession, began: float, *, dry_run: bool, keys: int) -> Rebuilt:
         """Build, compare, and put the content in its place."""
-        at, folder = datetime.now(UTC), self._project.lake / "scratch" / f"{self._project.name}.rebuild"
-        shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
-        self._forget()
-        namespace = str(folder.relative_to(self._project.lake))
-        name = f"{self._target.label}.{uuid.uuid4().hex[:8]}"
-        # Divided is what takes the table's place: a draft is read once, and by a format that may not know the division.
-        whole = replace(self._target, format="delta", partition_by=(), cluster_by=())
-        draft = replace(whole, namespace=namespace, name=name)
-        try:
-            held = self._build(spark, draft)
-            check_divided(self._project, self._place, store(spark, self._project, draft).columns() or ())
+        at = datetime.now(UTC)
+        with self._drafted(spark) as (draft, held):
             found = self._difference(spark, draft, keys)
             failpoint(REBUILT)
             version = None if dry_run else self._put(spark, draft, held)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         self._forget(replaced=version is not None and not self._into)
         made = Rebuilt(
             pipeline=self._project.name,
@@ -178,6 +171,32 @@ class _Rebuild:
             RunRow(new_run(), "rebuild", at, datetime.now(UTC), "done", json.dumps(facts, default=str))
         )
         return made
+
+    def renew(self, spark: SparkSession) -> int:
+        """Build, and put the content in its place; the version."""
+        with self._drafted(spark) as (draft, held):
+            failpoint(REBUILT)
+            version = self._put(spark, draft, held)
+        self._forget(replaced=True)
+        return version
+
+    @contextmanager
+    def _drafted(self, spark: SparkSession) -> Iterator[tuple[Target, _Held]]:
+        """The content in a table of its own, which goes at the end, and what is held of it."""
+        folder = self._project.lake / "scratch" / f"{self._project.name}.rebuild"
+        shutil.rmtree(folder, ignore_errors=True)  # what a killed process left
+        self._forget()
+        namespace = str(folder.relative_to(self._project.lake))
+        name = f"{self._target.label}.{uuid.uuid4().hex[:8]}"
+        # Divided is what takes the table's place: a draft is read once, and by a format that may not know the division.
+        whole = replace(self._target, format="delta", partition_by=(), cluster_by=())
+        draft = replace(whole, namespace=namespace, name=name)
+        try:
+            held = self._build(spark, draft)
+            check_divided(self._project, self._place, store(spark, self._project, draft).columns() or ())
+            yield draft, held
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _free(self, into: str) -> Target:
         """The target of another name. Raises RebuildPlaceTaken."""
@@ -207,13 +226,8 @@ class _Rebuild:
             if plan.layout is not None:
                 first = Span(self._state.epoch, plan.begins - 1, plan.begins)
                 at = self._step(spark, self._job(draft, first, at, nearby, layout=plan.layout), at)
-            for number, whole in enumerate(plan.parts, 1):
-                span: Span | None = whole.span
-                while span is not None:
-                    job = replace(self._job(draft, span, at, nearby), size=whole.size)
-                    part = job if job.next_layout is None else job.until(job.next_layout)
-                    at = self._step(spark, part, at)
-                    span = None if part is job else replace(span, after=part.span.upto)
+            for number, part in enumerate(plan.parts, 1):
+                at = self._part(spark, draft, part, at, nearby)
                 nearby.release()
                 self._tell(Progress("rebuild", self._target.label, number, len(plan.parts), unit="spans"))
         finally:
@@ -221,6 +235,18 @@ class _Rebuild:
         if silver.columns() is None:  # there were no rows yet
             silver.create(kind_of(draft, self._plan.form).columns(self._shape(spark, draft)))
         return at.held
+
+    def _part(self, spark: SparkSession, draft: Target, part: Part, at: _At, nearby: Nearby) -> _At:
+        if part.copy is not None:
+            job = self._job(draft, part.span, at, nearby, layout=part.copy.layout)
+            return self._step(spark, replace(job, copied=Copied(part.commit_ts)), at)
+        span: Span | None = part.span
+        while span is not None:
+            whole = replace(self._job(draft, span, at, nearby), size=part.size)
+            one = whole if whole.next_layout is None else whole.until(whole.next_layout)
+            at = self._step(spark, one, at)
+            span = None if one is whole else replace(span, after=one.span.upto)
+        return at
 
     def _job(self, draft: Target, span: Span, at: _At, nearby: Nearby, layout: int | None = None) -> TableJob:
         files = self._reader.applied() if layout is None else self._reader.files()
@@ -306,7 +332,8 @@ class _Rebuild:
         if not self._into and self._cut is not None:
             label, form = self._target.label, self._target.format
             layout = self._plan.form.layout
-            state = TableState(label, form, version, upto, IN, len(held.waiting.keys), generation, layout)
+            keys = len(held.waiting.keys)
+            state = TableState(label, form, version, upto, IN, keys, generation, layout, self._plan.copied)
             cut = Cut(self._cut.position, {**self._cut.tables, str(self._target.source): state})
             write_cut(self._control, self._state, cut, None, self._tell)
         return version

@@ -61,7 +61,8 @@ def receive(
                 project, bronze, control,
                 once=once, stop=stop, tell=tell, connected=waiting, pulse=pulse, watch=watch,
             )  # fmt: skip
-            _connections(run, partial(open_stream, project, bronze, control, stop, tell, patience=slot_patience), note)
+            connect = partial(open_stream, project, bronze, control, stop, tell, patience=slot_patience, first=once)
+            _connections(run, connect, note)
     return run.summary()
 
 

@@ -14,6 +14,7 @@ from cdc_lake.pipeline.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.copies import finished
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, layout_now
 from cdc_lake.pipeline.postgres_facts import limits, reading, sent_position, tables, wal_position
+from cdc_lake.pipeline.postgres_tables import alterable, table_changes
 from cdc_lake.pipeline.source_view import SlotSeen
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import publication, slot
@@ -95,9 +96,25 @@ class PostgresView:
             if not is_complete(control := control_tables(project), state.stream, state.epoch):
                 whole = {one.relation for one in finished(control.snapshots(), state.stream, state.epoch)}
                 yield from copies(project, tables(session, [name for name in names if name not in whole]))
+            else:
+                yield from self._come_and_gone(state)
             return
         yield Action(ActionKind.CREATE_SLOT, project.slot, f"create slot `{project.slot}` ({plugin})")
         yield from copies(project, tables(session, names))
+
+    def _come_and_gone(self, state: BronzeState) -> Iterator[Action]:
+        """What a start does with tables that came to `source.tables` or went."""
+        project, session = self._project, self._session
+        if by_publication(project) and not publication.publication_exists(session, project.publication):
+            return
+        found, name = table_changes(project, session, state, control_tables(project)), project.publication
+        for verb, words, some in (("ADD", "to", found.lacking), ("DROP", "from", found.extra)):
+            for table in some:
+                statement = f"; it is not the pipeline's own: {publication.altering(name, verb, table)}"
+                text = f"{verb.lower()} {table} {words} publication `{name}`{'' if alterable(project) else statement}"
+                yield Action(ActionKind.ALTER_PUBLICATION, str(table), text, changes=alterable(project))
+        came = (*(found.lacking if alterable(project) else ()), *found.waiting)
+        yield from copies(project, tables(session, came))
 
 
 @contextmanager

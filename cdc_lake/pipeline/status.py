@@ -25,6 +25,7 @@ from cdc_lake.model.counting import counted
 from cdc_lake.model.position import OrderDomain, format_position
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
+from cdc_lake.pipeline.copies import courses
 from cdc_lake.pipeline.cut_verdict import still_withheld
 from cdc_lake.pipeline.cuts import BROKEN, PAUSED
 from cdc_lake.pipeline.holds import hold_log, open_holds
@@ -129,7 +130,8 @@ def _ask_lake(project: Project) -> LakeSide:
     stayed = [int(tables[relation]["position"]) for relation in paused if relation in tables]
     since = min(stayed, default=0)  # the position of a copy may lie beyond everything that was received
     passed = reader.commits(Span(state.epoch, since, max(since, state.upto))) if stayed else waiting
-    return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured), odd, paused, passed)
+    followed = courses(control.snapshots(), state.stream)
+    return LakeSide(state, copied, cut, tables, waiting, last, tuple(captured), odd, paused, passed, followed)
 
 
 def _last_commit(
@@ -198,6 +200,8 @@ def _state(  # noqa: PLR0911  # one return a state
         return "paused", f"since {_time(since)}, {empty}{wait}: `cdc-lake resume {name}`"
     if not lake.copied:
         return "snapshot", "the initial copy is under way or was broken off"
+    if (told := _copied_again(lake, str(name), in_cut)) is not None:
+        return told
     if in_cut.get("state") == PAUSED:
         return "catching-up", "it was paused, and goes on with the next run"
     if in_cut.get("state") == BROKEN:
@@ -214,6 +218,20 @@ def _state(  # noqa: PLR0911  # one return a state
         one = lake.undecodable[0]
         return "catching-up", f"stopped before {one.position}, which could not be decoded ({one.code})"
     return "live", "everything received is applied"
+
+
+def _copied_again(lake: LakeSide, name: str, in_cut: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What is to be said of a table that was left, or copied again; None for any other."""
+    course, state = lake.courses.get(name), lake.state
+    if course is None or state is None:
+        return None
+    if course.waits:
+        at = _shown(course.stretches[-1].left, lake.domain)
+        return "left", f"not followed behind {at} until the receiver copies it, where `source.tables` names it again"
+    copied, newest = in_cut.get("copied"), course.stretches[-1]
+    if newest.later and (copied is None or copied < newest.begins):
+        return "catching-up", f"copied again at {_shown(newest.begins, lake.domain)}, which silver has not taken yet"
+    return None
 
 
 def _open_rows(lake: LakeSide, name: TableName, held: Any, marker: Marker, at: int | None) -> int:

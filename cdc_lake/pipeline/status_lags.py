@@ -13,6 +13,7 @@ from cdc_lake.errors import CdcLakeError
 from cdc_lake.lake.control_rows import CutRow
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.copies import Course
 from cdc_lake.pipeline.source_view import SlotSeen
 from cdc_lake.pipeline.status_values import Lag
 from cdc_lake.pipeline.waiting import UndecodedTransaction
@@ -33,7 +34,7 @@ class SourceSide:
 @dataclass(frozen=True, slots=True)
 class LakeSide:
     """What the lake says. `waiting`: transactions above the last cut; `paused`: since when which source tables are;
-    `passed`: transactions from where the first of those stayed.
+    `passed`: transactions from where the first of those stayed; `courses`: how tables are followed.
     """
 
     state: BronzeState | None
@@ -46,6 +47,7 @@ class LakeSide:
     undecodable: tuple[UndecodedTransaction, ...] = ()
     paused: Mapping[str, datetime] = field(default_factory=dict)
     passed: Sequence[CommitRow] = ()
+    courses: Mapping[str, Course] = field(default_factory=dict)
 
     @property
     def domain(self) -> OrderDomain:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, assert_never
 
 import pyarrow as pa
 
 from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.nearby import as_they_are
-from cdc_lake.bronze.outline import Outline, cleared_before, outline, span_files
+from cdc_lake.bronze.outline import Outline, Run, cleared_before, outline, span_files
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, KeylessDelete, NoKey, TableChangedMeanwhile
 from cdc_lake.lake.control import control_tables
@@ -29,6 +30,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.model.reread import Reread, rereads_in
 from cdc_lake.model.span import Span
 from cdc_lake.model.succession import made_again
+from cdc_lake.model.truncated import Truncated
 from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.pipeline.division import divide
 from cdc_lake.pipeline.evolve import evolve, next_layout
@@ -68,6 +70,13 @@ ONE_TASK = 20_000
 _ONE_TASK_FILES = 32  # opening one takes some milliseconds
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Of a table that was copied again: when the last transaction that the copy has was committed, None: not known."""
+
+    commit_ts: datetime | None
+
+
 @dataclass(frozen=True)
 class TableJob:
     """What to prepare: a table's changes in `span`, or the rows of its snapshot at the span's end, then with the layout
@@ -76,7 +85,7 @@ class TableJob:
     `follows`: the layout that silver's rows have, None: nobody knows; `allowed`: destructive operations in words;
     `known`: all layouts of the table. `seen`: the outline, where it was read. `rereads`: what of the table
     was read again and comes into force in the span, `decided` what was decided of it. `whole`: transactions that
-    are held whole.
+    are held whole. `copied`: the snapshot's rows end all that silver has, None where nothing is there.
     """
 
     project: Project
@@ -98,11 +107,17 @@ class TableJob:
     decided: Decided = NOTHING_DECIDED
     whole: frozenset[Unit] = frozenset()
     tell: Tell = silent
+    copied: Copied | None = None
 
     @property
     def snapshot(self) -> bool:
-        """Whether this is the table's first content."""
+        """Whether this is rows of a copy."""
         return self.layout is not None
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the table's first content."""
+        return self.snapshot and self.copied is None
 
     @property
     def next_layout(self) -> int | None:
@@ -178,7 +193,9 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     table, span, snapshot = job.target.source, job.span, job.snapshot
     seen = job.seen or job.outlined().seen
     assert seen is not None, "it was just read"
-    if seen.rows == 0:
+    if job.copied is not None:
+        seen = _ended(seen, job, job.copied)
+    elif seen.rows == 0:
         if job.layout is not None:
             # The source's table was empty: so is silver, but it is there.
             kind = kind_of(job.target, job.layouts[job.layout])
@@ -192,7 +209,7 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     silver = store(spark, job.project, job.target)
     projection = _evolved(silver, job, kind, projection, seen.runs[0].position)
     shape = projection.silver
-    if job.follows is not None and made_again(job.follows, shape.relation):
+    if job.copied is None and job.follows is not None and made_again(job.follows, shape.relation):
         seen = _begun_again(seen, job, shape.relation)
     if not snapshot:
         mark_when_large(spark, silver, job.project, job.target)
@@ -206,11 +223,19 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     if seen.rows <= ONE_TASK and len(paths) <= _ONE_TASK_FILES:
         rows = rows.coalesce(1)
     # A copy of the source's table is a content of its own: what silver had before has no part in it.
-    target = None if base.version is None or snapshot else live_rows(kind, spark.table(silver.name))
+    target = None if base.version is None or job.first else live_rows(kind, spark.table(silver.name))
     parts = key_parts(job.project, job.target, projection.source)
     source, held, decided = projection.source, job.held, job.decided
     folded = fold(rows, target, job.target, kind, source, seen, span, held, projection, parts, decided, job.whole)
     return Prepared(job, kind, shape, silver, base, seen, folded, projection)
+
+
+def _ended(seen: Outline, job: TableJob, copied: Copied) -> Outline:
+    """The outline of a copy that ends all rows before it."""
+    assert job.layout is not None, "it is one of a copy"
+    position = job.span.upto
+    ends = Truncated(position, -1, csn=None, lsn=None, xid=None, commit_ts=copied.commit_ts)
+    return replace(seen, truncated=(ends,), runs=seen.runs or (Run(job.layout, position, 0),))
 
 
 def _base(silver: SilverStore, job: TableJob) -> Marker:

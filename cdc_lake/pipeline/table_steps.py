@@ -27,7 +27,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
-from cdc_lake.pipeline.copies import copies_in_force
+from cdc_lake.pipeline.copies import initial_copies
 from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, TableState, found
 from cdc_lake.pipeline.group_steps import GroupSteps
 from cdc_lake.pipeline.holds import hold_log, open_holds, record
@@ -110,18 +110,29 @@ class TableSteps:
         return out
 
     def jobs(
-        self, state: BronzeState, tables: dict[str, TableState], touched: Iterable[str], span: Span, load: Load
+        self,
+        state: BronzeState,
+        tables: dict[str, TableState],
+        touched: Iterable[str],
+        span: Span,
+        load: Load,
+        *,
+        without: Container[str] = (),
     ) -> list[TableJob]:
         """The jobs that bring the touched tables to the end of `span`; `tables`, as the last cut has them, is made
         current.
 
-        Tables that were read again or decided on come with the touched ones, unless they wait. A table that no cut
-        lists yet stands at the span's beginning.
+        Tables that were read again or decided on come with the touched ones, unless they wait or are among `without`.
+        A table that no cut lists yet stands at the span's beginning.
         """
         files, held, rereads = self._bronze.applied(), hold_log(self._control), self._control.snapshots()
         again = reread_tables(rereads, state.stream, span) | held.decided_tables(span)
         waiting = {relation for relation, table in tables.items() if table.state in {BROKEN, PAUSED}}
-        after, upto, names = span.after, span.upto, sorted({*touched, *(again - waiting)})
+        after, upto, names = (
+            span.after,
+            span.upto,
+            sorted({*touched, *(name for name in again - waiting if name not in without)}),
+        )
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
         parts = self._splitter.split(files, span) if large else None
         jobs = []
@@ -139,7 +150,8 @@ class TableSteps:
                 tables[relation], layout = found(target, state, marker, watermark, held), None
             if watermark > known:
                 layout = self.layout_at(state, target, known, watermark, layout)
-                tables[relation] = replace(found(target, state, marker, watermark, held), layout=layout)
+                copied = None if listed is None or marker.generation > listed.generation else listed.copied
+                tables[relation] = replace(found(target, state, marker, watermark, held), layout=layout, copied=copied)
             if watermark >= upto:
                 if listed is not None and listed.state == BROKEN:  # what kept it is mended, and nothing is to be done
                     tables[relation] = replace(tables[relation], state=IN)
@@ -209,8 +221,8 @@ class TableSteps:
         return self._bronze.layouts([target.source]).values()
 
     def _copy(self, state: BronzeState, relation: str) -> tuple[int, int] | None:
-        """The position that a table was copied at, and its layout there; None where it was not copied."""
-        copy = (copies_in_force(self._control.snapshots(), state.stream) or {}).get(relation)
+        """The position that a table was copied at at first, and its layout there; None where it was not copied."""
+        copy = (initial_copies(self._control.snapshots(), state.stream) or {}).get(relation)
         return None if copy is None else (copy.position, copy.layout)
 
     def _intact(
@@ -290,8 +302,9 @@ class TableSteps:
             if listed is not None and between and not self._intact(one.job.stream, target, listed, reached, tables):
                 continue
             keys = open_holds(held, relation, one.job.span.epoch, generation, upto).keys
+            copied = None if listed is None else listed.copied
             tables[relation] = TableState(
-                target.label, target.format, merged.version, upto, IN, len(keys), generation, layout
+                target.label, target.format, merged.version, upto, IN, len(keys), generation, layout, copied
             )
             self.done.count(one)
             self.done.count_merge(one, merged)

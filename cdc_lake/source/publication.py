@@ -1,8 +1,8 @@
 """The publication: which tables the slot's stream carries.
 
-`tables` of the pipeline are patterns over the catalog. They choose the tables when the publication is made; from then
-on the publication itself says what is captured, and what matches later but is not in it is reported, never added
-in silence.
+`tables` of the pipeline are patterns over the catalog. They choose the tables when the publication is made, and again
+at every start of the receiver: what came or went since is told, and done where the publication is the pipeline's own
+(`pipeline.postgres_tables`).
 """
 
 from __future__ import annotations
@@ -52,6 +52,17 @@ def create_publication(session: Session, name: str, tables: Sequence[TableName])
         session.execute(statement.encode())
 
 
+def altering(name: str, verb: str, *tables: TableName) -> str:
+    """The statement by which tables come into a publication (`ADD`) or leave it (`DROP`)."""
+    return f"ALTER PUBLICATION {identifier(name)} {verb} TABLE {', '.join(map(quoted, tables))}"
+
+
+def alter_publication(session: Session, name: str, verb: str, *tables: TableName) -> None:
+    """Add tables to a publication, or drop them from it. Raises SourceError."""
+    with named(f"altering publication `{name}`"):
+        session.execute(altering(name, verb, *tables).encode())
+
+
 def published(session: Session, name: str) -> list[Published]:
     """What a publication carries, sorted by table; raises PublicationMissing."""
     if not publication_exists(session, name):
@@ -84,7 +95,7 @@ def check_published(name: str, carried: Iterable[TableName], wanted: Iterable[Ta
     if missing := sorted(want - have):
         raise PublicationUnfit(
             f"publication `{name}` does not carry {', '.join(map(str, missing))}",
-            hint=f"ALTER PUBLICATION {identifier(name)} ADD TABLE {', '.join(map(quoted, missing))}",
+            hint=altering(name, "ADD", *missing),
         )
     if extra := sorted(have - want):
         listed = ", ".join(map(str, extra))

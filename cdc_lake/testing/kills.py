@@ -184,7 +184,7 @@ def inserted(project: Project, relation: str) -> list[Any]:
     reader = bronze_reader(project)
     state, files = reader.state(), reader.files()
     assert state is not None
-    copies = copies_in_force(control_tables(project).snapshots(), state.stream) or {}
+    copies = copies_in_force(control_tables(project).snapshots(), state.stream, state.upto) or {}
     begins = copies[relation].position if relation in copies else -1
     paths = files.select(epoch=state.epoch, relations=[relation])
     op, position = pc.field("op"), pc.field("position")

@@ -64,7 +64,7 @@ def assert_as_at_source(project: Project, database: Database) -> None:
 def points(project: Project) -> dict[str, int]:
     state = bronze_reader(project).state()
     assert state is not None
-    copies = copies_in_force(control_tables(project).snapshots(), state.stream)
+    copies = copies_in_force(control_tables(project).snapshots(), state.stream, state.upto)
     assert copies is not None
     return {name: copy.position for name, copy in copies.items()}
 

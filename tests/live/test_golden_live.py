@@ -24,6 +24,8 @@ LIVE = {
         ["run", "--once", "--only", "receive", "-q"], "run.run", 0, ["INSERT INTO customers VALUES (3, 'Cyd')"]
     ),
     "status-live": Step(["status"], "status.status"),
+    "resync-dry": Step(["resync", "orders", "--dry-run", "-q"], "resync.resync"),
+    "resync": Step(["resync", "orders", "customers", "-q"], "resync.resync"),
     "slot-advance": Step(["slot", "advance"], "slots.advance_slot", first=["slot", "advance"]),
     "inspect-chain-source": Step(["inspect", "chain", "--against", "source", "-q"], "against_source.against_source"),
     "record": Step(

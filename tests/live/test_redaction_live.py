@@ -19,10 +19,11 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import RedactionUnfit
-from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check import check
 from cdc_lake.pipeline.compare_source import compare_source
+from cdc_lake.pipeline.copies import courses
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from tests.canary import leaks
@@ -120,7 +121,13 @@ def test_no_file_holds_what_is_redacted(database: Database, tmp_path: Path) -> N
     moved = ("U", [hashed(canary("moved")), None, "1"], [hashed(canary("copy1")), None, None])
     assert moved in values(project, "public.logins")
     assert values(project, "public.whole")[-1] == ("I", ["9", hashed(canary("x")), None], None)
-    assert values(project, "public.late") == [("I", ["1", hashed(canary("late"))], None)]
+    # it came to the publication: its change, and then its copy
+    assert values(project, "public.late") == [(op, ["1", hashed(canary("late"))], None) for op in "IS"]
+    state = bronze_reader(project).state()
+    assert state is not None
+    late = courses(control_tables(project).snapshots(), state.stream)["public.late"].copy_at(state.upto)
+    assert late is not None
+    assert late.layout in bronze_reader(project).layouts([late.relation]), "it is the layout that landed"
 
 
 def test_layouts_say_what_was_done_to_which_column(database: Database, tmp_path: Path) -> None:

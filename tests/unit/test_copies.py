@@ -54,12 +54,12 @@ def test_what_is_told_reads_back_and_older_versions_have_one_position() -> None:
 
 def test_nothing_is_in_force_before_the_copy_is_whole_and_of_two_copies_the_newest_is() -> None:
     begun = row(STARTED, copied(A, 100))
-    assert copies_in_force([begun], "s1") is None
+    assert copies_in_force([begun], "s1", 1000) is None
     whole = row(COMPLETE, copied(A, 100), copied(B, 150))
-    assert copies_in_force([whole], "s2") is None
-    assert copies_in_force([whole], "s1") == {"public.a": copied(A, 100), str(B): copied(B, 150)}
+    assert copies_in_force([whole], "s2", 1000) is None
+    assert copies_in_force([whole], "s1", 1000) == {"public.a": copied(A, 100), str(B): copied(B, 150)}
     again = row(COMPLETE, copied(A, 200), name="again")
-    assert copies_in_force([whole, again], "s1") == {"public.a": copied(A, 200), str(B): copied(B, 150)}
+    assert copies_in_force([whole, again], "s1", 1000) == {"public.a": copied(A, 200), str(B): copied(B, 150)}
 
 
 def test_rows_of_a_copy_that_broke_off_are_told_apart() -> None:

@@ -113,9 +113,9 @@ class Family:
 
     @contextmanager
     def open(
-        self, project: Project, bronze: BronzeWriter, control: ControlTables, *_: object, patience: float
+        self, project: Project, bronze: BronzeWriter, control: ControlTables, *_: object, patience: float, first: bool
     ) -> Iterator[OpenStream]:
-        del patience
+        del patience, first
         self.opened += 1
         state = bronze.state()
         if state is None:

@@ -1,0 +1,86 @@
+"""Copies beside a stream that is being read: in a thread, and from connections of their own.
+
+What hinders them does not hinder the stream: it is told, and they are begun again after a while, and with the next
+connection.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.lake.control import control_tables
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.copies import CopiedTable
+from cdc_lake.pipeline.copying import Stopped
+from cdc_lake.pipeline.recopy import recopy
+
+AGAIN: Final = 30.0
+"""Seconds until a copy that failed is begun again."""
+_LOOK = 0.2  # seconds
+
+
+class CopiesBeside:
+    """Copies tables as long as it is entered. `lasting`: what fails is begun again."""
+
+    def __init__(
+        self, project: Project, state: BronzeState, tables: Sequence[TableName], tell: Tell, *, lasting: bool
+    ) -> None:
+        self._project = project
+        self._state = state
+        self._tables = tables
+        self._tell = tell
+        self._lasting = lasting
+        self._over = threading.Event()
+        self._copied: tuple[CopiedTable, ...] = ()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="cdc-lake-came", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def finished(self, meanwhile: Callable[[], object], stop: threading.Event) -> tuple[CopiedTable, ...]:
+        """What was copied, once it is whole; `meanwhile` is called now and then. Raises what failed, Stopped."""
+        while self._thread.is_alive():
+            if stop.is_set():
+                raise Stopped
+            meanwhile()
+            self._thread.join(_LOOK)
+        if self._failure is not None:
+            raise self._failure
+        return self._copied
+
+    def _work(self) -> None:
+        while not self._over.is_set():
+            try:
+                control = control_tables(self._project, self._project.pipeline.bronze.durability)
+                self._copied = recopy(self._project, self._state, self._tables, control, self._over, self._tell)
+            except Stopped:
+                return
+            except CdcLakeError as error:
+                if not self._lasting:
+                    self._failure = error
+                    return
+                text = f"tables that came are not copied yet: {error.message}; next attempt in {AGAIN:g} s"
+                self._tell(Progress("retry", text, facts={"code": error.code}))
+                self._over.wait(AGAIN)
+            except Exception as failure:
+                if self._lasting:
+                    raise
+                self._failure = failure
+                return
+            else:
+                return

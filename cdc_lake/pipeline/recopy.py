@@ -1,0 +1,77 @@
+"""Copying tables again, beside the stream: each as of a place among the transactions that is known exactly.
+
+    copied into bronze, chunk by chunk → `snapshots` says which tables, and where they stand
+
+The stream goes on meanwhile, and so does silver; the copy is in force where silver reaches its position
+(`pipeline.renewing`). A process that dies before the last step leaves rows that nobody reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cdc_lake.bronze.open import bronze_beside, bronze_reader
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource
+from cdc_lake.errors import TableNotKnown
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.lease import copy_lease
+from cdc_lake.model.counting import counted
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+from cdc_lake.observe.failpoint import RECOPIED, failpoint
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.configuration import number_configuration
+from cdc_lake.pipeline.copies import CopiedTable, record_recopied
+from cdc_lake.pipeline.redaction import RedactedBronze, redaction_of
+from cdc_lake.source.stream import shown
+
+
+def recopy(
+    project: Project,
+    state: BronzeState,
+    tables: Sequence[TableName],
+    control: ControlTables,
+    stop: threading.Event,
+    tell: Tell,
+) -> tuple[CopiedTable, ...]:
+    """Copy tables of a stream, all in one snapshot, and put the copies in force.
+
+    Raises AnotherCopy, TableNotKnown, CopyUnplaced, ConfigError, SourceError, LakeError, StateError, Stopped.
+    """
+    with copy_lease(project.lease):
+        number = number_configuration(project, state, control, tell)
+        bronze = RedactedBronze(bronze_beside(project), redaction_of(project, number))
+        # imported here: each kind of source needs its own driver only
+        if isinstance(project.pipeline.source, FamilySource):
+            from cdc_lake.pipeline.family_recopy import copy_family  # noqa: PLC0415
+
+            name, copied = copy_family(project, state, tables, bronze, stop, tell)
+        else:
+            from cdc_lake.pipeline.postgres_recopy import copy_postgres  # noqa: PLC0415
+
+            name, copied = copy_postgres(project, state, tables, bronze, control, stop, tell)
+        if missing := sorted(set(tables) - {one.relation for one in copied}):
+            raise TableNotKnown(f"the stream does not carry {', '.join(map(str, missing))}")
+        failpoint(RECOPIED)
+        copied = tuple(_as_landed(bronze_reader(project), state, one) for one in copied)
+        record_recopied(control, state, name, copied)
+    at = shown(state.stream, copied[0].position)
+    text = f"copied {counted(len(copied), 'table')} again, as of {at}: silver takes them when it is there"
+    tell(Progress("snapshot", text, facts={"epoch": state.epoch}))
+    return copied
+
+
+def _as_landed(reader: BronzeReader, state: BronzeState, copy: CopiedTable) -> CopiedTable:
+    """The copy with the layout that its rows have in bronze: another one where columns are redacted."""
+    layouts = reader.layouts([copy.relation], Span(state.epoch, copy.position - 1, copy.position))
+    return copy if copy.layout in layouts else replace(copy, layout=next(reversed(layouts)))
+
+
+def copy_name(state: BronzeState, position: int) -> str:
+    """The name of a copy in bronze: no two of a stream stand at one position, or they are one."""
+    return f"copy-{state.epoch}-{position}"

@@ -1,0 +1,107 @@
+"""Resync: tables read anew at the source while everything flows, so that silver becomes what the source has.
+
+The copy goes into bronze beside the stream, at a place that is known exactly (`pipeline.recopy`); silver takes it with
+the next run, or the one that is under way, once it is there (`pipeline.renewing`). The other tables notice nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project
+from cdc_lake.errors import NoStream, PastTrimmed, SnapshotIncomplete, TableNotKnown
+from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.control_rows import RunRow, new_run
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import Tell, silent
+from cdc_lake.pipeline.rebuild_plan import remembers
+from cdc_lake.pipeline.recopy import recopy
+from cdc_lake.pipeline.source_table import source_table
+from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.source.stream import shown
+
+
+@dataclass(frozen=True, slots=True)
+class ResyncedTable:
+    """A table of a resync. `rows`: how many were copied, None where none was; `remembers`: silver keeps what it was."""
+
+    source: str
+    table: str
+    kind: str
+    remembers: bool
+    rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resynced:
+    """What a resync did. `position`: where the copies stand, None where nothing was copied."""
+
+    pipeline: str
+    position: str | None
+    tables: tuple[ResyncedTable, ...]
+    seconds: float
+
+
+def resync(
+    project: Project,
+    tables: Sequence[str],
+    *,
+    dry_run: bool = False,
+    stop: threading.Event | None = None,
+    tell: Tell = silent,
+) -> Resynced:
+    """Copy tables, named by their source, again. `dry_run`: say which, and change nothing.
+
+    Raises NoStream, SnapshotIncomplete, TableNotKnown, PastTrimmed, AnotherCopy, CopyUnplaced, SourceError, LakeError;
+    Stopped where `stop` was set.
+    """
+    began, at, control = time.monotonic(), datetime.now(UTC), control_tables(project)
+    reader = bronze_reader(project)
+    state = reader.state()
+    if state is None:
+        raise NoStream("bronze holds no stream yet: the first `cdc-lake run` copies every table", where=reader.place)
+    if not is_complete(control, state.stream, state.epoch):
+        raise SnapshotIncomplete("the initial copy is not finished: it goes on with the next `cdc-lake run`")
+    names = [*dict.fromkeys(map(source_table, tables))]
+    _check_carried(project, names)
+    found = tuple(_table(project, reader, state, name) for name in names)
+    if dry_run:
+        return Resynced(project.name, None, found, round(time.monotonic() - began, 3))
+    copied = recopy(project, state, names, control, stop or threading.Event(), tell)
+    rows = {str(one.relation): one.rows for one in copied}
+    done = Resynced(
+        pipeline=project.name,
+        position=shown(state.stream, copied[0].position),
+        tables=tuple(dataclasses.replace(one, rows=rows[one.source]) for one in found),
+        seconds=round(time.monotonic() - began, 3),
+    )
+    facts = json.dumps(dataclasses.asdict(done))
+    control.record(RunRow(new_run(), "resync", at, datetime.now(UTC), "done", facts))
+    return done
+
+
+def _check_carried(project: Project, names: Sequence[TableName]) -> None:
+    with source_view(project) as source:
+        carried = source.tables()
+    if missing := sorted(set(names) - set(carried)):
+        listed = ", ".join(map(str, carried))
+        raise TableNotKnown(f"the stream does not carry {', '.join(map(str, missing))}; it carries {listed}")
+
+
+def _table(project: Project, reader: BronzeReader, state: BronzeState, name: TableName) -> ResyncedTable:
+    target = project.target(name)
+    keeps = remembers(target)
+    if keeps and (left := reader.trimmed().get(state.epoch)) is not None:
+        begins = f"bronze begins behind {shown(state.stream, left[0])}"
+        raise PastTrimmed(f"{begins}, and {target.label} is made again from its first copy on", where=reader.place)
+    return ResyncedTable(str(name), target.label, target.kind, keeps)

@@ -1,0 +1,217 @@
+"""Tables copied again, come and gone while the stream lives, at a real server under load: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.config.project import Project
+from cdc_lake.errors import AnotherCopy, NoStream, TableNotKnown
+from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.lease import copy_lease
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe import failpoint as at
+from cdc_lake.pipeline.against_source import against_source
+from cdc_lake.pipeline.copies import courses
+from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.resync import resync
+from cdc_lake.source.connection import connect
+from cdc_lake.source.publication import published
+from cdc_lake.testing.beside import beside, until
+from cdc_lake.testing.kills import KILLED, Receivers
+from tests.conftest import Database
+from tests.live.test_copy_parts import ACCOUNTS, SPLIT, assert_sums_right, make_bank, transfers
+from tests.live.test_receive_loop import once, project_of, tables_at_source
+from tests.live.test_source_stream import ROOT, settings
+from tests.replay import tables_from_bronze
+from tests.seeds import seeds
+
+pytestmark = pytest.mark.live
+
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+ACCOUNTS_ONLY, BOTH = ["public.accounts"], ["public.accounts", "public.vault"]
+
+
+@pytest.fixture
+def bank(database: Database) -> Any:
+    with database.connect() as connection:
+        make_bank(connection)
+        yield connection
+
+
+def taking(database: Database, root: Path, tables: Sequence[str] = BOTH, **sections: Any) -> Project:
+    return project_of(database, root, source={"tables": [*tables]}, snapshot=SPLIT, **sections)
+
+
+def in_publication(database: Database, project: Project) -> list[str]:
+    session = connect(settings(database), ROOT)
+    try:
+        return [one.table.name for one in published(session, project.publication)]
+    finally:
+        session.close()
+
+
+def course_of(project: Project, name: str) -> list[tuple[bool, bool]]:
+    """Of each stretch of a table: whether it begins with a later copy, and whether it was left."""
+    state = bronze_reader(project).state()
+    assert state is not None
+    found = courses(control_tables(project).snapshots(), state.stream)[f"public.{name}"]
+    return [(one.later, one.left is not None) for one in found.stretches]
+
+
+def assert_as_at_source(project: Project, database: Database, *names: str) -> None:
+    ours, theirs = tables_from_bronze(project), tables_at_source(database)
+    tables = [TableName("public", name) for name in names]
+    assert {name: ours[name] for name in tables} == {name: theirs[name] for name in tables}
+    proof = against_source(project)
+    assert proof.holds
+    assert {one.verdict for one in proof.tables if one.table in {str(name) for name in tables}} == {"equal"}
+
+
+def receiving(project: Project, told: list[str]) -> Any:
+    def run(stop: threading.Event) -> None:
+        receive(project, bronze_writer(project), once=False, stop=stop, tell=lambda p: told.append(p.text))
+
+    return beside(run)
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_tables_are_copied_again_by_several_readers_while_they_change_and_are_received(
+    database: Database, tmp_path: Path, bank: psycopg.Connection[Any], seed: int
+) -> None:
+    print(f"seed {seed}")
+    del bank
+    project, told = taking(database, tmp_path), list[str]()
+    once(project)
+    with beside(lambda stop: transfers(database, seed, stop)), receiving(project, told):
+        until(lambda: any("streams after" in text for text in told))
+        first = resync(project, ["accounts"])
+        again = resync(project, ["accounts", "public.vault"])
+    once(project)
+    assert [table.rows for table in again.tables] == [ACCOUNTS, ACCOUNTS]
+    assert first.position is not None
+    assert course_of(project, "accounts") == [(False, False), (True, False), (True, False)]
+    assert assert_sums_right(project) > 0
+    assert_as_at_source(project, database, "accounts", "vault")
+    assert not [text for text in told if "another" in text], "the receiver takes a copy for upkeep"
+
+
+def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when_it_comes_back(
+    database: Database, tmp_path: Path, bank: psycopg.Connection[Any]
+) -> None:
+    one, both = taking(database, tmp_path, ACCOUNTS_ONLY), taking(database, tmp_path)
+    once(one)
+    with beside(lambda stop: transfers(database, 1, stop)):
+        assert "public.vault" in {action.subject for action in plan(both).actions}
+        done = once(both)
+        assert done.snapshot_rows == ACCOUNTS
+    once(both)
+    assert in_publication(database, both) == ["accounts", "vault"]
+    assert course_of(both, "vault") == [(False, True), (True, False)]
+    assert_as_at_source(both, database, "accounts", "vault")
+
+    told: list[str] = []
+    once(one, lambda progress: told.append(progress.text))
+    assert "table public.vault is not followed any more: `source.tables` leaves it out" in told
+    assert in_publication(database, one) == ["accounts"]
+    bank.execute("DELETE FROM vault WHERE id < 50")
+    bank.execute("UPDATE accounts SET coins = 0 WHERE id = 1")
+    assert once(one, lambda progress: told.append(progress.text)).snapshot_rows == 0
+    assert course_of(one, "vault") == [(False, True), (True, True)]
+    assert_as_at_source(one, database, "accounts")
+
+    assert once(both).snapshot_rows == ACCOUNTS - 49
+    assert course_of(both, "vault") == [(False, True), (True, True), (True, False)]
+    bank.execute("UPDATE vault SET coins = 1 WHERE id = 60")
+    once(both)
+    assert_as_at_source(both, database, "accounts", "vault")
+
+
+def test_others_flow_while_a_table_that_came_is_copied(
+    database: Database, tmp_path: Path, bank: psycopg.Connection[Any]
+) -> None:
+    once(taking(database, tmp_path, ACCOUNTS_ONLY))
+    slow = taking(database, tmp_path, BOTH)
+    limits = slow.pipeline.snapshot.model_copy(update={"max_rows_per_second": 60, "parallelism": 1})
+    slow = Project(slow.pipeline.model_copy(update={"snapshot": limits}), slow.file, slow.root)
+    told, reader = list[str](), bronze_reader(slow)
+    with receiving(slow, told):
+        until(lambda: any("copying public.vault" in text for text in told))
+        before = reader.highest_commit(1) or 0
+        bank.execute("UPDATE accounts SET coins = 5 WHERE id = 5")
+        bank.execute("UPDATE vault SET coins = 5 WHERE id = 5")
+        until(lambda: (reader.highest_commit(1) or 0) > before)
+        assert course_of(slow, "vault") == [(False, True)], "the copy is under way"
+        until(lambda: course_of(slow, "vault") == [(False, True), (True, False)])
+    once(slow)
+    assert_as_at_source(slow, database, "accounts", "vault")
+
+
+STEPS = (at.TABLES_LEFT, at.PUBLICATION_ALTERED, at.SNAPSHOT_CHUNK, at.FILE_WRITTEN, at.RECOPIED)
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_killed_at_every_step_only_the_table_that_came_is_copied_again(
+    database: Database, tmp_path: Path, bank: psycopg.Connection[Any], seed: int
+) -> None:
+    print(f"seed {seed}")
+    del bank
+    dice = random.Random(seed)
+    once(taking(database, tmp_path, ACCOUNTS_ONLY))
+    project = taking(database, tmp_path)
+    source = project.pipeline.source.model_dump(mode="json", by_alias=True) | {"password": database.password}
+    receivers = Receivers(project, {"source": source})
+    with beside(lambda stop: transfers(database, seed, stop)):
+        for name in dice.sample(STEPS, len(STEPS) if BUDGET > 1 else 3):
+            passage = dice.randint(1, 8) if name in {at.SNAPSHOT_CHUNK, at.FILE_WRITTEN} else 1
+            died = receivers.run(f"{name}:{passage}") == KILLED
+            assert died == (course_of(project, "vault")[-1] == (False, True)) or name == at.FILE_WRITTEN
+            if not died:
+                break
+        assert receivers.run() == 0
+    assert receivers.run() == 0
+    assert course_of(project, "accounts") == [(False, False)]
+    assert course_of(project, "vault") == [(False, True), (True, False)]
+    assert_as_at_source(project, database, "accounts", "vault")
+
+
+def test_a_publication_that_the_pipeline_names_is_left_to_its_owner(
+    database: Database, tmp_path: Path, bank: psycopg.Connection[Any]
+) -> None:
+    bank.execute("CREATE PUBLICATION mine FOR TABLE accounts WITH (publish_via_partition_root)")
+
+    def named(tables: list[str]) -> Project:
+        return project_of(database, tmp_path, source={"tables": tables, "publication": "mine"})
+
+    told: list[str] = []
+    once(named(ACCOUNTS_ONLY))
+    once(named(BOTH), lambda progress: told.append(progress.text))
+    (text,) = [text for text in told if "not captured" in text]
+    assert 'ALTER PUBLICATION "mine" ADD TABLE "public"."vault"' in text
+    bank.execute("ALTER PUBLICATION mine ADD TABLE vault")
+    assert once(named(BOTH)).snapshot_rows == ACCOUNTS
+    assert_as_at_source(named(BOTH), database, "accounts", "vault")
+
+
+def test_what_cannot_be_copied_again_is_said(database: Database, tmp_path: Path, bank: psycopg.Connection[Any]) -> None:
+    del bank
+    project = taking(database, tmp_path, ACCOUNTS_ONLY)
+    with pytest.raises(NoStream, match="no stream yet"):
+        resync(project, ["accounts"])
+    once(project)
+    with pytest.raises(TableNotKnown, match=r"does not carry public\.vault; it carries public\.accounts"):
+        resync(project, ["vault"])
+    with copy_lease(project.lease), pytest.raises(AnotherCopy):
+        resync(project, ["accounts"])
+    dry = resync(project, ["accounts"], dry_run=True)
+    assert (dry.position, dry.tables[0].rows) == (None, None)
+    assert course_of(project, "accounts") == [(False, False)]
