@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping
 import psycopg
 from psycopg import pq
 
-from cdc_lake.errors import PublicationMissing, SourceError, StreamProtocol
+from cdc_lake.errors import SourceError, StreamProtocol
 from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
 from cdc_lake.source.gathering import Gathering
+from cdc_lake.source.refusals import publication_gone
 from cdc_lake.source.start_command import start_command
 
 _STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
@@ -28,7 +29,6 @@ _KEEPALIVE = struct.Struct(">QqB")  # WAL end, clock, reply wanted
 _START = struct.Struct(">Q")  # of 'w': start LSN, then WAL end and clock
 _DATA_HEADER = 25
 _DATA, _ALIVE = ord("w"), ord("k")
-_PUBLICATION_GONE = ("WARNING", "55000")  # of pgoutput's warnings only this one (object_not_in_prerequisite_state)
 _EPOCH_2000 = 946_684_800  # seconds from 1970 to PostgreSQL's own epoch
 
 
@@ -146,8 +146,7 @@ class PostgresStream:
 
     def _noticed(self, said: psycopg.errors.Diagnostic) -> None:
         """The driver tells of it while it looks for the message behind it."""
-        if (said.severity_nonlocalized, said.sqlstate) == _PUBLICATION_GONE:
-            self._gone = PublicationMissing(f"the server leaves changes out: {said.message_primary}")
+        self._gone = self._gone or publication_gone(said.severity_nonlocalized, said.sqlstate, said.message_primary)
 
     def _consume(self) -> None:
         try:

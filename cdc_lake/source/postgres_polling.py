@@ -9,10 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from cdc_lake.errors import SlotActive
+from psycopg.errors import Diagnostic
+
+from cdc_lake.errors import SlotActive, SourceError
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, named, send_as_stored
 from cdc_lake.source.plugins import PGOUTPUT
+from cdc_lake.source.refusals import publication_gone
 
 _PATIENCE = 15.0  # seconds for which somebody else may look into the slot, a comparison for one
 _LOOK = 0.1  # seconds between two attempts to move the slot
@@ -45,6 +48,8 @@ class PostgresFunctions:
         self._peek = f"SELECT lsn::text, data FROM {function}(%s, NULL, %s, VARIADIC %s::text[]){only}"
         self._options = [word for pair in options.items() for word in pair]
         self._busy_since: float | None = None
+        self._gone: SourceError | None = None
+        session.add_notice_handler(self._noticed)
         send_as_stored(session.pgconn)
 
     def end(self) -> int:
@@ -55,7 +60,9 @@ class PostgresFunctions:
         return Lsn.parse(_text(row[0])).value
 
     def peek(self, least: int) -> list[tuple[int, bytes]] | None:
-        """See SlotFunctions; raises SlotActive where others have read the slot for long."""
+        """See SlotFunctions; raises SlotActive where others have read the slot for long, PublicationMissing where the
+        server left changes out.
+        """
         given = [self._slot, least, self._options]
         try:
             with named(f"reading slot `{self._slot}`"):
@@ -66,6 +73,8 @@ class PostgresFunctions:
             if now - self._busy_since > _PATIENCE:
                 raise
             return None
+        if self._gone is not None:
+            raise self._gone
         self._busy_since = None
         return [(Lsn.parse(_text(lsn)).value, _bytes(data)) for lsn, data in rows]
 
@@ -88,6 +97,9 @@ class PostgresFunctions:
     def close(self) -> None:
         """See SlotFunctions."""
         self._session.close()
+
+    def _noticed(self, said: Diagnostic) -> None:
+        self._gone = self._gone or publication_gone(said.severity_nonlocalized, said.sqlstate, said.message_primary)
 
 
 def _text(value: object) -> str:

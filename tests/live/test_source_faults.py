@@ -125,9 +125,10 @@ def test_a_password_that_is_changed_ends_the_run_and_the_new_one_goes_on(databas
             admin.execute(sql.SQL("DROP ROLE {}").format(role))
 
 
-def test_a_publication_that_is_dropped_ends_the_run_by_its_name(database: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["stream", "polling"])
+def test_a_publication_that_is_dropped_ends_the_run_by_its_name(database: Database, tmp_path: Path, mode: str) -> None:
     make_table(database)
-    project = project_of(database, tmp_path)
+    project = project_of(database, tmp_path, source={"mode": mode})
     told: list[Progress] = []
     name = sql.Identifier(project.publication)
     with pytest.raises(PublicationMissing), running(project, told) as receiver:  # noqa: PT012 - what it lives through
