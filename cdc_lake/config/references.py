@@ -23,7 +23,7 @@ Secrets: TypeAlias = Callable[[str, str], str]
 """Looks up `(scope, key)` in the secret store of the platform."""
 
 MAX_FILE_BYTES = 64 << 10
-_REFERENCE = re.compile(r"\$(?P<escape>\$)?\{(?P<body>[^{}]*)\}?")
+_REFERENCE = re.compile(r"(?P<escape>\$\$\{)|\$\{(?P<body>[^{}]*)\}?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GRAMMAR = "references are ${env:NAME}, ${env:NAME:-default}, ${file:path} and ${secret:scope/key}; $${ is a literal ${"
 
@@ -70,7 +70,7 @@ class References:
             pieces.append(text[at : m.start()])
             at = m.end()
             if m["escape"]:
-                pieces.append(m[0][1:])
+                pieces.append("${")
                 continue
             try:
                 if not m[0].endswith("}"):

@@ -114,6 +114,14 @@ def test_an_empty_variable_gives_the_default(tmp_path, monkeypatch):
     assert load_project(project_file(tmp_path, GOOD.replace("db1", "${env:EMPTY:-db7}"))).pipeline.source.host == "db7"
 
 
+def test_an_escape_ends_with_its_own_characters(tmp_path, monkeypatch):
+    monkeypatch.setenv("AN_X", "x")
+    text = GOOD.replace("user: cdc", "user: cdc\n  password: 'a$${b$${c ${env:AN_X}$$$${'")
+    password = load_project(project_file(tmp_path, text)).pipeline.source.password
+    assert password is not None
+    assert password.get_secret_value() == "a${b${c x$$${"
+
+
 def test_a_doubled_dollar_is_a_literal(tmp_path):
     text = GOOD.replace("user: cdc", "user: cdc\n  password: 'a$${env:X}b'")
     password = load_project(project_file(tmp_path, text)).pipeline.source.password
