@@ -7,6 +7,7 @@ costs two slices, a look-up and three appends.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +16,9 @@ from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import AllInMemory, NewFrames
 from cdc_lake.decode.large import Growing, LargeTransaction
 from cdc_lake.decode.parking import Parking
-from cdc_lake.decode.pgoutput import parse
+from cdc_lake.decode.pgoutput import ROW_CHANGES, TRUNCATE_HEAD, parse
+from cdc_lake.decode.pgoutput_prepared import PREPARED_LETTERS
+from cdc_lake.decode.pgoutput_stream import LETTERS
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.records import (
     Begin,
@@ -36,8 +39,7 @@ from cdc_lake.model.transaction import Boundaries
 
 __all__ = ["Assembler", "Catalog", "TableFacts"]
 
-_ROW_CHANGES: Final = frozenset(b"IUD")
-_BORDERS: Final = frozenset(bytes([letter]) for letter in b"BCSEcAbPpKr")
+_BORDERS: Final = frozenset(bytes([letter]) for letter in frozenset(b"BC") | LETTERS | PREPARED_LETTERS)
 """Letters of what begins and ends transactions and their blocks."""
 
 
@@ -151,7 +153,7 @@ class Assembler:
         where a store has no room.
         """
         relation = self._relations.get(payload[1:5])  # a key of four bytes: where it is found, payload[0] exists
-        if relation is not None and payload[0] in _ROW_CHANGES and self._open is not None:
+        if relation is not None and payload[0] in ROW_CHANGES and self._open is not None:
             self._frames.append(payload)
             self._lsns.append(lsn)
             self._layouts.append(relation)
@@ -160,7 +162,7 @@ class Assembler:
                 self._outgrown(self._open)
             return ()
         block = self._streams.block
-        if block is not None and payload[5:9] in block.announced and payload[0] in _ROW_CHANGES:
+        if block is not None and payload[5:9] in block.announced and payload[0] in ROW_CHANGES:
             block.enter(payload[1:5])
             block.frames.append(payload[:1] + payload[5:], lsn)
             return ()
@@ -220,7 +222,9 @@ class Assembler:
     def _caught_up(self, payload: bytes) -> bool:
         """Whether tables of a change were announced in a prepared transaction before, and are looked up now."""
         letter = payload[:1]
-        places = (1,) if letter in (b"I", b"U", b"D") else range(6, len(payload), 4) if letter == b"T" else ()
+        places: Iterable[int] = range(TRUNCATE_HEAD, len(payload), 4) if letter == b"T" else ()
+        if letter and letter[0] in ROW_CHANGES:
+            places = (1,)
         deferred = self._announced.deferred
         late = [said for at in places if (said := deferred.pop(payload[at : at + 4], None)) is not None]
         for said in late:

@@ -12,16 +12,14 @@ from itertools import pairwise
 from typing import Final
 
 from cdc_lake.decode.frames import FrameStore
-from cdc_lake.decode.pgoutput import parse
+from cdc_lake.decode.pgoutput import ROW_CHANGES, TRUNCATE_HEAD, parse
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.records import TruncateMessage
 from cdc_lake.errors import DecodeError, UnknownRelation
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Boundaries
 
-_ROW_CHANGES: Final = frozenset(b"IUD")
 _TRUNCATE: Final = ord("T")
-_OIDS: Final = 6  # bytes of a truncate before its OIDs
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class LargeTransaction:
                     out.truncated[len(out.frames) + nth] = tables
             out.frames.extend(some)
             out.lsns.extend(lsns[start:end])
-            out.layouts.extend([force.get(f[1:5]) if f[0] in _ROW_CHANGES else None for f in some])
+            out.layouts.extend([force.get(f[1:5]) if f[0] in ROW_CHANGES else None for f in some])
         for nth, tables in out.truncated.items():
             out.layouts[nth] = tables[0]
         return out
@@ -133,7 +131,9 @@ def _truncated(
         tables = []
         for nth, oid in enumerate(message.oids):
             if (relation := force.get(oid.to_bytes(4, "big"))) is None:
-                raise UnknownRelation(f"a truncate of table OID {oid}, which was not announced", offset=_OIDS + 4 * nth)
+                raise UnknownRelation(
+                    f"a truncate of table OID {oid}, which was not announced", offset=TRUNCATE_HEAD + 4 * nth
+                )
             tables.append(relation)
     except DecodeError:
         if fault is None:
@@ -163,13 +163,13 @@ class Growing:
         """
         append, force = self.frames.append, self._force
         for frame, lsn, layout in zip(frames, lsns, layouts, strict=True):
-            if frame[0] in _ROW_CHANGES:
+            if frame[0] in ROW_CHANGES:
                 oid = frame[1:5]
                 if oid not in force or force[oid] is not layout:
                     self._mark(oid, layout)
             elif tables := truncated.get(len(self.frames)):
                 for nth, table in enumerate(tables):
-                    oid = frame[_OIDS + 4 * nth : _OIDS + 4 * nth + 4]
+                    oid = frame[TRUNCATE_HEAD + 4 * nth : TRUNCATE_HEAD + 4 * nth + 4]
                     if force.get(oid) is not table:
                         self._mark(oid, table)
             append(frame, lsn)

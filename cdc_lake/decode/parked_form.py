@@ -110,7 +110,8 @@ class ParkedFrames:
         at, size, left = self._start, 0, self._count
         while left:
             some, their_lsns, at = self._one(at)
-            frames, lsns = frames + some, lsns + their_lsns
+            frames += some
+            lsns += their_lsns
             size, left = size + sum(map(len, some)), left - len(some)
             if size >= self._part or not left:
                 yield frames, lsns

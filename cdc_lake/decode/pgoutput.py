@@ -53,6 +53,10 @@ _COMMIT: Final = struct.Struct(">Bqqq")
 KEY_FLAG: Final = 1  # Relation message, flags of a column
 CASCADE_FLAG: Final = 1  # Truncate message, options
 RESTART_FLAG: Final = 2
+ROW_CHANGES: Final = frozenset(b"IUD")
+"""Letters of messages that change a row."""
+TRUNCATE_HEAD: Final = 6
+"""Bytes of a Truncate message before its OIDs, four bytes each."""
 TRANSACTIONAL_FLAG: Final = 1  # Message message, flags
 
 

@@ -15,7 +15,7 @@ from cdc_lake.decode.reader import Reader
 from cdc_lake.errors import MalformedMessage
 
 WITH_XID: Final = frozenset(b"RYIUDTM")
-"""Letters of version 1 that are followed by a transaction id inside a block."""
+"""Letters of version 1 that stand inside a transaction; they are followed by its id inside a block."""
 
 LETTERS: Final = frozenset(b"SEcA")
 """Letters of the messages that are read here."""

@@ -11,7 +11,6 @@ from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.parking import Parking
-from cdc_lake.decode.pgoutput_prepared import PREPARED_LETTERS
 from cdc_lake.decode.pgoutput_stream import (
     LETTERS,
     StreamAbort,
@@ -24,7 +23,7 @@ from cdc_lake.decode.pgoutput_stream import (
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.streamed import Streamed
 from cdc_lake.decode.two_phase import TwoPhase
-from cdc_lake.decode.underway import UnderWay, check_inside, given_back
+from cdc_lake.decode.underway import UnderWay, check_inside
 from cdc_lake.errors import OutOfSequence
 
 
@@ -70,7 +69,7 @@ class Streams:
             return self.inside
         if payload[0] in LETTERS or self.block is not None:
             return True
-        return self._two_phase is not None and (self._two_phase.open is not None or payload[0] in PREPARED_LETTERS)
+        return self._two_phase is not None and self._two_phase.takes(payload)
 
     def forget(self) -> None:
         """The next connection starts over."""
@@ -82,9 +81,8 @@ class Streams:
 
     def feed(self, payload: bytes, lsn: int) -> tuple[RawTransaction | LargeTransaction, ...]:
         """Take one message; what it completes. Raises DecodeError, LakeError, and what the catalog raises."""
-        two_phase = self._two_phase if self.block is None else None
-        if two_phase is not None and (two_phase.open is not None or payload[0] in PREPARED_LETTERS):
-            return two_phase.feed(payload, lsn, self._open)
+        if self.block is None and self._two_phase is not None and self._two_phase.takes(payload):
+            return self._two_phase.feed(payload, lsn, self._open)
         match stream_message(payload):
             case StreamStart() as start:
                 self._start(start)
@@ -148,9 +146,6 @@ class Streams:
         if (one := self._open.get(commit.xid)) is None:
             raise OutOfSequence(f"a COMMIT of the streamed transaction {commit.xid}, of which nothing came", offset=1)
         bounds = bounds_of(commit, commit.xid, one.origin)
-        for _, content in one.told:
-            self._under_way.announced.take_told(content)
-        marks = one.marks(self._under_way.resolved, self._under_way.announced.put)
-        one.frames.seal()
+        whole = self._under_way.ended(one, bounds, self._under_way.announced.put, self._frames.part)
         del self._open[commit.xid]
-        return given_back(LargeTransaction(bounds, one.frames, marks, one.fault), self._frames.part)
+        return whole

@@ -13,7 +13,9 @@ from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.parking import Parking
+from cdc_lake.decode.pgoutput import ROW_CHANGES, TRUNCATE_HEAD
 from cdc_lake.decode.pgoutput_prepared import (
+    PREPARED_LETTERS,
     BeginPrepare,
     CommitPrepared,
     Prepare,
@@ -23,12 +25,10 @@ from cdc_lake.decode.pgoutput_prepared import (
 )
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.streamed import Streamed
-from cdc_lake.decode.underway import ROW_CHANGES, UnderWay, check_inside, given_back
+from cdc_lake.decode.underway import UnderWay, check_inside
 from cdc_lake.errors import MalformedMessage, OutOfSequence, PreparedUnknown
 
 Done: TypeAlias = tuple[RawTransaction | LargeTransaction, ...]
-
-_TRUNCATED = 6  # bytes of a truncate before its OIDs
 
 
 class TwoPhase:
@@ -51,6 +51,10 @@ class TwoPhase:
         if self.open is not None:
             self.open.frames.close()
         self.open = None
+
+    def takes(self, payload: bytes) -> bool:
+        """Whether a message, outside of blocks and not empty, is for `feed`."""
+        return self.open is not None or payload[0] in PREPARED_LETTERS
 
     def feed(self, payload: bytes, lsn: int, streamed: dict[int, Streamed]) -> Done:
         """Take one message; what it completes. A streamed transaction that is prepared is taken out of `streamed`.
@@ -106,7 +110,7 @@ class TwoPhase:
                 one.frames.append(payload, lsn)
                 return
         elif letter == b"T":
-            for at in range(_TRUNCATED, len(payload), 4):
+            for at in range(TRUNCATE_HEAD, len(payload), 4):
                 self._introduce(one, payload[at : at + 4])
         self._under_way.take(one, payload, lsn)
         if letter == b"R":
@@ -132,7 +136,5 @@ class TwoPhase:
             raise PreparedUnknown(text, offset=0)
         bounds = bounds_of(commit, commit.xid, parked.origin)
         one = Streamed.of(commit.xid, parked)
-        for _, content in one.told:
-            self._announced.take_told(content)
-        marks = one.marks(self._under_way.resolved, lambda *_: None)  # for others they count from the PREPARE on
-        return (given_back(LargeTransaction(bounds, one.frames, marks, one.fault), self._frames.part),)
+        # for others its layouts count from the PREPARE on
+        return (self._under_way.ended(one, bounds, lambda *_: None, self._frames.part),)

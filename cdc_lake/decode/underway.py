@@ -10,17 +10,17 @@ from typing import Final
 
 from cdc_lake.decode.announced import Announced
 from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.pgoutput import parse
+from cdc_lake.decode.pgoutput import ROW_CHANGES, TRUNCATE_HEAD, parse
+from cdc_lake.decode.pgoutput_stream import WITH_XID
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.records import LogicalMessage, OriginMessage, RelationMessage, TruncateMessage, TypeMessage
-from cdc_lake.decode.streamed import Streamed
+from cdc_lake.decode.streamed import Put, Streamed
 from cdc_lake.errors import DecodeError, OutOfSequence, UnknownRelation
 from cdc_lake.model.change import DDL_MESSAGES, OWN_MESSAGES
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation
+from cdc_lake.model.transaction import Boundaries
 
-ROW_CHANGES: Final = frozenset(b"IUD")
-_INSIDE: Final = frozenset(b"RYIUDTM")
 _RELATION_HEAD: Final = 5  # bytes: letter and OID
 
 
@@ -71,7 +71,7 @@ class UnderWay:
                 case TruncateMessage(oids=oids):
                     for at, oid in enumerate(oids):
                         if oid.to_bytes(4, "big") not in one.announced:
-                            raise _unknown("truncate", oid, 6 + left_out + 4 * at)
+                            raise _unknown("truncate", oid, TRUNCATE_HEAD + left_out + 4 * at)
         except DecodeError as error:
             if not self._keeps or isinstance(error, UnknownRelation):
                 raise  # a table that was not announced is announced by a new connection
@@ -79,7 +79,17 @@ class UnderWay:
             one.fault = one.fault or error
         one.frames.append(bare, lsn)
 
-    def resolved(self, payload: bytes, lsn: int) -> Relation | DecodeError:
+    def ended(self, one: Streamed, bounds: Boundaries, put: Put, part: int) -> RawTransaction | LargeTransaction:
+        """It committed: what its messages tell counts now, and its layouts are looked up; each is `put`. `part`: see
+        `decode.frames.NewFrames`. Raises DecodeError, LakeError, and what the catalog raises.
+        """
+        for _, content in one.told:
+            self.announced.take_told(content)
+        marks = one.marks(self._resolved, put)
+        one.frames.seal()
+        return _given_back(LargeTransaction(bounds, one.frames, marks, one.fault), part)
+
+    def _resolved(self, payload: bytes, lsn: int) -> Relation | DecodeError:
         """The layout that a relation message announces; with `keeps`, why it cannot be taken in."""
         try:
             message = parse(payload)
@@ -94,11 +104,11 @@ class UnderWay:
 
 def check_inside(letter: bytes, where: str) -> None:
     """Raise OutOfSequence for a message that does not belong into a transaction."""
-    if not letter or letter[0] not in _INSIDE:
+    if not letter or letter[0] not in WITH_XID:
         raise OutOfSequence(f"a message `{letter.decode(errors='replace')}` inside {where}", offset=0)
 
 
-def given_back(large: LargeTransaction, part: int) -> RawTransaction | LargeTransaction:
+def _given_back(large: LargeTransaction, part: int) -> RawTransaction | LargeTransaction:
     """A committed transaction as it goes on: whole, where less than `part` bytes are a part, or memory holds it."""
     if large.frames.spilled and large.frames.size >= part:
         return large

@@ -46,9 +46,7 @@ class SlotStatus:
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `broken`, `left`; why; how far."""
-
-    """One table: `pending → snapshot → catching-up → live`, or `held`, `broken`, `left`; why; how far; rows held.
+    """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `broken`, `left`; why; how far.
 
     `verified_through`: how far it was last proven equal to the source, and when (`verified_at`); `different_at`: when
     it was last found to differ, if nothing proved it equal since.

@@ -128,11 +128,8 @@ class TableSteps:
         files, held, rereads = self._bronze.applied(), hold_log(self._control), self._control.snapshots()
         again = reread_tables(rereads, state.stream, span) | held.decided_tables(span)
         waiting = {relation for relation, table in tables.items() if table.state in {BROKEN, PAUSED}}
-        after, upto, names = (
-            span.after,
-            span.upto,
-            sorted({*touched, *(name for name in again - waiting if name not in without)}),
-        )
+        after, upto = span.after, span.upto
+        names = sorted({*touched, *(name for name in again - waiting if name not in without)})
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
         parts = self._splitter.split(files, span) if large else None
         jobs = []

@@ -86,8 +86,8 @@ def all_slots(session: Session) -> list[SlotFacts]:
 
 
 def _facts(row: Sequence[object]) -> SlotFacts:
-    name, kind, plugin, database, temporary, pid, restart, confirmed, status, invalidation, retained, safe, *more = row
-    failover, two_phase = more
+    name, kind, plugin, database, temporary, pid, restart, confirmed, status, *others = row
+    invalidation, retained, safe, failover, two_phase = others
     return SlotFacts(
         name=str(name),
         kind=str(kind),
