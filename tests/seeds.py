@@ -1,4 +1,4 @@
-"""Seeds of tests that are collected once for each: CDC_LAKE_SEED alone, or as many as asked for by chance."""
+"""Seeds of what tests draw by chance: CDC_LAKE_SEED repeats one; CDC_LAKE_CHANCE says which ones are drawn, as a run in CI has it from the tree."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import random
 
 
 def seeds(count: int) -> list[int]:
-    """Processes side by side must collect the same tests, so their chance is that of the run."""
+    """As many as asked for, or CDC_LAKE_SEED alone. Processes side by side must collect the same tests, so their chance is that of the run."""
     if "CDC_LAKE_SEED" in os.environ:
         return [int(os.environ["CDC_LAKE_SEED"])]
-    chance = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    chance = random.Random(os.environ.get("CDC_LAKE_CHANCE", os.environ.get("PYTEST_XDIST_TESTRUNUID")))
     return [chance.getrandbits(32) for _ in range(count)]
+
+
+def one_seed() -> int:
+    """The first of them, for a test that draws everything from one."""
+    return seeds(1)[0]

@@ -21,6 +21,7 @@ from cdc_lake.testing.beside import beside
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
+from tests.seeds import one_seed
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.timeout(1200), pytest.mark.usefixtures("jars")]
 
@@ -88,7 +89,7 @@ def pipeline(database: Database, tmp_path: Path) -> Pipeline:
 
 @pytest.fixture
 def dice() -> random.Random:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}")
     return random.Random(seed)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,13 @@ from cdc_lake.testing.workload import Workload
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, tables_at_source
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live
 
 __all__ = ["stand_in"]
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 KINDS = [Kind(Style.BINARY, batch=True), Kind(Style.JSON, by_csn=True), Kind(Style.SERIAL)]
 ITEMS, PAIRS = TableName("public", "w_items"), TableName("public", "w_pairs")
 

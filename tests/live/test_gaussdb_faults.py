@@ -35,12 +35,13 @@ from tests.live.test_gaussdb_receive import assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import CHILD, once
 from tests.replay import bronze_rows
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live
 
 __all__ = ["stand_in"]
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 KINDS = [Kind(Style.BINARY, batch=True), Kind(Style.SERIAL), Kind(Style.JSON, batch=True, by_csn=True)]
 

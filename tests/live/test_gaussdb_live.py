@@ -22,10 +22,11 @@ from cdc_lake.testing.gaussdb.live import LivePostgres, SnapshotPoint
 from cdc_lake.testing.gaussdb.live_setup import current_snapshot
 from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 
 State = dict[TableName, dict[tuple[Any, ...], dict[str, Any]]]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +26,13 @@ from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, sta
 from tests.live.test_receive_loop import once, tables_at_source
 from tests.live.test_receiver_metrics import healthz, metrics, receiving
 from tests.replay import bronze_rows, tables_from_bronze
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live
 
 __all__ = ["stand_in"]
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 
 
 def project_of(stand_in: StandIn, kind: Kind, root: Path, **changes: Any) -> Project:

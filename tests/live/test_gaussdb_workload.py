@@ -35,10 +35,11 @@ from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database
 from tests.live.test_gaussdb_live import fold, read
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 PASSWORD = "Gauss@123"
 KEYS = {TableName("public", shape.name): tuple(shape.key) for shape in SHAPES}

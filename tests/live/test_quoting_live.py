@@ -40,10 +40,11 @@ from cdc_lake.source.wire.target import WireTarget, WireTls
 from cdc_lake.testing.gaussdb.standin import Settings, StandIn
 from tests.conftest import Database
 from tests.odd_names import odd_names, odd_text
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 COUNT = int(8 * float(os.environ.get("CDC_LAKE_BUDGET", "1")))
 ROOT = Path("/")
 PASSWORD = "o'dd \\ \"pass;word"

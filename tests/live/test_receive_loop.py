@@ -48,6 +48,7 @@ from cdc_lake.testing.workload import SHAPES, Workload
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.mistakes import kept
 from tests.replay import bronze_rows, tables_from_bronze
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
@@ -256,7 +257,7 @@ KILLED_AT = {
 def test_a_receiver_killed_at_random_points_loses_nothing_and_repeats_nothing(
     database: Database, tmp_path: Path, fmt: str
 ) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}")
     dice = random.Random(seed)
     project = project_of(database, tmp_path, bronze={"format": fmt})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -34,6 +32,7 @@ from cdc_lake.testing.ports import free_port
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
+from tests.seeds import one_seed
 from tests.unit.test_metrics import get
 
 pytestmark = pytest.mark.live
@@ -64,7 +63,7 @@ def stored(database: Database, root: Path, kind: str, endpoint: str) -> Project:
 def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
     database: Database, tmp_path: Path, store: LocalStore, kind: str
 ) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.getrandbits(32))
+    seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}")
     with FaultyStore(store) as proxy, database.connect() as conn:
         project = stored(database, tmp_path, kind, proxy.endpoint)

@@ -23,6 +23,7 @@ from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live import test_gaussdb_receive, test_receive_loop
 from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in
+from tests.seeds import one_seed
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(3600)]
 
@@ -36,7 +37,7 @@ FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
 
 @pytest.fixture
 def dice() -> random.Random:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}")
     return random.Random(seed)
 

@@ -26,9 +26,10 @@ from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.SystemRandom().randrange(1 << 30)))
+SEED = one_seed()
 HISTORIES = 3 * BUDGET
 EDITS = 30
 

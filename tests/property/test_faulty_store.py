@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, Request, honest
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.object_store import LocalStore
+from tests.seeds import one_seed
 from tests.store_places import FORMATS, Stored, store, stored
 
 __all__ = ["store"]
@@ -94,7 +94,7 @@ def assert_each_once(reader: BronzeReader, upto: int) -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(kind: str, store: LocalStore, tmp_path: Path):
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.getrandbits(32))
+    seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}")
     place = stored(kind, store, tmp_path, patience=900)
     writing, reading = Chance(seed, 15), Chance(seed + 1, 30)

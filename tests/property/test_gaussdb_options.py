@@ -20,8 +20,9 @@ from cdc_lake.config.white_list import white_list
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.dialect import dialect_of
 from cdc_lake.testing.gaussdb.options import Refused, StreamOptions, parse_options
+from tests.seeds import one_seed
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 SECONDS = 2 * float(os.environ.get("CDC_LAKE_BUDGET", "1"))
 PRODUCTS = {"gaussdb": "GaussDB", "opengauss": "openGauss", "mogdb": "MogDB"}
 RELEASES = ("6.0.2", "5.0.3", "3.0.0")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,10 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.payload import PLUGINS, PayloadReader, Reading, inspect_files, statements
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import boundaries, encode_transaction, table
+from tests.seeds import one_seed
 from tests.unit.samples.recorded import stream
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", time.time_ns() % 1_000_000))
+SEED = one_seed()
 BUDGET = 6000 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 LONGEST = 2000  # bytes of a payload that is damaged: what is behind is more of the same
 

@@ -6,7 +6,6 @@ What SQL makes of them on real tables, `tests/spark/test_evolution.py` shows.
 from __future__ import annotations
 
 import os
-import random
 from datetime import date, datetime
 from typing import Any
 
@@ -24,6 +23,7 @@ from cdc_lake.model.change import UNCHANGED, Delete, Insert, Truncate, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.succession import predecessors
 from tests.evolving import TYPED, Evolving
+from tests.seeds import one_seed
 
 HISTORIES = int(300 * float(os.environ.get("CDC_LAKE_BUDGET", "1")))
 
@@ -111,7 +111,7 @@ def as_type(value: Any, sql: str) -> Any:
 
 
 def test_a_table_that_follows_the_operations_equals_its_source() -> None:
-    first = int(os.environ.get("CDC_LAKE_SEED", random.randrange(2**32)))
+    first = one_seed()
     for seed in range(first, first + HISTORIES):
         source, silver = Evolving("t", seed), Silver()
         source.insert()

@@ -27,9 +27,10 @@ from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload
 from tests.columns import assert_same
 from tests.damage import damaged
+from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-SEED = int(os.environ.get("CDC_LAKE_SEED", "0"))
+SEED = one_seed()
 ROWS = 200_000 if BUDGET > 1 else 40_000
 BINARY = Print(Style.BINARY)
 CODEC = Codec()

@@ -27,9 +27,10 @@ from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Print, statement
+from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-SEED = int(os.environ.get("CDC_LAKE_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+SEED = one_seed()
 
 
 @pytest.fixture(autouse=True)

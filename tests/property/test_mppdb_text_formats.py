@@ -30,9 +30,10 @@ from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
+from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-SEED = int(os.environ.get("CDC_LAKE_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+SEED = one_seed()
 
 FORMATS = {
     "text": (Print(Style.TEXT), False),

@@ -21,8 +21,9 @@ from cdc_lake.source.refusals import connection_error
 from cdc_lake.source.start_command import start_command
 from cdc_lake.source.wire.refusals import ServerMessage, startup_error
 from tests.odd_names import PIECES, odd_name, odd_text
+from tests.seeds import one_seed
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 COUNT = int(2000 * float(os.environ.get("CDC_LAKE_BUDGET", "1")))
 
 SUBSTITUTED = re.compile(r"\$\{(?:\w+?:)?\S+?\}")

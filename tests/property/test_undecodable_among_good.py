@@ -35,9 +35,10 @@ from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
+from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-SEED = int(os.environ.get("CDC_LAKE_SEED", "0")) or random.SystemRandom().randrange(1, 10**9)
+SEED = one_seed()
 MARK = "MARK"
 STYLES = {
     "b": Print(Style.BINARY),

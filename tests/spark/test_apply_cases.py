@@ -30,7 +30,7 @@ from cdc_lake.pipeline.apply import apply
 from cdc_lake.pipeline.watching import watching
 from cdc_lake.source.stream import shown
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from tests.seeds import seeds
+from tests.seeds import one_seed
 
 from .conftest import BUDGET, make_project
 
@@ -42,7 +42,7 @@ T = table("public.t", id="int4", amount="int4", body="text")
 
 def drawn(test: Test) -> Test:
     """On both formats with a greater budget, otherwise on one, by the seed: what is shown comes before the format."""
-    one = random.Random(f"{seeds(1)[0]} {test.__name__}").choice(["delta", "iceberg"])
+    one = random.Random(f"{one_seed()} {test.__name__}").choice(["delta", "iceberg"])
     return FORMATS(test) if BUDGET > 1 else pytest.mark.parametrize("fmt", [one])(test)
 
 

@@ -35,6 +35,7 @@ from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held
 from cdc_lake.testing.histories import History, interleave, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction
 from cdc_lake.testing.oracle import Oracle, Row
+from tests.seeds import seeds
 
 from .test_apply_cases import FORMATS
 from .two_tables import PLAIN, WHOLE, breaks
@@ -43,7 +44,6 @@ from .two_tables import lake as make_lake
 pytestmark = pytest.mark.spark
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-GIVEN = os.environ.get("CDC_LAKE_SEED")
 TABLES = (PLAIN.table, WHOLE.table)
 
 
@@ -213,8 +213,7 @@ STREAMED = {"12 batch entered", "16 offset not written", "17 not committed"}
 
 @FORMATS
 def test_a_start_after_any_break_ends_at_the_oracles_state(spark: Any, lake_root: Path, fmt: str) -> None:
-    seeds = [int(GIVEN)] if GIVEN else [random.randrange(1 << 20) for _ in range(1 if BUDGET == 1 else 10)]
-    for seed in seeds:
+    for seed in seeds(1 if BUDGET == 1 else 10):
         dice = random.Random(seed)
         points = dice.sample([*POINTS], 2 if BUDGET == 1 else len(POINTS))
         print(f"seed {seed}, {fmt}: {', '.join(points)}")

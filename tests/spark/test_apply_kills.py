@@ -24,6 +24,7 @@ from cdc_lake.testing.faults import KILLED, Pipeline, assert_cuts_are_true, asse
 from cdc_lake.testing.histories import History, interleave, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction
 from cdc_lake.testing.oracle import Oracle
+from tests.seeds import one_seed
 
 from .test_apply_cases import FORMATS
 from .test_apply_crashes import TABLES, same
@@ -32,7 +33,6 @@ from .two_tables import PLAIN, WHOLE, breaks
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("jars")]
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-GIVEN = os.environ.get("CDC_LAKE_SEED")
 
 FILE = """\
 version: 1
@@ -78,7 +78,7 @@ def kill_at(pipeline: Pipeline, project: Project, point: str, dice: random.Rando
 
 @FORMATS
 def test_killed_with_its_jvm_anywhere_apply_goes_on_where_the_tables_say(tmp_path: Path, fmt: str) -> None:
-    seed = int(GIVEN) if GIVEN else random.randrange(1 << 20)
+    seed = one_seed()
     dice = random.Random(seed)
     points = POINTS * 2 if BUDGET > 1 else [dice.choice(POINTS)]
     dice.shuffle(points)

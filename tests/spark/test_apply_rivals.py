@@ -34,7 +34,7 @@ from cdc_lake.pipeline.rebuild import rebuild
 from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
 from cdc_lake.silver.holding import NOTHING_WAITS
 from cdc_lake.testing.faults import assert_cuts_are_true
-from tests.seeds import seeds
+from tests.seeds import one_seed
 
 from .test_apply_cases import FORMATS, Lake, T, insert, row
 
@@ -194,7 +194,7 @@ def test_cuts_that_were_lost_come_back_true(spark: Any, lake_root: Path, fmt: st
     assert lake.rows() == [row(n, n) for n in range(1, 5)]
 
 
-@pytest.mark.parametrize("state", STATES if LONG else random.Random(seeds(1)[0]).sample(STATES, 2))
+@pytest.mark.parametrize("state", STATES if LONG else random.Random(one_seed()).sample(STATES, 2))
 def test_a_checkpoint_is_only_a_hint(spark: Any, lake_root: Path, tmp_path: Path, state: str) -> None:
     lake = Lake(lake_root, spark, f"hint_{state[:4]}", "delta")
     checkpoint, log = lake.project.checkpoint, lake.project.bronze / "_delta_log"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from cdc_lake.pipeline.streams import record_copy
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction
 from cdc_lake.testing.oracle import Oracle
+from tests.seeds import one_seed
 
 from .conftest import make_project
 from .test_apply_crashes import same
@@ -32,7 +31,6 @@ from .two_tables import PLAIN, WHOLE
 
 pytestmark = pytest.mark.spark
 
-GIVEN = os.environ.get("CDC_LAKE_SEED")
 TABLES = (PLAIN, WHOLE)
 
 
@@ -59,7 +57,7 @@ def advance(project: Project, spark: Any) -> None:
 
 
 def test_each_table_begins_at_its_own_position(spark: Any, lake_root: Path) -> None:
-    seed = int(GIVEN) if GIVEN else random.randrange(1 << 20)
+    seed = one_seed()
     print(f"seed {seed}")
     name = f"apart{seed}"
     tables = [{"from": "public.plain", "format": "delta"}, {"from": "public.whole", "format": "iceberg"}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.promising import end_promise, promise_cut
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.seeds import one_seed
 
 from .conftest import make_project
 
@@ -92,7 +92,7 @@ def versions(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def test_every_kind_answers_as_of_every_cut_with_spark_and_without(spark: Any, lake_root: Path) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}")
     chance, shop = random.Random(seed), Shop(lake_root, spark)
     for _ in range(4):

@@ -28,6 +28,7 @@ from cdc_lake.pipeline.advance import Advance
 from cdc_lake.silver.kinds import source_rows
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.evolving import Evolving
+from tests.seeds import one_seed
 
 from .conftest import make_project
 from .test_apply_cases import drawn
@@ -103,7 +104,7 @@ class Lake:
 def test_silver_equals_the_source_whatever_becomes_of_its_layouts(
     spark: Any, lake_root: Path, fmt: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED", random.randrange(2**32)))
+    seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}")
     chance = random.Random(seed)
     tables = {"plain": {"on_drop": "drop"}, "soft": {"deletes": "soft"}, "past": {"kind": "history", "on_drop": "drop"}}

@@ -6,7 +6,6 @@ By default one way of a kind: batches in CSN order, a CSN-ordered slot, serial d
 from __future__ import annotations
 
 import os
-import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,13 @@ from cdc_lake.testing.workload import Workload
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import KINDS, Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once
+from tests.seeds import one_seed
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
 
 __all__ = ["stand_in"]
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 SOME = [Kind(Style.BINARY, batch=True), Kind(Style.TEXT, by_csn=True), Kind(Style.SERIAL)]
 

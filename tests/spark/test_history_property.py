@@ -29,6 +29,7 @@ from cdc_lake.silver.kinds import kind_of
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction, table
 from cdc_lake.testing.oracle import Oracle, Version, Versions
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.spark
 
@@ -87,7 +88,7 @@ def _key(row: dict[str, Any]) -> tuple[str, ...]:
 def test_any_cut_gives_the_oracles_versions(
     spark: Any, tmp_path: Path, identity: ReplicaIdentity, rules: bool, track: tuple[str, ...] | None
 ) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}, {SEEDS} histories, identity {identity.name}, rules {rules}, track {track}")
     layout = table(
         "public.many", key=["seed", "id"], identity=identity, **dict.fromkeys(NAMES[:3], "int4"), body="text"
@@ -103,7 +104,7 @@ def test_any_cut_gives_the_oracles_versions(
 
 @pytest.mark.parametrize("nth", range(2))
 def test_truncates_close_what_is_there(spark: Any, tmp_path: Path, nth: int) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30)) + nth
+    seed = one_seed() + nth
     print(f"CDC_LAKE_SEED={seed - nth}")
     layout = table("public.many", key=["seed", "id"], **dict.fromkeys(NAMES[:3], "int4"), body="text")
     history = History(seed, [layout], fixed={"seed": "1"}, keys=20, truncates=30)

@@ -25,13 +25,14 @@ from cdc_lake.pipeline.advance import Advance
 from cdc_lake.testing.faults import assert_cuts_are_true
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.money import CURRENCIES, TABLES, TOTAL, Bank, Reader, total
+from tests.seeds import one_seed
 
 from .conftest import make_project
 
 pytestmark = pytest.mark.spark
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 READS = 2_000 * BUDGET if BUDGET > 1 else 300
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.randrange(1 << 30)))
+SEED = one_seed()
 DEATHS = (
     places.PREPARED, places.HELD_RECORDED, places.BRANCH_WRITTEN, places.TABLE_MERGED, places.ALL_MERGED,
     places.CUT_WRITTEN, places.COMMIT_WRITTEN,

@@ -36,6 +36,7 @@ from cdc_lake.testing.copies import CopiesHistory, CopiesOracle
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction, table
 from cdc_lake.testing.oracle import Oracle
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.spark
 
@@ -195,7 +196,7 @@ def run_oracles(case: Case, transactions: Sequence[Transaction]) -> Collection[O
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_any_cut_gives_the_oracles_state_and_the_same_holds(spark: Any, tmp_path: Path, case: Case) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}, {SEEDS} histories, {case}")
     given: dict[str, Any] = {"identified": {T: case.keys}, "nullable": case.nullable, "truncates": case.truncates}
     histories = [History(seed + n, [case.relation], fixed={"seed": str(n)}, **given) for n in range(SEEDS)]
@@ -241,7 +242,7 @@ class Copies:
 
 @pytest.mark.parametrize("rules", [False, True])
 def test_a_table_without_a_key_has_each_row_as_often_as_the_oracle(spark: Any, tmp_path: Path, rules: bool) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}, {SEEDS} histories, rules {rules}")
     layout = relation(ReplicaIdentity.FULL, [])
     histories = [CopiesHistory(seed + n, layout, first=str(n), truncates=1) for n in range(SEEDS)]

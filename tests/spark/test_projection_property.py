@@ -38,6 +38,7 @@ from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.oracle import Oracle, Row
 from cdc_lake.testing.partly_told import NOT_SENT, WAITS, PartlyTold
+from tests.seeds import one_seed
 from tests.spark.conftest import make_project
 
 pytestmark = pytest.mark.spark
@@ -310,7 +311,7 @@ def bronze_of(
 def test_any_cut_gives_the_oracles_state_projected_and_filtered(
     spark: Any, tmp_path: Path, transforms: Transforms, identity: ReplicaIdentity, large: set[str]
 ) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}, {SEEDS} histories, identity {identity.name}, {transforms.where}")
     bronze, transactions = bronze_of(tmp_path, [(identity, 8)], seed, large)
     target = Target(T, "silver", "many", "delta", None, (AMOUNT,), transforms=transforms)
@@ -360,7 +361,7 @@ def test_what_cannot_be_worked_out_is_held_the_same_in_any_batching(
     Without what a deferred constraint allows: a key that the server logs alone is one that it checks at once.
     """
     monkeypatch.setattr(histories, "KINDS", {k: n for k, n in histories.KINDS.items() if k not in histories.DEFERRED})
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     for partly in PARTLY if BUDGET > 1 else [random.Random(seed).choice(PARTLY)]:
         print(f"CDC_LAKE_SEED={seed}, {SEEDS} histories, {partly.name}")
         default, full = ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL
@@ -382,7 +383,7 @@ def test_what_cannot_be_worked_out_is_held_the_same_in_any_batching(
 def test_every_change_has_what_the_server_said_of_the_old_row_by_silvers_names(
     spark: Any, tmp_path: Path, identity: ReplicaIdentity
 ) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}, {SEEDS} histories, identity {identity.name}")
     bronze, transactions = bronze_of(tmp_path, [(identity, 8)], seed, {"body"})
     target = Target(

@@ -19,6 +19,7 @@ from cdc_lake.pipeline.rebuild import rebuild
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction
 from cdc_lake.testing.oracle import Oracle
+from tests.seeds import one_seed
 
 from .conftest import make_project
 from .test_apply_crashes import same
@@ -27,11 +28,10 @@ from .two_tables import PLAIN, RULE, WHOLE, breaks
 pytestmark = pytest.mark.spark
 
 POSITIONS = 2 if os.environ.get("CDC_LAKE_BUDGET", "1") == "1" else 20
-GIVEN = os.environ.get("CDC_LAKE_SEED")
 
 
 def test_random_positions_give_the_oracles_state(spark: Any, lake_root: Path) -> None:
-    seed = int(GIVEN) if GIVEN else random.randrange(1 << 20)
+    seed = one_seed()
     print(f"seed {seed}")
     dice = random.Random(seed)
     name = f"positions{seed}"

@@ -25,6 +25,7 @@ from cdc_lake.pipeline.judge import conditions
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.projection import plain
 from cdc_lake.silver.shape import make_shape
+from tests.seeds import one_seed
 from tests.spark.conftest import make_project
 
 pytestmark = [
@@ -34,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 MISFIT = object()
 TEXT = Column("t", "text", 25)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -14,6 +13,7 @@ import pytest
 from cdc_lake.lake.arrow_values import arrow_type, read_texts
 from cdc_lake.model.relation import Column
 from cdc_lake.testing.messages import TYPE_OIDS
+from tests.seeds import one_seed
 
 NUMERIC = ((10 << 16) | 2) + 4  # numeric(10,2)
 
@@ -82,7 +82,7 @@ def test_what_silver_keeps_as_text_is_text() -> None:
 
 
 def test_a_text_is_read_alike_alone_and_among_others() -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED", random.randrange(1 << 30)))
+    seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}")
     chance = random.Random(seed)
     texts = [text for some in MISFIT.values() for text in some] + [text for _, text, _ in FIT]

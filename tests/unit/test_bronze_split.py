@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tr
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.seeds import one_seed
 
 TABLES = [table(f"public.t{n}", id="int8", note="text") for n in range(4)]
 COLUMNS = [name for name in SCHEMA.names if name not in {"stream", "raw", "info", "ingest_ts"}]
@@ -41,7 +41,7 @@ def change(rng: random.Random) -> Change:
 
 @pytest.fixture
 def bronze(tmp_path: Path) -> BronzeReader:
-    seed = int(os.environ.get("CDC_LAKE_SEED", random.randrange(1 << 30)))
+    seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}")
     rng = random.Random(seed)
     writer = DeltaBronze(tmp_path / "bronze", durability="os")

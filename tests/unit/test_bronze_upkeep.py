@@ -33,6 +33,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
+from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 ORDERS = table("public.orders", id="int8", note="text")
@@ -43,7 +44,7 @@ LATER = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
 
 @pytest.fixture
 def dice() -> random.Random:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}")
     return random.Random(seed)
 

@@ -28,6 +28,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
+from tests.seeds import one_seed
 
 ORDERS = table("public.orders", id="int8", note="text")
 ALL = Span(1, 0, 1 << 62)
@@ -350,7 +351,7 @@ def acknowledged(acks: Path) -> list[int]:
 
 def test_kill_9_at_any_moment_loses_and_doubles_nothing(place: Place, tmp_path: Path):
     acks = tmp_path / "acks"
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.getrandbits(32))
+    seed = one_seed()
     print("seed", seed)
     chance = random.Random(seed)
     processes = multiprocessing.get_context("forkserver")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 BUDGETS = 50 if BUDGET > 1 else 8
@@ -26,7 +27,7 @@ def may_mount() -> bool:
 @pytest.mark.skipif(not may_mount(), reason="no disk of its own can be mounted here")
 @pytest.mark.parametrize(("fmt", "most"), [("delta", 200_000), ("iceberg", 500_000)])
 def test_a_full_disk_shows_nothing_wrong_and_is_recovered_from_by_itself(tmp_path: Path, fmt: str, most: int):
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}")
     first = seed % 8192
     words = [sys.executable, "-m", "cdc_lake.testing.full_disk", str(tmp_path / "disk"), fmt]

@@ -29,8 +29,9 @@ from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
 from tests.replay import tables_from_bronze
+from tests.seeds import one_seed
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 NAME = TableName("public", "Konto")
 RELATION = Relation(

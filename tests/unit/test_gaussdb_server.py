@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import socket
 import struct
@@ -52,10 +51,11 @@ from cdc_lake.testing.gaussdb.slots import SlotOrder
 from cdc_lake.testing.gaussdb.sql import CopyOut, Done, Exported, ResultColumn, ResultSet
 from tests.gauss_client import Raw, fields
 from tests.mistakes import kept
+from tests.seeds import one_seed
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "opengauss"
 PASSWORD = "Gauss@123"
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 POINT = Exported("", 0, 0)
 PARALLEL = {"parallel-decode-num": "2", "decode-style": "b"}
 

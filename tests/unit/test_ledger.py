@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from datetime import date
 from pathlib import Path
@@ -37,6 +36,7 @@ from cdc_lake.testing.counted import CountedReader
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
+from tests.seeds import one_seed
 
 ORDERS = table("public.orders", id="int8", note="text")
 WIDER = table("public.orders", id="int8", due="date", note="text")
@@ -177,7 +177,7 @@ def test_a_pipeline_file_opens_its_bronze(tmp_path: Path) -> None:
 
 
 def test_the_values_of_a_random_history_come_back(bronze: TableBronze, ledger: Ledger) -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED", random.randrange(1 << 30)))
+    seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}")
     first = table("public.a", id="int4", body="text", amount="int8")
     second = table("public.a", id="int4", more="text", body="text", amount="int8")

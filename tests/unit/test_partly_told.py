@@ -6,7 +6,6 @@ Beside the truth: what does not wait is as the source has it, so nothing wrong i
 from __future__ import annotations
 
 import os
-import random
 
 import pytest
 
@@ -17,6 +16,7 @@ from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, table
 from cdc_lake.testing.oracle import Oracle, Row
 from cdc_lake.testing.partly_told import NOT_SENT, WAITS, PartlyTold
+from tests.seeds import one_seed
 
 T = table("public.t", id="int4", amount="int4", body="text")
 SEEDS = 200 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
@@ -64,7 +64,7 @@ def test_a_row_in_silver_tells_what_was_not_sent_also_of_one_that_leaves():
 def test_what_does_not_wait_is_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without swaps: a key that the server logs alone is one that it checks at once."""
     monkeypatch.setattr(histories, "KINDS", {k: n for k, n in histories.KINDS.items() if k not in histories.DEFERRED})
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}")
     shown = wanted = held = 0
     for n in range(SEEDS):

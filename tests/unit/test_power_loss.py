@@ -26,6 +26,7 @@ from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.power_loss import LyingDisk
+from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 ORDERS = table("public.orders", id="int8", note="text")
@@ -33,7 +34,7 @@ ORDERS = table("public.orders", id="int8", note="text")
 
 @pytest.fixture
 def dice() -> random.Random:
-    seed = int(os.environ.get("CDC_LAKE_SEED") or random.randrange(1 << 30))
+    seed = one_seed()
     print(f"seed {seed}")
     return random.Random(seed)
 

@@ -32,6 +32,7 @@ from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.protocol import copy_data, message
 from cdc_lake.testing.beside import until
 from tests.scripted import READY, Peer, Scripted, error, frame, keepalive, status
+from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 RECORDED = json.loads((Path(__file__).parents[1] / "data/opengauss/refusals.json").read_text())
@@ -424,7 +425,7 @@ def test_an_active_slot_is_told_apart_and_closes_the_session() -> None:
 
 
 def test_any_bytes_are_frames_or_an_error() -> None:
-    seed = int(os.environ.get("CDC_LAKE_SEED", random.randrange(1 << 32)))
+    seed = one_seed()
     print(f"seed {seed}")
     chance = random.Random(seed)
     whole = frame(1, b"payload") + keepalive(9, wanted=True) + frame(2, b"") + frame(3, bytes(200)) + message(b"c")

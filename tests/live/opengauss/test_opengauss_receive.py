@@ -18,10 +18,11 @@ from cdc_lake.source.stream import StreamIdentity
 from tests.live.opengauss.receiving import FAST, KINDS, SERIAL, Kind, Place, assert_equal, once
 from tests.live.test_receive_loop import CHILD
 from tests.replay import bronze_rows
+from tests.seeds import one_seed
 
 pytestmark = pytest.mark.live
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import subprocess
 import sys
 
 import pytest
 
 from tests.live.opengauss.receiving import FAST, Kind, Place
+from tests.seeds import one_seed
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.timeout(900)]
 
-SEED = int(os.environ.get("CDC_LAKE_SEED", random.getrandbits(32)))
+SEED = one_seed()
 CLI = "from cdc_lake.cli.app import main; main()"
 
 
