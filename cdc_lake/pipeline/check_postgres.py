@@ -24,6 +24,7 @@ from cdc_lake.pipeline.postgres_facts import (
     tables,
 )
 from cdc_lake.pipeline.postgres_reading import check_binary, stream_options
+from cdc_lake.pipeline.postgres_resume import check_own_slot
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, connect
@@ -117,10 +118,7 @@ def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
         return
     assert state is not None
     try:
-        source = project.postgres
-        facts = slot.check_slot(
-            found, project.slot, source.database, state.upto, source.slot.plugin, two_phase=source.decoding.two_phase
-        )
+        facts = check_own_slot(project, found, project.postgres.database, state.upto)
     except CdcLakeError as error:
         yield failed("slot", error)
         return

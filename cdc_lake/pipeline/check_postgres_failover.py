@@ -10,7 +10,7 @@ from cdc_lake.errors import CdcLakeError, ServerSettings
 from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.postgres_facts import ServerLimits, session_of
-from cdc_lake.pipeline.postgres_stream import check_same
+from cdc_lake.pipeline.postgres_resume import check_same
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.connection import Session, named
 from cdc_lake.source.server import FAILOVER_SLOTS, check_failover, identify

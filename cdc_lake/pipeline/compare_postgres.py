@@ -18,7 +18,7 @@ from cdc_lake.pipeline.compare_source import joined
 from cdc_lake.pipeline.encoding import codec_by_name
 from cdc_lake.pipeline.parked import prepared_transactions
 from cdc_lake.pipeline.postgres_captured import by_publication, carried
-from cdc_lake.pipeline.postgres_stream import check_same
+from cdc_lake.pipeline.postgres_resume import check_same
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session, connect

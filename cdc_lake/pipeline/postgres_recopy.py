@@ -18,8 +18,8 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import CopiedTable
 from cdc_lake.pipeline.postgres_copy import Copying, copy_some
+from cdc_lake.pipeline.postgres_resume import check_same
 from cdc_lake.pipeline.postgres_start import exported_point
-from cdc_lake.pipeline.postgres_stream import check_same
 from cdc_lake.pipeline.recopy import copy_name
 from cdc_lake.source.connection import Session, connect, pinned
 from cdc_lake.source.server import identify

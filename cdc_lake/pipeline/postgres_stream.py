@@ -15,7 +15,7 @@ from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import postgres_start
 from cdc_lake.pipeline.copies_beside import CopiesBeside
-from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_timeline, note_timeline
+from cdc_lake.pipeline.failover import note_timeline
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.parked import ParkedTransactions
@@ -27,6 +27,7 @@ from cdc_lake.pipeline.postgres_reading import (
     reading_of,
     stream_options,
 )
+from cdc_lake.pipeline.postgres_resume import check_resume
 from cdc_lake.pipeline.postgres_tables import settle_tables
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.streams import is_complete
@@ -35,10 +36,8 @@ from cdc_lake.source.connection import Session, connect, pinned, place_of
 from cdc_lake.source.polling import PollingStream
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.postgres_polling import PostgresFunctions
-from cdc_lake.source.resume import check_fed_from
-from cdc_lake.source.server import ServerFacts, check_failover, check_server, goal, identify, timeline_of
-from cdc_lake.source.stream import FrameSource, StreamIdentity, shown
-from cdc_lake.source.timeline import Timeline
+from cdc_lake.source.server import ServerFacts, check_failover, check_server, goal, identify
+from cdc_lake.source.stream import FrameSource, shown
 
 
 @contextmanager
@@ -126,38 +125,6 @@ def _parked(project: Project, spool: Spool, state: BronzeState, frames: FrameSou
         return bronze_reader(project).highest_commit(state.epoch)
 
     return ParkedTransactions(parked_place(project), spool, state, highest=highest, tick=frames.tick)
-
-
-def check_resume(
-    project: Project,
-    session: Session,
-    replication: Session,
-    facts: ServerFacts,
-    state: BronzeState,
-    control: ControlTables,
-) -> tuple[Timeline, BronzeState]:
-    """Raise unless the stream that bronze holds can go on at this server, database and slot; as `check_same`."""
-    timeline, held = check_same(project, replication, facts, state, control)
-    source, there = project.postgres, slot.find_slot(session, project.slot)
-    two_phase = source.decoding.two_phase
-    slot.check_slot(there, project.slot, facts.database, held.confirm, source.slot.plugin, two_phase=two_phase)
-    return timeline, held
-
-
-def check_same(
-    project: Project, replication: Session, facts: ServerFacts, state: BronzeState, control: ControlTables
-) -> tuple[Timeline, BronzeState]:
-    """Raise unless bronze was fed from this server and database, and all it holds is in its log.
-
-    Its timeline, and the state to go on from (`failover.check_timeline`).
-    """
-    identity = StreamIdentity.parse(state.stream)
-    check_fed_from(identity, system=facts.system, database=facts.database, slot=project.slot)
-    timeline = timeline_of(replication, facts.timeline)
-    reader = bronze_reader(project)
-    held = check_timeline(timeline, last_timeline(control, state), reader, state)
-    check_log_reaches(facts.flushed, reader, held)
-    return timeline, held
 
 
 def _keep_on_standbys(project: Project, session: Session, replication: Session) -> None:

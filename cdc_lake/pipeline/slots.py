@@ -17,7 +17,7 @@ from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.pipeline.action import size
 from cdc_lake.pipeline.connect import open_stream
 from cdc_lake.pipeline.postgres_facts import reading, session_of, wal_position
-from cdc_lake.pipeline.postgres_stream import check_same
+from cdc_lake.pipeline.postgres_resume import check_own_slot, check_same
 from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade, SlotView
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import slot
@@ -58,11 +58,9 @@ def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
         facts = identify(replication, project.postgres)
         check_server(facts, project.postgres.place)
         _, held = check_same(project, replication, facts, state, control_tables(project))
-        plugin, two_phase = project.postgres.slot.plugin, project.postgres.decoding.two_phase
-        there = slot.find_slot(session, project.slot)
-        found = slot.check_slot(there, project.slot, facts.database, held.confirm, plugin, two_phase=two_phase)
+        found = check_own_slot(project, slot.find_slot(session, project.slot), facts.database, held.confirm)
         before = reached = found.confirmed
-        assert before is not None  # `check_slot` says so
+        assert before is not None  # `check_own_slot` says so
         assert reached is not None
         target = held.confirm if upto is None else upto
         if target > held.confirm:

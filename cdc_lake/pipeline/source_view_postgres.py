@@ -14,6 +14,7 @@ from cdc_lake.pipeline.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.copies import finished
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, layout_now
 from cdc_lake.pipeline.postgres_facts import limits, reading, sent_position, tables, wal_position
+from cdc_lake.pipeline.postgres_resume import check_own_slot
 from cdc_lake.pipeline.postgres_tables import alterable, table_changes
 from cdc_lake.pipeline.source_view import SlotSeen
 from cdc_lake.pipeline.streams import is_complete
@@ -82,12 +83,10 @@ class PostgresView:
 
     def _stream(self, state: BronzeState | None, names: Sequence[TableName]) -> Iterator[Action]:
         project, session = self._project, self._session
-        plugin, two_phase = project.postgres.slot.plugin, project.postgres.decoding.two_phase
         there = slot.find_slot(session, project.slot)
         started = state is not None and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
         if state is not None and started:
-            database = project.postgres.database
-            checked = slot.check_slot(there, project.slot, database, state.upto, plugin, two_phase=two_phase)
+            checked = check_own_slot(project, there, project.postgres.database, state.upto)
             behind = max(0, wal_position(session).value - state.upto)
             retained = f", {size(checked.retained)} of WAL retained" if checked.retained is not None else ""
             after = shown(state.stream, state.upto)
@@ -99,7 +98,9 @@ class PostgresView:
             else:
                 yield from self._come_and_gone(state)
             return
-        yield Action(ActionKind.CREATE_SLOT, project.slot, f"create slot `{project.slot}` ({plugin})")
+        yield Action(
+            ActionKind.CREATE_SLOT, project.slot, f"create slot `{project.slot}` ({project.postgres.slot.plugin})"
+        )
         yield from copies(project, tables(session, names))
 
     def _come_and_gone(self, state: BronzeState) -> Iterator[Action]:
