@@ -79,10 +79,10 @@ def plan(project: Project) -> Plan:
 
 
 def _silver(project: Project, source: SourceView, reader: BronzeReader, names: Sequence[TableName]) -> Iterator[Action]:
-    state = reader.state()
-    cut = None if state is None else last_cut(control_tables(project), state.stream)
-    paused = stopped_tables(project, control_tables(project))
-    followed = {} if state is None else courses(control_tables(project).snapshots(), state.stream)
+    state, control = reader.state(), control_tables(project)
+    cut = None if state is None else last_cut(control, state.stream)
+    paused = stopped_tables(project, control)
+    followed = {} if state is None else courses(control.snapshots(), state.stream)
     for name in names:
         target = project.target(name)
         if (since := paused.get(str(name))) is not None:

@@ -32,22 +32,28 @@ from cdc_lake.source.connection import Session
 @dataclass(frozen=True, slots=True)
 class TableChanges:
     """What `source.tables` says otherwise than the stream has it. `lacking`: chosen and not published; `waiting`: left,
-    chosen again and published; `gone`: followed, there and not chosen; `extra`: of those what is published.
+    chosen again and published; `gone`: followed, there and not chosen; `extra`: of those what is published; `known`:
+    the course of each table, by name.
     """
 
     lacking: tuple[TableName, ...]
     waiting: tuple[TableName, ...]
     gone: tuple[TableName, ...]
     extra: tuple[TableName, ...]
+    known: Mapping[str, Course]
+
+    def waits(self, table: TableName) -> bool:
+        """Whether a table was left and not copied since."""
+        return self.known.get(str(table), Course()).waits
 
 
 def table_changes(project: Project, session: Session, state: BronzeState, control: ControlTables) -> TableChanges:
     """Look. Raises SourceError, LakeError."""
+    known = courses(control.snapshots(), state.stream)
     try:
         chosen = set(wanted(project, session))
     except NoTableMatches:
-        return TableChanges((), (), (), ())  # a table that was dropped at the source: what it had is in bronze
-    known = courses(control.snapshots(), state.stream)
+        return TableChanges((), (), (), (), known)  # a table that was dropped at the source: what it had is in bronze
     there = {one.table for one in carried(project, session)}
     followed = {TableName.parse(name) for name, course in known.items() if not course.waits}
     left = {TableName.parse(name) for name, course in known.items() if course.waits}
@@ -58,6 +64,7 @@ def table_changes(project: Project, session: Session, state: BronzeState, contro
         waiting=tuple(sorted(chosen & there & left | came)),
         gone=tuple(sorted(gone)),
         extra=tuple(sorted((there - chosen) if by_publication(project) else ())),
+        known=known,
     )
 
 
@@ -68,11 +75,10 @@ def settle_tables(
     read meanwhile. Raises SourceError, LakeError.
     """
     found = table_changes(project, session, state, control)
-    known = courses(control.snapshots(), state.stream)
     copies, may = project.pipeline.snapshot.mode == "initial", alterable(project)
     came = [table for table in found.lacking if not may or _identified(session, table, tell)]
     leaves = [*found.gone, *((*came, *found.waiting) if copies else ())]
-    if leaves := [table for table in leaves if not known.get(str(table), Course()).waits]:
+    if leaves := [table for table in leaves if not found.waits(table)]:
         record_left(control, state, leaves)
     failpoint(TABLES_LEFT)
     for table in found.gone:
@@ -85,7 +91,7 @@ def settle_tables(
         statement = publication.altering(project.publication, "ADD", table)
         text = f"table {table} matches `source.tables` and is not captured: {statement}, then start again"
         tell(_told(text))
-    waits = (table for table in added if copies or known.get(str(table), Course()).waits)
+    waits = (table for table in added if copies or found.waits(table))
     return (*waits, *found.waiting)
 
 
