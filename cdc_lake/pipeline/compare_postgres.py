@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -68,7 +69,11 @@ class PostgresSide:
         encoding = self._reading.pgconn.parameter_status(b"server_encoding") or b""
         if encoding != b"UTF8":
             return f"its database is in {encoding.decode()}"
-        return "" if hashes_alike(self._reading) else "its server has other hash functions"
+        return "" if self._alike else "its server has other hash functions"
+
+    @cached_property
+    def _alike(self) -> bool:
+        return hashes_alike(self._reading)
 
     def sums(self, one: Published, hashed: HashSql) -> Iterator[tuple[int, int, int]]:
         """See CompareSource."""
