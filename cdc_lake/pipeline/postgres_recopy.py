@@ -19,9 +19,9 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import CopiedTable
 from cdc_lake.pipeline.postgres_copy import Copying, copy_some
 from cdc_lake.pipeline.postgres_resume import check_same
+from cdc_lake.pipeline.postgres_sessions import Dial
 from cdc_lake.pipeline.postgres_start import exported_point
 from cdc_lake.pipeline.recopy import copy_name
-from cdc_lake.source.connection import Session, connect, pinned
 from cdc_lake.source.server import identify
 
 
@@ -37,18 +37,10 @@ def copy_postgres(
     """Copy those of the tables that the stream carries; the name of their copy in bronze. Raises SourceError,
     LakeError, StateError, Stopped.
     """
-    source = project.postgres
     with ExitStack() as opened:
-
-        def dial(what: str, *, replication: bool = False) -> Session:
-            name = f"cdc_lake {project.name} {what}"
-            session = connect(source, project.root, application=name, replication=replication)
-            opened.callback(session.close)
-            return session
-
-        replication = dial("copy's slot", replication=source.mode == "stream")
-        source = pinned(source, replication)
-        check_same(project, replication, identify(replication, source), state, control)
+        dial = Dial(project, opened)
+        replication = dial("copy's slot", replication=project.postgres.mode == "stream")
+        check_same(project, replication, identify(replication, dial.source), state, control)
         session = dial("copy")
         with exported_point(project, session, replication, dial, stop) as made:
             tell(Progress("snapshot", f"copy as of {made.consistent}", facts={"epoch": state.epoch}))

@@ -28,11 +28,12 @@ from cdc_lake.pipeline.postgres_reading import (
     stream_options,
 )
 from cdc_lake.pipeline.postgres_resume import check_resume
+from cdc_lake.pipeline.postgres_sessions import Dial
 from cdc_lake.pipeline.postgres_tables import settle_tables
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import slot
-from cdc_lake.source.connection import Session, connect, pinned, place_of
+from cdc_lake.source.connection import Session, place_of
 from cdc_lake.source.polling import PollingStream
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.postgres_polling import PostgresFunctions
@@ -54,18 +55,11 @@ def open_postgres(
     """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
     before anything is read, otherwise beside it. Raises SourceError, LakeError, StateError, Stopped.
     """
-    source = project.postgres
+    streams = project.postgres.mode == "stream"
     with ExitStack() as opened:
-
-        def dial(what: str, *, replication: bool = False) -> Session:
-            name = f"cdc_lake {project.name} {what}"
-            session = connect(source, project.root, application=name, replication=replication)
-            opened.callback(session.close)
-            return session
-
-        streams = source.mode == "stream"
+        dial = Dial(project, opened)
         replication = dial("stream", replication=streams)
-        source = pinned(source, replication)  # what is read belongs together, also while a failover is under way
+        source = dial.source
         facts = identify(replication, source)
         check_server(facts, place_of(source))
         if source.slot.failover:
