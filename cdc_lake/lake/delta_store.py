@@ -13,18 +13,17 @@ from typing import TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 from deltalake import DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.errors import BronzeNotWritten, CommitUncertain, StoreUnavailable
 from cdc_lake.lake.delta_leftovers import Leftovers
 from cdc_lake.lake.delta_log import CHECKPOINT_INTERVAL, NotLanded, added, submit, submit_properties
 from cdc_lake.lake.delta_place import Action
-from cdc_lake.lake.object_store import Behind, ObjectStore
+from cdc_lake.lake.object_store import Behind
 from cdc_lake.lake.parquet_file import Rows, write_parquet
+from cdc_lake.lake.store_folder import StoreFolder
 from cdc_lake.lake.store_leftovers import entries, note_replaced, remove, unnamed
 
 _T = TypeVar("_T")
@@ -36,26 +35,8 @@ _FENCE = "_cdc_lake_fence"
 """An object that says nothing; to Delta, names with a leading underline are no data."""
 
 
-class StorePlace:
+class StorePlace(StoreFolder):
     """A folder of a bucket (`lake.delta_place.DeltaPlace`)."""
-
-    def __init__(self, store: ObjectStore, address: ObjectAddress) -> None:
-        self._store = store
-        self._address = address
-
-    @property
-    def name(self) -> str:
-        """The address."""
-        return str(self._address)
-
-    @property
-    def filesystem(self) -> pafs.FileSystem:
-        """The store's."""
-        return self._store.filesystem
-
-    def path(self, relative: str) -> str:
-        """`bucket/key`."""
-        return f"{self._address.path}/{relative}"
 
     def open(self) -> DeltaTable | None:
         """The newest version, also where the listing leaves it out for a while. Raises StoreBehind."""
@@ -70,7 +51,7 @@ class StorePlace:
             self._advance(table)
             return table
 
-        return self._store.persist(newest, self.name)
+        return self._persist(newest)
 
     def create(self, schema: pa.Schema, properties: Mapping[str, str]) -> DeltaTable:
         """By a conditional put of version 0; one that was done although its call failed counts.
@@ -95,11 +76,11 @@ class StorePlace:
 
     def refresh(self, table: DeltaTable) -> None:
         """One look for the next log entry and the last checkpoint where there is nothing new. Raises StoreBehind."""
-        self._store.persist(lambda: self._advance(table), self.name)
+        self._persist(lambda: self._advance(table))
 
     def ask(self, question: Callable[[], _T]) -> _T:
         """As often as patience allows."""
-        return self._store.persist(question, self.name)
+        return self._persist(question)
 
     def entry(self, version: int) -> str | None:
         """Read by its name."""
@@ -117,7 +98,7 @@ class StorePlace:
                 size = sink.tell()
             return added(name, size, rows, stats, loose)
 
-        return self._store.persist(put, self.name)
+        return self._persist(put)
 
     def commit(
         self,
@@ -157,13 +138,13 @@ class StorePlace:
                 raise
 
         try:
-            version = self._store.persist(put, self.name, also=(NotLanded,))
+            version = self._persist(put, also=(NotLanded,))
         except _Overtaken as refused:
             raise NotLanded(overtaken=True) from refused
         except StoreUnavailable as cause:
             hint = "nothing was confirmed, so nothing is lost: the next run reads what bronze holds and goes on"
             raise CommitUncertain("whether a commit landed could not be read", where=self.name, hint=hint) from cause
-        self._store.persist(lambda: _stand_at(table, version), self.name)
+        self._persist(lambda: _stand_at(table, version))
         return version
 
     def set_properties(self, table: DeltaTable, properties: Mapping[str, str], note: Mapping[str, object]) -> int:
@@ -173,8 +154,8 @@ class StorePlace:
         def put() -> int:
             return submit_properties(table, properties, note=note, mark=mark, read=self._peek)
 
-        version = self._store.persist(put, self.name)
-        self._store.persist(lambda: _stand_at(table, version), self.name)
+        version = self._persist(put)
+        self._persist(lambda: _stand_at(table, version))
         return version
 
     def settle(self, table: DeltaTable) -> None:
@@ -182,7 +163,7 @@ class StorePlace:
 
     def checkpoint(self, table: DeltaTable) -> None:
         """One object."""
-        self._store.persist(table.create_checkpoint, self.name)
+        self._persist(table.create_checkpoint)
 
     def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> Leftovers | None:
         """By listing the folder and its log, which costs requests: only where data files are asked for too."""
@@ -194,15 +175,15 @@ class StorePlace:
             files, size = unnamed(self.filesystem, folder, folder, live, before)
             return Leftovers(entries(self.filesystem, folder, now), files, size)
 
-        return self._store.persist(found, self.name)
+        return self._persist(found)
 
     def remove(self, found: Leftovers) -> None:
         """One by one: what was removed already is no failure."""
-        self._store.persist(lambda: remove(self.filesystem, found), self.name)
+        self._persist(lambda: remove(self.filesystem, found))
 
     def replaced(self, names: Sequence[str]) -> None:
         """By a note: an object has no time that could be set."""
-        self._store.persist(lambda: note_replaced(self.filesystem, self._address.path, names), self.name)
+        self._persist(lambda: note_replaced(self.filesystem, self._address.path, names))
 
     def _advance(self, table: DeltaTable) -> None:
         version = table.version()

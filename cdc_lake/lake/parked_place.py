@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import pyarrow.fs as pafs
 
@@ -19,9 +19,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.errors import PreparedNotKept
 from cdc_lake.lake.disk import make_folder, sync
-from cdc_lake.lake.object_store import ObjectStore, object_store
-
-_T = TypeVar("_T")
+from cdc_lake.lake.object_store import object_store
+from cdc_lake.lake.store_folder import StoreFolder
 
 _FOLDER = "prepared"
 _BESIDE = ".part"
@@ -117,34 +116,20 @@ class LocalParked:
             raise PreparedNotKept("a prepared transaction could not be kept or read back", where=self.name) from cause
 
 
-class StoreParked:
+class StoreParked(StoreFolder):
     """A folder of a bucket (`ParkedPlace`)."""
-
-    def __init__(self, store: ObjectStore, address: ObjectAddress) -> None:
-        self._store = store
-        self._address = address
-
-    @property
-    def name(self) -> str:
-        """The address."""
-        return str(self._address)
-
-    @property
-    def _filesystem(self) -> pafs.FileSystem:
-        return self._store.filesystem
 
     def sizes(self) -> dict[str, int]:
         """As far as the store's listing goes."""
-        found = self._persist(
-            lambda: self._filesystem.get_file_info(pafs.FileSelector(self._address.path, allow_not_found=True))
-        )
+        all_of_it = pafs.FileSelector(self._address.path, allow_not_found=True)
+        found = self._persist(lambda: self.filesystem.get_file_info(all_of_it))
         return {one.base_name: one.size for one in found if one.type is pafs.FileType.File}
 
     def put(self, name: str, blocks: Callable[[], Iterable[bytes]]) -> None:
         """One object, which is there once all of it is."""
 
         def put() -> None:
-            with self._filesystem.open_output_stream(self._path(name)) as sink:
+            with self.filesystem.open_output_stream(self.path(name)) as sink:
                 for block in blocks():
                     sink.write(block)
 
@@ -154,7 +139,7 @@ class StoreParked:
         """By its name, never by a listing."""
 
         def some() -> bytes:
-            with self._filesystem.open_input_file(self._path(name)) as file:
+            with self.filesystem.open_input_file(self.path(name)) as file:
                 left = max(0, file.size() - at)
                 return bytes(file.read_at(min(size, left), at)) if left else b""
 
@@ -166,13 +151,7 @@ class StoreParked:
     def remove(self, name: str) -> None:
         """See ParkedPlace."""
         with suppress(FileNotFoundError):
-            self._persist(lambda: self._filesystem.delete_file(self._path(name)))
-
-    def _path(self, name: str) -> str:
-        return f"{self._address.path}/{name}"
-
-    def _persist(self, call: Callable[[], _T]) -> _T:
-        return self._store.persist(call, self.name)
+            self._persist(lambda: self.filesystem.delete_file(self.path(name)))
 
 
 def parked_place(project: Project) -> ParkedPlace:
