@@ -5,8 +5,7 @@ and `k` a keepalive; the answer is `r`, the standby status.
 
 The server flushes every message: `source.gathering` waits for more than one.
 
-Since version 18 a server whose publication is gone leaves its changes out and only warns of it: what comes behind such
-a warning is not read.
+What comes behind a warning that changes were left out is not read (`source.left_out`).
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from collections.abc import Callable, Mapping
 import psycopg
 from psycopg import pq
 
-from cdc_lake.errors import SourceError, StreamProtocol
+from cdc_lake.errors import StreamProtocol
 from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
 from cdc_lake.source.gathering import Gathering
-from cdc_lake.source.refusals import publication_gone
+from cdc_lake.source.left_out import LeftOut
 from cdc_lake.source.start_command import start_command
 
 _STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
@@ -59,8 +58,7 @@ class PostgresStream:
         self._keepalive_end = start
         self._asked = False
         self._told_at = clock()
-        self._gone: SourceError | None = None
-        session.add_notice_handler(self._noticed)
+        self._left_out = LeftOut(session)
         send_as_stored(self._pgconn)
         command(self._pgconn, start_command(slot, start, options), f"starting replication from slot `{slot}`")
         self._pgconn.nonblocking = 1
@@ -79,8 +77,7 @@ class PostgresStream:
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
         """See FrameSource. Raises PublicationMissing once everything before that was given."""
-        if self._gone is not None:
-            raise self._gone
+        self._left_out.check()
         return self._gathering.poll(timeout, self._take, self._due)
 
     def confirm(self, position: int) -> None:
@@ -106,7 +103,7 @@ class PostgresStream:
     def _take(self, frames: list[tuple[int, bytes]], limit: int) -> int:
         """Take everything that is there, until about `limit` bytes; returns their size."""
         size = self._drain(frames, limit)
-        while size < limit and self._gone is None:
+        while size < limit and self._left_out.error is None:
             self._consume()
             more = self._drain(frames, limit - size)
             if not more:
@@ -116,14 +113,14 @@ class PostgresStream:
 
     def _drain(self, frames: list[tuple[int, bytes]], limit: int) -> int:
         """Take the messages libpq holds, until about `limit` bytes; returns their size."""
-        take, start_of = self._pgconn.get_copy_data, _START.unpack_from
+        take, start_of, left_out = self._pgconn.get_copy_data, _START.unpack_from, self._left_out
         size = 0
         while size < limit:
             try:
                 length, view = take(1)
             except psycopg.OperationalError as broken:
                 raise lost(self._pgconn, "reading the stream") from broken
-            if length == 0 or self._gone is not None:
+            if length == 0 or left_out.error is not None:
                 return size
             if length < 0:
                 self._ended()
@@ -143,10 +140,6 @@ class PostgresStream:
         if frames:
             self._received = max(self._received, frames[-1][0])
         return size
-
-    def _noticed(self, said: psycopg.errors.Diagnostic) -> None:
-        """The driver tells of it while it looks for the message behind it."""
-        self._gone = self._gone or publication_gone(said.severity_nonlocalized, said.sqlstate, said.message_primary)
 
     def _consume(self) -> None:
         try:

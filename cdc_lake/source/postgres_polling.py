@@ -9,13 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from psycopg.errors import Diagnostic
-
-from cdc_lake.errors import SlotActive, SourceError
+from cdc_lake.errors import SlotActive
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, named, send_as_stored
+from cdc_lake.source.left_out import LeftOut
 from cdc_lake.source.plugins import PGOUTPUT
-from cdc_lake.source.refusals import publication_gone
 
 _PATIENCE = 15.0  # seconds for which somebody else may look into the slot, a comparison for one
 _LOOK = 0.1  # seconds between two attempts to move the slot
@@ -48,8 +46,7 @@ class PostgresFunctions:
         self._peek = f"SELECT lsn::text, data FROM {function}(%s, NULL, %s, VARIADIC %s::text[]){only}"
         self._options = [word for pair in options.items() for word in pair]
         self._busy_since: float | None = None
-        self._gone: SourceError | None = None
-        session.add_notice_handler(self._noticed)
+        self._left_out = LeftOut(session)
         send_as_stored(session.pgconn)
 
     def end(self) -> int:
@@ -73,8 +70,7 @@ class PostgresFunctions:
             if now - self._busy_since > _PATIENCE:
                 raise
             return None
-        if self._gone is not None:
-            raise self._gone
+        self._left_out.check()
         self._busy_since = None
         return [(Lsn.parse(_text(lsn)).value, _bytes(data)) for lsn, data in rows]
 
@@ -97,9 +93,6 @@ class PostgresFunctions:
     def close(self) -> None:
         """See SlotFunctions."""
         self._session.close()
-
-    def _noticed(self, said: Diagnostic) -> None:
-        self._gone = self._gone or publication_gone(said.severity_nonlocalized, said.sqlstate, said.message_primary)
 
 
 def _text(value: object) -> str:

@@ -134,12 +134,3 @@ def first_line(said: str) -> str:
     """The first line of what was said."""
     lines = said.strip().splitlines()
     return lines[0] if lines else ""
-
-
-def publication_gone(severity: str | None, sqlstate: str | None, words: str | None) -> PublicationMissing | None:
-    """The error of what a server warns of while it decodes: since PostgreSQL 18 it leaves changes out where the
-    publication is gone (object_not_in_prerequisite_state, of pgoutput's warnings only this one).
-    """
-    if (severity, sqlstate) != ("WARNING", "55000"):
-        return None
-    return PublicationMissing(f"the server leaves changes out: {words}")
