@@ -26,12 +26,10 @@ from cdc_lake.errors import SlotForeign
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow
 from cdc_lake.lake.control_rows import now as control_now
-from cdc_lake.model.counting import counted
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, snapshot_id
+from cdc_lake.pipeline.copies import CopiedTable, snapshot_id
 from cdc_lake.pipeline.copying import (
     CopyPoint,
     TableCopy,
@@ -45,7 +43,7 @@ from cdc_lake.pipeline.encoding import sql_codec
 from cdc_lake.pipeline.family_facts import captured, catalog
 from cdc_lake.pipeline.family_facts import tables as table_facts
 from cdc_lake.pipeline.family_frames import Dial
-from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
+from cdc_lake.pipeline.streams import begin_stream, check_unfinished, finish_copy
 from cdc_lake.source.gaussdb.catalog import check_identities
 from cdc_lake.source.gaussdb.server import FamilyServerFacts
 from cdc_lake.source.gaussdb.slot import CreatedSlot, create_slot, create_slot_by_function, drop_slot, find_slot
@@ -92,12 +90,7 @@ def begin(
         copied: tuple[CopiedTable, ...] = ()
         if project.pipeline.snapshot.mode == "initial":
             copied = _copy(project, start, taken, tables, bronze, state, stop, tell)
-    failpoint(SNAPSHOT_DONE)
-    record_copy(control, state, COMPLETE, copied)
-    rows = sum(t.rows for t in copied)
-    whole = f"copied {counted(len(copied), 'table')}, {counted(rows, 'row')}"
-    tell(Progress("snapshot", whole, rows, rows, "rows", facts={"epoch": state.epoch}))
-    return state, rows
+    return state, finish_copy(control, state, copied, tell)
 
 
 def _checked_tables(project: Project, session: WireSession) -> dict[TableName, FamilyTableFacts]:

@@ -19,15 +19,15 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import ServerUnreachable, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.counting import counted
-from cdc_lake.observe.failpoint import SLOT_KEPT, SNAPSHOT_DONE, failpoint
+from cdc_lake.observe.failpoint import SLOT_KEPT, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, finished
+from cdc_lake.pipeline.copies import CopiedTable, finished
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.failover import last_timeline, note_timeline
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
 from cdc_lake.pipeline.postgres_copy import Copying, copy_published
 from cdc_lake.pipeline.postgres_reading import plugin_options
-from cdc_lake.pipeline.streams import begin_stream, check_unfinished, record_copy
+from cdc_lake.pipeline.streams import begin_stream, check_unfinished, finish_copy
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, for_replication
@@ -70,15 +70,10 @@ def begin(
             _keep(session, made, project.slot)
             text = f"initial copy as of {made.consistent}"
         tell(Progress("snapshot", text, facts={"epoch": state.epoch}))
-        rows = -sum(t.rows for t in whole)
+        had = sum(one.rows for one in whole)
         if project.pipeline.snapshot.mode == "initial":
             whole = copy_published(Copying(project, session, dial, bronze, control, state, stop, tell), made, whole)
-    failpoint(SNAPSHOT_DONE)
-    record_copy(control, state, COMPLETE, whole)
-    rows += sum(t.rows for t in whole)
-    text = f"copied {counted(len(whole), 'table')}, {counted(sum(t.rows for t in whole), 'row')}"
-    tell(Progress("snapshot", text, rows, rows, "rows", facts={"epoch": state.epoch}))
-    return state, rows
+    return state, finish_copy(control, state, whole, tell) - had
 
 
 @contextmanager

@@ -9,6 +9,9 @@ from cdc_lake.errors import CopyUnknown
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow, StreamRow
 from cdc_lake.lake.control_rows import now as control_now
+from cdc_lake.model.counting import counted
+from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
+from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import COMPLETE, STARTED, CopiedTable, snapshot_id, told
 from cdc_lake.source.stream import StreamIdentity, shown
 
@@ -57,6 +60,18 @@ def record_copy(control: ControlTables, state: BronzeState, word: str, copied: S
             recorded_at=control_now(),
         )
     )
+
+
+def finish_copy(control: ControlTables, state: BronzeState, copied: Sequence[CopiedTable], tell: Tell) -> int:
+    """Record that a stream's initial copy is whole, and tell of it; the rows of all its tables. Raises
+    ControlNotWritten.
+    """
+    failpoint(SNAPSHOT_DONE)
+    record_copy(control, state, COMPLETE, copied)
+    rows = sum(one.rows for one in copied)
+    text = f"copied {counted(len(copied), 'table')}"
+    tell(Progress("snapshot", text, rows, rows, "rows", facts={"epoch": state.epoch}))
+    return rows
 
 
 def is_complete(control: ControlTables, stream: str, epoch: int) -> bool:
