@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cdc_lake.config.node_values import at, fault, text_of
+from cdc_lake.config.pgoutput import PARALLEL
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.qhb import OLDEST_QHB, protocol_of
 from cdc_lake.config.release import parse_release
@@ -12,12 +13,11 @@ from cdc_lake.config.source import POSTGRES_TYPES
 from cdc_lake.config.yaml_nodes import Node, ScalarNode
 from cdc_lake.model.diagnostic import Diagnostic
 
-_LAST = 4
-_SINCE_LAST = {
+_SINCE_PARALLEL = {
     "streaming": ("parallel", "write `on`: it carries the same changes"),
     "origin": ("none", "take it out"),
 }
-"""Options of pgoutput that came with the last version of its protocol: the value, and what to do without it."""
+"""Options of pgoutput that came with version 4 of its protocol: the value, and what to do without it."""
 
 
 def qhb_rules(source: Node | None) -> Iterator[Diagnostic]:
@@ -49,8 +49,8 @@ def _options(source: Node | None, written: str, newest: int) -> Iterator[Diagnos
         summary = f"QHB {written} speaks versions 1 to {newest} of pgoutput's protocol"
         path = f"{where}.proto_version"
         yield fault(Problem.SOURCE_COMBINATION, summary, pinned.mark, path, "take `proto_version` out")
-    for name, (value, hint) in _SINCE_LAST.items():
+    for name, (value, hint) in _SINCE_PARALLEL.items():
         given = at(decoding, name)
-        if given is not None and text_of(given) == value and newest < _LAST:
+        if given is not None and text_of(given) == value and newest < PARALLEL:
             summary = f"QHB {written} has no `{name}: {value}`"
             yield fault(Problem.SOURCE_COMBINATION, summary, given.mark, f"{where}.{name}", hint)

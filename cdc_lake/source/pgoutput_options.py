@@ -1,23 +1,15 @@
-"""What pgoutput is asked for beyond the publication: its protocol's version, and transactions that are under way.
-
-PostgreSQL's documentation, "Logical Streaming Replication Parameters": version 2 streams (PostgreSQL 14), version 3
-knows two-phase (15), version 4 tells where a stream was rolled back, for those who apply in parallel (16). Origins are
-told apart since 16.
-"""
+"""What pgoutput is asked for beyond the publication: its protocol's version, and transactions that are under way."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from cdc_lake.config.pgoutput import ORIGINS, PARALLEL, STREAMS, TWO_PHASE, newest_protocol
 from cdc_lake.config.source import Pgoutput
 from cdc_lake.errors import OptionRefused
 
-_NEWEST: Final = {14: 2, 15: 3}
-_SINCE_16: Final = 4
-_STREAMS, _TWO_PHASE, _PARALLEL = 2, 3, 4
 _TWO_PHASE_SINCE: Final = 18
 """Up to 17 a server sends COMMIT PREPARED of what only locked rows without its PREPARE, as if that had been lost."""
-_ORIGINS: Final = 16
 
 
 def chosen(major: int, given: Pgoutput, called: str = "") -> dict[str, str]:
@@ -26,23 +18,23 @@ def chosen(major: int, given: Pgoutput, called: str = "") -> dict[str, str]:
     `called`: what people are told it is, where that is no PostgreSQL.
     """
     server = called or f"PostgreSQL {major}"
-    newest = _NEWEST.get(major, _SINCE_16)
+    newest = newest_protocol(major)
     version = newest if given.proto_version is None else given.proto_version
     if version > newest:
         text = f"{server} speaks versions 1 to {newest} of pgoutput's protocol, not {version}"
         raise OptionRefused(text, hint="take `proto_version` out of `source.decoding`")
-    streaming = given.streaming or ("on" if version >= _STREAMS else "off")
-    if streaming == "parallel" and version < _PARALLEL:
+    streaming = given.streaming or ("on" if version >= STREAMS else "off")
+    if streaming == "parallel" and version < PARALLEL:
         text = f"{server} has no `streaming 'parallel'`"
         raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")
-    if given.two_phase and (major < _TWO_PHASE_SINCE or version < _TWO_PHASE):
-        text = f"`two_phase` needs PostgreSQL {_TWO_PHASE_SINCE} and version {_TWO_PHASE} of pgoutput's protocol"
+    if given.two_phase and (major < _TWO_PHASE_SINCE or version < TWO_PHASE):
+        text = f"`two_phase` needs PostgreSQL {_TWO_PHASE_SINCE} and version {TWO_PHASE} of pgoutput's protocol"
         raise OptionRefused(
             f"{text}; {server} is asked for version {version}",
             hint="take `two_phase` out of `source.decoding`: prepared transactions arrive whole at COMMIT PREPARED",
         )
-    if given.origin == "none" and major < _ORIGINS:
-        text = f"{server} has no option `origin` of pgoutput: it came with PostgreSQL {_ORIGINS}"
+    if given.origin == "none" and major < ORIGINS:
+        text = f"{server} has no option `origin` of pgoutput: it came with PostgreSQL {ORIGINS}"
         raise OptionRefused(text, hint="take `origin` out of `source.decoding`: changes of every origin are sent then")
     asked = {"streaming": streaming, "origin": given.origin}
     asked = {name: value for name, value in asked.items() if value not in ("off", "any")}
