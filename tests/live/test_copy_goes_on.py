@@ -29,15 +29,18 @@ from cdc_lake.source.slot import export_slot
 from cdc_lake.source.snapshot import exported
 from cdc_lake.source.visible import Visible
 from cdc_lake.testing.beside import beside
-from cdc_lake.testing.kills import COPYING, KILLED, Receivers
+from cdc_lake.testing.kills import COPYING, KILLED
 from tests.conftest import Database
-from tests.live.test_copy_parts import BANKS, SPLIT, assert_sums_right, make_bank, transfers
+from tests.live.bank import BANKS, SPLIT, assert_sums_right, bank, transfers
 from tests.live.test_receive_loop import once, project_of, tables_at_source
+from tests.live.test_receiver_kills import receivers_of
 from tests.live.test_source_stream import ROOT, settings
 from tests.replay import tables_from_bronze
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live
+
+__all__ = ["bank"]
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 
@@ -67,13 +70,6 @@ def points(project: Project) -> dict[str, int]:
     copies = copies_in_force(control_tables(project).snapshots(), state.stream, state.upto)
     assert copies is not None
     return {name: copy.position for name, copy in copies.items()}
-
-
-@pytest.fixture
-def bank(database: Database) -> Any:
-    with database.connect() as connection:
-        make_bank(connection)
-        yield connection
 
 
 def test_tables_that_are_whole_are_not_copied_again(
@@ -159,8 +155,7 @@ def test_killed_at_every_step_under_load_the_copy_is_right_at_every_transaction(
     del bank
     dice = random.Random(seed)
     project = project_of(database, tmp_path, snapshot=SPLIT)
-    source = project.pipeline.source.model_dump(mode="json", by_alias=True) | {"password": database.password}
-    receivers, deaths = Receivers(project, {"source": source}), 0
+    receivers, deaths = receivers_of(project, database.password), 0
     with beside(lambda stop: transfers(database, seed, stop)):
         for name in [name for _ in range(BUDGET) for name in dice.sample(COPYING, len(COPYING))]:
             if name != at.SNAPSHOT_DONE:

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from cdc_lake.bronze.chain import verify
@@ -16,7 +15,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import OptionRefused
 from cdc_lake.model.change import DDL_MESSAGES
-from cdc_lake.model.relation import TableName
+from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check import ddl_sql
 from cdc_lake.pipeline.check_postgres import findings
@@ -29,8 +28,8 @@ pytestmark = pytest.mark.live
 T = TableName("public", "t")
 
 
-def asking(database: Database, root: Path, name: str = "", **decoding: Any) -> Project:
-    """A pipeline of its own slot."""
+def pipeline_of(database: Database, root: Path, name: str = "", **decoding: Any) -> Project:
+    """A pipeline with these options, in a folder of its own; with a `name` also with a slot of its own."""
     (root / f"p{name}").mkdir()
     slot = {"slot": {"name": f"{name}_{database.name}"}} if name else {}
     return project_of(database, root / f"p{name}", source={"decoding": decoding, **slot})
@@ -59,7 +58,7 @@ def test_messages_land_inside_and_outside_of_transactions_and_in_streams(databas
     with database.connect() as conn:
         conn.execute("CREATE TYPE mood AS ENUM ('so so', 'well')")
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, note text, mood mood)")
-    asked, silent = asking(database, tmp_path, "m", messages=True), asking(database, tmp_path, "s")
+    asked, silent = pipeline_of(database, tmp_path, "m", messages=True), pipeline_of(database, tmp_path, "s")
     once(asked)
     once(silent)
     with database.admin() as conn:
@@ -118,7 +117,7 @@ def test_with_redaction_no_message_is_landed(database: Database, tmp_path: Path)
 def test_changes_with_an_origin_are_left_out_where_only_local_ones_are_asked_for(
     database: Database, tmp_path: Path
 ) -> None:
-    local, every = asking(database, tmp_path, "l", origin="none"), asking(database, tmp_path, "e")
+    local, every = pipeline_of(database, tmp_path, "l", origin="none"), pipeline_of(database, tmp_path, "e")
     with database.admin() as admin:
         if admin.info.server_version < 160_000:
             with pytest.raises(OptionRefused, match="`origin`"):
@@ -142,7 +141,7 @@ def test_changes_with_an_origin_are_left_out_where_only_local_ones_are_asked_for
 
 
 def test_stored_generated_columns_that_a_publication_has_are_landed(database: Database, tmp_path: Path) -> None:
-    project = asking(database, tmp_path)
+    project = pipeline_of(database, tmp_path)
     with database.connect() as conn:
         if conn.info.server_version < 180_000:
             return
@@ -180,34 +179,35 @@ WORDS = [
 ]
 
 
-def told_ddl(database: Database, project: Project) -> None:
+def install_trigger(database: Database, project: Project) -> None:
+    """As a superuser does who was given what `check --ddl` prints."""
     with database.admin() as admin:
         admin.execute(ddl_sql(project))  # type: ignore[arg-type]
 
 
-def alter_all(conn: psycopg.Connection[Any]) -> None:
-    """All changes, with a row of each layout, before anything of it is read."""
-    for n, change in enumerate(CHANGES, start=2):
-        conn.execute(f"ALTER TABLE t {change}")  # type: ignore[arg-type]
-        conn.execute(f"INSERT INTO t ({'ident' if n > 5 else 'id'}) VALUES ({n})")  # type: ignore[arg-type]
+def layouts_of_a_late_receiver(database: Database, project: Project) -> list[Relation]:
+    """The layouts that it finds of a table that changed `CHANGES` times, with a row of each, before any of it is read."""
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+        once(project)
+        conn.execute("INSERT INTO t VALUES (1)")
+        for n, change in enumerate(CHANGES, start=2):
+            conn.execute(f"ALTER TABLE t {change}")  # type: ignore[arg-type]
+            conn.execute(f"INSERT INTO t ({'ident' if n > 5 else 'id'}) VALUES ({n})")  # type: ignore[arg-type]
+    once(project)
+    return layouts(project, T)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_receiver_that_is_behind_sees_each_layout_as_it_was(
     database: Database, tmp_path: Path, streamed: bool
 ) -> None:
-    project = asking(database, tmp_path, messages=True)
-    told_ddl(database, project)
+    project = pipeline_of(database, tmp_path, messages=True)
+    install_trigger(database, project)
     with database.admin() as admin:
         if streamed and admin.info.server_version >= 160_000:
             admin.execute(f'ALTER DATABASE "{database.name}" SET debug_logical_replication_streaming = immediate')
-    with database.connect() as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        once(project)
-        conn.execute("INSERT INTO t VALUES (1)")
-        alter_all(conn)
-        once(project)
-    found = layouts(project, T)
+    found = layouts_of_a_late_receiver(database, project)
     assert [words(*pair) for pair in pairwise(found)] == WORDS
     assert [one.primary_key for one in found] == [("id",)] * 5 + [("ident",)] * 3
     prefixes = {prefix for prefix, *_ in landed_messages(project)}
@@ -217,20 +217,14 @@ def test_a_receiver_that_is_behind_sees_each_layout_as_it_was(
 def test_without_the_trigger_a_receiver_that_is_behind_knows_columns_by_name(
     database: Database, tmp_path: Path
 ) -> None:
-    project = asking(database, tmp_path, messages=True)
-    with database.connect() as conn:
-        conn.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
-        once(project)
-        conn.execute("INSERT INTO t VALUES (1)")
-        alter_all(conn)
-        once(project)
-    found = [words(*pair) for pair in pairwise(layouts(project, T))]
+    project = pipeline_of(database, tmp_path, messages=True)
+    found = [words(*pair) for pair in pairwise(layouts_of_a_late_receiver(database, project))]
     assert found != WORDS
     assert found[1] == ["keep column a of t, NULL from now on", "add column aa string to t, rows before it unknown"]
 
 
 def test_a_forged_message_is_said_and_changes_nothing(database: Database, tmp_path: Path) -> None:
-    project, said = asking(database, tmp_path, messages=True), list[Progress]()
+    project, said = pipeline_of(database, tmp_path, messages=True), list[Progress]()
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
         once(project)
@@ -255,10 +249,10 @@ def test_a_forged_message_is_said_and_changes_nothing(database: Database, tmp_pa
 
 
 def test_the_trigger_tells_of_tables_alone_and_stands_in_nobodys_way(database: Database, tmp_path: Path) -> None:
-    project = asking(database, tmp_path, messages=True)
+    project = pipeline_of(database, tmp_path, messages=True)
     assert [line.ok for line in findings(project) if line.subject == "DDL"] == [None]
-    told_ddl(database, project)
-    told_ddl(database, project)
+    install_trigger(database, project)
+    install_trigger(database, project)
     with database.admin() as admin:  # whoever alters a table needs no right to write messages
         forms = admin.execute("SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'pg_logical_emit_message'")
         for (form,) in forms.fetchall():

@@ -32,6 +32,7 @@ from cdc_lake.testing.ports import free_port
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
+from tests.pipeline_file import pipeline_file
 from tests.seeds import one_seed
 from tests.unit.test_metrics import get
 
@@ -200,18 +201,10 @@ def test_the_commands_work_on_a_bronze_in_a_store_and_show_no_key(
 ) -> None:
     secrets = {"PASSWORD": database.password, "KEY": "a-key-of-the-store", "SECRET": "a-secret-of-the-store"}
     with FaultyStore(store) as proxy, database.connect() as conn:
-        (tmp_path / "shop.yaml").write_text(
-            f"""version: 1
-pipeline: shop
-source:
-  type: postgres
-  host: {database.host}
-  port: {database.port}
-  database: {database.name}
-  user: {database.user}
-  password: ${{env:PASSWORD}}
-  slot: {{name: {database.name}}}
-  tables: ["public.*"]
+        pipeline_file(
+            database,
+            tmp_path,
+            f"""\
 bronze: {{path: s3://lake/{database.name}/shop}}
 lake:
   storage:
@@ -221,7 +214,7 @@ lake:
     secret_access_key: ${{env:SECRET}}
     allow_http: true
     patience: 1 s
-"""
+""",
         )
         Workload(conn, seed=3).create_tables()
         pipeline = Pipeline(tmp_path / "shop.yaml", secrets)

@@ -27,25 +27,21 @@ from cdc_lake.pipeline.resync import resync
 from cdc_lake.source.connection import connect
 from cdc_lake.source.publication import published
 from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.kills import KILLED, Receivers
+from cdc_lake.testing.kills import KILLED
 from tests.conftest import Database
-from tests.live.test_copy_parts import ACCOUNTS, SPLIT, assert_sums_right, make_bank, transfers
+from tests.live.bank import ACCOUNTS, SPLIT, assert_sums_right, bank, transfers
 from tests.live.test_receive_loop import once, project_of, tables_at_source
+from tests.live.test_receiver_kills import receivers_of
 from tests.live.test_source_stream import ROOT, settings
 from tests.replay import tables_from_bronze
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live
 
+__all__ = ["bank"]
+
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 ACCOUNTS_ONLY, BOTH = ["public.accounts"], ["public.accounts", "public.vault"]
-
-
-@pytest.fixture
-def bank(database: Database) -> Any:
-    with database.connect() as connection:
-        make_bank(connection)
-        yield connection
 
 
 def taking(database: Database, root: Path, tables: Sequence[str] = BOTH, **sections: Any) -> Project:
@@ -168,8 +164,7 @@ def test_killed_at_every_step_only_the_table_that_came_is_copied_again(
     dice = random.Random(seed)
     once(taking(database, tmp_path, ACCOUNTS_ONLY))
     project = taking(database, tmp_path)
-    source = project.pipeline.source.model_dump(mode="json", by_alias=True) | {"password": database.password}
-    receivers = Receivers(project, {"source": source})
+    receivers = receivers_of(project, database.password)
     with beside(lambda stop: transfers(database, seed, stop)):
         for name in dice.sample(STEPS, len(STEPS) if BUDGET > 1 else 3):
             passage = dice.randint(1, 8) if name in {at.SNAPSHOT_CHUNK, at.FILE_WRITTEN} else 1
