@@ -85,8 +85,8 @@ def land(
         whole = replace(raw, part=False) if isinstance(raw, RawTransaction) else replace(joined(raw), part=False)
         if position > lake.state.upto:
             assert position > max(lake.landed, default=0), "in order"
-            lake.landed[position] = last_landed = whole
-            last = last_landed.bounds.position
+            lake.landed[position] = whole
+            last = position
         else:
             assert lake.landed[position] == whole, "what comes again is the same"
     pending.clear()

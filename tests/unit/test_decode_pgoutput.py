@@ -128,7 +128,7 @@ MALFORMED = {
     "update without tuple": (b"U" + OID + b"X", UnexpectedMessage, 5, "`X`: expected `K` or `O` or `N`"),
     "update with old only": (b"U" + OID + b"K" + ONE + b"O", UnexpectedMessage, 15, "`O`: expected `N`"),
     "delete with new": (b"D" + OID + b"N" + ONE, UnexpectedMessage, 5, "`N`: expected `K` or `O`"),
-    "binary value": (b"I" + OID + b"N\x00\x01b\x00\x00\x00\x05abc", TruncatedMessage, 13, "3 left"),
+    "binary length beyond": (b"I" + OID + b"N\x00\x01b\x00\x00\x00\x05abc", TruncatedMessage, 13, "3 left"),
     "unknown value": (b"I" + OID + b"N\x00\x01x", UnexpectedMessage, 8, "`x`: expected `n`, `u`, `t` or `b`"),
     "unchanged old": (b"D" + OID + b"K\x00\x01u", UnexpectedMessage, 8, "`u`: expected `n`, `t` or `b`"),
     "length beyond": (b"I" + OID + b"N\x00\x01t\x00\x00\x00\x05abc", TruncatedMessage, 13, "5 bytes announced, 3 left"),
