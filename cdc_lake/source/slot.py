@@ -1,8 +1,8 @@
 """The slot: the server's promise to keep the log from a position on.
 
 A slot is made in two steps, so that a crash never leaves one that nobody can account for. First a *temporary* slot,
-which exports the snapshot of its consistent point and goes by itself when the connection does; then, when the initial
-copy is in bronze, a lasting copy of it under its real name. A slot of that name that bronze knows nothing of was
+which exports the snapshot of its consistent point and goes by itself when the connection does; then, when the stream
+was begun in bronze, a lasting copy of it under its real name. A slot of that name that bronze knows nothing of was
 therefore not made by a receiver that got lost, and is never taken over.
 """
 
