@@ -20,9 +20,10 @@ from cdc_lake.cli.compare_verb import register as register_compare
 from cdc_lake.cli.cuts_verbs import cuts_app
 from cdc_lake.cli.held_verbs import held_app
 from cdc_lake.cli.inspect_verbs import inspect_app
+from cdc_lake.cli.offline_verbs import register as register_offline
 from cdc_lake.cli.pause_verbs import register as register_pauses
 from cdc_lake.cli.payload_verbs import register as register_payload_verbs
-from cdc_lake.cli.process import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_PENDING, run_command
+from cdc_lake.cli.process import EXIT_INTERRUPTED, EXIT_PENDING, run_command
 from cdc_lake.cli.rebuild_verbs import register as register_rebuild
 from cdc_lake.cli.resync_verb import register as register_resync
 from cdc_lake.cli.slot_verbs import slot_app
@@ -59,6 +60,7 @@ app.add_typer(inspect_app, name="inspect")
 app.add_typer(held_app, name="held")
 app.add_typer(cuts_app, name="cuts")
 app.add_typer(slot_app, name="slot")
+register_offline(app)
 register_payload_verbs(app)
 register_rebuild(app)
 register_resync(app)
@@ -90,43 +92,6 @@ def shared(
     """Read the options that stand before the verb."""
     del version
     set_look(Look(json=json, quiet=quiet, verbose=verbose, debug=debug, no_color=no_color))
-
-
-@verb(app, "init", pipeline=False)
-def init(
-    call: Call,
-    template: Annotated[str, typer.Argument(help="demo, postgres, gaussdb, qhb, databricks or empty.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the new project.")],
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
-) -> None:
-    """Write a project that runs."""
-    from cdc_lake.cli.render import new_project_text
-    from cdc_lake.cli.scaffold import scaffold
-
-    made = scaffold(template, folder, force=force)
-    call.view.result(made, new_project_text(made))
-
-
-@verb(app, "validate")
-def validate(
-    call: Call, files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Pipeline files.")] = None
-) -> None:
-    """Check pipeline files without touching anything: all problems at once, with their places."""
-    from cdc_lake.cli.chosen import candidates
-    from cdc_lake.cli.render import validation_text
-    from cdc_lake.config.load import display
-    from cdc_lake.config.load import validate as find_problems
-    from cdc_lake.model.diagnostic import Severity
-
-    chosen = list(files or ([call.pipeline] if call.pipeline else candidates(Path.cwd()))) or [call.file()]
-    found = find_problems(chosen, environment=call.environment)
-    failed = any(d.severity is Severity.ERROR for d in found)
-    if found and not call.view.look.json:
-        call.view.diagnostics(found)
-    names = [display(f) for f in chosen]
-    call.view.result({"valid": not failed, "files": names, "diagnostics": found}, validation_text(names, found))
-    if failed:
-        raise typer.Exit(EXIT_CONFIG)
 
 
 @verb(app, "check")
@@ -290,35 +255,6 @@ def maintain(
         raise typer.BadParameter("expected `bronze` or `silver`", param_hint="--only")
     done = keep_up(call.project(), dry_run=dry_run, force=force, only=only, tell=call.view.tell)
     call.view.result(done, maintenance_text(done))
-
-
-@verb(app, "explain", pipeline=False)
-def explain(
-    call: Call,
-    code: Annotated[str | None, typer.Argument(help="As in `error[CODE]`.")] = None,
-    every: Annotated[bool, typer.Option("--list", help="All codes with their titles.")] = False,
-) -> None:
-    """The page of an error code: what happened, why, what to do."""
-    from cdc_lake.cli.pages import page, titles
-
-    if every:
-        listed = titles()
-        body = [{"code": c, "title": t} for c, t in listed]
-        call.view.result({"codes": body}, "\n".join(f"{c}  {t}" for c, t in listed))
-        return
-    if code is None:
-        raise typer.BadParameter("name a code, or use --list", param_hint="CODE")
-    text = page(code)
-    call.view.result({"code": code.strip().upper(), "page": text}, text)
-
-
-@verb(app, "schema", pipeline=False)
-def schema(call: Call) -> None:
-    """The JSON Schema of pipeline files, for editors."""
-    from cdc_lake.cli.document import dumps
-    from cdc_lake.config.json_schema import json_schema
-
-    call.view.raw(dumps(json_schema()))
 
 
 def _fields(value: object) -> dict[str, Any]:
