@@ -213,8 +213,9 @@ def cli_page() -> str:
 def _helps(command: Any, path: str, parent: Any) -> Iterator[tuple[str, str]]:
     context = command.context_class(command, info_name=path.rpartition(" ")[2], parent=parent, terminal_width=100)
     yield path, command.get_help(context).rstrip()
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from _helps(inner, f"{path} {name}", context)
+    inner = getattr(command, "commands", {})
+    for name in command.list_commands(context) if inner else ():  # in the order of its help
+        yield from _helps(inner[name], f"{path} {name}", context)
 
 
 def main() -> None:
