@@ -10,7 +10,7 @@ INSTALL = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) $(BIN)/uv pip install --quiet
 PYTEST  = $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long lint type format bench bench-quick docs matrix lock clean
+.PHONY: help demo test test-fast test-faults test-long lint type format bench bench-quick docs matrix lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -23,6 +23,9 @@ test: $(VENV)/.dev ## all tests, with a small budget for the random ones
 
 test-fast: $(VENV)/.dev ## tests without Spark
 	@$(PYTEST) -m "not spark and not slow"
+
+test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
+	@$(BIN)/python -m tests.reliability --small
 
 test-long: $(VENV)/.dev ## all tests at full budget, then the receiver on PostgreSQL 14 to 17, all types on 14 and 17
 	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "" --timeout 3600

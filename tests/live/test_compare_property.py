@@ -26,6 +26,7 @@ from cdc_lake.source.printing import PRINTING
 from tests.conftest import Database
 from tests.live.test_compare_tables import Lake
 from tests.seeds import seeds
+from tests.tally import tally
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore:The 'without_files' parameter:DeprecationWarning")]
 
@@ -273,3 +274,4 @@ def test_exactly_the_planted_differences_are_told(seed: int, database: Database,
         oracle = {name: worked(table, right[name], oracle[name], lake) for name, table in tables.items()}
         lake.receive()
         assert compared(lake, tables, oracle) > 0
+    tally("R19", comparisons=2)

@@ -19,6 +19,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import FORMATS, Place
 from tests.seeds import seeds
+from tests.tally import tally
 
 SEEDS = seeds(12)
 
@@ -103,3 +104,4 @@ def test_any_batching_and_any_repeat_land_the_same(seed: int):
         second = landed(Place(chance.choice(FORMATS), Path(folder, "b")), chance, transactions)
     assert first == second
     assert len(first[0]) == sum(len(t.changes) + 2 for t in transactions)
+    tally("R4", histories=1, transactions=len(transactions))

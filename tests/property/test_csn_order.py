@@ -20,6 +20,7 @@ from cdc_lake.model.transaction import Boundaries
 from cdc_lake.pipeline.csn_order import CROWD, CROWD_BYTES, CsnOrder
 from cdc_lake.pipeline.order import ArrivalOrder, Closed, Gap
 from tests.seeds import seeds
+from tests.tally import tally
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 SEEDS = seeds(150 * BUDGET)
@@ -177,6 +178,7 @@ def test_every_transaction_leaves_once_in_order_over_any_number_of_connections(s
     assert landed.upto == max([*source.csns(), start])
     assert landed.confirm == max(t.bounds.confirm for t in source.sent)
     assert landed.gaps == []
+    tally("R4", histories=1, transactions=len(source.sent))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -191,6 +193,7 @@ def test_what_never_comes_is_passed_over_and_nothing_else(seed: int) -> None:
     top = max([*source.csns(), 100])
     assert {csn for gap in landed.gaps for csn in range(gap.first, gap.last + 1)} == {c for c in source.lost if c < top}
     assert landed.upto == top
+    tally("R4", histories=1, transactions=len(source.sent))
 
 
 def quiet_connection(chance: random.Random, source: Server, landed: Landed) -> bool:

@@ -27,6 +27,7 @@ from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.object_store import LocalStore
 from tests.seeds import one_seed
 from tests.store_places import FORMATS, Stored, store, stored
+from tests.tally import tally
 
 __all__ = ["store"]
 
@@ -120,7 +121,8 @@ def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(kind: str, store:
     gone = {request.key for request in proxy.requests if request.method == "DELETE"}
     assert not gone & set(reader.files().paths)
     assert not any(key.endswith(".parquet") for key in gone), "a data file was deleted"
-    print(f"{sum(proxy.done.values())} requests hit, {restarts} restarts, {polling.looks} looks, {proxy.done}")
+    counts = {"requests hit": sum(proxy.done.values()), "restarts": restarts, "looks of a reader": polling.looks}
+    tally("R10", map(str, proxy.done), **counts)
 
 
 class Believing(TableBronze):

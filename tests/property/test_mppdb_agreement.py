@@ -28,6 +28,7 @@ from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, binary_recor
 from tests.columns import assert_same
 from tests.damage import damaged
 from tests.seeds import one_seed
+from tests.tally import tally
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 SEED = one_seed()
@@ -134,6 +135,7 @@ def test_the_columnar_decoder_equals_the_plain_one(seed, monkeypatch):
         rows += sum(raw.count for raw in batch)
         assert_same(tabulate(batch, fast), tabulate_plain(batch, plain))
         assert fast.latest() == plain.latest()
+    tally("R7", rows=rows)
 
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 20 * BUDGET))

@@ -36,6 +36,7 @@ from cdc_lake.testing.histories import History, interleave, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction
 from cdc_lake.testing.oracle import Oracle, Row
 from tests.seeds import seeds
+from tests.tally import tally
 
 from .test_apply_cases import FORMATS
 from .two_tables import PLAIN, WHOLE, breaks
@@ -234,3 +235,4 @@ def test_a_start_after_any_break_ends_at_the_oracles_state(spark: Any, lake_root
             (world.apply if point in STREAMED else world.advance)()
             world.check_readers()
         world.check_end()
+        tally("R3", points, breaks=len(points))

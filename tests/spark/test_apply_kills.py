@@ -25,6 +25,7 @@ from cdc_lake.testing.histories import History, interleave, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction
 from cdc_lake.testing.oracle import Oracle
 from tests.seeds import one_seed
+from tests.tally import tally
 
 from .test_apply_cases import FORMATS
 from .test_apply_crashes import TABLES, same
@@ -114,3 +115,4 @@ def test_killed_with_its_jvm_anywhere_apply_goes_on_where_the_tables_say(tmp_pat
     assert sorted((r["position"], r["ordinal"]) for r in held if r["reason"] != "closed") == sorted(oracle.held)
     assert_nothing_is_held_twice(project)
     assert_cuts_are_true(project)
+    tally("R3", (str(point) for point in points), kills=len(points))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.seeds import one_seed
+from tests.tally import tally
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 BUDGETS = 50 if BUDGET > 1 else 8
@@ -39,4 +40,4 @@ def test_a_full_disk_shows_nothing_wrong_and_is_recovered_from_by_itself(tmp_pat
     assert {one["error"] for one in found} >= {"", "LAK420"} if BUDGETS > 8 else "LAK420" in {o["error"] for o in found}
     fitted = [one["fitted"] for one in found]
     assert fitted[0] < fitted[-1]
-    print(fitted)
+    tally("R9", {one["error"] for one in found} - {""}, **{"budgets of bytes": BUDGETS})

@@ -27,6 +27,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.power_loss import LyingDisk
 from tests.seeds import one_seed
+from tests.tally import tally
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 ORDERS = table("public.orders", id="int8", note="text")
@@ -99,7 +100,7 @@ def recovered(folder: Path, confirmed: int) -> None:
 def test_what_was_confirmed_survives_a_loss_of_power_at_any_moment(tmp_path: Path, dice: random.Random):
     bench = Bench(tmp_path / "lake", dice, "fsync", recovered)
     bench.run(45 * BUDGET)
-    print(f"{bench.losses} losses of power among {bench.disk.syncs} syncs")
+    tally("R10", **{"losses of power": bench.losses, "syncs": bench.disk.syncs})
     assert bench.losses > 10
 
 
