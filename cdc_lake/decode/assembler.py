@@ -69,9 +69,9 @@ class Assembler:
 
     After a DecodeError, or when the connection is lost, `reset` before feeding again: the server then starts over
     with whole transactions and announces every relation anew. A logical message outside of transactions is dropped, or
-    with `messages` a transaction of its own: without xid and time, at the position one byte behind where it begins in
-    the log, which lies between the transactions that ended before it and those that end behind it. What a run wrote
-    itself (`OWN_MESSAGES`) is dropped in any case.
+    with `messages` a transaction of its own: without xid and time, at the position where its record ends in the log,
+    which lies between the transactions that ended before it and those that end behind it, and where the record of the
+    next COMMIT may begin. What a run wrote itself (`OWN_MESSAGES`) is dropped in any case.
 
     With `keeps`, a message inside a transaction that cannot be taken in is kept as it came, and the transaction has a
     `fault`. BEGIN and COMMIT are errors as ever; so is a message that hides one of them, by the next that does not fit.
@@ -215,8 +215,7 @@ class Assembler:
             return ()
         if self._open is not None:
             raise OutOfSequence("a message outside of transactions inside one", offset=1)
-        position = message.lsn + 1
-        bounds = Boundaries(position=position, confirm=position)
+        bounds = Boundaries(position=message.lsn, confirm=message.lsn)
         return (RawTransaction(bounds, [payload], [message.lsn], [None], {}, len(payload)),)
 
     def _caught_up(self, payload: bytes) -> bool:

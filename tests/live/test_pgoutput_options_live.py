@@ -19,9 +19,10 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check import ddl_sql
 from cdc_lake.pipeline.check_postgres import findings
+from cdc_lake.testing.beside import until
 from tests.conftest import Database
 from tests.live.old_rows import layouts, words
-from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of
+from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
 
 pytestmark = pytest.mark.live
 
@@ -98,6 +99,27 @@ def test_messages_land_inside_and_outside_of_transactions_and_in_streams(databas
         assert_equal_to_source(project, database)
         assert verify(bronze_reader(project)).holds
         assert [origin for origin in origins(project) if origin is not None] == [database.name]
+
+
+@pytest.mark.parametrize("mode", ["stream", "polling"])
+def test_a_transaction_whose_commit_follows_a_landed_message_in_the_log_is_not_passed_over(
+    database: Database, tmp_path: Path, mode: str
+) -> None:
+    """The server leaves out what begins before a confirmed position, if by a byte."""
+    project = project_of(database, tmp_path, source={"decoding": {"messages": True}, "mode": mode})
+    with database.connect() as conn, database.connect(autocommit=False) as open_:
+        if conn.info.server_version < 170_000:  # a message is sent only once something else is flushed behind it
+            return
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        told: list[Progress] = []
+        with running(project, told):
+            until(lambda: any("streams" in one.text for one in told))
+            open_.execute("INSERT INTO t VALUES (1)")
+            open_.execute("SELECT pg_logical_emit_message(false, 'p', 'x', flush => true)")
+            until(lambda: landed_messages(project))
+        open_.commit()
+    once(project)
+    assert_equal_to_source(project, database)
 
 
 def test_with_redaction_no_message_is_landed(database: Database, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing import messages
 from cdc_lake.testing.streaming import inside, stream_commit, stream_start, stream_stop
 
-OUTSIDE = messages.message("p", b"\0c", 160, transactional=False)
+OUTSIDE = messages.message("p", b"\0c", 184, transactional=False)
 
 
 def fed(assembler: Assembler, *payloads: bytes) -> list[RawTransaction]:
@@ -28,8 +28,8 @@ def test_a_message_outside_of_transactions_is_one_of_its_own_between_those_aroun
     behind = (messages.begin(200), messages.message("p", b"a"), messages.commit(200, 248))
     assembler = Assembler({}, messages=True)
     raws = fed(assembler, *before, OUTSIDE, *behind)
-    assert [raw.bounds.position for raw in raws] == [160, 161, 248]
-    assert raws[1].bounds == Boundaries(position=161, confirm=161)
+    assert [raw.bounds.position for raw in raws] == [160, 184, 248]
+    assert raws[1].bounds == Boundaries(position=184, confirm=184)
     assert transaction(raws[1]).changes == (Message("p", b"\0c"),)
     assert len(tabulate(raws)) == 3
     assert (assembler.outside_messages, assembler.in_transaction) == (0, False)
