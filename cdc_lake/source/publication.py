@@ -64,7 +64,9 @@ def alter_publication(session: Session, name: str, verb: str, *tables: TableName
 
 
 def published(session: Session, name: str) -> list[Published]:
-    """What a publication carries, sorted by table; raises PublicationMissing."""
+    """What a publication carries, sorted by table; raises PublicationMissing, and PublicationUnfit where partitions
+    come under their own names.
+    """
     if not publication_exists(session, name):
         raise PublicationMissing(f"publication `{name}` is not there")
     with named(f"reading publication `{name}`"):
@@ -72,18 +74,23 @@ def published(session: Session, name: str) -> list[Published]:
             # attnames and rowfilter came with PostgreSQL 15; before, every column that is not generated
             "SELECT p.schemaname, p.tablename, to_jsonb(p) ->> 'rowfilter', "
             "ARRAY(SELECT a.attname::text FROM pg_attribute AS a "
-            "  WHERE a.attrelid = format('%%I.%%I', p.schemaname, p.tablename)::regclass "
-            "  AND a.attnum > 0 AND NOT a.attisdropped "
+            "  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
             "  AND CASE WHEN to_jsonb(p) ? 'attnames' "
             "      THEN to_jsonb(p) -> 'attnames' ? a.attname::text ELSE a.attgenerated = '' END "
-            "  ORDER BY a.attnum) "
-            "FROM pg_publication_tables AS p WHERE p.pubname = %s",
+            "  ORDER BY a.attnum), c.relispartition AND NOT o.pubviaroot "
+            "FROM pg_publication_tables AS p JOIN pg_publication AS o ON o.pubname = p.pubname "
+            "JOIN pg_class AS c ON c.oid = format('%%I.%%I', p.schemaname, p.tablename)::regclass WHERE p.pubname = %s",
             [name],
         ).fetchall()
+    if parts := [str(TableName(str(s), str(t))) for s, t, *_, apart in rows if apart]:
+        raise PublicationUnfit(
+            f"publication `{name}` carries partitions under their own names: {', '.join(sorted(parts))}",
+            hint=f"ALTER PUBLICATION {identifier(name)} SET (publish_via_partition_root = true)",
+        )
     return sorted(
         (
             Published(TableName(str(s), str(t)), tuple(_names(columns)), None if f is None else str(f))
-            for s, t, f, columns in rows
+            for s, t, f, columns, _ in rows
         ),
         key=lambda p: p.table,
     )

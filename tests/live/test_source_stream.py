@@ -362,6 +362,12 @@ def test_a_publication_of_somebody_else_must_carry_exactly_our_tables(database: 
     kept("table-not-in-publication", caught.value)
     with pytest.raises(PublicationUnfit, match="leaves out"):
         publication.check_published("pub", have, [])
+    session.execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    session.execute("CREATE TABLE parts_1 PARTITION OF parts DEFAULT; ALTER PUBLICATION pub ADD TABLE parts")
+    with pytest.raises(PublicationUnfit, match=r"under their own names: public\.parts_1") as apart:
+        publication.published(session, "pub")
+    session.execute(apart.value.remedy.encode())
+    assert [p.table.name for p in publication.published(session, "pub")] == ["a", "parts"]
     session.execute("ALTER PUBLICATION pub SET (publish = 'insert')")
     with pytest.raises(PublicationUnfit, match="update, delete, truncate"):
         publication.published(session, "pub")
