@@ -211,13 +211,13 @@ def _pgoutput(root: MappingNode, out: _Findings) -> None:
         hint = "remove `decoding`; or use `plugin: pgoutput`"
         summary = "`decoding` has options of pgoutput, and the slot's plugin is test_decoding"
         out.error(Problem.SOURCE_COMBINATION, summary, decoding.mark, "source.decoding", hint)
-    if text_of(source.entries.get("mode")) == "polling":
-        hint = "remove `decoding`; or use `mode: stream`"
-        summary = "`decoding` has options of a stream, and SQL functions give whole transactions"
-        out.error(Problem.SOURCE_COMBINATION, summary, decoding.mark, "source.decoding", hint)
     pinned, streaming = at(decoding, "proto_version"), at(decoding, "streaming")
     version = pinned.value if isinstance(pinned, ScalarNode) else None
     needed = {"on": 2, "parallel": 4}.get(text_of(streaming) or "", 0)
+    if streaming is not None and needed and text_of(source.entries.get("mode")) == "polling":
+        hint = "remove `streaming`; or use `mode: stream`"
+        summary = "SQL functions would give what is under way again at every look"
+        out.error(Problem.SOURCE_COMBINATION, summary, streaming.mark, "source.decoding.streaming", hint)
     if streaming is not None and isinstance(version, int) and version < needed:
         summary = f"version {version} of pgoutput's protocol has no `streaming: {text_of(streaming)}`"
         hint = f"take `proto_version` out, or set it to {needed} or more"

@@ -45,13 +45,16 @@ class Reading:
 
 
 def plugin_options(project: Project) -> Mapping[str, str]:
-    """What the slot's plugin is asked for, in any case."""
+    """What the slot's plugin is asked for, in any case: enough to see which transactions there are."""
     return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
 
 
 def stream_options(project: Project, server: Product) -> Mapping[str, str]:
-    """The same for a stream of a server. Raises OptionRefused."""
-    more = chosen(server.major, project.postgres.decoding, str(server)) if by_publication(project) else {}
+    """The same for the stream of a server, by whichever way it is read. Raises OptionRefused."""
+    if not by_publication(project):
+        return plugin_options(project)
+    source = project.postgres
+    more = chosen(server.major, source.decoding, str(server), streams=source.mode == "stream")
     return {**plugin_options(project), **more}
 
 

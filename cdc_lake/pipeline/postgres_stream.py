@@ -20,13 +20,7 @@ from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.parked import ParkedTransactions
 from cdc_lake.pipeline.postgres_captured import by_publication
-from cdc_lake.pipeline.postgres_reading import (
-    check_binary,
-    plugin_options,
-    print_whole_names,
-    reading_of,
-    stream_options,
-)
+from cdc_lake.pipeline.postgres_reading import check_binary, print_whole_names, reading_of, stream_options
 from cdc_lake.pipeline.postgres_resume import check_resume
 from cdc_lake.pipeline.postgres_sessions import Dial
 from cdc_lake.pipeline.postgres_tables import settle_tables
@@ -134,10 +128,9 @@ def _start(project: Project, replication: Session, facts: ServerFacts, state: Br
         interval = min(interval, facts.wal_sender_timeout / 3)
     if not by_publication(project):
         print_whole_names(replication)
-    source = project.postgres
+    source, options = project.postgres, stream_options(project, facts.product)
     if source.mode == "polling":
-        functions = PostgresFunctions(replication, project.slot, source.slot.plugin, plugin_options(project))
+        functions = PostgresFunctions(replication, project.slot, source.slot.plugin, options)
         every, most = source.polling.interval / 1000, source.polling.max_changes
         return PollingStream(functions, state.confirm, interval=every, max_changes=most)
-    options = stream_options(project, facts.product)
     return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval)

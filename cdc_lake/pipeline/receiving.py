@@ -227,14 +227,15 @@ class Receiving:
             end = stream.frames.keepalive_end
             upto, confirm = max(upto, end), max(confirm, end)
         now = time.monotonic()
-        asked = stream.frames.asked
-        if self.once and self._goal is not None and upto < self._goal:
+        asked, further = stream.frames.asked, upto > self._upto or confirm > self._confirmed
+        waited_for = asked and further  # nothing more may come before it is confirmed
+        if self.once and self._goal is not None and upto < self._goal and not waited_for:
             if not inside and now - self._advanced_at > 0.1:
                 self._advanced_at = now
                 stream.frames.tick(ping=True)
             return
         pause = 0.0 if self.once else ADVANCE_ASKED if asked else ADVANCE_EVERY
-        if (upto > self._upto or confirm > self._confirmed) and now - self._advanced_at >= pause:
+        if further and now - self._advanced_at >= pause:
             self._advanced_at = now
             landing.advance(upto, confirm, self._batch.empty)
 

@@ -12,10 +12,11 @@ _TWO_PHASE_SINCE: Final = 18
 """Up to 17 a server sends COMMIT PREPARED of what only locked rows without its PREPARE, as if that had been lost."""
 
 
-def chosen(major: int, given: Pgoutput, called: str = "") -> dict[str, str]:
+def chosen(major: int, given: Pgoutput, called: str = "", *, streams: bool = True) -> dict[str, str]:
     """The options for a server: what is given, else the highest version it has, streaming. Raises OptionRefused.
 
-    `called`: what people are told it is, where that is no PostgreSQL.
+    `called`: what people are told it is, where that is no PostgreSQL. Without `streams`, by SQL functions, nothing is
+    streamed: they decode from the slot's position at every look, so what is under way would come again each time.
     """
     server = called or f"PostgreSQL {major}"
     newest = newest_protocol(major)
@@ -23,7 +24,7 @@ def chosen(major: int, given: Pgoutput, called: str = "") -> dict[str, str]:
     if version > newest:
         text = f"{server} speaks versions 1 to {newest} of pgoutput's protocol, not {version}"
         raise OptionRefused(text, hint="take `proto_version` out of `source.decoding`")
-    streaming = given.streaming or ("on" if version >= STREAMS else "off")
+    streaming = (given.streaming or ("on" if version >= STREAMS else "off")) if streams else "off"
     if streaming == "parallel" and version < PARALLEL:
         text = f"{server} has no `streaming 'parallel'`"
         raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")

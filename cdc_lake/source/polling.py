@@ -1,7 +1,7 @@
 """A slot read by SQL functions, for networks that allow no replication connection, whatever the server.
 
 Peek, land, advance: changes are peeked at, whole transactions, and only when they are confirmed is the slot advanced,
-so nothing is lost between the two.
+so nothing is lost between the two. Nobody holds the slot in between, so it is looked at again after every peek.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from cdc_lake.errors import SlotAhead
+from cdc_lake.model.position import Lsn
 
 _LOOK = 0.05  # seconds between looks while what was sent is not confirmed yet
 
@@ -36,6 +39,10 @@ class SlotFunctions(Protocol):
         """Let the server forget everything up to a position."""
         ...
 
+    def confirmed(self) -> int:
+        """How far the slot is confirmed now."""
+        ...
+
     def close(self) -> None:
         """Close the session."""
         ...
@@ -48,7 +55,9 @@ class PollingStream:
     the slot's position, until something is confirmed: what is behind `start` has to be seen before.
 
     `keepalive_end` is where the log ended a moment before an answer that was empty: long enough for a commit written
-    without waiting to be decoded too.
+    without waiting to be decoded too. Or where an answer ends: it is of whole transactions, and of nothing under way.
+
+    Somebody else who advances the slot or makes it anew takes changes away: `poll` and `confirm` raise SlotAhead then.
     """
 
     def __init__(
@@ -73,9 +82,10 @@ class PollingStream:
         """Changes behind the slot's position that were looked at; None where there is nothing to be looked at first."""
         self._next = clock()
         self._ends: deque[tuple[float, int]] = deque()
+        self._advanced: int | None = None
         if start:
             # after a crash of the server the slot may be behind what is landed: the same would be shown for ever
-            functions.advance(start)
+            self._advance(start)
 
     @property
     def keepalive_end(self) -> int:
@@ -100,6 +110,7 @@ class PollingStream:
         before = self._functions.end()
         seen = self._seen or 0
         peeked = self._functions.peek(seen + self._max_changes)
+        self._check_unmoved()
         if peeked is not None and len(peeked) > seen:
             return self._frames(list(peeked[seen:]))
         self._next = self._clock() + (_LOOK if peeked is None else self._interval)
@@ -112,7 +123,8 @@ class PollingStream:
     def confirm(self, position: int) -> None:
         """See FrameSource."""
         if position > self._confirmed:
-            self._functions.advance(position)
+            self._check_unmoved()
+            self._advance(position)
             self._confirmed, self._seen = position, None
 
     def tick(self, *, ping: bool = False) -> None:
@@ -128,4 +140,19 @@ class PollingStream:
         self._sent = max(self._sent, frames[-1][0])
         if self._seen is not None:
             self._seen += len(frames)
+        else:
+            self._keepalive_end = max(self._keepalive_end, self._sent)
         return frames
+
+    def _advance(self, position: int) -> None:
+        self._functions.advance(position)
+        self._advanced = position
+
+    def _check_unmoved(self) -> None:
+        """Raise SlotAhead where the slot is further than what was advanced here, or read."""
+        if self._advanced is None:
+            return
+        there, here = self._functions.confirmed(), max(self._advanced, self._keepalive_end)
+        if there > here:
+            text = f"the slot is confirmed up to {Lsn(there)}, and was read up to {Lsn(here)}"
+            raise SlotAhead(f"{there - here} bytes are missing: {text}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from cdc_lake.errors import SlotActive
+from cdc_lake.errors import SlotActive, SlotMissing
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, named, send_as_stored
 from cdc_lake.source.left_out import LeftOut
@@ -89,6 +89,16 @@ class PostgresFunctions:
                 self._pause(_LOOK)
             else:
                 return
+
+    def confirmed(self) -> int:
+        """See SlotFunctions; raises SlotMissing."""
+        with named(f"looking up slot `{self._slot}`"):
+            row = self._session.execute(
+                "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", [self._slot]
+            ).fetchone()
+        if row is None or row[0] is None:
+            raise SlotMissing(f"slot `{self._slot}` is not there any more")
+        return Lsn.parse(_text(row[0])).value
 
     def close(self) -> None:
         """See SlotFunctions."""

@@ -72,6 +72,53 @@ def test_a_workload_lands_the_rows_that_a_stream_lands(
         ).fetchone() == (0,)
 
 
+@pytest.mark.parametrize("seed", seeds(1))
+def test_options_of_pgoutput_bring_the_rows_that_they_bring_by_stream(
+    database: Database, tmp_path: Path, seed: int
+) -> None:
+    with database.admin() as admin:
+        decoding: dict[str, Any] = {"proto_version": 1, "binary": True, "messages": True}
+        if admin.info.server_version >= 160_000:
+            decoding["origin"] = "none"
+        (tmp_path / "stream").mkdir()
+        slot = {"slot": {"name": "streamed"}}
+        stream = project_of(database, tmp_path / "stream", source={**slot, "decoding": decoding})
+        project = polled(database, tmp_path, "pgoutput", decoding=decoding)
+        workload = Workload(admin, seed)
+        workload.create_tables()
+        admin.execute(f'GRANT SELECT ON ALL TABLES IN SCHEMA public TO "{database.user}"')
+        admin.execute(f'CREATE PUBLICATION "{project.publication}" FOR ALL TABLES')
+        admin.execute(f'CREATE PUBLICATION "{stream.publication}" FOR ALL TABLES')
+        once(stream)
+        once(project)
+        workload.run(30)
+        admin.execute("SELECT pg_replication_origin_create(%s)", [database.name])
+        admin.execute("SELECT pg_replication_origin_session_setup(%s)", [database.name])
+        admin.execute("INSERT INTO w_pairs VALUES (-1, 'from elsewhere', NULL, true)")
+        admin.execute("SELECT pg_replication_origin_session_reset(), pg_replication_origin_drop(%s)", [database.name])
+        for transactional in (True, False):
+            admin.execute("SELECT pg_logical_emit_message(%s, 'p', 'said')", [transactional])
+        workload.run(30)
+    assert once(stream).transactions == once(project).transactions > 20
+    ours, theirs = ([row | {"commit_lsn": None} for row in streamed(one)] for one in (project, stream))
+    assert ours == theirs
+    assert [row["op"] for row in ours].count("M") == 2
+    elsewhere = [row for row in ours if "from elsewhere" in (row["new"] or ())]
+    assert len(elsewhere) == ("origin" not in decoding)
+
+
+def test_what_lands_no_row_holds_nothing_up(database: Database, tmp_path: Path) -> None:
+    """More of it than one answer holds: messages of runs before, which never land."""
+    project = polled(database, tmp_path, "pgoutput", decoding={"messages": True})
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY)")
+        once(project)
+        for number in range(120):
+            conn.execute("SELECT pg_logical_emit_message(%s, 'cdc_lake', 'goal')", [number % 3 > 0])
+        conn.execute("INSERT INTO notes VALUES (1)")
+        assert once(project).transactions == 1
+
+
 @contextmanager
 def writing(database: Database, writers: int) -> Iterator[None]:
     """Transfers between accounts, of several writers, some of whose transactions are long."""

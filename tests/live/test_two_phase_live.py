@@ -222,6 +222,23 @@ def test_what_is_parked_lands_as_what_comes_whole(phased: Database, tmp_path: Pa
     assert_whole(project, phased)
 
 
+def test_by_sql_functions_they_are_parked_as_well(phased: Database, tmp_path: Path) -> None:
+    project = pipeline(phased, tmp_path, "polled", **ON, mode="polling", polling={"interval": "20 ms"})
+    once(project)
+    prepared(phased, "kept", "INSERT INTO a VALUES (1, 1, 'prepared')")
+    prepared(phased, "dropped", "INSERT INTO a VALUES (2, 1, 'dropped')")
+    once(project)
+    assert confirmed_beyond(phased, project), "the server gives none of them again"
+    assert len(parked(project)) == 2
+    ended(phased, "dropped", "ROLLBACK")
+    write(phased, "INSERT INTO b VALUES (1, 1, 'between')")
+    ended(phased, "kept")
+    once(project)
+    assert parked(project) == []
+    assert [row["relation"] for row in landed(project) if row["op"] == "I"] == ["public.b", "public.a"]
+    assert_whole(project, phased)
+
+
 def test_it_can_be_asked_for_later_and_not_be_taken_back_unseen(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "later")
     once(project)

@@ -88,9 +88,9 @@ CASES = {
         HEAD.replace("host: h", "host: h, mode: polling, slot: {failover: true}"),
         "CFG129 3:67",
     ),
-    "options of a stream, read by SQL functions": (
-        HEAD.replace("host: h", "host: h, mode: polling, decoding: {streaming: off}"),
-        "CFG129 3:60",
+    "transactions under way, read by SQL functions": (
+        HEAD.replace("host: h", "host: h, mode: polling, decoding: {streaming: on}"),
+        "CFG129 3:72",
     ),
     "streaming that a version does not have": (
         HEAD.replace("host: h", "host: h, decoding: {proto_version: 1, streaming: on}"),

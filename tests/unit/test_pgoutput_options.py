@@ -33,6 +33,21 @@ def test_the_highest_version_streams(major: int, given: dict[str, Any], asked: d
 
 
 @pytest.mark.parametrize(
+    ("major", "given", "asked"),
+    [
+        (14, {}, {"proto_version": "2"}),
+        (18, {"streaming": "off", "binary": True}, {"proto_version": "4", "binary": "true"}),
+        (18, {"two_phase": True}, {"proto_version": "4", "two_phase": "true"}),
+        (16, {"proto_version": 1, "origin": "none"}, {"proto_version": "1", "origin": "none"}),
+    ],
+)
+def test_functions_are_asked_for_the_same_but_for_what_is_under_way(
+    major: int, given: dict[str, Any], asked: dict[str, str]
+) -> None:
+    assert chosen(major, Pgoutput.model_validate(given), streams=False) == asked
+
+
+@pytest.mark.parametrize(
     ("major", "given", "hint"),
     [
         (14, {"proto_version": 3}, "proto_version"),

@@ -36,6 +36,7 @@ from cdc_lake.pipeline.inspect_row import row_everywhere
 from cdc_lake.pipeline.order import Gap
 from cdc_lake.pipeline.status import status
 from cdc_lake.pipeline.streams import snapshot_id
+from cdc_lake.source.resume import check_fed_from
 from cdc_lake.source.stream import Kind, StreamIdentity, domain_of, shown
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
@@ -91,6 +92,21 @@ def test_an_identity_reads_back_whatever_the_database_is_called(
 def test_what_is_no_identity_is_refused(text: str) -> None:
     with pytest.raises(OtherSource, match="not one that this version knows"):
         StreamIdentity.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"system": "716"}, "server's system identifier is `716`, but bronze was fed from `715`"),
+        ({"database": "b"}, "database is `b`"),
+        ({"slot": "t"}, "slot is `t`"),
+    ],
+)
+def test_a_stream_goes_on_at_no_other_server_database_or_slot(other: dict[str, str], words: str) -> None:
+    stream, same = StreamIdentity.parse("pg:715:a:s:0/1"), {"system": "715", "database": "a", "slot": "s"}
+    check_fed_from(stream, **same)
+    with pytest.raises(OtherSource, match=words):
+        check_fed_from(stream, **same | other)
 
 
 @given(_NUMBERS, st.sampled_from(OrderDomain))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cdc_lake.errors import StreamProtocol
+from cdc_lake.errors import SlotMissing, StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.gaussdb.server import current_lsn
-from cdc_lake.source.gaussdb.slot import advance_slot
+from cdc_lake.source.gaussdb.slot import advance_slot, find_slot
 from cdc_lake.source.quoting import literal
 from cdc_lake.source.wire.session import WireSession
 
@@ -41,6 +41,13 @@ class FamilyFunctions:
     def advance(self, position: int) -> None:
         """See SlotFunctions."""
         advance_slot(self._session, self._slot, Lsn(position))
+
+    def confirmed(self) -> int:
+        """See SlotFunctions: or somewhere before, where the server does not tell. Raises SlotMissing."""
+        found = find_slot(self._session, self._slot)
+        if found is None:
+            raise SlotMissing(f"slot `{self._slot}` is not there any more")
+        return found.confirmed or 0
 
     def close(self) -> None:
         """See SlotFunctions."""
