@@ -1,21 +1,36 @@
 """What happens to the source while a receiver runs: nothing lost, nothing twice, or the error that names it.
 
-`CDC_LAKE_BUDGET` above 1 stops the server as many times as wanted under load: twenty with ten.
+The error comes with the first look at the source behind the fault: for that the receiver pauses half a second in a
+stream, its interval where it polls. `CDC_LAKE_BUDGET` above 1 asks for it within five seconds by the clock, which is
+fair where nothing else runs, and prints how long it took; and it stops the server as many times as wanted under load:
+twenty with ten.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import psycopg
 import pytest
 from psycopg import sql
 
 from cdc_lake.config.project import Project
-from cdc_lake.errors import AuthenticationRefused, PublicationMissing
+from cdc_lake.errors import (
+    AuthenticationRefused,
+    PublicationMissing,
+    SlotAhead,
+    SlotInvalidated,
+    SlotMissing,
+    SourceError,
+)
 from cdc_lake.observe.progress import Progress
 from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database, make_database, make_role, start_server
@@ -23,7 +38,11 @@ from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, on
 
 pytestmark = pytest.mark.live
 
-STOPS = 2 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+STOPS = 2 * BUDGET
+IN_TIME = 60 if BUDGET == 1 else 5
+"""Seconds until the error has come."""
+MODES = pytest.mark.parametrize("mode", ["stream", "polling"])
 
 
 def make_table(database: Database) -> None:
@@ -56,6 +75,28 @@ def write_until(stop: threading.Event, database: Database) -> None:
                     stop.wait(0.003)
         except psycopg.OperationalError:
             stop.wait(0.05)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """When something was done to the source, and how much the receiver had told by then."""
+
+    at: float
+    told: int
+
+
+def fault(told: list[Progress]) -> Fault:
+    return Fault(time.monotonic(), len(told))
+
+
+def ends(receiver: Future[Any], told: list[Progress], behind: Fault) -> None:
+    """It ends by an error of its own, with the first look behind the fault: it tried once, and not again."""
+    receiver.exception(timeout=IN_TIME)
+    print(f"ended {time.monotonic() - behind.at:.2f} s behind the fault")
+    retries = [one.text for one in told[behind.told :] if one.stage == "retry"]
+    assert len(retries) <= 1
+    assert all("next attempt in 0.5 s" in one for one in retries)
+    receiver.result()
 
 
 @pytest.mark.timeout(900)
@@ -112,8 +153,9 @@ def test_a_password_that_is_changed_ends_the_run_and_the_new_one_goes_on(databas
             with database.admin() as admin:
                 admin.execute(sql.SQL("ALTER ROLE {} PASSWORD 'second'").format(role))
                 admin.execute("INSERT INTO t VALUES (1, 'meanwhile')")
+            changed_at = fault(told)
             disconnect(database, project)
-            receiver.result(timeout=60)
+            ends(receiver, told, changed_at)
         changed = project_of(database, tmp_path, source=given | {"password": "second"})
         once(changed)
         assert landed(changed) == {1}
@@ -125,7 +167,7 @@ def test_a_password_that_is_changed_ends_the_run_and_the_new_one_goes_on(databas
             admin.execute(sql.SQL("DROP ROLE {}").format(role))
 
 
-@pytest.mark.parametrize("mode", ["stream", "polling"])
+@MODES
 def test_a_publication_that_is_dropped_ends_the_run_by_its_name(database: Database, tmp_path: Path, mode: str) -> None:
     make_table(database)
     project = project_of(database, tmp_path, source={"mode": mode})
@@ -136,14 +178,104 @@ def test_a_publication_that_is_dropped_ends_the_run_by_its_name(database: Databa
         with database.connect() as conn:
             conn.execute("INSERT INTO t VALUES (1, 'before')")
             until(lambda: landed(project) == {1}, "it landed")
+            dropped_at = fault(told)
             conn.execute(sql.SQL("DROP PUBLICATION {}").format(name))
             conn.execute("INSERT INTO t VALUES (2, 'without it')")
             conn.execute(sql.SQL("CREATE PUBLICATION {} FOR TABLE t").format(name))
             conn.execute("INSERT INTO t VALUES (3, 'behind it')")
-        receiver.result(timeout=60)
+        ends(receiver, told, dropped_at)
     with pytest.raises(PublicationMissing):
         once(project)
     assert landed(project) == {1}, "nothing behind what was lost"
+
+
+# ── what others do to the slot ──
+
+
+Meddling: TypeAlias = Callable[[psycopg.Connection[Any], str], None]
+
+
+def dropped(admin: psycopg.Connection[Any], slot: str) -> None:
+    admin.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+
+
+def recreated(admin: psycopg.Connection[Any], slot: str) -> None:
+    dropped(admin, slot)
+    admin.execute("INSERT INTO t SELECT max(id) + 1, 'between' FROM t")
+    admin.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+
+
+def advanced(admin: psycopg.Connection[Any], slot: str) -> None:
+    admin.execute("INSERT INTO t SELECT max(id) + 1, 'passed over' FROM t")
+    admin.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", [slot])
+
+
+def meddle(database: Database, project: Project, told: list[Progress], what: Meddling) -> Fault:
+    """Do something to a slot while nobody reads it."""
+    with database.admin() as admin:
+        while True:
+            done = fault(told)
+            disconnect(database, project)
+            try:
+                what(admin, project.slot)
+            except psycopg.errors.ObjectInUse:  # it is back, or looks at it just now: nothing was done
+                continue
+            return done
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [(dropped, SlotMissing), (recreated, SlotAhead), (advanced, SlotAhead)],
+    ids=lambda one: one.__name__,
+)
+def test_what_others_do_to_the_slot_ends_the_run_by_its_name(
+    database: Database, tmp_path: Path, mode: str, what: Meddling, error: type[SourceError]
+) -> None:
+    make_table(database)
+    project = project_of(database, tmp_path, source={"mode": mode})
+    told: list[Progress] = []
+    # a look may fall between the dropping and the making
+    either = (error, SlotMissing) if mode == "polling" else error
+    with pytest.raises(either), running(project, told) as receiver:  # noqa: PT012 - what it lives through
+        until(lambda: streams(told) == 1, "it streams")
+        with database.connect() as conn:
+            conn.execute("INSERT INTO t VALUES (1, 'before')")
+        until(lambda: landed(project) == {1}, "it landed")
+        ends(receiver, told, meddle(database, project, told, what))
+    with pytest.raises(error):
+        once(project)
+    assert landed(project) == set(range(1, len(landed(project)) + 1)), "nothing behind what was lost"
+
+
+@pytest.fixture
+def frugal(tmp_path: Path) -> Iterator[Database]:
+    """A database of a server that keeps next to nothing for a slot."""
+    server = start_server(settings={"max_slot_wal_keep_size": "1MB"})
+    try:
+        make_role(server)
+        yield make_database(server)
+    finally:
+        server.remove()
+
+
+@MODES
+def test_a_slot_that_the_server_gives_up_ends_the_run_by_its_name(frugal: Database, tmp_path: Path, mode: str) -> None:
+    make_table(frugal)
+    project = project_of(frugal, tmp_path, source={"mode": mode})
+    told: list[Progress] = []
+    with pytest.raises(SlotInvalidated), running(project, told) as receiver:  # noqa: PT012 - what it lives through
+        until(lambda: streams(told) == 1, "it streams")
+        with frugal.connect(autocommit=False) as open_, frugal.admin() as admin:
+            open_.execute("INSERT INTO t VALUES (1, 'holds the log')")
+            for _ in range(4):
+                admin.execute("SELECT pg_logical_emit_message(false, 'p', ''), pg_switch_wal()")
+            given_up_at = fault(told)
+            admin.execute("CHECKPOINT")
+            ends(receiver, told, given_up_at)
+    with pytest.raises(SlotInvalidated):
+        once(project)
+    assert landed(project) == set()
 
 
 def test_a_table_that_is_dropped_while_it_streams_holds_nothing_up(database: Database, tmp_path: Path) -> None:
