@@ -13,7 +13,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.load import validate
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
-from cdc_lake.errors import CdcLakeError, ConfigError, SourceError
+from cdc_lake.errors import CdcLakeError, ConfigError, NotForThisSource, SourceError
 from cdc_lake.model.diagnostic import Severity
 from cdc_lake.pipeline.check_line import CheckLine, failed
 from cdc_lake.pipeline.check_machine import machine
@@ -21,6 +21,7 @@ from cdc_lake.pipeline.check_rules import rules
 from cdc_lake.pipeline.check_transforms import transforms
 from cdc_lake.pipeline.configuration import redacted_columns
 from cdc_lake.pipeline.type_ledger import TableLedger, lines, type_ledger
+from cdc_lake.source.plugins import PGOUTPUT
 
 __all__ = ["CheckLine", "Examination", "check", "dba_sql", "examine"]
 
@@ -116,6 +117,9 @@ def ddl_sql(project: Project) -> str:
     from cdc_lake.source.ddl import trigger_sql  # noqa: PLC0415
 
     database = project.postgres.database
+    if (plugin := project.postgres.slot.plugin) != PGOUTPUT:
+        words = f"altered tables are told by logical messages, which `plugin: {plugin}` leaves out"
+        raise NotForThisSource(words, where=str(project.file), hint=f"with {plugin} the catalog of now is asked")
     return f"-- for pipeline {project.name}, as a superuser in {database}\n{trigger_sql()}"
 
 

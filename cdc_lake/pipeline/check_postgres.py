@@ -26,7 +26,7 @@ from cdc_lake.pipeline.postgres_facts import (
 from cdc_lake.pipeline.postgres_reading import check_binary, stream_options
 from cdc_lake.pipeline.postgres_resume import check_own_slot
 from cdc_lake.source import publication, slot
-from cdc_lake.source.catalog import check_identities
+from cdc_lake.source.catalog import whole_identity, without_identity
 from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.ddl import tells
 from cdc_lake.source.plugins import PGOUTPUT
@@ -82,7 +82,8 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
     have = slot.find_slot(session, project.slot) is not None
     needed = 0 if have else 2  # the first copy holds a temporary slot beside the lasting one
     yield room("replication slots", facts.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
-    yield room("WAL senders", facts.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
+    if project.postgres.mode == "stream":
+        yield room("WAL senders", facts.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
     if facts.keep_size == "-1":
         fix = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB';  bounds it: a slot that falls further behind is lost"
         text = "unlimited: a pipeline that stands still fills the server's disk"
@@ -146,13 +147,10 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
         fix = "\n".join(f"GRANT SELECT ON {quoted(t)} TO {identifier(rights.name)};" for t in unreadable)
         text = f"no right to read {listed(unreadable)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
-    for name in chosen:
-        try:
-            check_identities(session, [name])
-        except NoReplicaIdentity:
-            fix = f"add a primary key, or: ALTER TABLE {quoted(name)} REPLICA IDENTITY FULL;"
-            text = f"{name} has no primary key and no replica identity"
-            yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code="SRC223")
+    for name in without_identity(session, chosen):
+        fix = f"add a primary key, or: {whole_identity(name)};"
+        text = f"{name} has no primary key and no replica identity"
+        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
     known = [f.rows for f in facts if f.rows is not None]
     rows = f"about {counted(sum(known), 'row')}" if len(known) == len(facts) else "rows not counted yet by the server"
     yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {listed(chosen)}; {rows}")
@@ -203,6 +201,7 @@ def dba_sql(project: Project) -> str:
         chosen = wanted(project, session)
         facts, rights = limits(session, project.postgres), role(session)
         exists = _published(project, session)
+        bare = [] if exists else without_identity(session, chosen)
     user, lines = identifier(rights.name), []
     if facts.wal_level != "logical":
         lines.append("ALTER SYSTEM SET wal_level = logical;  -- then restart the server")
@@ -210,6 +209,9 @@ def dba_sql(project: Project) -> str:
         lines.append(f"ALTER ROLE {user} REPLICATION;")
     lines += [f"GRANT USAGE ON SCHEMA {identifier(s)} TO {user};" for s in sorted({t.schema for t in chosen})]
     lines += [f"GRANT SELECT ON {quoted(t)} TO {user};" for t in chosen]
+    if bare:
+        lines.append("-- without a primary key; rather add one, otherwise the server has to log whole old rows:")
+        lines += [f"{whole_identity(table)};" for table in bare]
     if exists is False:
         lines.append(_create_publication(project.publication, chosen))
     return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

@@ -161,6 +161,8 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
         state, reason = "active", f"read by {found.read_by}"
     else:
         state, reason = "idle", "nobody reads it, and the server keeps WAL until a run does"
+        if project.pipeline.source.mode == "polling":
+            reason = "read for moments only (`mode: polling`): whether a run does is not seen here"
     return SlotStatus(project.slot, state, reason, found.retained, found.confirmed, found.safe, found.counters)
 
 
@@ -230,7 +232,7 @@ def _copied_again(lake: LakeSide, name: str, in_cut: Mapping[str, Any]) -> tuple
         return "left", f"not followed behind {at} until the receiver copies it, where `source.tables` names it again"
     copied, newest = in_cut.get("copied"), course.stretches[-1]
     if newest.later and (copied is None or copied < newest.begins):
-        return "catching-up", f"copied again at {_shown(newest.begins, lake.domain)}, which silver has not taken yet"
+        return "catching-up", f"copied at {_shown(newest.begins, lake.domain)}, which silver has not taken yet"
     return None
 
 

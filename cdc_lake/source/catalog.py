@@ -146,8 +146,8 @@ def _missing(text: object, unknown: object) -> Missing | None:
     return Missing(None) if unknown else None if text is None else Missing(str(text))
 
 
-def check_identities(session: Session, tables: Sequence[TableName]) -> None:
-    """Raise NoReplicaIdentity, naming every table whose updates the server would refuse once it is published."""
+def without_identity(session: Session, tables: Sequence[TableName]) -> list[TableName]:
+    """The tables whose updates the server would refuse once they are published."""
     bare = []
     for table in tables:
         with named(f"reading the replica identity of {table}"):
@@ -158,8 +158,18 @@ def check_identities(session: Session, tables: Sequence[TableName]) -> None:
             ).fetchone()
         if row is None or not row[0]:
             bare.append(table)
-    if bare:
-        statements = "; ".join(f"ALTER TABLE {quoted(t)} REPLICA IDENTITY FULL" for t in bare)
+    return bare
+
+
+def whole_identity(table: TableName) -> str:
+    """The statement by which the server logs whole old rows of a table."""
+    return f"ALTER TABLE {quoted(table)} REPLICA IDENTITY FULL"
+
+
+def check_identities(session: Session, tables: Sequence[TableName]) -> None:
+    """Raise NoReplicaIdentity, naming every table whose updates the server would refuse once it is published."""
+    if bare := without_identity(session, tables):
+        statements = "; ".join(map(whole_identity, bare))
         listed = ", ".join(map(str, bare))
         info = session.info
         raise NoReplicaIdentity(

@@ -15,8 +15,9 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.decode.mppdb import layouts as layouts_module
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.errors import MalformedMessage, NoReplicaIdentity, PluginMissing, SlotOfOtherPlugin
+from cdc_lake.errors import MalformedMessage, NoReplicaIdentity, NotForThisSource, PluginMissing, SlotOfOtherPlugin
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.pipeline.check import ddl_sql
 from cdc_lake.pipeline.check_postgres import dba_sql, findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.redecode import retry
@@ -140,6 +141,8 @@ def test_check_and_plan_speak_of_no_publication(database: Database, tmp_path: Pa
         assert {line.subject for line in lines if line.ok is False} == set()
         assert "publication" not in {line.subject for line in lines}
         assert "PUBLICATION" not in dba_sql(project)
+        with pytest.raises(NotForThisSource, match="test_decoding"):
+            ddl_sql(project)
         conn.execute("CREATE TABLE bare (id int)")
     assert "SRC223" in {line.code for line in findings(project) if line.ok is False}
 

@@ -88,7 +88,13 @@ def test_check_names_each_thing_to_fix(database: Database, project: Project) -> 
     assert wrong - {("java", "LAK401")} == {("identity", "SRC223")}
     with pytest.raises(NoReplicaIdentity):
         plan(project)
-    assert 'GRANT SELECT ON "public"."bare"' in dba_sql(project)
+    said = dba_sql(project)
+    assert 'GRANT SELECT ON "public"."bare"' in said
+    with database.admin() as admin:
+        admin.execute(said.encode())
+    with database.connect() as conn:
+        conn.execute("INSERT INTO bare VALUES (1); UPDATE bare SET a = 2")
+    assert [line.code for line in check(project) if line.subject == "identity"] == []
 
 
 def test_check_of_a_wrong_password_stops_at_the_connection(
