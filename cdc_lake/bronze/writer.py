@@ -24,7 +24,7 @@ from cdc_lake.bronze.table import BronzeTable, Written
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.digest import GENESIS
 from cdc_lake.decode.raw import Raw
-from cdc_lake.errors import AnotherReceiver, DecodeError, NoStream, NotInOrder
+from cdc_lake.errors import AnotherReceiver, NoStream, NotInOrder
 from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.reread import Reread
@@ -86,7 +86,7 @@ class TableBronze:
         if not fresh:
             return replace(self.advance(given.upto, given.confirm, given.empty), repeats=repeats)
         rows = BatchRows(fresh, tabulate, before, self._clock())
-        written = self._written(rows)
+        written = rows.each(self._files)
         confirm = max(before.confirm, given.confirm)
         state = replace(before, upto=given.upto, confirm=confirm, head=rows.head, empty=given.empty)
         version, size = self._land(state, written, {})
@@ -158,17 +158,8 @@ class TableBronze:
             raise NoStream("no stream was started in this bronze table", where=self._table.place)
         return state
 
-    def _written(self, rows: BatchRows) -> list[Written]:
-        """The files of a batch. What was written before an error stays, and no commit names it."""
-        while True:
-            try:
-                return [file for table in rows.tables() for file in self._files(table)]
-            except DecodeError as error:
-                if not rows.keeps(error):
-                    raise
-
     def _files(self, rows: pa.Table) -> list[Written]:
-        """Rows as a file, or as several."""
+        """Rows as a file, or as several. What was written before an error stays, and no commit names it."""
         files = -(-rows.nbytes // FILE_BYTES)
         share = -(-rows.num_rows // files)
         return [self._table.write(rows.slice(start, share)) for start in range(0, rows.num_rows, share)]

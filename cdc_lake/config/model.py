@@ -67,7 +67,7 @@ class Retention(Section):
 
 
 class Spool(Section):
-    """Disk for transactions that are not committed yet, or too large for memory (PostgreSQL); nothing in it lasts."""
+    """Disk for transactions that are not committed yet, or too large for memory; nothing in it lasts."""
 
     max_bytes: Bytes = 64 << 30
     """Bytes on disk beyond which the receiver stops."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 Part: TypeAlias = tuple[list[bytes], list[int]]
@@ -29,6 +29,10 @@ class FrameStore(Protocol):
 
     def append(self, payload: bytes, lsn: int) -> None:
         """Add a frame. Raises LakeError where there is no room for it."""
+        ...
+
+    def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
+        """Add frames. Raises LakeError where there is no room for them."""
         ...
 
     def truncate(self, count: int) -> None:
@@ -79,6 +83,12 @@ class MemoryFrames:
         self._frames.append(payload)
         self._lsns.append(lsn)
         self.size += len(payload)
+
+    def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
+        """See FrameStore."""
+        self._frames += payloads
+        self._lsns += lsns
+        self.size += sum(map(len, payloads))
 
     def truncate(self, count: int) -> None:
         """See FrameStore."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import ClassVar, Final
 
 from cdc_lake.decode.frames import FrameStore
 from cdc_lake.decode.pgoutput import ROW_CHANGES, TRUNCATE_HEAD, parse
@@ -41,6 +41,9 @@ class LargeTransaction:
 
     `marks` ascend, all of them before the end of `frames`, which are sealed.
     """
+
+    in_order: ClassVar = False
+    """What is decoded before and behind it may be so at any time: a part has all that decoding it takes."""
 
     bounds: Boundaries
     frames: FrameStore
@@ -78,6 +81,10 @@ class LargeTransaction:
         parts = list(self.parts()) or [self._part([], [], [], {}, self.fault)]
         assert len(parts) == 1, "frames in memory are one part"
         return replace(parts[0], part=False)
+
+    def cut_otherwise(self, error: DecodeError) -> bool:  # noqa: ARG002 - as other formats have it
+        """Whether its parts begin elsewhere now: no error comes of where they begin."""
+        return False
 
     def release(self) -> None:
         """It is landed: its frames are not needed any more."""

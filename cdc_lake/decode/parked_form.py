@@ -14,7 +14,7 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -93,6 +93,10 @@ class ParkedFrames:
         return self._count
 
     def append(self, payload: bytes, lsn: int) -> None:
+        """Nothing more comes of a prepared transaction."""
+        raise NotImplementedError
+
+    def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
         """Nothing more comes of a prepared transaction."""
         raise NotImplementedError
 

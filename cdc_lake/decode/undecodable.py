@@ -45,8 +45,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A transaction as it is kept. `reading`: how its bytes are read; `tables`: those it changes, where they are known;
-    `layouts`: layouts that decoding it takes, besides the frames' own.
+    """A transaction as it is kept. `reading`: how its bytes are read, empty where a part before says so; `tables`:
+    those it changes, where they are known; `layouts`: layouts that decoding it takes, besides the frames' own.
     """
 
     reading: str
@@ -155,7 +155,8 @@ def columns_of(kept: Kept) -> ChangeColumns:
     for layout in kept.layouts:
         numbering.number(layout)
     infos: list[dict[str, object]] = [dict(frame.info) for frame in kept.frames]
-    infos[0] = {READING: kept.reading, **infos[0]}
+    if kept.reading:
+        infos[0] = {READING: kept.reading, **infos[0]}
     digests = []
     for frame, info in zip(kept.frames, infos, strict=True):
         name = None if frame.relation is None else str(frame.relation.table)

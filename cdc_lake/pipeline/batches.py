@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.model import Batch
-from cdc_lake.decode.large import LargeTransaction
+from cdc_lake.decode.in_parts import InParts
 from cdc_lake.decode.raw import Raw, Tabulated
 from cdc_lake.pipeline.order import Closed
 
@@ -79,7 +79,7 @@ class OpenBatch:
         """
         handed = self._transactions[self._handed :]
         self._transactions[self._handed :] = [
-            raw if isinstance(raw, LargeTransaction) else Tabulated(raw.bounds, raw.size, raw.count) for raw in handed
+            raw if isinstance(raw, InParts) else Tabulated(raw.bounds, raw.size, raw.count) for raw in handed
         ]
         self._handed, self.to_decode = len(self._transactions), 0
         return handed

@@ -157,7 +157,9 @@ class FamilySide:
         """The transactions that frames complete. Raises SlotUndecodable."""
         for number, payload in sent:
             try:
-                yield from assembler.feed(payload, number)
+                for raw in assembler.feed(payload, number):
+                    assert isinstance(raw, RecordTransaction), "all of it is held in memory"
+                    yield raw
             except DecodeError as error:
                 raise self._undecodable(error) from error
 

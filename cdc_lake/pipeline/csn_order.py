@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 from operator import itemgetter
 from typing import Any, Final, Literal, cast
 
+from cdc_lake.decode.in_parts import InParts, dropped
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber
 from cdc_lake.model.counting import counted
@@ -91,9 +92,10 @@ class CsnOrder:
             if (known.bounds, known.size) != (bounds, transaction.size):
                 raise CsnTwice(f"two transactions have CSN {csn}: they end at {_lsn(known.bounds)} and {_lsn(bounds)}")
             self.repeats += 1
+            dropped(transaction)
             return ()
         self._waiting[csn] = transaction
-        self._bytes += transaction.size
+        self._bytes += _held(transaction)
         return self._run() if csn == self._upto + 1 else ()
 
     def tend(self, opened: Collection[int] = ()) -> Sequence[Closed]:
@@ -119,7 +121,7 @@ class CsnOrder:
         steps = []
         while (transaction := self._waiting.pop(self._upto + 1, None)) is not None:
             self._upto += 1
-            self._bytes -= transaction.size
+            self._bytes -= _held(transaction)
             self._below = transaction.bounds.commit_lsn
             self._move_confirm()
             if transaction.count:
@@ -145,6 +147,7 @@ class CsnOrder:
                 f"CSN {csn} was recorded as a gap, and now its transaction came (it ends at {_lsn(transaction.bounds)})"
             )
         self.repeats += 1
+        dropped(transaction)
         heappush(self._arrived, (transaction.bounds.confirm, csn))
         before = self._confirm
         self._move_confirm()
@@ -165,6 +168,11 @@ class CsnOrder:
         if self._waited >= self._bound:
             return f"waited for {self._bound:g} s with {behind}"
         return f"and there is no room for more than {behind} ({self._bytes >> 20} MiB)"
+
+
+def _held(transaction: Raw) -> int:
+    """Bytes in memory: a large one is on disk."""
+    return 0 if isinstance(transaction, InParts) else transaction.size
 
 
 def _numbered(transaction: Raw, empty: int) -> Raw:

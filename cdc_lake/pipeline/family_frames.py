@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from cdc_lake.config.gaussdb_options import Mode, as_number
 from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Project
+from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.captured import Captured
 from cdc_lake.decode.mppdb.codec import Codec
@@ -49,51 +50,32 @@ def codec_of(project: Project, encoding: str) -> Codec:
 
 
 def assembler_of(
-    project: Project, domain: OrderDomain, encoding: str, note: Callable[[str], None] = lambda _: None
+    project: Project,
+    domain: OrderDomain,
+    encoding: str,
+    note: Callable[[str], None] = lambda _: None,
+    *,
+    frames: NewFrames | None = None,
+    captured: Captured | None = None,
 ) -> FamilyAssembler:
-    """What makes transactions of the stream's frames; `note` is told once of each kind of line that is left out."""
+    """What makes transactions of the stream's frames; `note` is told once of each kind of line that is left out.
+
+    `frames` makes stores for large ones; None: all are held in memory. `captured` leaves rows out; None: none.
+    """
     style, batch = style_of(project)
     by_csn = project.family.slot_order == "csn"
     codec = codec_of(project, encoding)
     return FamilyAssembler(
-        style, batch=batch, domain=domain, codec=codec, confirms_csn=by_csn, keeps=lands(project), note=note
+        style,
+        batch=batch,
+        domain=domain,
+        codec=codec,
+        confirms_csn=by_csn,
+        keeps=lands(project),
+        note=note,
+        frames=frames,
+        captured=captured,
     )
-
-
-class CapturedAssembler:
-    """An assembler whose transactions hold captured rows only (implements `source.stream.TransactionAssembler`)."""
-
-    def __init__(self, assembler: FamilyAssembler, captured: Captured) -> None:
-        self._assembler = assembler
-        self._captured = captured
-
-    @property
-    def in_transaction(self) -> bool:
-        """True between a BEGIN and its COMMIT."""
-        return self._assembler.in_transaction
-
-    @property
-    def open_csn(self) -> int | None:
-        """See TransactionAssembler."""
-        return self._assembler.open_csn
-
-    @property
-    def open_bytes(self) -> int:
-        """See TransactionAssembler."""
-        return self._assembler.open_bytes
-
-    @property
-    def completed(self) -> Sequence[RecordTransaction]:
-        """See TransactionAssembler."""
-        return self._captured.of(self._assembler.completed)
-
-    def feed(self, payload: bytes, lsn: int) -> Sequence[RecordTransaction]:
-        """Take a payload and the LSN of its header; the transactions it completes."""
-        return self._captured.of(self._assembler.feed(payload, lsn))
-
-    def reset(self) -> None:
-        """Forget what this connection sent."""
-        self._assembler.reset()
 
 
 def tables_of(raw: RecordTransaction, layouts: Layouts) -> frozenset[TableName]:

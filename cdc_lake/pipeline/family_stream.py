@@ -37,7 +37,6 @@ from cdc_lake.pipeline.failover import (
     note_timeline,
 )
 from cdc_lake.pipeline.family_frames import (
-    CapturedAssembler,
     assembler_of,
     codec_of,
     frames_of,
@@ -50,6 +49,7 @@ from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder, Order
 from cdc_lake.pipeline.policy import by_policy
 from cdc_lake.pipeline.rejoin import RejoiningFrames, RejoiningOrder, rejoining
+from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
@@ -65,7 +65,7 @@ from cdc_lake.source.gaussdb.slot import FamilySlotFacts, check_slot, find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now
 from cdc_lake.source.gaussdb.version import check_product, release_of
 from cdc_lake.source.resume import check_fed_from
-from cdc_lake.source.stream import FrameSource, Kind, StreamIdentity, TransactionAssembler, shown
+from cdc_lake.source.stream import FrameSource, Kind, StreamIdentity, shown
 from cdc_lake.source.tables import chooses
 from cdc_lake.source.timeline import Timeline
 from cdc_lake.source.wire.connect import connect, connect_to_standby
@@ -129,10 +129,16 @@ def open_family(
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         reader = bronze_reader(project)
         layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch))
-        whole = assembler_of(project, identity.domain, facts.encoding, lambda text: tell(Progress("receive", text)))
-        assembler: TransactionAssembler = whole
-        if sends_more(project):
-            assembler = CapturedAssembler(whole, Captured(layouts, layouts.takes))
+        limits = project.pipeline.bronze.spool
+        spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
+        assembler = assembler_of(
+            project,
+            identity.domain,
+            facts.encoding,
+            lambda text: tell(Progress("receive", text)),
+            frames=spool,
+            captured=Captured(layouts, layouts.takes) if sends_more(project) else None,
+        )
         order = _order(project, identity, state, control, reader)
         if rejoin is not None:
             rejoin.then = partial(frames.confirm, state.confirm)
@@ -148,6 +154,7 @@ def open_family(
             state=state,
             goal=goal,
             copied=copied,
+            spilled=lambda: spool.written,
         )
 
 

@@ -7,13 +7,15 @@ its transactions came in time after all, bronze holds them, and they are no gap.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_lake.bronze.batch_rows import BatchRows
 from cdc_lake.bronze.port import BronzeState, Tabulate
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.bronze.rows import build
 from cdc_lake.decode.digest import GENESIS
 from cdc_lake.decode.raw import Raw
 from cdc_lake.lake.control import ControlTables
@@ -47,14 +49,7 @@ def recorded_gaps(control: ControlTables, bronze: BronzeReader, state: BronzeSta
 
 def keep_late(folder: Path, state: BronzeState, transaction: Raw, tabulate: Tabulate) -> Path:
     """Write a late transaction beside the control tables as bronze rows, in Parquet and durably; the file."""
-    rows, _ = build(
-        [transaction],
-        tabulate([transaction]),
-        stream=state.stream,
-        epoch=state.epoch,
-        previous=GENESIS,
-        ingest_ts=time.time_ns() // 1000,
-    )
+    rows = BatchRows([transaction], tabulate, replace(state, head=GENESIS), time.time_ns() // 1000)
     path = folder / "late" / f"{state.epoch}-{transaction.bounds.position}.parquet"
-    write_rows(rows, path)
+    write_rows(pa.concat_tables(rows.each(lambda table: [table])), path)
     return path

@@ -6,7 +6,8 @@ interpreter lock. What waits for decoding is bytes, what waits for writing is co
 
 Of a batch with a transaction that cannot be decoded what stands before it is committed; then there is a `fault`.
 
-A large transaction is decoded by its writer, a part at a time.
+A large transaction is decoded by its writer, a part at a time. Where decoding one transaction takes what those before
+it taught, so is what stands behind it in its batch; what the next batch has waits until it is landed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import pyarrow as pa
 
 from cdc_lake.bronze.port import BronzeWriter, ClosedBatch, Landed, Tabulate
 from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.in_parts import InParts, dropped
 from cdc_lake.decode.joined import joined
-from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import DecodeError
 
@@ -50,20 +51,34 @@ class _Part:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """Transactions that are decoded by their writer, as they stand behind a large one."""
+
+    transactions: Sequence[Raw]
+
+
 class _Ready:
-    """What a batch's writer asks for columns (`bronze.port.Tabulate`): decoded before, but for parts of large ones."""
+    """What a batch's writer asks for columns (`bronze.port.Tabulate`): decoded before, but for parts of large ones and
+    what has to be decoded behind them.
+    """
 
     def __init__(self, batch: ClosedBatch, tabulate: Tabulate) -> None:
         self.batch = batch
         self.failed: int | None = None
-        """Of the batch's transactions, the large one of which a part could not be decoded."""
+        """Of the batch's transactions, the first one that could not be decoded by the writer."""
         self._tabulate = tabulate
         self._runs: dict[int, list[tuple[ChangeColumns, int]]] = {}  # by the position of the last transaction
+        self._later: dict[int, Raw] = {}  # by position
 
     def add(self, run: list[tuple[ChangeColumns, int]], behind: int) -> None:
         """The columns of transactions that stand together, up to number `behind` of the batch, exclusive."""
         if run:
             self._runs[self.batch.transactions[behind - 1].bounds.position] = run
+
+    def later(self, transactions: Sequence[Raw]) -> None:
+        """These are decoded when they are asked for."""
+        self._later.update((one.bounds.position, one) for one in transactions)
 
     def __call__(self, fresh: Sequence[Any]) -> ChangeColumns:
         last = fresh[-1].bounds.position
@@ -71,10 +86,10 @@ class _Ready:
             repeats = sum(count for _, count in run) - len(fresh)
             return joined(run, pa.chunked_array).without_first(repeats)
         try:
-            return self._tabulate(fresh)
-        except DecodeError:
+            return self._tabulate([self._later.get(one.bounds.position, one) for one in fresh])
+        except DecodeError as error:
             positions = [one.bounds.position for one in self.batch.transactions]
-            self.failed = positions.index(last)
+            self.failed = positions.index(fresh[0].bounds.position) + error.good
             raise
 
 
@@ -92,9 +107,10 @@ class Landing:
         self._tabulate = tabulate
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="cdc-lake-decode")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="cdc-lake-bronze")
-        self._parts: list[_Part | LargeTransaction] = []  # of the next batch
+        self._parts: list[_Part | InParts | _Later] = []  # of the next batch
         self._behind: list[_Part] = []  # of any batch, not decoded yet when last looked at
         self._commit: Future[Landed] | None = None
+        self._before: Future[Landed] | None = None  # what is decoded from now on waits for this commit
         self.fault: DecodeError | None = None
         """Of the transaction behind the commit taken last, where that ends early: nothing behind it is to be landed."""
         self._ended_by: DecodeError | None = None  # the same of the commit under way
@@ -121,13 +137,16 @@ class Landing:
 
     def decode(self, transactions: Sequence[Raw]) -> None:
         """Start to make columns of the transactions that the next batch has, behind those given before."""
-        for large, some in groupby(transactions, key=lambda one: isinstance(one, LargeTransaction)):
+        for large, some in groupby(transactions, key=lambda one: isinstance(one, InParts)):
             if large:
-                self._parts += [one for one in some if isinstance(one, LargeTransaction)]
+                self._parts += [one for one in some if isinstance(one, InParts)]
                 continue
             together = list(some)
+            if _in_order(self._parts):
+                self._parts.append(_Later(together))
+                continue
             size = sum(transaction.size for transaction in together)
-            part = _Part(self._decoding.submit(self._decode, together), size)
+            part = _Part(self._decoding.submit(self._decode, together, self._before), size)
             self._parts.append(part)
             self._behind.append(part)
 
@@ -136,6 +155,7 @@ class Landing:
         assert self._commit is None
         parts, self._parts = self._parts, []
         self._commit = self._writing.submit(self._append, batch, parts)
+        self._before = self._commit if _in_order(parts) else None
 
     def advance(self, position: int, confirm: int, empty: int) -> None:
         """Start an empty commit up to `position`; only when not busy."""
@@ -166,21 +186,27 @@ class Landing:
         """Wait until nothing is being decoded: `tabulate` may be called by somebody else then."""
         wait([part.columns for part in self._behind])
 
-    def _decode(self, transactions: Sequence[Raw]) -> _Decoded:
+    def _decode(self, transactions: Sequence[Raw], before: Future[Landed] | None) -> _Decoded:
+        if before is not None:
+            wait([before])
         try:
             return _Decoded(self._tabulate(transactions), len(transactions))
         except DecodeError as fault:
             good = transactions[: fault.good]
             return _Decoded(self._tabulate(good) if good else None, len(good), fault)
 
-    def _append(self, batch: ClosedBatch, parts: list[_Part | LargeTransaction]) -> Landed:
+    def _append(self, batch: ClosedBatch, parts: list[_Part | InParts | _Later]) -> Landed:
         ready = _Ready(batch, self._tabulate)
         run: list[tuple[ChangeColumns, int]] = []
         behind = 0
         for part in parts:
-            if isinstance(part, LargeTransaction):
+            if isinstance(part, InParts):
                 ready.add(run, behind)
                 run, behind = [], behind + 1
+                continue
+            if isinstance(part, _Later):
+                ready.later(part.transactions)
+                behind += len(part.transactions)
                 continue
             decoded = part.columns.result()
             behind += decoded.transactions
@@ -197,8 +223,7 @@ class Landing:
                 raise
             landed = self._bronze.append(self._good(batch, ready.failed, fault), ready)
         for transaction in batch.transactions:
-            if isinstance(transaction, LargeTransaction):
-                transaction.release()
+            dropped(transaction)
         return landed
 
     def _good(self, batch: ClosedBatch, count: int, fault: DecodeError) -> ClosedBatch:
@@ -207,3 +232,8 @@ class Landing:
             raise fault
         self._ended_by = fault
         return batch.first(count)
+
+
+def _in_order(parts: Sequence[_Part | InParts | _Later]) -> bool:
+    """Whether what comes behind these is to be decoded behind them."""
+    return any(isinstance(part, InParts) and part.in_order for part in parts)

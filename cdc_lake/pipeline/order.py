@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from cdc_lake.decode.in_parts import dropped
 from cdc_lake.decode.raw import Raw
 
 
@@ -92,6 +93,7 @@ class ArrivalOrder:
         if landed and bounds.csn is not None and bounds.csn <= self._seen:
             self.repeats += 1
             landed = False
+            dropped(transaction)
         return (Closed(bounds.position, bounds.confirm, transaction if landed else None),)
 
     def tend(self, opened: Collection[int] = ()) -> Sequence[Closed]:  # noqa: ARG002 - part of the port

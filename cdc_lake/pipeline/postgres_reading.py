@@ -83,8 +83,8 @@ def reading_of(
 ) -> Reading:
     """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines.
 
-    `frames` makes stores for large transactions; those that come as lines are held in memory. `parking` keeps prepared
-    ones, where the stream has them before their end.
+    `frames` makes stores for large transactions. `parking` keeps prepared ones, where the stream has them before their
+    end.
     """
     if by_publication(project):
         asked = project.postgres.decoding.messages
@@ -100,14 +100,14 @@ def reading_of(
         )
         columns = by_policy(project, PgoutputFormat(partial(tabulate, in_hex=in_hex(project))), tell)
         return Reading(assembler, columns, columns)
-    return _of_lines(project, layouts(), state, tell)
+    return _of_lines(project, layouts(), state, tell, frames)
 
 
 def _warn(tell: Tell, text: str) -> None:
     tell(Progress("warning", text))
 
 
-def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell) -> Reading:
+def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell, frames: NewFrames) -> Reading:
     """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
     print_whole_names(session)
     codec = codec_by_name(project, _encoding(project, session))
@@ -119,7 +119,7 @@ def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell
 
     again = made()
     return Reading(
-        LineAssembler(codec, taken, keeps=lands(project)),
+        LineAssembler(codec, taken, keeps=lands(project), frames=frames),
         by_policy(project, FamilyFormat(made(), project.postgres.slot.plugin), tell),
         lambda batch: tabulate_lines(batch, again),
     )

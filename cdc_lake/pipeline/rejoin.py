@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
+from cdc_lake.decode.in_parts import dropped
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import BronzeAhead, HistoryDiffers
 from cdc_lake.model.position import OrderDomain
@@ -155,6 +156,7 @@ class RejoiningOrder:
         self._order.take(transaction)  # it knows what was recorded as a gap
         self._repeats += self._order.repeats == before
         self._rejoin.compare(bounds, transaction.count)
+        dropped(transaction)
         return ()
 
     def tend(self, opened: Collection[int] = ()) -> Sequence[Closed]:

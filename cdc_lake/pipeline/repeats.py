@@ -21,7 +21,7 @@ from cdc_lake.bronze.contract import COMMIT
 from cdc_lake.bronze.port import BronzeState, Tabulate
 from cdc_lake.bronze.reader import BronzeReader, within
 from cdc_lake.decode.digest import content_of
-from cdc_lake.decode.large import LargeTransaction
+from cdc_lake.decode.in_parts import InParts
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import DecodeError, RepeatDiffers
 from cdc_lake.model.span import Span
@@ -126,7 +126,7 @@ class RepeatsChecked:
 
     def _affords(self, transaction: Raw) -> bool:
         self._left -= 1
-        return self._left >= 0 and transaction.size <= _LARGEST and not isinstance(transaction, LargeTransaction)
+        return self._left >= 0 and transaction.size <= _LARGEST and not isinstance(transaction, InParts)
 
     def _read(self, first: int) -> dict[int, dict[str, Any]]:
         """COMMIT rows from a position on, by their own."""

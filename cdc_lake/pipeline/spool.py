@@ -176,6 +176,14 @@ class SpooledFrames:
         self.held += len(payload)
         self._spool.hold(len(payload))
 
+    def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
+        """See FrameStore. Raises SpoolFull, SpoolNotWritten."""
+        self._frames += payloads
+        self._lsns += lsns
+        size = sum(map(len, payloads))
+        self.held += size
+        self._spool.hold(size)
+
     def truncate(self, count: int) -> None:
         """See FrameStore; what is left of a chunk that is cut is held again."""
         if count >= self._stored:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.decode.mppdb import layouts as layouts_module
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.plain import tabulate_plain
-from cdc_lake.errors import MalformedMessage, NoReplicaIdentity, NotForThisSource, PluginMissing, SlotOfOtherPlugin
+from cdc_lake.errors import (
+    MalformedMessage,
+    NoReplicaIdentity,
+    NotForThisSource,
+    PluginMissing,
+    SlotOfOtherPlugin,
+    SpoolFull,
+)
 from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.observe import failpoint as at
 from cdc_lake.pipeline.check import ddl_sql
 from cdc_lake.pipeline.check_postgres import dba_sql, findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
@@ -24,11 +34,13 @@ from cdc_lake.pipeline.redecode import retry
 from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.source.connection import connect
 from cdc_lake.source.slot import export_slot
+from cdc_lake.testing.kills import KILLED
 from cdc_lake.testing.workload import Workload
 from tests import decoded_both
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source, tables_from_bronze
+from tests.live.test_receiver_kills import receivers_of
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live
@@ -36,12 +48,12 @@ pytestmark = pytest.mark.live
 LINES = {"slot": {"name": "by_lines", "plugin": "test_decoding"}}
 
 
-def both(database: Database, root: Path, **source: Any) -> tuple[Project, Project]:
-    """The same pipeline by pgoutput and by test_decoding, in lakes of their own."""
+def both(database: Database, root: Path, part: int) -> tuple[Project, Project]:
+    """The same pipeline by pgoutput and by test_decoding, in lakes of their own; of lines so many bytes are a part."""
     projects = []
-    for name, given in (("by_messages", {"slot": {"name": "by_messages"}}), ("by_lines", LINES)):
+    for name, given, size in (("by_messages", {"slot": {"name": "by_messages"}}, 4 << 20), ("by_lines", LINES, part)):
         (root / name).mkdir()
-        projects.append(project_of(database, root / name, source=given | source))
+        projects.append(project_of(database, root / name, source=given, bronze={"spool": {"part": size}}))
     return projects[0], projects[1]
 
 
@@ -63,7 +75,7 @@ def streamed(project: Project) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("seed", seeds(1))
 def test_a_workload_lands_the_rows_that_pgoutput_lands(database: Database, tmp_path: Path, seed: int) -> None:
-    messages, lines = both(database, tmp_path)
+    messages, lines = both(database, tmp_path, random.Random(seed).choice([400, 4 << 20]))
     with database.connect() as conn:
         workload = Workload(conn, seed)
         workload.create_tables()
@@ -86,6 +98,40 @@ def test_every_type_and_odd_names_are_decoded_as_pgoutput_has_them(database: Dat
     assert decoded_both.changes(tabulate_plain(raws, sent.layouts())) == changes
     assert decoded_both.changes(tabulate(raws, sent.layouts())) == changes
     assert {change["op"] for change in changes} == set("IUDT")
+
+
+def test_a_large_transaction_lands_in_parts_whatever_kills_the_receiver(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path, source=LINES, bronze={"spool": {"part": 20_000}})
+    receivers = receivers_of(project, database.password)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY, body text)")
+        assert receivers.run() == 0
+        with conn.transaction():
+            conn.execute("INSERT INTO notes SELECT n, repeat('x', 100) FROM generate_series(1, 1500) n")
+            conn.execute("UPDATE notes SET id = -id WHERE id % 3 = 0")
+    reader = bronze_reader(project)
+    before = set(reader.files().paths)
+    for setting in (f"{at.SPOOLED}:4", f"{at.FILE_OPEN}:3"):
+        assert receivers.run(setting) == KILLED
+        assert set(reader.files().paths) == before
+        assert list(project.spool.iterdir()) == []
+    assert receivers.run() == 0
+    assert len(set(reader.files().paths) - before) > 10
+    assert tables_from_bronze(project) == tables_at_source(database)
+    assert verify(reader).holds
+
+
+def test_a_large_transaction_beyond_the_disk_budget_stops_the_receiver(database: Database, tmp_path: Path) -> None:
+    tight = {"spool": {"part": 20_000, "max_bytes": 100_000}}
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY, body text)")
+        once(project_of(database, tmp_path, source=LINES))
+        conn.execute("INSERT INTO notes SELECT n, repeat('x', 100) FROM generate_series(1, 1500) n")
+    with pytest.raises(SpoolFull):
+        once(project_of(database, tmp_path, source=LINES, bronze=tight))
+    project = project_of(database, tmp_path, source=LINES)
+    once(project)
+    assert tables_from_bronze(project) == tables_at_source(database)
 
 
 # ── what is captured ──
@@ -216,3 +262,31 @@ def test_what_cannot_be_decoded_is_kept_and_decoded_once_it_is_mended(
         conn.execute("DROP TABLE notes")
     done = retry(project, None, lambda _: None)
     assert [(one.changes, one.tables) for one in done.tried] == [(1, ("public.notes",))]
+
+
+def test_a_large_transaction_that_cannot_be_decoded_is_kept_in_parts(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = project_of(database, tmp_path, source=LINES, bronze={"undecodable": "land", "spool": {"part": 300}})
+    plan = layouts_module.Layouts.plan
+
+    def refusing(self: Any, row: Any) -> Any:
+        if row.table.name == "others":
+            raise MalformedMessage("refused by the test")
+        return plan(self, row)
+
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY, body text); CREATE TABLE others (a int PRIMARY KEY)")
+        once(project)
+        with monkeypatch.context() as patched:
+            patched.setattr(layouts_module.Layouts, "plan", refusing)
+            with conn.transaction():
+                conn.execute("INSERT INTO notes SELECT n, 'a note' FROM generate_series(1, 30) n")
+                conn.execute("INSERT INTO others VALUES (1)")
+            once(project)
+        conn.execute("DROP TABLE notes, others")
+    kept = [json.loads(r["info"] or "{}") for r in bronze_rows(project) if r["op"] == "X"]
+    assert len(kept) == 31
+    assert sum("reading" in info for info in kept) == 1 < sum("facts" in info for info in kept)
+    done = retry(project, None, lambda _: None)
+    assert [(one.changes, one.tables) for one in done.tried] == [(31, ("public.notes", "public.others"))]

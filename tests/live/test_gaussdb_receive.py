@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def assert_equal_to_source(project: Project, stand_in: StandIn) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.slot)
 def test_copy_and_changes_land_whole_and_a_second_run_goes_on(stand_in: StandIn, kind: Kind, tmp_path: Path) -> None:
     print("CDC_LAKE_SEED =", SEED)
-    project = project_of(stand_in, kind, tmp_path)
+    part = random.Random(f"{SEED} {kind.slot}").choice([400, 4 << 20])  # with the one, half of what comes is large
+    project = project_of(stand_in, kind, tmp_path, bronze={"spool": {"part": part}})
     truncates = kind.style is Style.SERIAL
     with stand_in.database.connect() as conn:
         workload = Workload(conn, SEED, truncates=truncates)
@@ -97,7 +99,8 @@ def test_copy_and_changes_land_whole_and_a_second_run_goes_on(stand_in: StandIn,
 def test_tables_that_the_white_list_cannot_leave_out_are_left_out_here(
     stand_in: StandIn, kind: Kind, tmp_path: Path
 ) -> None:
-    project = project_of(stand_in, kind, tmp_path, source={"tables": ["public.*", "!public.w_texts", "!public.o*"]})
+    tables = ["public.*", "!public.w_texts", "!public.o*"]
+    project = project_of(stand_in, kind, tmp_path, source={"tables": tables}, bronze={"spool": {"part": 400}})
     once(project)
     with stand_in.database.connect() as conn:
         workload = Workload(conn, SEED, truncates=kind.style is Style.SERIAL)

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from cdc_lake.decode.frames import MemoryFrames
+from cdc_lake.decode.mppdb.large_records import LargeRecords
+from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.raw import Raw, RawTransaction
 from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber, Retry
 from cdc_lake.model.transaction import Boundaries
@@ -334,3 +337,27 @@ def test_arrival_order_closes_each_transaction_as_it_comes() -> None:
     assert order.take(some) == (Closed(7, 0x100, some),)
     assert order.take(none) == (Closed(5, 0x200, None),)
     assert order.tend() == ()
+
+
+class OnDisk(MemoryFrames):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_large_transaction_takes_no_memory_and_is_given_back_where_it_is_dropped() -> None:
+    order = CsnOrder(10, 0, bound=BOUND, policy="stop", clock=Time())
+
+    def large(csn: int) -> LargeRecords:
+        return LargeRecords(transaction(csn, csn).bounds, Style.BINARY, OnDisk(), 10 * CROWD_BYTES, 5)
+
+    for n in range(CROWD):
+        assert not order.take(transaction(12 + n, 0x100 + n))
+    waiting, again, older = large(12 + CROWD), large(12 + CROWD), large(10)
+    assert not order.take(waiting)
+    assert not order.tend(), "there is room"
+    assert not order.take(again)
+    assert [one.transaction for one in order.take(older)] == [None]
+    assert [one.frames.closed for one in (waiting, again, older)] == [False, True, True]
+    assert [one.transaction for one in order.take(transaction(11, 0x90))][-1] is waiting

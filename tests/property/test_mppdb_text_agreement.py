@@ -19,7 +19,7 @@ from cdc_lake.decode.mppdb.literals import NUMBER
 from cdc_lake.decode.mppdb.numbers import are_plain
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style, Truncated
 from cdc_lake.decode.mppdb.runs import Lsns, Rows, Run
 from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.errors import DecodeError
@@ -199,10 +199,34 @@ def test_both_decoders_agree_on_what_is_printed(form):
 def test_regular_batches_are_not_left_to_the_plain_decoder(form):
     source = random.Random(f"{SEED} {form} regular")
     with mock.patch.object(columnar, "tabulate_plain", side_effect=AssertionError(f"CDC_LAKE_SEED={SEED}")):
-        for _ in range(20):
-            raws = [raw for _ in range(3) for raw in batch(source, PRINTS[form], odd=False)]
+        for nth in range(20):
+            raws = [raw for _ in range(3) for raw in batch(source, PRINTS[form], odd=nth % 2 == 0)]
             if sum(raw.count for raw in raws) >= columnar.SMALL * 3:
                 decoded(columnar.tabulate, raws)
+
+
+@pytest.mark.parametrize("form", ["serial json", "serial text"])
+def test_a_truncate_leaves_the_other_transactions_of_its_batch_regular(form):
+    source = random.Random(f"{SEED} {form} truncates")
+    tables = [*TABLES, TableName("public", "not captured")]
+    others = left = 0
+    for _ in range(20 * BUDGET):
+        raws = [raw for _ in range(4) for raw in batch(source, PRINTS[form], odd=True)]
+        truncating = source.sample(raws, source.randrange(1, 4))
+        for raw in truncating:
+            at = source.randrange(raw.count + 1)
+            some = Truncated(tuple(source.sample(tables, 2)), cascade=source.random() < 0.5)
+            raw.records.insert(at, statement(some, PRINTS[form]))
+            raw.lsns.insert(at, 7)
+        plain = mock.Mock(side_effect=tabulate_plain)
+        with mock.patch.object(columnar, "tabulate_plain", plain), mock.patch.object(columnar, "SMALL", 1):
+            fast = decoded(columnar.tabulate, raws)
+        assert isinstance(fast, ChangeColumns), f"CDC_LAKE_SEED={SEED}"
+        assert_same(fast, decoded(tabulate_plain, raws))
+        line_by_line = [raw for call in plain.call_args_list for raw in call.args[0]]
+        others += sum(raw.count for raw in raws if raw not in truncating)
+        left += sum(raw.count for raw in line_by_line if raw not in truncating)
+    assert left < others // 4, f"CDC_LAKE_SEED={SEED}: but for runs of few rows in many shapes"
 
 
 def mutated(source: random.Random, data: bytes) -> bytes:

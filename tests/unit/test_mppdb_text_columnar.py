@@ -98,7 +98,7 @@ REGULAR = [b"table public t INSERT: a[integer]:1 b[text]:'x'", b"table public t 
 @pytest.mark.parametrize(
     "statement",
     [
-        b"table public t INSERT: a[integer]:1 b[text]:unchanged-toast-datum",
+        b"table public t INSERT: a[integer]:1 b[text]:unchanged-toast-datux",
         b"table public t INSERT: a[integer]:1 b[text]:'x",
         b"table public t INSERT: a[integer]:1 b[text]:''x'",
         b"table public t INSERT: a[integer]:1 b[text]:",

@@ -12,12 +12,22 @@ from cdc_lake.decode.mppdb import columnar
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.large_records import LargeRecords
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.test_decoding.assembler import LineAssembler
-from cdc_lake.errors import DecodeError, OutOfSequence, PreparedUnread, StreamedBlock, UnknownStatement, UnmatchedDelete
+from cdc_lake.errors import (
+    DecodeError,
+    OutOfSequence,
+    PreparedUnread,
+    SpoolFull,
+    StreamedBlock,
+    UnknownStatement,
+    UnmatchedDelete,
+)
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries
+from cdc_lake.pipeline.spool import Spool
 from tests import decoded_both
 
 T = TableName("public", "t")
@@ -142,6 +152,24 @@ def test_a_line_of_a_transaction_that_nobody_knows_may_be_kept():
     assert raw.records == [b"something new"]
     with pytest.raises(DecodeError):
         tabulate([raw], Layouts(lambda _: None, takes_back=False))
+
+
+def test_a_transaction_that_outgrows_memory_is_on_disk_until_it_is_released_or_forgotten(tmp_path: Path):
+    with Spool(tmp_path, 5_000, 500) as spool:
+        one = assembler(frames=spool)
+        (small,) = fed(one, b"BEGIN 1", ROW, b"COMMIT 1")
+        (large,) = fed(one, b"BEGIN 2", *[ROW] * 40, b"COMMIT 2")
+        assert (small.count, large.count, large.size) == (1, 40, 40 * len(ROW))
+        assert isinstance(large, LargeRecords)
+        assert [part.records for part in large.parts()] == [[ROW] * 14, [ROW] * 14, [ROW] * 12]
+        assert [lsn for part in large.parts() for lsn in part.lsns] == list(range(11, 51))
+        large.release()
+        assert spool.used == 0
+        with pytest.raises(SpoolFull):
+            fed(one, b"BEGIN 3", *[ROW] * 400)
+        assert one.open_bytes > 4_000
+        one.reset()
+        assert (spool.used, one.open_bytes) == (0, 0)
 
 
 def test_a_delete_without_a_key_takes_nothing_back():

@@ -126,8 +126,9 @@ def test_a_head_that_is_none_gives_no_table(style: Style, record: bytes):
 
 def test_an_unreadable_first_row_of_a_table_that_is_not_captured_is_left_out():
     payload = binary(ROW_BODY[:-1] + b"\xff\xff", ROW_BODY)
-    raws = assembler(Style.BINARY).feed(payload, 90)
-    assert [raw.count for raw in Captured(Layouts(FACTS.get), lambda _: False).of(raws)] == [0]
+    captured = Captured(Layouts(FACTS.get), lambda _: False)
+    one = FamilyAssembler(Style.BINARY, batch=False, domain=OrderDomain.LSN, keeps=True, captured=captured)
+    assert [raw.count for raw in one.feed(payload, 90)] == [0]
 
 
 def test_what_an_undecodable_transaction_taught_of_its_table_is_forgotten():

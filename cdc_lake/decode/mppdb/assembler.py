@@ -10,17 +10,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
+from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.mppdb import framing, heartbeat, lines
 from cdc_lake.decode.mppdb.binary import BODY, END, LEAST, MORE, following, record_end, record_of
-from cdc_lake.decode.mppdb.bounding import STORABLE, Bounding
+from cdc_lake.decode.mppdb.bounding import Bounding
+from cdc_lake.decode.mppdb.captured import Captured
 from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.open_rows import OpenRows, Whole
 from cdc_lake.decode.mppdb.records import Begin, Commit, Heartbeat, Style
-from cdc_lake.decode.mppdb.runs import Lsns, Rows, Run, long_runs
+from cdc_lake.decode.mppdb.runs import Run, long_runs
 from cdc_lake.decode.mppdb.styles import verify
 from cdc_lake.errors import DecodeError, MalformedMessage, OutOfSequence
 from cdc_lake.model.position import Lsn, OrderDomain
@@ -53,7 +53,10 @@ class FamilyAssembler:
         confirms_csn: bool = False,
         keeps: bool = False,
         note: Callable[[str], None] = lambda _: None,
+        frames: NewFrames | None = None,
+        captured: Captured | None = None,
     ) -> None:
+        """`frames` and `captured`: see `open_rows.OpenRows`."""
         self.heartbeats = 0
         self.ddl = 0
         self.others = 0
@@ -64,25 +67,20 @@ class FamilyAssembler:
         self._keeps = keeps
         self._note = note
         self._noted: set[str] = set()
+        self._open = OpenRows(style, frames, captured)
         self.reset()
 
     def reset(self) -> None:
         """Forget the open transaction; the next payload is that of a new connection, whose style is verified."""
         self._verified = False
-        self.completed: Sequence[RecordTransaction] = ()
-        self._start()
-
-    def _start(self) -> None:
+        self.completed: Sequence[Whole] = ()
         self._begin: Begin | None = None
-        self._records: list[bytes] = []
-        self._lsns: list[int] = []
-        self._before: list[tuple[list[bytes], list[int], Run]] = []  # records and LSNs, and a run behind them
-        self._bytes = 0
+        self._open.forget()
 
     @property
     def open_bytes(self) -> int:
         """Bytes of rows held for the open transaction."""
-        return self._bytes
+        return self._open.size
 
     @property
     def open_csn(self) -> int | None:
@@ -94,12 +92,13 @@ class FamilyAssembler:
         """Whether a BEGIN came without its COMMIT."""
         return self._begin is not None
 
-    def feed(self, payload: bytes, header_lsn: int) -> Sequence[RecordTransaction]:
+    def feed(self, payload: bytes, header_lsn: int) -> Sequence[Whole]:
         """Take one payload and the LSN of its header; the transactions it completes, in order, empty ones too.
 
         Raises DecodeError, whose `where` names the message; `completed` has what the payload completed before that.
+        LakeError where a store has no room.
         """
-        done: list[RecordTransaction] = []
+        done: list[Whole] = []
         try:
             if not self._verified:
                 verify(payload, self._style, batch=self._batch)
@@ -116,7 +115,7 @@ class FamilyAssembler:
 
     # ── style b ──
 
-    def _feed_binary(self, payload: bytes, header_lsn: int, done: list[RecordTransaction]) -> None:
+    def _feed_binary(self, payload: bytes, header_lsn: int, done: list[Whole]) -> None:
         if heartbeat.bare(payload) is not None:
             self.heartbeats += 1
             return
@@ -125,7 +124,8 @@ class FamilyAssembler:
         while True:
             if self._begin is not None:
                 if (found := runs.get(at)) is not None:
-                    at = self._run(*found)
+                    run, at = found
+                    self._open.keep_run(run)
                 at = self._rows(payload, at)
                 if at == size and at and payload[-1] == END:
                     return
@@ -136,17 +136,11 @@ class FamilyAssembler:
                 return
             at = after
 
-    def _run(self, run: Run, behind: int) -> int:
-        """Keep a run; what is behind it."""
-        self._before.append((self._records, self._lsns, run))
-        self._records, self._lsns = [], []
-        self._bytes += run.size
-        return behind
-
     def _rows(self, payload: bytes, start: int) -> int:
         """Keep the rows that stand one behind the other; where the first record stands that is not one, or wrong."""
-        before = len(self._records)
-        keep, note = self._records.append, self._lsns.append
+        records = self._open.records
+        before = len(records)
+        keep, note = records.append, self._open.lsns.append
         head, rows, at = _HEAD.unpack_from, _ROWS, start
         with suppress(struct.error, IndexError):  # the end of the payload: no record can be read, or none follows
             while True:
@@ -160,10 +154,10 @@ class FamilyAssembler:
                 keep(payload[at + BODY : end])
                 note(lsn)
                 at = end + 1
-        self._bytes += at - start - (BODY + 1) * (len(self._records) - before)
+        self._open.grown(at - start - (BODY + 1) * (len(records) - before))
         return at
 
-    def _other(self, payload: bytes, at: int, end: int, header_lsn: int, done: list[RecordTransaction]) -> None:
+    def _other(self, payload: bytes, at: int, end: int, header_lsn: int, done: list[Whole]) -> None:
         """Take a record that is no row of the open transaction, or that is wrong."""
         at += BODY
         lsn = int.from_bytes(payload[at - 8 : at], "big")
@@ -189,7 +183,7 @@ class FamilyAssembler:
 
     # ── text styles ──
 
-    def _feed_text(self, payload: bytes, header_lsn: int, done: list[RecordTransaction]) -> None:
+    def _feed_text(self, payload: bytes, header_lsn: int, done: list[Whole]) -> None:
         if heartbeat.bare(payload) is not None:
             self.heartbeats += 1
             return
@@ -197,13 +191,13 @@ class FamilyAssembler:
             if isinstance(part, Run):
                 if self._begin is None:
                     raise OutOfSequence("a row outside a transaction")
-                self._run(part, 0)
+                self._open.keep_run(part)
                 continue
             lsn, statement = part
             if statement.startswith((b"{", b"table ")):
                 if self._begin is None:
                     raise OutOfSequence("a row outside a transaction")
-                self._keep(statement, lsn)
+                self._open.keep(statement, lsn)
                 continue
             match lines.boundary(statement, lsn):
                 case Begin() as begin:
@@ -242,16 +236,11 @@ class FamilyAssembler:
 
     # ── transactions ──
 
-    def _keep(self, record: bytes, lsn: int) -> None:
-        self._records.append(record)
-        self._lsns.append(lsn)
-        self._bytes += len(record)
-
     def _keep_unread(self, record: bytes, lsn: int) -> bool:
         """Keep a record of the open transaction that cannot be read; False where that is not to be."""
         if not self._keeps or self._begin is None:
             return False
-        self._keep(record, lsn)
+        self._open.keep(record, lsn)
         return True
 
     def _opened(self, begin: Begin, at: int) -> None:
@@ -259,26 +248,11 @@ class FamilyAssembler:
             raise OutOfSequence("a BEGIN inside a transaction", offset=at)
         self._begin = begin
 
-    def _closed(self, commit: Commit, header_lsn: int, at: int) -> RecordTransaction:
+    def _closed(self, commit: Commit, header_lsn: int, at: int) -> Whole:
         begin = self._begin
         if begin is None:
             raise OutOfSequence("a COMMIT without a BEGIN", offset=at)
-        for numbers in (self._lsns, *(earlier for _, earlier, _ in self._before)):
-            if numbers and max(numbers) >= STORABLE:
-                raise MalformedMessage("a row whose LSN is above 63 bits", offset=at)
-        has_rows = bool(self._records or self._before)
-        bounds = self._bounding.bounds(begin, commit, header_lsn, at, has_rows=has_rows)
-        done = RecordTransaction(bounds, self._style, *self._kept(), self._bytes)
-        self._start()
-        return done
-
-    def _kept(self) -> tuple[Sequence[bytes], Sequence[int]]:
-        """All rows of the open transaction and their LSNs."""
-        if not self._before:
-            return self._records, self._lsns
-        rows: list[Run | list[bytes]] = []
-        lsns: list[Any] = []
-        for records, numbers, run in self._before:
-            rows += [records, run]
-            lsns += [np.array(numbers, np.int64), run.lsn]
-        return Rows([*rows, self._records]), Lsns([*lsns, np.array(self._lsns, np.int64)])
+        self._open.check(at)
+        bounds = self._bounding.bounds(begin, commit, header_lsn, at, has_rows=self._open.some)
+        self._begin = None
+        return self._open.closed(bounds)

@@ -1,4 +1,4 @@
-"""Captured: of whole transactions, only the rows of tables that the pipeline takes.
+"""Captured: of transactions, only the rows of tables that the pipeline takes.
 
 The server filters by a white list, which cannot say every pattern, and which TRUNCATE ignores. So what it lets through
 is filtered again: rows here, before anything is counted, the tables of a TRUNCATE where it is read (`plain`).
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from cdc_lake.decode.mppdb.binary import binary_table
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.plain import read_record
-from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Row, Style, Truncated
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.relation import TableName
@@ -30,18 +28,16 @@ class Captured:
         self._takes = takes
         self._known: dict[bytes, bool] = {}
 
-    def of(self, transactions: Sequence[RecordTransaction]) -> Sequence[RecordTransaction]:
-        """The transactions with the rows that are captured; one that has none left is a transaction without rows."""
-        return [self._kept(raw) for raw in transactions]
-
-    def _kept(self, raw: RecordTransaction) -> RecordTransaction:
-        wanted = self._binary if raw.style is Style.BINARY else self._other
-        places = [at for at, record in enumerate(raw.records) if wanted(record, raw.style)]
-        if len(places) == len(raw.records):
-            return raw
-        records = [raw.records[at] for at in places]
-        size = sum(map(len, records))
-        return replace(raw, records=records, lsns=[raw.lsns[at] for at in places], size=size)
+    def rows(
+        self, style: Style, records: Sequence[bytes], lsns: Sequence[int], size: int
+    ) -> tuple[Sequence[bytes], Sequence[int], int]:
+        """Of rows, their LSNs and bytes those that are captured."""
+        wanted = self._binary if style is Style.BINARY else self._other
+        places = [at for at, record in enumerate(records) if wanted(record, style)]
+        if len(places) == len(records):
+            return records, lsns, size
+        kept = [records[at] for at in places]
+        return kept, [lsns[at] for at in places], sum(map(len, kept))
 
     def _binary(self, record: bytes, _style: Style) -> bool:
         """Schema and table stand at the head, each behind its length."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
@@ -25,13 +26,14 @@ from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.mppdb.shape_digests import canonical_rows, in_rows
-from cdc_lake.decode.mppdb.shapes import Group, Values, groups
+from cdc_lake.decode.mppdb.shapes import Group, groups
 from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.decode.mppdb.text import heads
 from cdc_lake.decode.mppdb.text_columnar import text_groups
+from cdc_lake.decode.mppdb.tuple_lists import new_tuples, old_tuples, unchanged
 from cdc_lake.decode.not_text import any_prefixed
-from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
-from cdc_lake.decode.walk import Chunk, Irregular, Tuples, bitmap, copied, lists, require, texts
+from cdc_lake.decode.plain import Numbering, refuse_oversize
+from cdc_lake.decode.walk import Chunk, Irregular, require
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import OldKind
 from cdc_lake.model.relation import Relation, TableName
@@ -43,6 +45,7 @@ SMALL: Final = 32
 """Below this many rows the plain decoder is faster than setting up a walk."""
 
 _INSERT: Final = ord("I")
+_TRUNCATE: Final = b": TRUNCATE: "
 _KINDS: Final = {None: -1, OldKind.KEY: 0, OldKind.FULL: 1}
 _KIND_NAMES: Final = pa.array(["key", "full"])
 
@@ -60,11 +63,19 @@ def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts, hashing: Hash
             return _tabulate(batch, sizes, layouts, hashing)
         except Irregular:
             layouts.back(before)
+        if 0 < sum(apart := [_truncates(raw) for raw in batch]) < len(batch):
+            runs = [[raw for raw, _ in some] for _, some in groupby(zip(batch, apart, strict=True), lambda one: one[1])]
+            return joined([(tabulate(run, layouts, hashing), len(run)) for run in runs], pa.concat_arrays)
         if layouts.codec.policy is Policy.HEX and len(batch) > 1:  # a few odd values must not slow all of a batch down
             half = len(batch) // 2
             parts = ((batch[:half], half), (batch[half:], len(batch) - half))
             return joined([(tabulate(part, layouts, hashing), count) for part, count in parts], pa.concat_arrays)
     return tabulate_plain(batch, layouts)
+
+
+def _truncates(raw: RecordTransaction) -> bool:
+    """Whether it may have a TRUNCATE, which is no row; only serial decoding prints them."""
+    return raw.style is Style.SERIAL and any(_TRUNCATE in record for record in raw.records)
 
 
 def _tabulate(
@@ -84,7 +95,7 @@ def _tabulate(
         new=_joined([part.new for part in parts]),
         old=_joined([part.old for part in parts]),
         old_kind=_joined([part.old_kind for part in parts]),
-        unchanged=pa.nulls(count, POSITIONS),
+        unchanged=_joined([part.unchanged for part in parts]),
         info=pa.nulls(count, pa.string()),
         digests=Digests.of([part.digests for part in parts]),
     )
@@ -106,6 +117,7 @@ class _Part:
     new: pa.Array
     old: pa.Array
     old_kind: pa.Array
+    unchanged: pa.Array
     digests: Digests
     cancels: Any
 
@@ -122,9 +134,10 @@ def _part(chunk: Chunk, found: list[Group], plans: list[Plan], numbering: Number
     return _Part(
         op=op,
         relation=relation,
-        new=_tuple_lists(chunk, _news(found), count),
-        old=_tuple_lists(chunk, _olds(found, plans), count),
+        new=new_tuples(chunk, found, count),
+        old=old_tuples(chunk, found, plans, count),
         old_kind=_KIND_NAMES.take(pa.array(kind, mask=kind < 0)),
+        unchanged=unchanged(found, count),
         digests=in_rows(found, digests(), count),
         cancels=cancels,
     )
@@ -165,93 +178,6 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
         if len(seen.get(group.row.table, ())) > 1:
             layouts.plan(group.row)
     return plans
-
-
-@dataclass(frozen=True, slots=True)
-class _Tuples:
-    """Tuples of some rows of a chunk: the values sent, where each stands in its row, and how many values a row has."""
-
-    rows: Any
-    values: Values
-    places: list[int]
-    width: int
-
-
-def _news(found: list[Group]) -> list[_Tuples]:
-    tuples = [(group.rows, group.new) for group in found if group.new is not None]
-    return [_Tuples(rows, new, list(range(new.slots.shape[1])), new.slots.shape[1]) for rows, new in tuples]
-
-
-def _olds(found: list[Group], plans: list[Plan]) -> list[_Tuples]:
-    """As many values as the relation has columns: what was not sent is NULL."""
-    return [
-        _Tuples(group.rows, group.old, list(plan.places), len(plan.relation.columns))
-        for group, plan in zip(found, plans, strict=True)
-        if group.old is not None and plan.old_kind is not None
-    ]
-
-
-def _tuple_lists(chunk: Chunk, parts: list[_Tuples], count: int) -> pa.Array:
-    """The tuples of some rows of `count` as lists, NULL for the other rows."""
-    if not parts:
-        return pa.nulls(count, TUPLES)
-    lengths, valid = np.zeros(count, np.int64), np.zeros(count, bool)
-    for part in parts:
-        require(part.places == sorted(part.places))
-        lengths[part.rows], valid[part.rows] = part.width, True
-    return lists(TUPLES, lengths, valid, _texts(chunk, parts, lengths))
-
-
-def _texts(chunk: Chunk, parts: list[_Tuples], lengths: Any) -> pa.Array:
-    """The values of all tuples in the order of rows, which have `lengths` values each."""
-    whole = all(len(part.places) == part.width for part in parts)
-    slots = _in_order([(part.rows, part.values.slots.view(np.int64)[:, :, 0]) for part in parts], lengths, whole=whole)
-    if whole and all(part.values.null is None for part in parts):
-        return texts(chunk, Tuples(None, slots, None, None, None))
-    sizes = _in_order([(part.rows, _spread(part, _sizes(part.values), -1)) for part in parts], lengths, whole=True)
-    ends = np.zeros(len(sizes) + 1, np.int32)
-    np.cumsum(np.maximum(sizes, 0), out=ends[1:])
-    data = copied(chunk, slots)[1] if len(slots) else None
-    mask = bitmap(sizes >= 0) if (sizes < 0).any() else None
-    return pa.StringArray.from_buffers(len(sizes), pa.py_buffer(ends), data or pa.py_buffer(b""), mask)
-
-
-def _sizes(values: Values) -> Any:
-    """The size of each value, -1 for NULL: int32 ndarray (r, k)."""
-    sizes = values.slots[:, :, 1] - values.slots[:, :, 0]
-    if values.null is not None:
-        sizes[values.null] = -1
-    return sizes
-
-
-def _spread(part: _Tuples, given: Any, missing: int) -> Any:
-    """One entry a column of the row, from one a value sent."""
-    if len(part.places) == part.width:
-        return given
-    out = np.full((len(given), part.width), missing, given.dtype)
-    out[:, part.places] = given
-    return out
-
-
-def _in_order(parts: list[tuple[Any, Any]], lengths: Any, *, whole: bool) -> Any:
-    """The entries (r, k) of all parts in the order of their rows. `whole`: rows have `lengths` entries, else fewer."""
-    if len(parts) == 1:
-        return np.ascontiguousarray(parts[0][1]).ravel()
-    if not whole:
-        lengths = np.zeros_like(lengths)
-        for rows, entries in parts:
-            lengths[rows] = entries.shape[1]
-    out = np.empty(int(lengths.sum()), parts[0][1].dtype)
-    widths = {entries.shape[1] for _, entries in parts}
-    if len(widths) == 1 and (width := widths.pop()):  # the usual case: whole rows are placed
-        nth = np.cumsum(lengths > 0) - 1
-        for rows, entries in parts:
-            out.reshape(-1, width)[nth[rows]] = entries
-        return out
-    first = np.cumsum(lengths) - lengths
-    for rows, entries in parts:
-        out[first[rows][:, None] + np.arange(entries.shape[1])] = entries
-    return out
 
 
 def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:

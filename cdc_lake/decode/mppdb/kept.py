@@ -21,7 +21,7 @@ from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyTableFacts
 from cdc_lake.decode.mppdb.json_rows import START
 from cdc_lake.decode.mppdb.layouts import Layouts, Mark
 from cdc_lake.decode.mppdb.plain import read_record
-from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.raw import PartOf, RecordTransaction
 from cdc_lake.decode.mppdb.records import Row, Style, Truncated
 from cdc_lake.decode.mppdb.text import heads
 from cdc_lake.decode.undecodable import READING, Frame, Kept
@@ -46,7 +46,20 @@ class FamilyFormat:
 
     def tabulate(self, batch: Sequence[RecordTransaction]) -> ChangeColumns:
         """See Format. Asks the catalog, so also SourceError."""
+        for raw in batch:
+            if raw.part is not None:
+                self._begin(raw.part)
         return self.columns(batch, self.layouts)
+
+    def _begin(self, part: PartOf) -> None:
+        """With the first part of a large transaction, what was known before it; also where it is read again."""
+        if part.fault is not None:
+            raise part.fault
+        if not part.before:
+            if part.start.mark is None:
+                part.start.mark = self.layouts.mark()
+            else:
+                self.layouts.back(part.start.mark)
 
     def mark(self) -> Mark:
         """See Format."""
@@ -57,7 +70,15 @@ class FamilyFormat:
         self.layouts.back(mark)
 
     def keep(self, raw: RecordTransaction, error: DecodeError) -> Kept:
-        """All records; of their tables the last layouts and the catalog's facts."""
+        """All records; of their tables the last layouts and the catalog's facts. Raises the error for a part that came
+        without a fault: its transaction is kept as a whole, or not at all.
+        """
+        part = raw.part
+        if part is not None:
+            if part.fault is None:
+                raise error
+            if part.start.mark is not None and not part.before:
+                self.layouts.back(part.start.mark)
         latest, facts = self.layouts.latest(), {}
         frames, tables = [], []
         for data, lsn in zip(raw.records, raw.lsns, strict=True):
@@ -71,7 +92,8 @@ class FamilyFormat:
         if raw.style is Style.TEXT:
             info[_TABLES] = sorted(map(str, self.layouts.tables))
         frames[0] = Frame(frames[0].data, frames[0].lsn, frames[0].relation, info)
-        reading = f"{self.plugin} {raw.style.value} {self.layouts.codec.encoding}"
+        more = part is not None and part.before  # the first part says how they are all read
+        reading = "" if more else f"{self.plugin} {raw.style.value} {self.layouts.codec.encoding}"
         return Kept(reading, frames, error, tables, [latest[table] for table in tables if table in latest])
 
 
@@ -97,7 +119,9 @@ def layouts_of(
     """
     info = frames[0].info
     try:
-        kept = {TableName.parse(name): FamilyTableFacts.from_description(facts) for name, facts in _facts(info).items()}
+        said = [_facts(info), *(_facts(frame.info) for frame in frames[1:] if _FACTS in frame.info)]
+        facts = {name: described for one in said for name, described in one.items()}
+        kept = {TableName.parse(name): FamilyTableFacts.from_description(one) for name, one in facts.items()}
         tables = frozenset(TableName.parse(str(name)) for name in _list(info.get(_TABLES, [])))
     except (KeyError, TypeError, ValueError) as cause:
         raise BronzeDamaged("what was kept with an undecodable transaction cannot be read") from cause

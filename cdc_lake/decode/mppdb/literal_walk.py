@@ -1,10 +1,10 @@
 """Rows of the text formats, many at once: from where their literals stand to a chunk the columnar decoder reads.
 
 Two walks, `text_walk` and `json_walk`, find the bytes of each literal for all rows of a shape. What a literal stands
-for is told here for all of them together: quotes come off, `null` is NULL, `true` is `t`. Then each value gets before
-itself what it has in style b, so that layouts, lists and digests are made by the same code: in place, where values are
-as they stand there and name and type leave room for it; else in a new chunk. What is not regular is left to the plain
-decoder.
+for is told here for all of them together: quotes come off, `null` is NULL, `true` is `t`; of a value that was not sent
+nothing is left, as of NULL. Then each value gets before itself what it has in style b, so that layouts, lists and
+digests are made by the same code: in place, where values are as they stand there and name and type leave room for it;
+else in a new chunk. What is not regular is left to the plain decoder.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ _FEW: Final = 16
 _SOME: Final = 8
 _QUOTE, _B = b"'B"
 _NULL, _TRUE, _FALSE = (np.uint64(int.from_bytes(word, "little")) for word in (b"null", b"true", b"false"))
+_UNSENT: Final = b"unchanged-toast-datum"
+_UNSENT_WORDS: Final = tuple(
+    (at, np.uint64(int.from_bytes(_UNSENT[at : at + 8], "little"))) for at in (0, 8, len(_UNSENT) - 8)
+)
 _FOUR, _FIVE = (np.uint64((1 << 8 * size) - 1) for size in (4, 5))
 
 
@@ -89,20 +93,21 @@ def by_shape(count: int, next_shape: Callable[[Any], Found]) -> list[Found]:
 class _Bounds:
     """What literals stand for: int64 ndarrays of the bounds, without quotes.
 
-    `null`: bool ndarray; `closed`: how many literals have quotes.
+    `null`, `unsent`: as `shapes.Values` has them; `closed`: how many literals have quotes.
     """
 
     start: Any
     end: Any
     null: Any
     closed: int
+    unsent: Any = None
 
 
 def regular_chunk(source: Statements, found: Sequence[Found], *, escaped: bool) -> tuple[Chunk, list[Group]]:
     """A chunk of the values, in the form of style b, and the groups in it. `escaped`: backslashes are JSON's.
 
     Its `start` is where a letter stands that is the row's operation. Raises Irregular where a literal is none, or where
-    a value was not sent. The statements are of no other use afterwards.
+    a value of an old row was not sent. The statements are of no other use afterwards.
     """
     parts = [part for each in found for part in each.parts()]
     told, closed = _told(source, parts)
@@ -116,16 +121,18 @@ def regular_chunk(source: Statements, found: Sequence[Found], *, escaped: bool) 
     chunk.start, chunk.end = np.full(len(source.start), len(chunk.bytes) - len(_LETTERS)), source.end
     for each in found:
         chunk.start[each.rows] += _LETTERS.index(each.row.operation.value.encode())
-    values = iter([Values(each, part.null) for each, part in zip(slots, told, strict=True)])
+    values = iter([Values(each, part.null, part.unsent) for each, part in zip(slots, told, strict=True)])
     groups = []
     for each in found:
         new = next(values) if each.new is not None else None
-        groups.append(Group(each.row, each.rows, new, next(values) if each.old is not None else None))
+        old = next(values) if each.old is not None else None
+        require(old is None or old.unsent is None)
+        groups.append(Group(each.row, each.rows, new, old))
     return chunk, groups
 
 
 def _told(source: Statements, parts: Sequence[Literals]) -> tuple[list[_Bounds], int]:
-    """What the literals of each part stand for, (r, w), `null` None where there is none; and how many have quotes."""
+    """What the literals of each part stand for, (r, w), and how many have quotes."""
     told = [_Bounds(part.start, part.end, None, part.start.shape[0] * len(part.quoted)) for part in parts]
     bare = [[column for column in range(part.start.shape[1]) if column not in part.quoted] for part in parts]
     open_ones = [(nth, columns) for nth, columns in enumerate(bare) if columns]
@@ -145,10 +152,13 @@ def _told(source: Statements, parts: Sequence[Literals]) -> tuple[list[_Bounds],
             found.start[some].reshape(shape),
             found.end[some].reshape(shape),
         )
-        if found.null[some].any():
-            null = np.zeros(whole.start.shape, bool)
-            null[:, columns] = found.null[some].reshape(shape)
-            told[nth] = replace(whole, null=null)
+        flags: dict[str, Any] = {}
+        for name in ("null", "unsent"):
+            flag = getattr(found, name)
+            if flag is not None and flag[some].any():
+                flags[name] = np.zeros(whole.start.shape, bool)
+                flags[name][:, columns] = flag[some].reshape(shape)
+        told[nth] = replace(whole, **flags)
     return told, closed + found.closed
 
 
@@ -188,14 +198,14 @@ def _rewritten(
 
 
 def _unquoted(source: Statements, start: Any, end: Any) -> _Bounds:
-    """What the literals between these bounds stand for; of NULL nothing is left."""
+    """What the literals between these bounds stand for; of NULL and what was not sent nothing is left."""
     data, size = source.data, end - start
     require((size > 0).all())
     letter = data[start]
     quoted = letter == _QUOTE
     if quoted.all():
         require((size > 1).all() and (data[end - 1] == _QUOTE).all())
-        return _Bounds(start + 1, end - 1, np.zeros(len(start), bool), len(start))
+        return _Bounds(start + 1, end - 1, None, len(start))
     bits = (letter == _B) & (data[start + 1] == _QUOTE)
     closed = quoted | bits
     bare = np.flatnonzero(~closed)
@@ -203,12 +213,23 @@ def _unquoted(source: Statements, start: Any, end: Any) -> _Bounds:
     word, length = source.little[start[bare]], size[bare]
     null = (length == 4) & ((word & _FOUR) == _NULL)
     truth = ((length == 4) & ((word & _FOUR) == _TRUE)) | ((length == 5) & ((word & _FIVE) == _FALSE))
-    number = bare[~(null | truth)]
+    unsent = _are_unsent(source, start[bare], length)
+    number = bare[~(null | truth | unsent)]
     odd = number[~are_plain(source, start[number], size[number])]
     require_all(source, start[odd], end[odd], NUMBER)
     start, end = start + closed + bits, end - closed
     require_all(source, start[bits], end[bits], BITS)
-    end[bare[null]], end[bare[truth]] = start[bare[null]], start[bare[truth]] + 1
-    absent = np.zeros(len(start), bool)
-    absent[bare[null]] = True
-    return _Bounds(start, end, absent, int(np.count_nonzero(closed)))
+    nothing = bare[null | unsent]
+    end[nothing], end[bare[truth]] = start[nothing], start[bare[truth]] + 1
+    absent, missing = (np.zeros(len(start), bool) for _ in range(2))
+    absent[nothing], missing[bare[unsent]] = True, True
+    return _Bounds(start, end, absent, int(np.count_nonzero(closed)), missing)
+
+
+def _are_unsent(source: Statements, start: Any, size: Any) -> Any:
+    """Which literals without quotes say that a value was not sent: a bool ndarray."""
+    found = size == len(_UNSENT)
+    if found.any():
+        at = start[found]
+        found[found] = np.logical_and.reduce([source.little[at + offset] == word for offset, word in _UNSENT_WORDS])
+    return found

@@ -61,7 +61,8 @@ def changes(raw: RecordTransaction, layouts: Layouts) -> list[tuple[int, Change]
 
 def where(raw: RecordTransaction, at: int) -> str:
     """The place of a record, for an error."""
-    return f"change {at + 1} of the transaction at {raw.bounds.position}"
+    before = 0 if raw.part is None else raw.part.before
+    return f"change {before + at + 1} of the transaction at {raw.bounds.position}"
 
 
 def read_record(style: Style, data: bytes, layouts: Layouts) -> Record:

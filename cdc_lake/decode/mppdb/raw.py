@@ -9,8 +9,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cdc_lake.decode.mppdb.layouts import Mark
 from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.errors import DecodeError
 from cdc_lake.model.transaction import Boundaries
+
+
+class Start:
+    """What was known of tables before a large transaction (`large_records`): its parts may be read more than once, and
+    each time begin with that. None until its first part is read.
+    """
+
+    __slots__ = ("mark",)
+
+    def __init__(self) -> None:
+        self.mark: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """Where a part of a large transaction stands in it: behind so many of its records.
+
+    `fault`: why all of the transaction is to be kept as bytes.
+    """
+
+    before: int
+    start: Start
+    fault: DecodeError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +45,7 @@ class RecordTransaction:
     `records[i]` in style b is the body of a record from its letter on; in the text styles one statement without its
     length and LSN. `lsns[i]` is the LSN the source gave for it: of the record where it has one, else of the message's
     header. A transaction without rows is one too: counts of CSNs need it. Both are lists, or `runs.Rows` and
-    `runs.Lsns` where many rows came in one payload.
+    `runs.Lsns` where many rows came in one payload. `part`: its records are some of a large transaction's.
     """
 
     bounds: Boundaries
@@ -28,6 +53,7 @@ class RecordTransaction:
     records: Sequence[bytes]
     lsns: Sequence[int]
     size: int  # bytes of all records
+    part: PartOf | None = None
 
     @property
     def count(self) -> int:

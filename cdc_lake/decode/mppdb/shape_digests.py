@@ -1,8 +1,8 @@
 """Digests of rows in style b, a shape at a time, without a second form of their values.
 
-Before each value stand its type's OID and its length. With `t` or `n` written over the OID's last byte, the bytes from
-there to the value's end are the value's canonical ones (`decode.digest`): one `take` puts those of a row one behind the
-other, with an `n` for what the server did not send, and the head of the new tuple between old and new.
+Before each value stand its type's OID and its length. With `t`, `n` or `u` written over the OID's last byte, the bytes
+from there to the value's end are the value's canonical ones (`decode.digest`): one `take` puts those of a row one
+behind the other, with an `n` for what an old row left out, and the head of the new tuple between old and new.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cdc_lake.model.change import OldKind
 
 _BEFORE: Final = 5  # the OID's last byte and the length
 _LETTERS: Final = {OldKind.KEY: b"K", OldKind.FULL: b"O"}
-_NULL, _TEXT = b"nt"
+_NULL, _TEXT, _UNSENT = b"ntu"
 _NOTHING, _HEAD = -1, -2  # pieces that stand in the padding
 
 
@@ -107,6 +107,9 @@ def _marked(chunk: Chunk, values: Values) -> Any:
     if values.null is None:
         chunk.data[first] = _TEXT
     else:
-        chunk.data[first] = np.where(values.null, np.uint8(_NULL), np.uint8(_TEXT))
+        letters = np.where(values.null, np.uint8(_NULL), np.uint8(_TEXT))
+        if values.unsent is not None:
+            letters[values.unsent] = _UNSENT
+        chunk.data[first] = letters
         slots[:, :, 1] -= np.where(values.null, np.int32(_BEFORE - 1), np.int32(0))
     return slots

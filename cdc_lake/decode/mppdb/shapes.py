@@ -39,10 +39,12 @@ class Values:
 
     `slots`: int32 ndarray (r, w, 2), start and end of the bytes; before the start stands the length, before that the
     last byte of the type OID. `null`: bool ndarray (r, w), None where there is no NULL; its start and end are the same.
+    `unsent`: of those the ones that were not sent, None where there is none.
     """
 
     slots: Any
     null: Any
+    unsent: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.mppdb.bounding import STORABLE
 from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.mppdb.raw import RecordTransaction
+from cdc_lake.decode.mppdb.open_rows import OpenRows, Whole
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.mppdb.timestamps import TIME, micros
 from cdc_lake.decode.postgres_lines import MessageLine, PhaseLine, line
@@ -57,21 +58,28 @@ class LineAssembler:
     what is wrong with it.
     """
 
-    def __init__(self, codec: Codec, takes: Callable[[TableName], bool], *, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        takes: Callable[[TableName], bool],
+        *,
+        keeps: bool = False,
+        frames: NewFrames | None = None,
+    ) -> None:
+        """`frames`: see `mppdb.open_rows.OpenRows`."""
         self._codec = codec
         self._takes = takes
         self._keeps = keeps
         self._wanted: dict[bytes, bool] = {}
         self.messages = 0
+        self._rows = OpenRows(Style.SERIAL, frames)
         self.reset()
 
     def reset(self) -> None:
         """Forget the open transaction."""
         self._open = False
         self._xid: int | None = None
-        self._records: list[bytes] = []
-        self._lsns: list[int] = []
-        self._bytes = 0
+        self._rows.forget()
 
     @property
     def in_transaction(self) -> bool:
@@ -86,24 +94,25 @@ class LineAssembler:
     @property
     def open_bytes(self) -> int:
         """Bytes of rows held for the open transaction."""
-        return self._bytes
+        return self._rows.size
 
     @property
-    def completed(self) -> tuple[RecordTransaction, ...]:
+    def completed(self) -> tuple[Whole, ...]:
         """None: a line that cannot be read completes no transaction before that."""
         return ()
 
-    def feed(self, payload: bytes, lsn: int) -> tuple[RecordTransaction, ...]:
+    def feed(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
         """Take one line and the position it came with; the transaction it completes, where it completes one.
 
-        Transactions without rows come out too. Raises DecodeError, whose `where` names the position.
+        Transactions without rows come out too. Raises DecodeError, whose `where` names the position; LakeError where a
+        store has no room.
         """
         if self._open and payload[:6] == TABLE:
             wanted = self._wanted.get(payload[6 : payload.find(_BEHIND, 6)])
             if wanted is None:
                 wanted = self._judged(payload)
             if wanted:
-                self._keep(payload, lsn)
+                self._rows.keep(payload, lsn)
             return ()
         try:
             return self._other(payload, lsn)
@@ -111,7 +120,7 @@ class LineAssembler:
             error.where = error.where or f"the line at {Lsn(lsn)}"
             raise
 
-    def _other(self, payload: bytes, lsn: int) -> tuple[RecordTransaction, ...]:
+    def _other(self, payload: bytes, lsn: int) -> tuple[Whole, ...]:
         """Everything but a row of the open transaction."""
         if (begin := _BEGIN.fullmatch(payload)) is not None:
             if self._open:
@@ -136,14 +145,9 @@ class LineAssembler:
     def _unknown(self, payload: bytes, lsn: int) -> None:
         if not self._keeps or not self._open:
             raise UnknownStatement("a line that test_decoding is not known to print")
-        self._keep(payload, lsn)
+        self._rows.keep(payload, lsn)
 
-    def _keep(self, payload: bytes, lsn: int) -> None:
-        self._records.append(payload)
-        self._lsns.append(lsn)
-        self._bytes += len(payload)
-
-    def _closed(self, commit: re.Match[bytes], end: int) -> RecordTransaction:
+    def _closed(self, commit: re.Match[bytes], end: int) -> Whole:
         if not self._open:
             raise OutOfSequence("a COMMIT without a BEGIN")
         xid = _number(commit[1])
@@ -151,13 +155,11 @@ class LineAssembler:
             raise MalformedMessage(f"a COMMIT of transaction {xid} for a BEGIN of {self._xid}")
         if not 0 < end < STORABLE:
             raise NoOrderNumber("a COMMIT without the position that orders the stream")
-        if max(self._lsns, default=0) >= STORABLE:
-            raise MalformedMessage("a row whose LSN is above 63 bits")
+        self._rows.check()
         time = None if commit[2] is None else micros(commit[2].decode())
         bounds = Boundaries(position=end, confirm=end, xid=self._xid if xid is None else xid, commit_ts=time)
-        done = RecordTransaction(bounds, Style.SERIAL, self._records, self._lsns, self._bytes)
-        self.reset()
-        return done
+        self._open, self._xid = False, None
+        return self._rows.closed(bounds)
 
     # ── which rows are captured ──
 
