@@ -14,6 +14,8 @@ from cdc_lake.cli.render_error import error_text
 from cdc_lake.errors import CdcLakeError
 
 GOLDEN = Path(__file__).parent / "golden" / "mistakes"
+KEPT_OF = "18"
+"""The PostgreSQL whose words are kept: some say the same otherwise."""
 SCRUBBED = (
     (r"(127\.0\.0\.1|localhost):\d+", "HOST:PORT"),
     (r"port \d{2,5}\b", "port PORT"),
@@ -34,4 +36,5 @@ def kept(name: str, error: CdcLakeError, **named: str) -> None:
     if os.environ.get("CDC_LAKE_GOLDEN") == "write":
         GOLDEN.mkdir(parents=True, exist_ok=True)
         file.write_text(text + "\n")
-    assert text + "\n" == file.read_text()
+    if os.environ.get("CDC_LAKE_TEST_POSTGRES", KEPT_OF) == KEPT_OF:
+        assert text + "\n" == file.read_text()
