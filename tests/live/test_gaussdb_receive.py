@@ -12,7 +12,8 @@ import pytest
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
-from cdc_lake.errors import OptionRefused, ServerSettings
+from cdc_lake.errors import OptionRefused, ServerSettings, SlotAhead
+from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import family_start, source_looks
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.source.stream import StreamIdentity
@@ -24,7 +25,7 @@ from cdc_lake.testing.ports import free_port
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
 from tests.live.test_gaussdb_workload import KINDS, PASSWORD, Kind, StandIn, stand_in
-from tests.live.test_receive_loop import once, tables_at_source
+from tests.live.test_receive_loop import once, running, tables_at_source
 from tests.live.test_receiver_metrics import healthz, metrics, receiving
 from tests.replay import bronze_rows, tables_from_bronze
 from tests.seeds import one_seed
@@ -118,10 +119,12 @@ def test_tables_that_the_white_list_cannot_leave_out_are_left_out_here(
     assert all(commit["counts"] for commit in commits) or kind.style is Style.SERIAL
 
 
+POLLING = {"mode": "polling", "decoding": {}, "replication_port": 1, "polling": {"max_changes": 50}}
+
+
 def test_a_slot_behind_sql_functions_gives_the_same(stand_in: StandIn, tmp_path: Path) -> None:
     print("CDC_LAKE_SEED =", SEED)
-    polling = {"mode": "polling", "decoding": {}, "replication_port": 1, "polling": {"max_changes": 50}}
-    project = project_of(stand_in, Kind(Style.SERIAL), tmp_path, source=polling)
+    project = project_of(stand_in, Kind(Style.SERIAL), tmp_path, source=POLLING)
     with stand_in.database.connect() as conn:
         workload = Workload(conn, SEED)
         workload.run(30)
@@ -132,6 +135,16 @@ def test_a_slot_behind_sql_functions_gives_the_same(stand_in: StandIn, tmp_path:
     assert second.transactions > 0
     assert_equal_to_source(project, stand_in)
     assert once(project).transactions == 0
+
+
+def test_a_slot_that_others_advance_between_two_looks_ends_the_run(stand_in: StandIn, tmp_path: Path) -> None:
+    project = project_of(stand_in, Kind(Style.SERIAL), tmp_path, source=POLLING)
+    told: list[Progress] = []
+    with pytest.raises(SlotAhead), running(project, told) as receiver:  # noqa: PT012 - what it lives through
+        until(lambda: any("streams" in one.text for one in told))
+        state = stand_in.servers[False].state
+        state.slots.confirm(project.slot, state.ledger.end_lsn + (1 << 20))
+        receiver.result(timeout=60)
 
 
 def test_a_server_that_gives_no_csn_with_a_snapshot_is_copied_in_the_slots_own(
