@@ -37,7 +37,7 @@ def start_decoding_server(*, fetched: bool = False, **given: object) -> Embedded
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedServer]:
     """One a module, in place of the server that tests without the plugin share."""
-    embedded = start_decoding_server()
+    embedded = start_decoding_server(settings={"max_prepared_transactions": "5"})
     make_role(embedded)
     yield embedded
     embedded.remove()

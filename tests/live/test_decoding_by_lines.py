@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from cdc_lake.bronze.chain import verify
@@ -15,15 +16,20 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.decode.mppdb import layouts as layouts_module
+from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.plain import tabulate_plain
+from cdc_lake.decode.test_decoding.assembler import LineAssembler
 from cdc_lake.errors import (
+    DecodeError,
     MalformedMessage,
     NoReplicaIdentity,
     NotForThisSource,
     PluginMissing,
+    PreparedUnread,
     SlotOfOtherPlugin,
     SpoolFull,
+    StreamedBlock,
 )
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe import failpoint as at
@@ -33,6 +39,7 @@ from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.redecode import retry
 from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.source.connection import connect
+from cdc_lake.source.plugins import LINE_OPTIONS
 from cdc_lake.source.slot import export_slot
 from cdc_lake.testing.kills import KILLED
 from cdc_lake.testing.workload import Workload
@@ -217,6 +224,46 @@ def test_what_is_not_landed_yet_is_seen_by_a_comparison(database: Database, tmp_
 
 
 # ── what is refused ──
+
+
+def printed(conn: psycopg.Connection[Any], slot: str, **options: str) -> list[bytes]:
+    words = [word for name, value in {**LINE_OPTIONS, **options}.items() for word in (name.replace("_", "-"), value)]
+    query = "SELECT data FROM pg_logical_slot_get_changes(%s, NULL, NULL, VARIADIC %s)"
+    return [str(text).encode() for (text,) in conn.execute(query, [slot, words]).fetchall()]
+
+
+def refused(lines: list[bytes]) -> type[DecodeError] | None:
+    """What a stream of these lines ends with."""
+    assembler = LineAssembler(Codec(), lambda _: True)
+    try:
+        for at, line in enumerate(lines, start=1):
+            assembler.feed(line, at)
+    except DecodeError as error:
+        return type(error)
+    return None
+
+
+def test_what_a_server_prints_of_streamed_and_prepared_transactions_is_refused(database: Database) -> None:
+    rows = "INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series({}, {}) AS n"
+    with database.admin() as conn:
+        conn.execute("SET logical_decoding_work_mem = '64kB'; CREATE TABLE t (id int PRIMARY KEY, a text)")
+        conn.execute("SELECT pg_create_logical_replication_slot('streams', 'test_decoding')")
+        conn.execute("SELECT pg_create_logical_replication_slot('phases', 'test_decoding', false, true)")
+        conn.execute(f"BEGIN; {rows.format(1, 3000)}; SAVEPOINT s; {rows.format(4000, 7000)}; ROLLBACK TO s")
+        conn.execute("TRUNCATE t; SELECT pg_logical_emit_message(true, 'p', 'c'); COMMIT")
+        for number, end in enumerate(("COMMIT", "ROLLBACK"), start=1):
+            conn.execute(f"BEGIN; INSERT INTO t VALUES (-{number}); PREPARE TRANSACTION 'it''s'")
+            conn.execute(f"{end} PREPARED 'it''s'")
+        streams, phases = printed(conn, "streams", stream_changes="1"), printed(conn, "phases")
+    whole = {b"BEGIN", b"COMMIT", b"table", b"message:"}
+    for lines, words, error in (
+        (streams, {b"opening", b"closing", b"streaming", b"committing", b"aborting"}, StreamedBlock),
+        (phases, {b"PREPARE", b"COMMIT PREPARED", b"ROLLBACK PREPARED"}, PreparedUnread),
+    ):
+        others = [line for line in lines if not whole & {line.split(b" ")[0]} or b" PREPARED '" in line]
+        assert {word for word in words if any(line.startswith(word) for line in others)} == words
+        assert {refused([line]) for line in others} == {error}
+        assert refused(lines) is error
 
 
 def test_a_plugin_that_the_server_does_not_have_is_named(database: Database) -> None:

@@ -42,6 +42,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.receiving import ReceiveSummary
+from cdc_lake.source.printing import PRINTING
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.workload import SHAPES, Workload
@@ -87,7 +88,8 @@ def once(
 def tables_at_source(database: Database) -> dict[TableName, dict[Any, Any]]:
     out: dict[TableName, dict[Any, Any]] = {}
     with database.connect() as conn:
-        conn.execute("SET extra_float_digits = 3; SET TimeZone = 'UTC'; SET bytea_output = 'hex'")
+        for name, value in PRINTING.items():
+            conn.execute("SELECT set_config(%s, %s, false)", [name, value])
         names = conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
         for (name,) in names:
             keys = [
@@ -106,21 +108,16 @@ def tables_at_source(database: Database) -> dict[TableName, dict[Any, Any]]:
                     [name],
                 ).fetchall()
             ]
-            listed = psycopg.sql.SQL(", ").join(
-                psycopg.sql.SQL("{}::text").format(psycopg.sql.Identifier(c)) for c in columns
-            )
+            # by the type's own output: a cast to text says true for t, and takes blanks away
+            printed = psycopg.sql.SQL("CASE num_nulls({0}) WHEN 0 THEN format('%s', {0}) END")
+            listed = psycopg.sql.SQL(", ").join(printed.format(psycopg.sql.Identifier(c)) for c in columns)
             rows = conn.execute(
                 psycopg.sql.SQL("SELECT {} FROM {}").format(listed, psycopg.sql.Identifier("public", name))
             ).fetchall()
             found = [dict(zip(columns, row, strict=True)) for row in rows]
             if found:
-                out[TableName("public", name)] = {tuple(r[k] for k in keys): _bool(r) for r in found}
+                out[TableName("public", name)] = {tuple(r[k] for k in keys): r for r in found}
     return out
-
-
-def _bool(row: dict[str, Any]) -> dict[str, Any]:
-    # a cast of boolean to text says true, the type's own output t
-    return {k: {"true": "t", "false": "f"}[v] if k == "flag" and v else v for k, v in row.items()}
 
 
 def assert_equal_to_source(project: Project, database: Database) -> None:

@@ -1,4 +1,5 @@
-"""Every type of two live PostgreSQL versions, and every declared type, through copy and stream into both formats.
+"""Every type of two live PostgreSQL versions, and every declared type, through copy and stream into both formats, by
+pgoutput and by test_decoding.
 
 `compare` proves it, by code that shares no cast with the projection; CDC_LAKE_TEST_POSTGRES names another version.
 """
@@ -23,7 +24,8 @@ from cdc_lake.pipeline.apply import apply
 from cdc_lake.pipeline.compare import compare
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.type_ledger import type_ledger
-from tests.conftest import Database, drop_database, make_database, make_role, start_server
+from tests.conftest import Database, drop_database, make_database, make_role
+from tests.decoding_postgres import start_decoding_server
 from tests.spark.conftest import make_project
 from tests.type_cases import Values, create, create_types, every, insert
 
@@ -37,7 +39,7 @@ pytestmark = [
 ]
 
 SESSION, OTHER = "types_session", "types_other"
-"""The PostgreSQL that all tests have, and another version; all types in Delta on one, in Iceberg on the other."""
+"""The PostgreSQL that all tests have, by pgoutput into Delta, and another version by test_decoding into Iceberg."""
 
 # column: (type at the source, declared, values that fit, values that do not)
 DECLARED: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
@@ -82,7 +84,7 @@ def columns_of(sql: psycopg.Connection) -> list[Values]:
 
 @pytest.fixture(scope="module")
 def other_database() -> Iterator[Database]:
-    server = start_server(version=16)
+    server = start_decoding_server()
     make_role(server)
     made = make_database(server)
     yield made
@@ -94,7 +96,8 @@ def project_of(database: Database, root: Path, name: str) -> Project:
     types = {"columns": {column: declared for column, (_, declared, _, _) in DECLARED.items()}}
     table = {"from": "public.every", "format": "delta" if name == SESSION else "iceberg", "types": types}
     silver = {"tables": [table], "defaults": {"namespace": name}}
-    source = {**database.source, "slot": {"name": database.name}}
+    plugin = "pgoutput" if name == SESSION else "test_decoding"
+    source = {**database.source, "slot": {"name": database.name, "plugin": plugin}}
     return make_project(root, name, source=source, silver=silver, bronze={"durability": "os"})
 
 
