@@ -109,3 +109,7 @@ class BronzeWriter(Protocol):
     ) -> Landed:
         """Commit a chunk of snapshot rows, a list<string> array by position in the layout; a repeat is dropped."""
         ...
+
+    def as_landed(self, relation: Relation) -> Relation:
+        """The layout that snapshot rows of one have in bronze: another one where columns are redacted on the way."""
+        ...

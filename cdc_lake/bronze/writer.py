@@ -126,6 +126,10 @@ class TableBronze:
         version, size = self._land(state, self._files(table), {app: chunk})
         return _landed(state, version, changes=table.num_rows - 1, bytes_written=size)
 
+    def as_landed(self, relation: Relation) -> Relation:
+        """See BronzeWriter: the same."""
+        return relation
+
     def append_reread(self, relation: Relation, rows: pa.Array, absent: pa.Array, position: int) -> Reread:
         """Append rows that were read again at the source, as they are right before `position`, and keys that no row has
         then: outside the chain and its markers, beside a receiver, as upkeep is. Both are list<string> by position in

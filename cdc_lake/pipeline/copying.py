@@ -111,7 +111,8 @@ def copy_tables(
         over = given is None
         del given, part
         if over and not count.left:
-            done[at] = CopiedTable(relation.table, relation.layout, count.rows, count.chunks, point.position)
+            layout = bronze.as_landed(relation).layout
+            done[at] = CopiedTable(relation.table, layout, count.rows, count.chunks, point.position)
             if finished is not None:
                 finished(done[at])
             of = counted(len(copies), "table")

@@ -85,6 +85,10 @@ class OutlastingBronze:
             lambda: self._bronze.append_snapshot(snapshot, chunk, relation, rows, first_ordinal, position)
         )
 
+    def as_landed(self, relation: Relation) -> Relation:
+        """See BronzeWriter."""
+        return self._bronze.as_landed(relation)
+
     def _outlast(self, commit: Callable[[], T]) -> T:
         pause, longest = self._pauses
         waited = False

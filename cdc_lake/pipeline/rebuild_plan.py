@@ -8,11 +8,12 @@ are: an end of all rows, and rows. Any other begins with the newest copy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import pyarrow.compute as pc
 
+from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow, within
 from cdc_lake.config.model import Apply
@@ -60,7 +61,8 @@ def rebuild_plan(
     """Work out how a table is built up to a position. Raises StateError where it cannot be."""
     control = control_tables(project)
     rows = control.snapshots()
-    stretches = _stretches(project.target(table), courses(rows, state.stream).get(str(table), Course()), upto)
+    course = courses(rows, state.stream).get(str(table), Course())
+    stretches = [_as_landed(reader, state.epoch, one) for one in _stretches(project.target(table), course, upto)]
     first = stretches[0].copy
     begins = _beginning(project, control, state) if first is None else first.position
     if (left := reader.trimmed().get(state.epoch)) is not None and begins < left[0]:
@@ -101,6 +103,15 @@ def _stretches(target: Target, course: Course, upto: int) -> list[Stretch]:
     """What of a table's course is gone through up to a position."""
     begun = [one for one in course.stretches if one.begins <= upto] or [course.stretches[0]]
     return begun if remembers(target) else begun[-1:]
+
+
+def _as_landed(reader: BronzeReader, epoch: int, stretch: Stretch) -> Stretch:
+    """The stretch with the layout of its copied rows, noted up to 0.3.0 as it was before redaction."""
+    copy = stretch.copy
+    if copy is None or copy.layout in (known := reader.layouts([copy.relation])) or not known:
+        return stretch
+    rows = outline(reader.files(), copy.relation, Span(epoch, copy.position - 1, copy.position), snapshot=True)
+    return replace(stretch, copy=replace(copy, layout=rows.runs[-1].layout if rows.runs else next(iter(known))))
 
 
 def remembers(target: Target) -> bool:

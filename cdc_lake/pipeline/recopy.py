@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
-from cdc_lake.bronze.open import bronze_beside, bronze_reader
+from cdc_lake.bronze.open import bronze_beside
 from cdc_lake.bronze.port import BronzeState
-from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import TableNotKnown
@@ -22,7 +20,6 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.lease import copy_lease
 from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
-from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import RECOPIED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.configuration import number_configuration
@@ -58,18 +55,11 @@ def recopy(
         if missing := sorted(set(tables) - {one.relation for one in copied}):
             raise TableNotKnown(f"the stream does not carry {', '.join(map(str, missing))}")
         failpoint(RECOPIED)
-        copied = tuple(_as_landed(bronze_reader(project), state, one) for one in copied)
         record_recopied(control, state, name, copied)
     at = shown(state.stream, copied[0].position)
     text = f"copied {counted(len(copied), 'table')} again, as of {at}: silver takes them when it is there"
     tell(Progress("snapshot", text, facts={"epoch": state.epoch}))
     return copied
-
-
-def _as_landed(reader: BronzeReader, state: BronzeState, copy: CopiedTable) -> CopiedTable:
-    """The copy with the layout that its rows have in bronze: another one where columns are redacted."""
-    layouts = reader.layouts([copy.relation], Span(state.epoch, copy.position - 1, copy.position))
-    return copy if copy.layout in layouts else replace(copy, layout=next(reversed(layouts)))
 
 
 def copy_name(state: BronzeState, position: int) -> str:

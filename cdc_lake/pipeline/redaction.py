@@ -118,6 +118,10 @@ class RedactedBronze:
         layout, values = self._redaction.rows(relation, rows)
         return self._bronze.append_snapshot(snapshot, chunk, layout, values, first_ordinal, position)
 
+    def as_landed(self, relation: Relation) -> Relation:
+        """See BronzeWriter. Raises RedactionUnfit."""
+        return self._bronze.as_landed(self._redaction.relation(relation))
+
 
 class RedactedSource:
     """The source's side of a comparison as bronze would have it (implements `CompareSource`)."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.chain import verify
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
@@ -15,10 +19,16 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.redaction import Redaction, Strategy
 from cdc_lake.errors import RedactionUnfit
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.change import Insert, Message
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.copies import COMPLETE
+from cdc_lake.pipeline.copying import CopyPoint, TableCopy, copy_tables
 from cdc_lake.pipeline.gaps import keep_late
+from cdc_lake.pipeline.rebuild_plan import rebuild_plan
 from cdc_lake.pipeline.redaction import RedactedBronze, redacted, redaction_of
+from cdc_lake.pipeline.streams import record_copy
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.canary import leaks
 
@@ -33,6 +43,12 @@ def redaction(**strategies: Strategy) -> Redaction:
     return Redaction(lambda _, name: strategies.get(name), key=b"k" * 16)
 
 
+def pipeline_of(root: Path, **bronze: Any) -> Project:
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    document = {"version": 1, "pipeline": "shop", "source": source, "bronze": bronze}
+    return Project(Pipeline.model_validate(document), root / "shop.yaml", root)
+
+
 def test_transactions_copies_and_what_came_too_late_hold_no_canary(tmp_path: Path):
     one = redaction(email=Strategy.SHA256, ssn=Strategy.DROP)
     bronze = RedactedBronze(DeltaBronze(tmp_path / "bronze", durability="os"), one)
@@ -44,6 +60,26 @@ def test_transactions_copies_and_what_came_too_late_hold_no_canary(tmp_path: Pat
     assert leaks(tmp_path, [CANARY]) == []
     assert leaks(tmp_path, ["plain"])
     assert verify(BronzeReader(tmp_path / "bronze")).transactions == 1
+
+
+@pytest.mark.parametrize("noted", ["as landed", "as it was at the source, by 0.3.0"])
+def test_a_redacted_copy_without_changes_can_be_built_again(tmp_path: Path, noted: str):
+    project = pipeline_of(tmp_path, redact=[{"columns": ["public.*.ssn"], "strategy": "drop"}])
+    bronze = RedactedBronze(DeltaBronze(project.bronze, durability="os"), redaction_of(project))
+    state = bronze.begin_stream("s", 50)
+    empty = table("public.empty", id="int8", ssn="text")
+    full: TableCopy[None] = TableCopy(USERS, (lambda _: iter([pa.array([["1", CANARY, CANARY, "plain"]])]),))
+    none: TableCopy[None] = TableCopy(empty, (lambda _: iter(()),))
+    copied = copy_tables([full, none], [None], bronze, CopyPoint("initial-1", 50), threading.Event(), silent)
+    reader = bronze_reader(project)
+    landed = {str(one.table): number for number, one in reader.layouts().items()}
+    assert {str(one.relation): one.layout for one in copied} == landed
+    if noted != "as landed":
+        copied = tuple(replace(one, layout=(USERS if one.rows else empty).layout) for one in copied)
+    record_copy(control_tables(project), state, COMPLETE, copied)
+    plan = rebuild_plan(project, reader, state, USERS.table, 50)
+    assert (plan.layout, plan.form.names) == (landed["public.users"], ("id", "email", "note"))
+    assert rebuild_plan(project, reader, state, empty.table, 50).layout == landed["public.empty"]
 
 
 @pytest.mark.parametrize("strategy", [Strategy.DROP, Strategy.NULL])
@@ -67,8 +103,6 @@ def test_columns_that_the_pipeline_keys_by_cannot_be_lost():
 
 @pytest.mark.parametrize("bronze", [{"undecodable": "land", "redact_key": "k" * 16}, {}])
 def test_nothing_gets_past_a_pipeline_that_was_made_without_a_file(tmp_path: Path, bronze: dict[str, str]):
-    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
     rules = [{"columns": ["public.*.email"], "strategy": "sha256"}]
-    document = {"version": 1, "pipeline": "shop", "source": source, "bronze": {"redact": rules, **bronze}}
     with pytest.raises(RedactionUnfit):
-        redaction_of(Project(Pipeline.model_validate(document), tmp_path / "shop.yaml", tmp_path))
+        redaction_of(pipeline_of(tmp_path, redact=rules, **bronze))
