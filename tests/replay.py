@@ -49,9 +49,9 @@ def replayed(project: Project) -> Iterator[tuple[int, Tables]]:
         group = list(given)
         copied = [r for r in group if r["op"] == "S" and points.get(r["relation"], position) == position]
         assert len({r["ordinal"] for r in copied}) == len(copied), "ordinals of copied rows are used twice"
-        changes: list[Change] = [Insert(layouts[r["layout"]], tuple(r["new"])) for r in copied]
+        changes: list[Change] = [change_of(r, layouts[r["layout"]]) for r in copied]
         changes += [
-            _change(r, layouts[r["layout"]])
+            change_of(r, layouts[r["layout"]])
             for r in group
             if r["op"] in "IUDT" and points.get(r["relation"], -1) < position
         ]
@@ -65,14 +65,14 @@ def copy_points(project: Project, epoch: int) -> dict[str, int]:
     return {entry["relation"]: entry.get("position", row.position) for row in rows for entry in json.loads(row.tables)}
 
 
-def _change(row: dict[str, Any], relation: Relation) -> Change:
+def change_of(row: dict[str, Any], relation: Relation) -> Change:
     new = None if row["new"] is None else list(row["new"])
     for at in row["unchanged"] or ():
         new[at] = UNCHANGED  # type: ignore[index,call-overload]
     old = None if row["old"] is None else tuple(row["old"])
     kind = None if row["old_kind"] is None else OldKind(row["old_kind"])
     match row["op"]:
-        case "I":
+        case "I" | "S":
             return Insert(relation, tuple(new or ()))
         case "U":
             return Update(relation, tuple(new or ()), old, kind)

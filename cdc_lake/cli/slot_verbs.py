@@ -8,7 +8,7 @@ import typer
 
 from cdc_lake.cli.verb import Call, verb
 
-slot_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Replication slots of a PostgreSQL.")
+slot_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Replication slots of the source.")
 
 
 @verb(slot_app, "list", document="slot-list")

@@ -225,6 +225,8 @@ class FamilySource(Section):
     """Text that is not valid in the database's encoding: an error, or its bytes in hexadecimal digits."""
     hex_columns: list[Text] = []  # noqa: RUF012  # pydantic copies defaults
     """Columns of which alone that is so, as `schema.table.column`; `*` and `?` match within a part."""
+    wal_budget: WalBudget | None = None
+    """How much WAL the server may keep for the slot; watched while a receiver runs."""
     csn_gap: CsnGap = CsnGap()
     """A CSN that does not arrive."""
     polling: Polling = Polling()

@@ -12,19 +12,20 @@ from cdc_lake.config.project import Project
 from cdc_lake.config.release import pad_release, parse_release, show_release
 from cdc_lake.errors import CdcLakeError, NoPrimary, ReplicationPortNeeded, RoleLacksReplication, ServerUnreachable
 from cdc_lake.lake.control import control_tables
+from cdc_lake.pipeline.check_budget import budget_lines
 from cdc_lake.pipeline.check_family_failover import failover_lines
 from cdc_lake.pipeline.check_family_slot import slot_line
-from cdc_lake.pipeline.check_family_tables import grants, identities
+from cdc_lake.pipeline.check_family_tables import came_and_gone, grants, identities
 from cdc_lake.pipeline.check_family_tables import tables as tables_found
 from cdc_lake.pipeline.check_line import CheckLine, failed, room, unchecked_text
 from cdc_lake.pipeline.density import order_of, refuse_csn
-from cdc_lake.pipeline.family_facts import FamilyLimits, FamilyRole, captured, limits, role, session_of
+from cdc_lake.pipeline.family_facts import FamilyLimits, FamilyRole, captured, limits, retained, role, session_of
 from cdc_lake.pipeline.family_frames import codec_of, reads_by_sql
 from cdc_lake.pipeline.source_view_family import order_in_words
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.printing import check_printing, interval_hint
-from cdc_lake.source.gaussdb.server import FamilySettings, read_settings
+from cdc_lake.source.gaussdb.server import FamilySettings, current_lsn, read_settings
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.gaussdb.snapshot import exports_csn
 from cdc_lake.source.gaussdb.traps import Effect, traps
@@ -56,9 +57,12 @@ def findings(project: Project) -> Iterator[CheckLine]:
         yield from _printing(project)
         if refused is None:
             yield slot_line(project, session)
+        if (there := find_slot(session, project.slot)) is not None:
+            yield from budget_lines(project, retained(there, current_lsn(session)))
         yield _order(project, session)
         yield from _traps(project, facts)
         yield from tables_found(project, session, rights)
+        yield from came_and_gone(project, session)
 
 
 def _product(project: Project, version: FamilyVersion) -> Iterator[CheckLine]:

@@ -16,7 +16,6 @@ from cdc_lake.pipeline.source_view_family import who
 from cdc_lake.pipeline.streams import check_unfinished, is_complete
 from cdc_lake.source.gaussdb.server import FamilyServerFacts
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts, find_slot
-from cdc_lake.source.quoting import literal
 from cdc_lake.source.wire.session import WireSession
 
 
@@ -39,10 +38,7 @@ def slot_line(project: Project, session: WireSession) -> CheckLine:
     if intended(project, facts, control):
         text = f"{project.slot} is left from a start that broke off: the next run makes it anew"
         return CheckLine(ok=True, subject="slot", text=text)
-    fix = (
-        f"if nothing else uses it: SELECT pg_drop_replication_slot({literal(project.slot)});\n"
-        "otherwise name another one in `source.slot.name`"
-    )
+    fix = "if nothing else uses it: cdc-lake slot drop --yes\notherwise name another one in `source.slot.name`"
     text = f"{project.slot} exists, but this pipeline did not make it"
     return CheckLine(ok=False, subject="slot", text=text, fix=fix, code=SlotForeign.code)
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, NoReplicaIdentity
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed
+from cdc_lake.pipeline.check_table_changes import table_change_lines
 from cdc_lake.pipeline.family_facts import FamilyRole, captured, catalog
 from cdc_lake.pipeline.family_facts import tables as facts_of_tables
+from cdc_lake.pipeline.family_tables import copies_have_a_place, family_changes
+from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.catalog import check_identities
 from cdc_lake.source.quoting import identifier, quoted
 from cdc_lake.source.wire.session import WireSession
@@ -38,6 +43,15 @@ def tables(project: Project, session: WireSession, rights: FamilyRole) -> Iterat
     known = [f.rows for f in facts if f.rows is not None]
     rows = f"about {counted(sum(known), 'row')}" if len(known) == len(facts) else "rows not counted yet by the server"
     yield CheckLine(ok=True, subject="tables", text=f"{len(names)}: {listed(names)}; {rows}")
+
+
+def came_and_gone(project: Project, session: WireSession) -> Iterator[CheckLine]:
+    """What the next start does about tables that came to `source.tables` or went. Raises SourceError, LakeError."""
+    state, control = bronze_reader(project).state(), control_tables(project)
+    if state is None or not is_complete(control, state.stream, state.epoch):
+        return
+    found = family_changes(project, session, state, control)
+    yield from table_change_lines(project, found, publishes=False, placed=copies_have_a_place(state))
 
 
 def grants(names: Sequence[TableName], role: str) -> list[str]:

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, NoPrimary, NoReplicaIdentity, NoTableMatches
+from cdc_lake.lake.control import control_tables
 from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
+from cdc_lake.pipeline.check_budget import budget_lines
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room, unchecked_text
-from cdc_lake.pipeline.check_postgres_budget import budget_lines
 from cdc_lake.pipeline.check_postgres_failover import failover_lines
 from cdc_lake.pipeline.check_qhb import qhb_lines
+from cdc_lake.pipeline.check_table_changes import table_change_lines
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, wanted
 from cdc_lake.pipeline.postgres_facts import (
     RoleFacts,
@@ -25,6 +27,9 @@ from cdc_lake.pipeline.postgres_facts import (
 )
 from cdc_lake.pipeline.postgres_reading import check_binary, stream_options
 from cdc_lake.pipeline.postgres_resume import check_own_slot
+from cdc_lake.pipeline.postgres_tables import alterable, table_changes
+from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.pipeline.table_changes import TableChanges
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import whole_identity, without_identity
 from cdc_lake.source.connection import Session, connect
@@ -46,7 +51,8 @@ def findings(project: Project) -> Iterator[CheckLine]:
         rights = role(session)
         yield from _role(project, rights)
         yield from _slot(project, session)
-        yield from budget_lines(project, session)
+        if (kept := slot.find_slot(session, project.slot)) is not None:
+            yield from budget_lines(project, kept.retained, kept.safe)
         yield from failover_lines(project, session, facts)
         yield from _tables(project, session, rights)
         yield from _options(project, session, facts.product)
@@ -140,8 +146,11 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
         yield failed("tables" if isinstance(error, NoTableMatches) else "publication", error)
         return
     facts = tables(session, chosen)
+    found = None if exists is False else _changes(project, session)
     if exists is not None:
-        yield _publication(project, names, chosen, facts, exists=exists, may_create=rights.create_in_database)
+        later = found.lacking if found is not None and alterable(project) else ()  # the next start publishes them
+        there = [name for name in chosen if name not in later]
+        yield _publication(project, names, there, facts, exists=exists, may_create=rights.create_in_database)
     unreadable = [f.table for f in facts if not f.readable]
     if unreadable:
         fix = "\n".join(f"GRANT SELECT ON {quoted(t)} TO {identifier(rights.name)};" for t in unreadable)
@@ -154,6 +163,16 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
     known = [f.rows for f in facts if f.rows is not None]
     rows = f"about {counted(sum(known), 'row')}" if len(known) == len(facts) else "rows not counted yet by the server"
     yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {listed(chosen)}; {rows}")
+    if found is not None:
+        yield from table_change_lines(project, found, publishes=alterable(project))
+
+
+def _changes(project: Project, session: Session) -> TableChanges | None:
+    """What came to `source.tables` or went; None before a stream is begun whole."""
+    state, control = bronze_reader(project).state(), control_tables(project)
+    if state is None or not is_complete(control, state.stream, state.epoch):
+        return None
+    return table_changes(project, session, state, control)
 
 
 def _published(project: Project, session: Session) -> bool | None:

@@ -67,7 +67,7 @@ def _opened(
     if isinstance(project.pipeline.source, FamilySource):
         from cdc_lake.pipeline.family_stream import open_family  # noqa: PLC0415
 
-        return open_family(project, bronze, control, stop, tell, patience)
+        return open_family(project, bronze, control, stop, tell, patience, first=first)
     from cdc_lake.pipeline.postgres_stream import open_postgres  # noqa: PLC0415
 
     return open_postgres(project, bronze, control, stop, tell, patience, first=first)

@@ -144,9 +144,17 @@ class Course:
         return Course((*before, Stretch(copy, later=later)))
 
     def left(self, position: int) -> Course:
-        """The same up to a position; one that was left already stays as it is."""
-        *before, last = self.stretches
-        return self if last.left is not None else Course((*before, replace(last, left=position)))
+        """The same up to a position; one that was left already stays as it is. A copy that is ahead of the position is
+        left where it stands.
+        """
+        if self.waits:
+            return self
+        first = self.stretches.index(self.at(position))
+        ends = (
+            one if one.left is not None else replace(one, left=max(position, one.begins))
+            for one in self.stretches[first:]
+        )
+        return Course((*self.stretches[:first], *ends))
 
 
 def courses(rows: Iterable[SnapshotRow], stream: str) -> dict[str, Course]:

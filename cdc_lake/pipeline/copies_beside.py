@@ -1,7 +1,7 @@
 """Copies beside a stream that is being read: in a thread, and from connections of their own.
 
 What hinders them does not hinder the stream: it is told, and they are begun again after a while, and with the next
-connection.
+connection. What is no hindrance but a mistake of this package ends the stream too, as one in the stream itself would.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK = 0.2  # seconds
 
 
 class CopiesBeside:
-    """Copies tables as long as it is entered. `lasting`: what fails is begun again."""
+    """Copies tables, none or more, as long as it is entered. `lasting`: what fails is begun again."""
 
     def __init__(
         self, project: Project, state: BronzeState, tables: Sequence[TableName], tell: Tell, *, lasting: bool
@@ -43,14 +43,16 @@ class CopiesBeside:
         self._thread = threading.Thread(target=self._work, name="cdc-lake-came", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        if self._tables:
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._thread.join()
+        if self._tables:
+            self._thread.join()
 
     def finished(self, meanwhile: Callable[[], object], stop: threading.Event) -> tuple[CopiedTable, ...]:
         """What was copied, once it is whole; `meanwhile` is called now and then. Raises what failed, Stopped."""
@@ -59,9 +61,13 @@ class CopiesBeside:
                 raise Stopped
             meanwhile()
             self._thread.join(_LOOK)
+        self.heed()
+        return self._copied
+
+    def heed(self) -> None:
+        """Raise what the copies cannot go on from."""
         if self._failure is not None:
             raise self._failure
-        return self._copied
 
     def _work(self) -> None:
         while not self._over.is_set():
@@ -77,9 +83,7 @@ class CopiesBeside:
                 text = f"tables that came are not copied yet: {error.message}; next attempt in {AGAIN:g} s"
                 self._tell(Progress("retry", text, facts={"code": error.code}))
                 self._over.wait(AGAIN)
-            except Exception as failure:
-                if self._lasting:
-                    raise
+            except Exception as failure:  # noqa: BLE001 - handed to the thread that reads the stream
                 self._failure = failure
                 return
             else:

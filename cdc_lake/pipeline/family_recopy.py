@@ -7,9 +7,10 @@ transactions below a CSN are no beginning of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
+from typing import Final
 
 import pyarrow.compute as pc
 
@@ -30,10 +31,14 @@ from cdc_lake.pipeline.family_facts import captured, catalog
 from cdc_lake.pipeline.family_facts import tables as table_facts
 from cdc_lake.pipeline.recopy import copy_name
 from cdc_lake.source.gaussdb.connection import target_of
+from cdc_lake.source.gaussdb.server import CsnSnapshot
 from cdc_lake.source.gaussdb.snapshot import FamilyReader, exported
 from cdc_lake.source.quoting import quoted
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.source.wire.connect import connect
+from cdc_lake.source.wire.session import WireSession
+
+_ATTEMPTS: Final = 3
 
 
 def copy_family(
@@ -55,9 +60,8 @@ def copy_family(
         facts, _ = checked(project, session, state)
         there = [table for table in captured(project, session) if table in set(tables)]
         expected = expected_rows(table_facts(session, there))
-        with exported(session, [quoted(table) for table in there]) as taken:
+        with _taken(project, session, state, there) as taken:
             position = taken.csn.value - 1
-            _check_free(project, state, position, there)
             tell(Progress("snapshot", f"copy of all below CSN {taken.csn}", facts={"epoch": state.epoch}))
             layouts = Layouts(catalog(session, there).get)
             relations = [layouts.relation_of(table) for table in there]
@@ -67,12 +71,27 @@ def copy_family(
             return point.snapshot, copy_tables(copies, [reader], bronze, point, stop, tell, expected, pace_of(limits))
 
 
-def _check_free(project: Project, state: BronzeState, position: int, tables: Sequence[TableName]) -> None:
-    """Raise CopyUnplaced where bronze has copied rows there already: on a quiet server two snapshots have one CSN."""
+@contextmanager
+def _taken(
+    project: Project, session: WireSession, state: BronzeState, tables: Sequence[TableName]
+) -> Iterator[CsnSnapshot]:
+    """A snapshot at a CSN where bronze has no copied rows of the tables. On a quiet server two snapshots have one CSN:
+    a transaction of ours that only takes an id parts them. Raises CopyUnplaced where it does not, SourceError.
+    """
+    for _ in range(_ATTEMPTS):
+        with exported(session, [quoted(table) for table in tables]) as taken:
+            if _is_free(project, state, taken.csn.value - 1, tables):
+                yield taken
+                return
+        session.query("SELECT txid_current()", doing="parting a copy from the one before it")
+    hint = "once a transaction has ended at the source, run `cdc-lake resync` again"
+    raise CopyUnplaced(f"bronze has a copy that was begun at CSN {taken.csn.value - 1} already", hint=hint)
+
+
+def _is_free(project: Project, state: BronzeState, position: int, tables: Sequence[TableName]) -> bool:
+    """Whether bronze has no copied rows of the tables at a position."""
     reader, names = bronze_reader(project), [str(table) for table in tables]
     files = reader.files()
     paths = files.select(epoch=state.epoch, after=position - 1, upto=position, relations=names)
     wanted = (pc.field("epoch") == state.epoch) & (pc.field("position") == position) & (pc.field("op") == SNAPSHOT)
-    if files.read(paths, ["relation"], wanted & pc.field("relation").isin(names)).num_rows:
-        hint = "once a transaction has ended at the source, run `cdc-lake resync` again"
-        raise CopyUnplaced(f"bronze has a copy that was begun at CSN {position} already", hint=hint)
+    return not files.read(paths, ["relation"], wanted & pc.field("relation").isin(names)).num_rows

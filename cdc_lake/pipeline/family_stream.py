@@ -27,6 +27,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
+from cdc_lake.pipeline.copies_beside import CopiesBeside
 from cdc_lake.pipeline.csn_order import CsnOrder
 from cdc_lake.pipeline.density import order_of
 from cdc_lake.pipeline.failover import (
@@ -43,6 +44,7 @@ from cdc_lake.pipeline.family_frames import (
     reads_by_sql,
     sends_more,
 )
+from cdc_lake.pipeline.family_tables import settle_family
 from cdc_lake.pipeline.gaps import recorded_gaps
 from cdc_lake.pipeline.hashing_process import HashingProcess
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
@@ -81,8 +83,12 @@ def open_family(
     stop: threading.Event,
     tell: Tell,
     patience: float,
+    *,
+    first: bool = False,
 ) -> Iterator[OpenStream]:
-    """Connect, start or check the stream, start replication. Raises SourceError, LakeError, StateError, Stopped."""
+    """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
+    before anything is read, otherwise beside it. Raises SourceError, LakeError, StateError, Stopped.
+    """
     everywhere = target = target_of(project.family, project.root)
     with ExitStack() as opened:
 
@@ -102,12 +108,7 @@ def open_family(
         target = session.target  # what is read belongs together, also while a failover is under way
         by_sql = reads_by_sql(project)
         facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
-        check_server(facts, session.place)
-        check_product(facts.version, project.family.type, session.place)
-        check_options(project, facts)
-        if project.family.decoding_mode is Mode.PARALLEL:
-            with connect(replace(target, settings={})) as bare:
-                check_printing(bare)
+        _check_fits(project, session, facts)
         state, copied, rejoin = bronze.state(), 0, None
         if state is None or not is_complete(control, state.stream, state.epoch):
             start = family_start.FamilyStart(dial, session, facts)
@@ -121,10 +122,16 @@ def open_family(
         if facts.timeline:
             note_timeline(Timeline(facts.timeline, None), control, state, tell)
         identity = StreamIdentity.parse(state.stream)
-        goal = _goal(project, session, identity.domain)
         begin = state.confirm if rejoin is None else rejoin.start
         frames = patiently(lambda: start_at(begin), stop, tell, patience)
         opened.callback(frames.close)
+        beside = CopiesBeside(
+            project, state, settle_family(project, session, state, control, tell), tell, lasting=not first
+        )
+        opened.enter_context(beside)
+        if first:
+            copied += sum(one.rows for one in beside.finished(frames.tick, stop))
+        goal = _goal(project, session, identity.domain)  # behind the copies that are made first
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         reader = bronze_reader(project)
@@ -155,6 +162,7 @@ def open_family(
             goal=goal,
             copied=copied,
             spilled=lambda: spool.written,
+            heed=beside.heed,
         )
 
 
@@ -170,6 +178,16 @@ def _standby(project: Project, everywhere: WireTarget, facts: FamilyServerFacts)
             hint="name servers of one cluster in `source.hosts`",
         )
     return session
+
+
+def _check_fits(project: Project, session: WireSession, facts: FamilyServerFacts) -> None:
+    """Raise for a server that is not what the pipeline says, or that it cannot be read from as asked for."""
+    check_server(facts, session.place)
+    check_product(facts.version, project.family.type, session.place)
+    check_options(project, facts)
+    if project.family.decoding_mode is Mode.PARALLEL:
+        with connect(replace(session.target, settings={})) as bare:
+            check_printing(bare)
 
 
 def check_options(project: Project, facts: FamilyServerFacts) -> None:

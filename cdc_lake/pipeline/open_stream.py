@@ -23,6 +23,10 @@ PATIENCE = 15.0
 T = TypeVar("T")
 
 
+def _nothing() -> None:
+    """Nothing goes on beside it."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenStream:
     """A running stream after bronze's last position, and what belongs to it.
@@ -31,7 +35,8 @@ class OpenStream:
     them, `again` of those that come again, to be compared, at the same time as the other. `goal` is a position in
     `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the initial
     copy that was made first. `spilled`: bytes of transactions that its spool has written; 0 where there is none.
-    `parked`: prepared transactions that wait for their end, where such are kept.
+    `parked`: prepared transactions that wait for their end, where such are kept. `heed` raises what ended that goes on
+    beside the stream, and has to end it too.
     """
 
     frames: FrameSource
@@ -45,6 +50,7 @@ class OpenStream:
     copied: int
     spilled: Callable[[], int] = int
     parked: ParkedTransactions | None = None
+    heed: Callable[[], None] = _nothing
 
 
 def patiently(attempt: Callable[[], T], stop: threading.Event, tell: Tell, patience: float) -> T:

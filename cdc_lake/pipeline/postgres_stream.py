@@ -78,11 +78,10 @@ def open_postgres(
         _keep_on_standbys(project, session, replication)
         frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
         came = settle_tables(project, session, state, control, tell)  # nobody else reads the slot now
-        if came:
-            beside = opened.enter_context(CopiesBeside(project, state, came, tell, lasting=not first))
-            if first:
-                at = beside.finished(frames.tick, stop)
-                copied, target = copied + sum(one.rows for one in at), max(target, *(one.position for one in at))
+        beside = opened.enter_context(CopiesBeside(project, state, came, tell, lasting=not first))
+        if first:
+            at = beside.finished(frames.tick, stop)
+            copied, target = copied + sum(one.rows for one in at), max([target, *(one.position for one in at)])
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         limits = project.pipeline.bronze.spool
@@ -101,6 +100,7 @@ def open_postgres(
             copied=copied,
             spilled=lambda: spool.written,
             parked=parked,
+            heed=beside.heed,
         )
 
 

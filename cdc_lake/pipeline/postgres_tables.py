@@ -11,8 +11,7 @@ alter: what is missing is told with the statement.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
@@ -22,50 +21,28 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import PUBLICATION_ALTERED, TABLES_LEFT, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copies import Course, courses, record_left
+from cdc_lake.pipeline.copies import courses, record_left
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, in_database, layout_now, wanted
+from cdc_lake.pipeline.table_changes import TableChanges, changes_of, newcomers
 from cdc_lake.source import publication
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session
 
 
-@dataclass(frozen=True, slots=True)
-class TableChanges:
-    """What `source.tables` says otherwise than the stream has it. `lacking`: chosen and not published; `waiting`: left,
-    chosen again and published; `gone`: followed, there and not chosen; `extra`: of those what is published; `known`:
-    the course of each table, by name.
-    """
-
-    lacking: tuple[TableName, ...]
-    waiting: tuple[TableName, ...]
-    gone: tuple[TableName, ...]
-    extra: tuple[TableName, ...]
-    known: Mapping[str, Course]
-
-    def waits(self, table: TableName) -> bool:
-        """Whether a table was left and not copied since."""
-        return self.known.get(str(table), Course()).waits
-
-
 def table_changes(project: Project, session: Session, state: BronzeState, control: ControlTables) -> TableChanges:
     """Look. Raises SourceError, LakeError."""
-    known = courses(control.snapshots(), state.stream)
     try:
-        chosen = set(wanted(project, session))
+        chosen = wanted(project, session)
     except NoTableMatches:
-        return TableChanges((), (), (), (), known)  # a table that was dropped at the source: what it had is in bronze
+        return TableChanges()  # a table that was dropped at the source: what it had is in bronze
+    known = courses(control.snapshots(), state.stream)
     there = {one.table for one in carried(project, session)}
-    followed = {TableName.parse(name) for name, course in known.items() if not course.waits}
-    left = {TableName.parse(name) for name, course in known.items() if course.waits}
-    gone = (there - left | followed) & set(in_database(project, session)) - chosen
-    came = _came(project, session, chosen & there, known)
-    return TableChanges(
-        lacking=tuple(sorted(chosen - there)),
-        waiting=tuple(sorted(chosen & there & left | came)),
-        gone=tuple(sorted(gone)),
-        extra=tuple(sorted((there - chosen) if by_publication(project) else ())),
-        known=known,
-    )
+    new = {table for table in there.intersection(chosen) if str(table) not in known}
+    came: set[TableName] = set()
+    if new and project.pipeline.snapshot.mode == "initial":
+        came = newcomers(new, bronze_reader(project).layouts().values(), partial(layout_now, project, session))
+    existing = in_database(project, session)
+    return changes_of(chosen, there, existing, known, came, published=by_publication(project))
 
 
 def settle_tables(
@@ -78,7 +55,7 @@ def settle_tables(
     copies, may = project.pipeline.snapshot.mode == "initial", alterable(project)
     came = [table for table in found.lacking if not may or _identified(session, table, tell)]
     leaves = [*found.gone, *((*came, *found.waiting) if copies else ())]
-    if leaves := [table for table in leaves if not found.waits(table)]:
+    if leaves := [table for table in leaves if table not in found.left]:
         record_left(control, state, leaves)
     failpoint(TABLES_LEFT)
     for table in found.gone:
@@ -91,32 +68,13 @@ def settle_tables(
         statement = publication.altering(project.publication, "ADD", table)
         text = f"table {table} matches `source.tables` and is not captured: {statement}, then start again"
         tell(_told(text))
-    waits = (table for table in added if copies or found.waits(table))
+    waits = (table for table in added if copies or table in found.left)
     return (*waits, *found.waiting)
 
 
 def alterable(project: Project) -> bool:
     """Whether the publication is the pipeline's own."""
     return by_publication(project) and project.postgres.publication is None
-
-
-def _came(
-    project: Project, session: Session, there: Iterable[TableName], known: Mapping[str, Course]
-) -> set[TableName]:
-    """Tables that came into the publication by somebody else's hand, and of which bronze has nothing yet. One that has
-    another name now is none of them.
-    """
-    new = {table for table in there if str(table) not in known}
-    if not new or project.pipeline.snapshot.mode != "initial":
-        return set()
-    layouts = bronze_reader(project).layouts().values()
-    names, numbers = {layout.table for layout in layouts}, {layout.oid for layout in layouts if layout.oid is not None}
-    out = set()
-    for table in new - names:
-        now = layout_now(project, session, table)
-        if now is not None and now.oid not in numbers:
-            out.add(table)
-    return out
 
 
 def _identified(session: Session, table: TableName, tell: Tell) -> bool:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from cdc_lake.bronze.port import BronzeWriter, Landed
 from cdc_lake.config.project import Project
@@ -30,9 +29,7 @@ from cdc_lake.pipeline.landing import PART_BYTES, Landing
 from cdc_lake.pipeline.open_stream import OpenStream
 from cdc_lake.pipeline.order import Closed
 from cdc_lake.pipeline.pulse import Pulse
-
-if TYPE_CHECKING:
-    from cdc_lake.pipeline.wal_watch import WalWatch
+from cdc_lake.pipeline.wal_watch import WalWatch
 
 ADVANCE_EVERY = 10.0
 """Seconds between empty commits that only move the position on (hard on the log of the table, so not often)."""
@@ -115,6 +112,7 @@ class Receiving:
         with Landing(self._bronze, stream.tabulate) as landing, self._while_connected:
             while not self._done(landing):
                 self.heed()
+                stream.heed()
                 self._take_landed(stream, landing)
                 if landing.behind or (landing.busy and self._batch.full):
                     stream.frames.tick()

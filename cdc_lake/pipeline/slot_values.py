@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cdc_lake.errors import AdvancePastBronze
+from cdc_lake.model.position import Lsn
+
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
@@ -34,6 +37,27 @@ class SlotList:
     pipeline: str
     source: str
     slots: tuple[SlotView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFound:
+    """A slot that may be dropped: `confirmed` as people paste it, `retained` bytes of log; `end` of the server's log,
+    None where the slot's positions are not those of the log.
+    """
+
+    confirmed: str | None
+    retained: int | None
+    end: int | None
+
+
+def within_bronze(held: int, upto: int | None) -> int:
+    """The position that a slot may forget up to, where bronze holds all to `held`. Raises AdvancePastBronze."""
+    target = held if upto is None else upto
+    if target > held:
+        raise AdvancePastBronze(
+            f"{target - held} bytes would be missing: bronze ends at {Lsn(held)}, before {Lsn(target)}"
+        )
+    return target
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from cdc_lake.pipeline.family_facts import captured, catalog, retained, session_
 from cdc_lake.pipeline.family_frames import reads_by_sql
 from cdc_lake.pipeline.family_start import intended
 from cdc_lake.pipeline.family_stream import check_resume, server_facts
+from cdc_lake.pipeline.family_tables import copies_have_a_place, family_changes
 from cdc_lake.pipeline.source_view import SlotSeen
 from cdc_lake.pipeline.streams import check_unfinished, is_complete
 from cdc_lake.source.gaussdb.catalog import FamilyTables, check_identities
@@ -78,6 +79,7 @@ class FamilyView:
         if state is not None and is_complete(control_tables(self._project), state.stream, state.epoch):
             check_resume(self._project, self._session, facts, state)
             yield self._resume(state)
+            yield from self._came(state)
         else:
             names = self.tables()
             check_identities(catalog(self._session, names), self._session.place)
@@ -104,6 +106,12 @@ class FamilyView:
         kind = f"{source.slot.plugin}, in {source.slot_order.upper()} order"
         text = f"{again}create slot `{project.slot}` ({kind}); {order_in_words(order)}"
         return Action(ActionKind.CREATE_SLOT, project.slot, text)
+
+    def _came(self, state: BronzeState) -> Iterator[Action]:
+        """The copies of tables that came to `source.tables`."""
+        if copies_have_a_place(state):
+            found = family_changes(self._project, self._session, state, control_tables(self._project))
+            yield from copies(self._project, tables(self._session, found.waiting))
 
     def _resume(self, state: BronzeState) -> Action:
         slot = self._project.slot

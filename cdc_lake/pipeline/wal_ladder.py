@@ -54,6 +54,7 @@ Mark: TypeAlias = tuple[float, int]
 class WalLook:
     """What the server said. `at`: seconds since 1970; `end` of its log; `retained` for the slot, of which `confirmed`
     tells what bronze has; `safe`: what may be written before the slot is in danger, None where nothing bounds it.
+    `in_bytes`: whether `end` and `confirmed` are positions in the log: those of a slot in CSN order are not.
     """
 
     at: float
@@ -61,6 +62,7 @@ class WalLook:
     confirmed: int
     retained: int
     safe: int | None = None
+    in_bytes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def judge(budget: WalBudget, looks: Sequence[WalLook], marks: Sequence[Mark] = (
     if budget.on_exceeded == "drop_slot" and rung is Rung.EXCEEDED and _stays_exceeded(budget, looks, marks):
         rung = Rung.DROP
     unconfirmed = max(0, now.end - now.confirmed)
-    open_long = rung is not Rung.CALM and unconfirmed < now.retained / 2
+    open_long = rung is not Rung.CALM and now.in_bytes and unconfirmed < now.retained / 2
     return Verdict(rung, used, now.retained, age, growth, exceeded_in, open_long)
 
 

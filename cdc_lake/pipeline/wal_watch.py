@@ -9,6 +9,7 @@ drop              the receiver stops, and the slot is dropped: only where the pi
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,12 +20,10 @@ from cdc_lake.config.wal_budget import WalBudget
 from cdc_lake.errors import CdcLakeError, SlotGivenUp, WalBudgetExceeded
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.action import size
-from cdc_lake.pipeline.postgres_facts import reading, session_of, wal_position
 from cdc_lake.pipeline.rounds import Rounds
+from cdc_lake.pipeline.wal_kept import kept_wal
 from cdc_lake.pipeline.wal_ladder import Mark, Rung, Verdict, WalLook, judge, marked, remembered
 from cdc_lake.pipeline.wal_note import BudgetStatus, WalNote
-from cdc_lake.source import slot
-from cdc_lake.source.connection import Session
 
 LOOK_EVERY: Final = 10.0
 """Seconds between two looks."""
@@ -48,7 +47,8 @@ class WalWatch:
         self._rung = Rung.CALM
         self._told_at = 0.0
         self._given_up: SlotGivenUp | None = None
-        self._rounds = Rounds("cdc-lake-wal", lambda: LOOK_EVERY, lambda: reading(project), self._ask, _away)
+        self._kept = kept_wal(project)
+        self._rounds = Rounds("cdc-lake-wal", lambda: LOOK_EVERY, self._kept.looking, self._ask, _away)
 
     def __enter__(self) -> Self:
         self._marks = self._note.begin()
@@ -75,16 +75,12 @@ class WalWatch:
 
     def give_up(self) -> None:
         """Drop the slot, once its reader has gone. Raises SourceError."""
-        with session_of(self._project, replication=True) as replication:
-            slot.drop_slot_when_free(replication, self._project.slot, _PATIENCE)
+        self._kept.drop(_PATIENCE)
 
-    def _ask(self, session: Session) -> None:
+    def _ask(self, ask: Callable[[], WalLook | None]) -> None:
         """Look once."""
-        found = slot.find_slot(session, self._project.slot)
-        if found is None or found.retained is None or found.confirmed is None:
-            return  # it is not made yet, or lost: the receiver says so
-        end = wal_position(session).value
-        self.look(WalLook(time.time(), end, found.confirmed.value, found.retained, found.safe))
+        if (seen := ask()) is not None:  # a slot that is not made yet, or lost, the receiver tells
+            self.look(seen)
 
     def look(self, now: WalLook) -> None:
         """Judge what was seen, and let everybody know."""

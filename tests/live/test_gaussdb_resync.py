@@ -10,13 +10,17 @@ from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import CopyUnplaced
 from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.resync import resync
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.workload import Workload
+from tests.live.test_copy_parts import ACCOUNTS, make_bank, transfers
 from tests.live.test_gaussdb_receive import SEED, assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, tables_at_source
+from tests.live.test_resync_live import ACCOUNTS_ONLY, BOTH, course_of, said
+from tests.replay import Tables, tables_from_bronze
 
 pytestmark = pytest.mark.live
 
@@ -47,16 +51,81 @@ def test_tables_are_copied_again_where_their_csn_says_while_they_are_received(
     assert_equal_to_source(project, stand_in)
 
 
-def test_two_copies_at_one_csn_are_not_taken_for_one(stand_in: StandIn, tmp_path: Path) -> None:
+def test_two_copies_of_a_quiet_server_are_parted_by_a_transaction_of_ours(stand_in: StandIn, tmp_path: Path) -> None:
     project = project_of(stand_in, CSN, tmp_path)
     with stand_in.database.connect() as conn:
         Workload(conn, SEED, truncates=False).run(20)
     once(project)
     table = next(str(table) for table, rows in tables_at_source(stand_in.database).items() if rows)
-    resync(project, [table])
-    with pytest.raises(CopyUnplaced, match="bronze has a copy that was begun at CSN"):
-        resync(project, [table])
+    first, second = resync(project, [table]).position, resync(project, [table]).position
+    assert first is not None
+    assert second is not None
+    assert int(first) < int(second)
+    once(project)
     assert_equal_to_source(project, stand_in)
+
+
+def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when_it_comes_back(
+    stand_in: StandIn, tmp_path: Path
+) -> None:
+    one, both = (project_of(stand_in, CSN, tmp_path, source={"tables": [*some]}) for some in (ACCOUNTS_ONLY, BOTH))
+    with stand_in.database.connect() as bank:
+        make_bank(bank)
+        once(one)
+        with beside(lambda stop: transfers(stand_in.database, SEED, stop)):
+            assert said(both) == ["public.vault came: the next start copies what came, while the others flow"]
+            assert "public.vault" in {action.subject for action in plan(both).actions}
+            assert once(both).snapshot_rows == ACCOUNTS
+        once(both)
+        assert said(both) == []
+        assert course_of(both, "vault") == [(False, True), (True, False)]
+        assert banks(tables_from_bronze(both)) == banks(tables_at_source(stand_in.database))
+
+        told: list[str] = []
+        (went,) = said(one)
+        assert went.startswith("public.vault went: not followed from the next start on")
+        once(one, lambda progress: told.append(progress.text))
+        assert "table public.vault is not followed any more: `source.tables` leaves it out" in told
+        bank.execute("DELETE FROM vault WHERE id < 50")
+        once(one)
+        assert course_of(one, "vault") == [(False, True), (True, True)]
+
+        told.clear()
+        with beside(
+            lambda stop: receive(both, bronze_writer(both), once=False, stop=stop, tell=lambda p: told.append(p.text))
+        ):
+            until(lambda: course_of(both, "vault") == [(False, True), (True, True), (True, False)])
+            bank.execute("UPDATE vault SET coins = 1 WHERE id = 60")
+        once(both)
+        assert banks(tables_from_bronze(both)) == banks(tables_at_source(stand_in.database))
+
+
+def test_a_table_that_comes_to_a_stream_in_lsn_order_begins_with_its_changes_and_one_that_came_back_stays_left(
+    stand_in: StandIn, tmp_path: Path
+) -> None:
+    one, both = (project_of(stand_in, LSN, tmp_path, source={"tables": [*some]}) for some in (ACCOUNTS_ONLY, BOTH))
+    told: list[str] = []
+    with stand_in.database.connect() as bank:
+        make_bank(bank)
+        once(one)
+        begins = "it begins with its changes from the next start on"
+        assert said(both) == [
+            f"public.vault came to a stream that is ordered by LSN: no copy has a place there, {begins}"
+        ]
+        once(both, lambda progress: told.append(progress.text))
+        assert [text for text in told if "it begins with its changes from now on" in text]
+        bank.execute("UPDATE vault SET coins = 1 WHERE id = 60")
+        once(both)
+        assert said(both) == []
+        once(one)
+        assert [text for text in said(both) if text.endswith("it stays as it was left")]
+        once(both, lambda progress: told.append(progress.text))
+        assert [text for text in told if "it stays as it was left" in text]
+
+
+def banks(tables: Tables) -> Tables:
+    """Without the partitions of a bank."""
+    return {name: rows for name, rows in tables.items() if str(name) in BOTH}
 
 
 def test_a_stream_that_an_lsn_orders_has_no_place_for_a_copy(stand_in: StandIn, tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.lease import copy_lease
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe import failpoint as at
+from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.against_source import against_source
+from cdc_lake.pipeline.check import check
 from cdc_lake.pipeline.copies import courses
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.receive import receive
@@ -73,6 +75,15 @@ def assert_as_at_source(project: Project, database: Database, *names: str) -> No
     assert {one.verdict for one in proof.tables if one.table in {str(name) for name in tables}} == {"equal"}
 
 
+def said(project: Project) -> list[str]:
+    """What `check` says of tables that came or went."""
+    return [
+        line.text
+        for line in check(project)
+        if line.subject == "tables" and (" came" in line.text or " went" in line.text)
+    ]
+
+
 def receiving(project: Project, told: list[str]) -> Any:
     def run(stop: threading.Event) -> None:
         receive(project, bronze_writer(project), once=False, stop=stop, tell=lambda p: told.append(p.text))
@@ -107,15 +118,21 @@ def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when
     one, both = taking(database, tmp_path, ACCOUNTS_ONLY), taking(database, tmp_path)
     once(one)
     with beside(lambda stop: transfers(database, 1, stop)):
+        assert said(both) == [
+            "public.vault came: the next start publishes what came and copies it, while the others flow"
+        ]
+        assert {line.ok for line in check(both) if line.subject == "publication"} == {True}
         assert "public.vault" in {action.subject for action in plan(both).actions}
         done = once(both)
         assert done.snapshot_rows == ACCOUNTS
     once(both)
     assert in_publication(database, both) == ["accounts", "vault"]
     assert course_of(both, "vault") == [(False, True), (True, False)]
+    assert said(both) == []
     assert_as_at_source(both, database, "accounts", "vault")
 
     told: list[str] = []
+    assert said(one) == ["public.vault went: not followed from the next start on, and silver keeps what it has"]
     once(one, lambda progress: told.append(progress.text))
     assert "table public.vault is not followed any more: `source.tables` leaves it out" in told
     assert in_publication(database, one) == ["accounts"]
@@ -150,6 +167,26 @@ def test_others_flow_while_a_table_that_came_is_copied(
         until(lambda: course_of(slow, "vault") == [(False, True), (True, False)])
     once(slow)
     assert_as_at_source(slow, database, "accounts", "vault")
+
+
+def test_a_mistake_of_ours_in_the_copy_ends_the_receiver_and_the_next_one_copies(
+    database: Database, tmp_path: Path, bank: psycopg.Connection[Any]
+) -> None:
+    del bank
+    once(taking(database, tmp_path, ACCOUNTS_ONLY))
+    both = taking(database, tmp_path)
+
+    def mistaken() -> None:
+        raise ZeroDivisionError
+
+    at.arm(at.RECOPIED, mistaken)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            receive(both, bronze_writer(both), once=False, stop=threading.Event(), tell=silent)
+    finally:
+        at.arm("")
+    once(both)
+    assert_as_at_source(both, database, "accounts", "vault")
 
 
 STEPS = (at.TABLES_LEFT, at.PUBLICATION_ALTERED, at.SNAPSHOT_CHUNK, at.FILE_WRITTEN, at.RECOPIED)
@@ -189,6 +226,7 @@ def test_a_publication_that_the_pipeline_names_is_left_to_its_owner(
 
     told: list[str] = []
     once(named(ACCOUNTS_ONLY))
+    assert [line.code for line in check(named(BOTH)) if line.subject == "publication"] == ["SRC221"]
     once(named(BOTH), lambda progress: told.append(progress.text))
     (text,) = [text for text in told if "not captured" in text]
     assert 'ALTER PUBLICATION "mine" ADD TABLE "public"."vault"' in text

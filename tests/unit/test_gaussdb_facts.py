@@ -243,10 +243,11 @@ def test_a_missing_plugin_and_a_taken_name_are_told_apart() -> None:
 
 
 def test_dropping_and_advancing_name_slot_and_position() -> None:
-    replies = {"SELECT pg_drop": table(("x",), ("",)), "SELECT * FROM pg_replication_slot_advance": table(("a", "b"))}
+    advanced = table(("slot_name", "end_lsn"), ("s", "0/1E"))
+    replies = {"SELECT pg_drop": table(("x",), ("",)), "SELECT * FROM pg_replication_slot_advance": advanced}
     with session(replies) as (opened, said):
         slot.drop_slot(opened, "s")
-        slot.advance_slot(opened, "s", Lsn(0x1F))
+        assert slot.advance_slot(opened, "s", Lsn(0x1F)) == Lsn(0x1E)
     assert said == [
         b"SELECT pg_drop_replication_slot('s')",
         b"SELECT * FROM pg_replication_slot_advance('s', '0/1F')",

@@ -7,15 +7,19 @@ whose confirmed position is a CSN wherever an ordinary slot has an LSN; it is ma
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from cdc_lake.errors import SlotAhead, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
+from cdc_lake.errors import SlotActive, SlotAhead, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.source.quoting import identifier, literal
 from cdc_lake.source.slot_fit import Wanted, check_fits
 from cdc_lake.source.wire.session import WireSession
 
 _NAME = re.compile(r"[a-z0-9_?.-]{1,63}")
+_LOOK: Final = 0.2  # seconds between attempts to drop a slot that is read
 _BACKUP = "gs_roach"  # names of the backup tool begin so
 
 
@@ -61,15 +65,22 @@ def find_slot(session: WireSession, name: str) -> FamilySlotFacts | None:
     """Look a slot up by name. Raises SourceError."""
     sql = f"SELECT * FROM pg_replication_slots WHERE slot_name = {literal(name)}"  # columns differ by product
     found = session.query(sql, doing=f"looking up slot `{name}`").records()
-    if not found:
-        return None
-    row = found[0]
+    return _facts(found[0]) if found else None
+
+
+def all_slots(session: WireSession) -> list[FamilySlotFacts]:
+    """Every slot of the server, of all databases and physical ones too, by name. Raises SourceError."""
+    found = session.query("SELECT * FROM pg_replication_slots", doing="listing the slots").records()
+    return sorted(map(_facts, found), key=lambda one: one.name)
+
+
+def _facts(row: Mapping[str, str | None]) -> FamilySlotFacts:
     csn, lsn = row.get("confirmed_csn"), row.get("confirmed_flush", row.get("restart_lsn"))
     order = OrderDomain.CSN if csn and int(csn) else OrderDomain.LSN
     confirmed = int(csn or 0) if order is OrderDomain.CSN else (Lsn.parse(lsn).value if lsn else None)
     restart = row.get("restart_lsn")
     return FamilySlotFacts(
-        name=name,
+        name=row.get("slot_name") or "",
         kind=row.get("slot_type") or "",
         plugin=row.get("plugin"),
         database=row.get("database"),
@@ -108,10 +119,24 @@ def drop_slot(session: WireSession, name: str) -> None:
     session.query(f"SELECT pg_drop_replication_slot({literal(name)})", doing=f"dropping slot `{name}`")
 
 
-def advance_slot(session: WireSession, name: str, upto: Lsn) -> None:
-    """Let an ordinary slot forget everything up to a position without reading it. Raises SourceError."""
+def drop_slot_when_free(session: WireSession, name: str, patience: float) -> None:
+    """The same, waiting up to `patience` seconds for who reads it to leave. Raises SlotActive, SourceError."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return drop_slot(session, name)
+        except SlotActive:
+            if time.monotonic() + _LOOK > until:
+                raise
+        time.sleep(_LOOK)
+
+
+def advance_slot(session: WireSession, name: str, upto: Lsn) -> Lsn:
+    """Let an ordinary slot forget everything up to a position without reading it; how far it then is. Raises
+    SourceError.
+    """
     sql = f"SELECT * FROM pg_replication_slot_advance({literal(name)}, {literal(str(upto))})"
-    session.query(sql, doing=f"advancing slot `{name}`")
+    return Lsn.parse(session.query(sql, doing=f"advancing slot `{name}`").rows[0][1] or "")
 
 
 def check_slot(

@@ -123,7 +123,7 @@ def advance_slot(arguments: Arguments, session: SqlSession) -> Table:
     if state.in_recovery:
         raise FunctionError(Failed("0A000", "couldn't advance in recovery"))
     name, upto = arguments[0] or "", arguments[1] if len(arguments) > 1 else None
-    slot = _slot_call(lambda: state.slots.get(name))
+    slot = _slot_call(lambda: state.slots.idle(name))
     if slot.order is SlotOrder.CSN:
         target = state.ledger.next_csn - 1 if upto is None else int(upto)
     else:

@@ -85,6 +85,13 @@ class Slots:
         with self._lock:
             return self._existing(name)
 
+    def idle(self, name: str) -> Slot:
+        """The slot, which nobody reads; raises SlotError."""
+        with self._lock:
+            slot = self._existing(name)
+            self._refuse_active(name)
+            return slot
+
     def all(self) -> list[tuple[Slot, int | None]]:
         """Every slot with the pid of the session that reads it."""
         with self._lock:

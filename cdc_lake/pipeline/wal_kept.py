@@ -1,0 +1,35 @@
+"""What a server keeps for the pipeline's slot, as the watch over its budget needs it, whatever the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource
+from cdc_lake.pipeline.wal_ladder import WalLook
+
+
+class KeptWal(Protocol):
+    """The log that a slot holds back."""
+
+    def looking(self) -> AbstractContextManager[Callable[[], WalLook | None]]:
+        """Connect; each call looks once, None where there is no slot that could be read. Raises SourceError."""
+        ...
+
+    def drop(self, patience: float) -> None:
+        """Drop the slot, once its reader has gone, waited for up to `patience` seconds. Raises SourceError."""
+        ...
+
+
+def kept_wal(project: Project) -> KeptWal:
+    """The log that the server of a pipeline keeps."""
+    # imported here: each kind of source needs its own driver only
+    if isinstance(project.pipeline.source, FamilySource):
+        from cdc_lake.pipeline.wal_kept_family import FamilyWal  # noqa: PLC0415
+
+        return FamilyWal(project)
+    from cdc_lake.pipeline.wal_kept_postgres import PostgresWal  # noqa: PLC0415
+
+    return PostgresWal(project)
