@@ -45,15 +45,14 @@ class LargeRecords:
 
     def parts(self, fault: DecodeError | None = None) -> Iterator[RecordTransaction]:
         """Its parts in order; with `fault`, to be kept as bytes. Can be asked for again. Raises LakeError."""
-        before, first, last = 0, 0, 0
+        before = first = 0
         records: list[bytes] = []
         lsns: list[int] = []
         for nth, (some, numbers) in enumerate(self.frames.parts()):
-            if records and nth not in self._cuts.joined:
-                yield self._part(records, lsns, PartOf(before, self._start, fault), (first, last))
-                before, first, records, lsns = before + len(records), nth, [], []
-            records, lsns, last = records + some, lsns + numbers, nth
-        yield self._part(records, lsns, PartOf(before, self._start, fault), (first, last))
+            records, lsns = records + some, lsns + numbers
+            if nth + 1 not in self._cuts.joined:
+                yield self._part(records, lsns, PartOf(before, self._start, fault), (first, nth))
+                before, first, records, lsns = before + len(records), nth + 1, [], []
 
     def cut_otherwise(self, error: DecodeError) -> bool:
         """Whether the newest part could not be decoded because of where it begins: then it begins one earlier now.

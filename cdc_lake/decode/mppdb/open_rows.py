@@ -95,12 +95,11 @@ class OpenRows:
         if store is None:
             return RecordTransaction(bounds, self._style, *rows)
         store.seal()
-        large = LargeRecords(bounds, self._style, store, store.size, len(store))
         if store.spilled and store.size >= self._part:
-            return large
-        (whole,) = large.parts()  # most of it was not captured
+            return LargeRecords(bounds, self._style, store, store.size, len(store))
+        records, lsns = next(store.parts(), ([], []))  # most of it was not captured: one part
         store.close()
-        return RecordTransaction(bounds, self._style, whole.records, whole.lsns, whole.size)
+        return RecordTransaction(bounds, self._style, records, lsns, sum(map(len, records)))
 
     def _outgrown(self) -> None:
         """The transaction goes on in a store."""
