@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from cdc_lake.cli.documents import DOCUMENTS, output_schema
 from cdc_lake.cli.reference_errors import errors_page
@@ -100,6 +100,8 @@ def pipeline_page() -> str:
     return "\n".join(parts)
 
 
+_OF_EVERY_SOURCE: Final = frozenset({"Polling", "Tls", "WalBudget"})
+"""Sections that sources of several types have alike."""
 _Shown: TypeAlias = tuple[dict[str, Any], str, str, str]
 """A section: its definition, name, path, and `type` of the source it is of, where several have one at its path."""
 
@@ -112,7 +114,7 @@ def _sections(schema: dict[str, Any], node: dict[str, Any], path: str, of: str) 
             definition = schema["$defs"][name]
             at = f"{path}.{key}{suffix}" if path else f"{key}{suffix}"
             kind = _choice(definition, "type") or of
-            yield f"{at} {name}", (definition, name, at, "" if name == "Tls" else kind)
+            yield f"{at} {name}", (definition, name, at, "" if name in _OF_EVERY_SOURCE else kind)
             yield from _sections(schema, definition, at, kind)
 
 
