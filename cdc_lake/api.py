@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.decide import HeldDecision
     from cdc_lake.pipeline.held import HeldList
     from cdc_lake.pipeline.inspect import RowView, TransactionView
+    from cdc_lake.pipeline.inspect_parked import ParkedList
     from cdc_lake.pipeline.maintain import Maintenance
     from cdc_lake.pipeline.pauses import PauseState
     from cdc_lake.pipeline.plan import Plan
@@ -56,6 +57,7 @@ __all__ = [
     "end_promise",
     "held",
     "history",
+    "inspect_parked",
     "inspect_row",
     "inspect_transaction",
     "load_pipeline",
@@ -106,6 +108,13 @@ def held(project: Project) -> HeldList:
     from cdc_lake.pipeline.held import held_list
 
     return held_list(project)
+
+
+def inspect_parked(project: Project | str | Path) -> ParkedList:
+    """Prepared transactions that are kept until their COMMIT PREPARED. Raises LakeError, ConfigInvalid."""
+    from cdc_lake.pipeline.inspect_parked import inspect_parked as look_up
+
+    return look_up(_loaded(project))
 
 
 def inspect_row(project: Project | str | Path, table: str, *key: object) -> RowView:

@@ -1,5 +1,5 @@
-"""What stands beside the small lake: a pipeline before its first run, one that waits for what it cannot decode, the
-lake of an older version, a project for Databricks, a recording.
+"""What stands beside the small lake: a pipeline before its first run, one that waits for what it cannot decode, one
+with prepared transactions, the lake of an older version, a project for Databricks, a recording.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from pathlib import Path
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.scaffold import scaffold
 from cdc_lake.config.load import load_project
+from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.lake.parked_place import parked_place
 from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.pipeline.parked import ParkedTransactions
+from cdc_lake.pipeline.spool import Spool
 from cdc_lake.source.recording_file import RecordingHeader, RecordingWriter
-from cdc_lake.testing.messages import boundaries, encode_transaction, raw_transaction
+from cdc_lake.testing.messages import boundaries, catalog_of, encode_transaction, insert, raw_transaction, relation
+from cdc_lake.testing.two_phase import begin_prepare, prepare, rollback_prepared
 from tests.golden_lake import ITEMS, ORDERS, STREAM, YAML
 from tests.tarballs import unpack
 from tests.unit.test_held_retry import refusing
@@ -35,6 +40,7 @@ def beside(root: Path) -> None:
     """Make all of it in the project of the golden lake."""
     (root / "early.yaml").write_text(YAML.replace("pipeline: shop", "pipeline: early"))
     _stuck(root / "stuck.yaml")
+    _phased(root / "phased.yaml")
     scaffold("databricks", root / "jobs")
     _recording(root / "shop.rec")
     with tarfile.open(OLD) as archive:
@@ -52,6 +58,34 @@ def _stuck(file: Path) -> None:
         if note == "torn":
             raw = dataclasses.replace(raw, frames=[raw.frames[0][:-2]])
         bronze.append([raw], Keeping(PgoutputFormat(refusing(tabulate))))
+
+
+def _phased(file: Path) -> None:
+    """Two prepared transactions, one without changes, and one that ended."""
+    decoding = "  decoding: {two_phase: true}\n"
+    file.write_text(
+        YAML.replace("pipeline: shop", "pipeline: phased").replace(
+            "  type: postgres\n", f"  type: postgres\n{decoding}"
+        )
+    )
+    project = load_project(file)
+    state = DeltaBronze(project.bronze, durability="os").begin_stream(STREAM, 1000)
+    with Spool(project.spool, 1 << 20, 1 << 20) as spool:
+        parked = ParkedTransactions(parked_place(project), spool, state, highest=lambda: None, changed=lambda *_: True)
+        assembler = Assembler(catalog_of(ORDERS), parking=parked)
+        said = [
+            begin_prepare(7, "order 17", 2000),
+            relation(ORDERS),
+            insert(ORDERS, ("7", "1", "new")),
+            prepare(7, "order 17", 2000),
+        ]
+        for payload in [
+            *said,
+            prepare(8, "it's \n", 2500),
+            prepare(9, "over", 3000),
+            rollback_prepared(9, "over", 3000, 3500),
+        ]:
+            assembler.feed(payload, 0)
 
 
 def _recording(file: Path) -> None:

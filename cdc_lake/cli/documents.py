@@ -29,6 +29,7 @@ from cdc_lake.pipeline.comparison import TableComparison, Verdict
 from cdc_lake.pipeline.cut_list import CutList, CutView
 from cdc_lake.pipeline.decide import HeldDecision
 from cdc_lake.pipeline.held import HeldList
+from cdc_lake.pipeline.inspect_parked import ParkedList
 from cdc_lake.pipeline.inspect_row import RowEverywhere
 from cdc_lake.pipeline.maintain import Maintenance
 from cdc_lake.pipeline.pauses import PauseState
@@ -110,6 +111,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "span": ("inspect span", [inspect_span.SpanView]),
     "tx": ("inspect tx", [inspect.TransactionView]),
     "row": ("inspect row", [RowEverywhere]),
+    "parked": ("inspect parked", [ParkedList]),
     "chain": ("inspect chain", [{"holds": bool, "=": ChainVerdict}, {"holds": bool, "=": SourceProof}]),
     "record": ("record", [Recorded]),
     "replay": ("replay", [{"recordings": list[Replayed]}]),

@@ -1,5 +1,5 @@
-"""The verbs of `inspect`: a span, a transaction, a row, the chain. They read bronze only, but for a row, which is
-looked up in silver as well, and unless asked to set bronze beside its source.
+"""The verbs of `inspect`: a span, a transaction, a row, the chain, what is parked. They read the lake only, a row in
+silver too, unless asked to set bronze beside its source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from cdc_lake.model.relation import TableName
 
 inspect_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look into bronze: a span, a transaction, a row, the chain."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look into bronze: a span, a transaction, a row, the chain, what is parked.",
 )
 
 From = Annotated[
@@ -110,6 +112,16 @@ def inspect_chain(
     call.view.result(plain(found), chain_text(found))
     if not found.holds:
         raise typer.Exit(1)
+
+
+@verb(inspect_app, "parked")
+def inspect_parked(call: Call) -> None:
+    """Prepared transactions that are kept until their COMMIT PREPARED, the oldest first."""
+    from cdc_lake.cli.render_parked import parked_text
+    from cdc_lake.pipeline.inspect_parked import inspect_parked as look_up
+
+    found = look_up(call.project())
+    call.view.result(found, parked_text(found))
 
 
 def _against(call: Call, project: Project, what: str, *, whole: bool) -> None:

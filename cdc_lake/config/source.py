@@ -75,7 +75,7 @@ class Pgoutput(Section):
     origin: Literal["any", "none"] = "any"
     """`none`: only changes that were made at this server, none that replication brought there (PostgreSQL 16)."""
     two_phase: Annotated[bool, Strict()] = False
-    """Whether prepared transactions are sent at their PREPARE, and kept until COMMIT PREPARED (PostgreSQL 18)."""
+    """Whether prepared transactions are sent at their PREPARE, and kept until COMMIT PREPARED (PostgreSQL 15)."""
 
 
 POSTGRES_TYPES = ("postgres", "qhb")

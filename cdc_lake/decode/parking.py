@@ -51,6 +51,10 @@ class Parking(Protocol):
         """It committed by a record that ends at `end_lsn`: what was parked, None where nothing was."""
         ...
 
+    def changed(self, xid: int, end_lsn: int) -> bool:
+        """Whether one of which nothing is parked changed anything, by what the server says. Raises SourceError."""
+        ...
+
     def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
         """It was rolled back by such a record; nothing happens where nothing was parked."""
         ...

@@ -12,7 +12,7 @@ from typing import TypeAlias, assert_never
 from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.parking import Parking
+from cdc_lake.decode.parking import Parked, Parking
 from cdc_lake.decode.pgoutput import ROW_CHANGES, TRUNCATE_HEAD
 from cdc_lake.decode.pgoutput_prepared import (
     PREPARED_LETTERS,
@@ -132,8 +132,10 @@ class TwoPhase:
         if parked is None:
             if commit.end_lsn <= self._landed:
                 return ()
-            text = f"COMMIT PREPARED of `{commit.gid}` (xid {commit.xid}), whose PREPARE neither came nor is kept"
-            raise PreparedUnknown(text, offset=0)
+            if self._parking.changed(commit.xid, commit.end_lsn):
+                text = f"COMMIT PREPARED of `{commit.gid}` (xid {commit.xid}), whose PREPARE neither came nor is kept"
+                raise PreparedUnknown(text, offset=0)
+            parked = Parked(self._frames(), ())  # up to version 17 a server sends no PREPARE of what only locked rows
         bounds = bounds_of(commit, commit.xid, parked.origin)
         one = Streamed.of(commit.xid, parked)
         # for others its layouts count from the PREPARE on

@@ -142,12 +142,12 @@ class UnreadBinary(DecodeError):
 
 
 class PreparedUnknown(DecodeError):
-    """COMMIT PREPARED of a transaction whose PREPARE was not sent, and is not kept either."""
+    """COMMIT PREPARED of a transaction that changed something, whose PREPARE was not sent and is not kept either."""
 
     code = "DEC322"
     hint = (
         "is the lake's folder the one that the receiver had when it was prepared? bring `prepared` of its control "
-        "folder back; otherwise take a new copy: the page of this code says how it comes"
+        "folder back; if it is gone for good, the page of this code says how the server sends it whole"
     )
 
 

@@ -371,4 +371,4 @@ class PreparedDamaged(LakeError):
     """The file of a prepared transaction is not what the receiver wrote."""
 
     code = "LAK484"
-    hint = "bring the file back from a backup; without it the transaction is lost: take a new copy of its tables"
+    hint = "bring the file back from a backup; without it, the page of DEC322 says how the server sends it whole"

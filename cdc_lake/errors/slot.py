@@ -68,8 +68,8 @@ class SlotTwoPhase(SlotForeign):
 
     code = "SRC236"
     hint = (
-        "set `two_phase: true` in `source.decoding`; only PostgreSQL 18 takes it back from a slot: "
-        "`ALTER_REPLICATION_SLOT … (TWO_PHASE false)` on a replication connection, while nothing is prepared"
+        "set `two_phase: true` in `source.decoding`; to take it from the slot, copy the slot, drop it, and copy it "
+        "back: the page of this code says how"
     )
 
 

@@ -24,7 +24,7 @@ def failover_lines(project: Project, session: Session, limits: ServerLimits) -> 
     wanted, place = project.postgres.slot.failover, project.postgres.place
     if wanted:
         try:
-            check_failover(limits, place)
+            check_failover(limits, place, two_phase=project.postgres.decoding.two_phase)
         except ServerSettings as error:
             yield failed("failover", error)
             return

@@ -8,16 +8,13 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.errors import SlotActive
 from cdc_lake.lake.control import control_tables
-from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.compare_source import joined
 from cdc_lake.pipeline.encoding import codec_by_name
-from cdc_lake.pipeline.parked import prepared_transactions
 from cdc_lake.pipeline.postgres_captured import by_publication, carried
 from cdc_lake.pipeline.postgres_resume import check_same
 from cdc_lake.source.captured import Published, Shown, Unlanded
@@ -27,7 +24,7 @@ from cdc_lake.source.decoded_tables import takes
 from cdc_lake.source.hash_probe import hashes_alike
 from cdc_lake.source.hash_sql import HashSql
 from cdc_lake.source.rows import read_blocks, sum_rows
-from cdc_lake.source.server import goal, identify
+from cdc_lake.source.server import goal, identify, wal_position
 from cdc_lake.source.unlanded import unlanded, unlanded_lines
 from cdc_lake.source.visible import visible
 
@@ -83,24 +80,18 @@ class PostgresSide:
         """See CompareSource."""
         project = self._project
         with connect(project.postgres, project.root, application=_APPLICATION) as session:
-            flushed = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-            assert flushed is not None
-            if Lsn.parse(str(flushed[0])).value < shown.position:
+            if wal_position(session).value < shown.position:
                 goal(session)  # decoding stops at what is flushed: a commit of our own flushes all before it
             try:
                 if by_publication(project):
-                    known = self._parked() if project.postgres.decoding.two_phase else {}
-                    return unlanded(session, project.slot, project.publication, after, shown.position, known)
+                    two_phase = project.postgres.decoding.two_phase
+                    return unlanded(
+                        session, project.slot, project.publication, after, shown.position, two_phase=two_phase
+                    )
                 taken = takes(self._reading, project.postgres.tables)
                 return unlanded_lines(session, project.slot, taken, after, shown.position)
             except SlotActive:
                 return None
-
-    def _parked(self) -> dict[int, frozenset[TableName]]:
-        """Tables of transactions that were prepared before the slot's position, by xid."""
-        state = bronze_reader(self._project).state()
-        kept = () if state is None else prepared_transactions(self._project, state.epoch, ended=True)
-        return {one.xid: frozenset(map(TableName.parse, one.tables)) for one in kept}
 
 
 @contextmanager

@@ -10,17 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from cdc_lake.bronze.port import BronzeState
-from cdc_lake.config.project import Project
-from cdc_lake.decode.kept import announced_in
 from cdc_lake.decode.parked_form import read_back, written
 from cdc_lake.decode.parking import Parked
 from cdc_lake.decode.pgoutput_prepared import Prepared
-from cdc_lake.lake.parked_place import ParkedPlace, parked_place
-from cdc_lake.model.position import Lsn
+from cdc_lake.lake.parked_place import ParkedPlace
 from cdc_lake.observe.failpoint import PREPARE_CLEANED, PREPARE_ENDED, PREPARE_KEPT, failpoint
 from cdc_lake.pipeline.spool import Spool
 
@@ -40,38 +36,17 @@ class _Entry:
     sent: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedTransaction:
-    """A prepared transaction that is kept, for who asks: `prepared_at` its PREPARE, which lies at `position`; `bytes`
-    of its changes; the tables that they are of.
-    """
-
-    gid: str
-    xid: int
-    position: str
-    prepared_at: datetime
-    bytes: int
-    tables: tuple[str, ...]
+def waiting_files(place: ParkedPlace, epoch: int) -> list[str]:
+    """Names of the files of a stream's transactions whose end was not read. Raises LakeError."""
+    names = place.sizes().keys()
+    mine = [name for name in names if name.startswith(f"{epoch}-") and not name.endswith(_END)]
+    return [name for name in mine if f"{name}{_END}" not in names]
 
 
-def prepared_transactions(project: Project, epoch: int, *, ended: bool = False) -> tuple[PreparedTransaction, ...]:
-    """Those of a stream that are kept, the oldest first, and only with `ended` such whose end was read.
-
-    Raises LakeError.
-    """
-    place = parked_place(project)
-    sizes = place.sizes()
-    found = []
-    for name in sizes:
-        of_stream = name.startswith(f"{epoch}-") and not name.endswith(_END)
-        if of_stream and (ended or f"{name}{_END}" not in sizes):
-            prepared, content = read_file(place, name, part=1)
-            position, at = str(Lsn(prepared.lsn)), datetime.fromtimestamp(prepared.at / 1e6, UTC)
-            tables = sorted({str(table) for one in content.announcements for table in announced_in(one.payload)})
-            found.append(
-                PreparedTransaction(prepared.gid, prepared.xid, position, at, content.frames.size, tuple(tables))
-            )
-    return tuple(sorted(found, key=lambda one: one.prepared_at))
+def forget(place: ParkedPlace) -> None:
+    """Remove all of them: the slot sends them whole at their end. Raises LakeError."""
+    for name in place.sizes():
+        place.remove(name)
 
 
 def read_file(place: ParkedPlace, name: str, part: int) -> tuple[Prepared, Parked]:
@@ -83,7 +58,7 @@ class ParkedTransactions:
     """Those of one stream, for one connection that goes on from `state`.
 
     Their bytes count in the budget of `spool`. `tick` is called between two blocks that are written; `highest` gives
-    the position of bronze's last transaction.
+    the position of bronze's last transaction; `changed`: see Parking.
     """
 
     def __init__(
@@ -93,6 +68,7 @@ class ParkedTransactions:
         state: BronzeState,
         *,
         highest: Callable[[], int | None],
+        changed: Callable[[int, int], bool],
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         """Look what is there. Raises LakeError."""
@@ -100,6 +76,7 @@ class ParkedTransactions:
         self._spool = spool
         self._epoch = state.epoch
         self._tick = tick
+        self._changed = changed
         self._entries: dict[str, _Entry] = {}
         self._look(state)
         if any(one.end is not None for one in self._entries.values()):
@@ -132,6 +109,10 @@ class ParkedTransactions:
             return None
         self._ended(name, end_lsn)
         return self._read(name)[1]
+
+    def changed(self, xid: int, end_lsn: int) -> bool:
+        """See Parking. Raises SourceError."""
+        return self._changed(xid, end_lsn)
 
     def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
         """See Parking."""

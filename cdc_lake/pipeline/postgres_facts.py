@@ -58,14 +58,6 @@ def reading(project: Project) -> Iterator[Session]:
         yield session
 
 
-def wal_position(session: Session) -> Lsn:
-    """The end of the server's log; everything committed by now lies at or below it."""
-    with named("reading the WAL position"):
-        row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-    assert row is not None
-    return Lsn.parse(str(row[0]))
-
-
 def sent_position(session: Session, slot: str) -> Lsn | None:
     """The position up to which an active slot's receiver has read; None where nobody reads it, or it cannot be seen."""
     with named("reading the state of the receiver"):

@@ -58,6 +58,12 @@ def stream_options(project: Project, server: Product) -> Mapping[str, str]:
     return {**plugin_options(project), **more}
 
 
+def whole_options(project: Project, server: Product) -> Mapping[str, str]:
+    """The same for functions of a slot of pgoutput, which give whole transactions."""
+    asked = project.postgres.decoding.model_copy(update={"proto_version": 1, "two_phase": False})
+    return {**plugin_options(project), **chosen(server.major, asked, str(server), streams=False)}
+
+
 def check_binary(project: Project, session: Session) -> None:
     """Raise UnreadBinary where values are to come in binary, and a captured column's type is not read so."""
     if not (by_publication(project) and project.postgres.decoding.binary):

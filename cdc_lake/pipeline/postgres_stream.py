@@ -18,9 +18,15 @@ from cdc_lake.pipeline.copies_beside import CopiesBeside
 from cdc_lake.pipeline.failover import note_timeline
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
-from cdc_lake.pipeline.parked import ParkedTransactions
+from cdc_lake.pipeline.parked import ParkedTransactions, forget
 from cdc_lake.pipeline.postgres_captured import by_publication
-from cdc_lake.pipeline.postgres_reading import check_binary, print_whole_names, reading_of, stream_options
+from cdc_lake.pipeline.postgres_reading import (
+    check_binary,
+    print_whole_names,
+    reading_of,
+    stream_options,
+    whole_options,
+)
 from cdc_lake.pipeline.postgres_resume import check_resume
 from cdc_lake.pipeline.postgres_sessions import Dial
 from cdc_lake.pipeline.postgres_tables import settle_tables
@@ -33,6 +39,7 @@ from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.postgres_polling import PostgresFunctions
 from cdc_lake.source.server import ServerFacts, check_failover, check_server, goal, identify
 from cdc_lake.source.stream import FrameSource, shown
+from cdc_lake.source.unsent import UnsentPrepares
 
 
 @contextmanager
@@ -57,7 +64,7 @@ def open_postgres(
         facts = identify(replication, source)
         check_server(facts, place_of(source))
         if source.slot.failover:
-            check_failover(facts, place_of(source))
+            check_failover(facts, place_of(source), two_phase=source.decoding.two_phase)
         session = dial("catalog")
         check_binary(project, session)
         target = goal(session)
@@ -86,7 +93,7 @@ def open_postgres(
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         limits = project.pipeline.bronze.spool
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
-        parked = _parked(project, spool, state, frames)
+        parked = _parked(project, spool, state, session, facts, frames)
         reading = reading_of(project, session, lambda: dial("layouts"), state, tell, spool, parked)
         yield OpenStream(
             frames=frames,
@@ -104,15 +111,23 @@ def open_postgres(
         )
 
 
-def _parked(project: Project, spool: Spool, state: BronzeState, frames: FrameSource) -> ParkedTransactions | None:
-    """Prepared transactions that wait for their end, where the pipeline asks for them. Raises LakeError."""
+def _parked(
+    project: Project, spool: Spool, state: BronzeState, session: Session, facts: ServerFacts, frames: FrameSource
+) -> ParkedTransactions | None:
+    """Prepared transactions that wait for their end, where the pipeline asks for them. Raises SourceError, LakeError.
+
+    Where it does not (any more), what is kept is of no use: the slot, which was checked, has them whole.
+    """
+    place = parked_place(project)
     if not project.postgres.decoding.two_phase:
+        forget(place)
         return None
+    unsent = UnsentPrepares(session, project.slot, whole_options(project, facts.product), state.confirm, frames.tick)
 
     def highest() -> int | None:
         return bronze_reader(project).highest_commit(state.epoch)
 
-    return ParkedTransactions(parked_place(project), spool, state, highest=highest, tick=frames.tick)
+    return ParkedTransactions(place, spool, state, highest=highest, changed=unsent.changed, tick=frames.tick)
 
 
 def _keep_on_standbys(project: Project, session: Session, replication: Session) -> None:

@@ -8,11 +8,11 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import Lsn
-from cdc_lake.pipeline.postgres_facts import reading, session_of, wal_position
+from cdc_lake.pipeline.postgres_facts import reading, session_of
 from cdc_lake.pipeline.postgres_resume import check_own_slot, check_same
 from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotFound, SlotView, within_bronze
 from cdc_lake.source import slot
-from cdc_lake.source.server import check_server, identify
+from cdc_lake.source.server import check_server, identify, wal_position
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.copies import finished
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, layout_now
-from cdc_lake.pipeline.postgres_facts import limits, reading, sent_position, tables, wal_position
+from cdc_lake.pipeline.postgres_facts import limits, reading, sent_position, tables
 from cdc_lake.pipeline.postgres_resume import check_own_slot
 from cdc_lake.pipeline.postgres_tables import alterable, table_changes
 from cdc_lake.pipeline.source_view import SlotSeen
@@ -21,7 +21,7 @@ from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, place_of
-from cdc_lake.source.server import check_server
+from cdc_lake.source.server import check_server, wal_position
 from cdc_lake.source.stream import StreamIdentity, shown
 
 

@@ -16,7 +16,6 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader, CommitRow
 from cdc_lake.config.project import Project, Target
-from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import LakeError, SourceError
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import CutRow
@@ -29,7 +28,7 @@ from cdc_lake.pipeline.copies import courses
 from cdc_lake.pipeline.cut_verdict import still_withheld
 from cdc_lake.pipeline.cuts import BROKEN, PAUSED
 from cdc_lake.pipeline.holds import hold_log, open_holds
-from cdc_lake.pipeline.parked import PreparedTransaction, prepared_transactions
+from cdc_lake.pipeline.inspect_parked import prepared_transactions
 from cdc_lake.pipeline.pauses import stopped_tables
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.source_view import source_view
@@ -83,15 +82,8 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
         receiver_waits=waits,
         withheld=still_withheld(project, control),
         wal_budget=WalNote(project.lake, project.name).read(),
-        prepared=_prepared(project, lake),
+        prepared=prepared_transactions(project, lake.state),
     )
-
-
-def _prepared(project: Project, lake: LakeSide) -> tuple[PreparedTransaction, ...]:
-    source = project.pipeline.source
-    if lake.state is None or not isinstance(source, PostgresSource) or not source.decoding.two_phase:
-        return ()
-    return prepared_transactions(project, lake.state.epoch)
 
 
 def _time(at: datetime) -> str:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from cdc_lake.model.slot_counters import SlotCounters
 from cdc_lake.pipeline.cut_verdict import Withheld
-from cdc_lake.pipeline.parked import PreparedTransaction
+from cdc_lake.pipeline.inspect_parked import PreparedTransaction
 from cdc_lake.pipeline.receiver_note import Waiting
 from cdc_lake.pipeline.waiting import UndecodedTransaction
 from cdc_lake.pipeline.wal_note import BudgetStatus

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cdc_lake.config.project import Project
-from cdc_lake.pipeline.postgres_facts import reading, session_of, wal_position
+from cdc_lake.pipeline.postgres_facts import reading, session_of
 from cdc_lake.pipeline.wal_ladder import WalLook
 from cdc_lake.source import slot
+from cdc_lake.source.server import wal_position
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from cdc_lake.config.pgoutput import ORIGINS, PARALLEL, STREAMS, TWO_PHASE, newest_protocol
+from cdc_lake.config.pgoutput import FIRST_WITH, ORIGINS, PARALLEL, STREAMS, TWO_PHASE, newest_protocol
 from cdc_lake.config.source import Pgoutput
 from cdc_lake.errors import OptionRefused
-
-_TWO_PHASE_SINCE: Final = 18
-"""Up to 17 a server sends COMMIT PREPARED of what only locked rows without its PREPARE, as if that had been lost."""
 
 
 def chosen(major: int, given: Pgoutput, called: str = "", *, streams: bool = True) -> dict[str, str]:
@@ -28,8 +23,8 @@ def chosen(major: int, given: Pgoutput, called: str = "", *, streams: bool = Tru
     if streaming == "parallel" and version < PARALLEL:
         text = f"{server} has no `streaming 'parallel'`"
         raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")
-    if given.two_phase and (major < _TWO_PHASE_SINCE or version < TWO_PHASE):
-        text = f"`two_phase` needs PostgreSQL {_TWO_PHASE_SINCE} and version {TWO_PHASE} of pgoutput's protocol"
+    if given.two_phase and version < TWO_PHASE:
+        text = f"`two_phase` needs PostgreSQL {FIRST_WITH[TWO_PHASE]} and version {TWO_PHASE} of pgoutput's protocol"
         raise OptionRefused(
             f"{text}; {server} is asked for version {version}",
             hint="take `two_phase` out of `source.decoding`: prepared transactions arrive whole at COMMIT PREPARED",

@@ -14,6 +14,7 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, named, send_as_stored
 from cdc_lake.source.left_out import LeftOut
 from cdc_lake.source.plugins import PGOUTPUT
+from cdc_lake.source.server import wal_position
 
 _PATIENCE = 15.0  # seconds for which somebody else may look into the slot, a comparison for one
 _LOOK = 0.1  # seconds between two attempts to move the slot
@@ -51,10 +52,7 @@ class PostgresFunctions:
 
     def end(self) -> int:
         """See SlotFunctions."""
-        with named("reading the WAL position"):
-            row = self._session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-        assert row is not None
-        return Lsn.parse(_text(row[0])).value
+        return wal_position(self._session).value
 
     def peek(self, least: int) -> list[tuple[int, bytes]] | None:
         """See SlotFunctions; raises SlotActive where others have read the slot for long, PublicationMissing where the

@@ -16,6 +16,7 @@ from cdc_lake.source.product import OLDEST, Product, product_of
 from cdc_lake.source.timeline import Timeline, parse_history
 
 FAILOVER_SLOTS = 17
+TWO_PHASE_ON_STANDBYS = 18
 """First version whose standbys keep copies of slots."""
 
 
@@ -118,13 +119,20 @@ def check_server(facts: Decodable, place: str = "") -> None:
         raise ServerSettings(words, where=place)
 
 
-def check_failover(facts: Decodable, place: str = "") -> None:
-    """Raise ServerSettings where standbys cannot keep copies of the server's slots."""
+def check_failover(facts: Decodable, place: str = "", *, two_phase: bool = False) -> None:
+    """Raise ServerSettings where standbys cannot keep copies of slots, or of those with `two_phase` decoding."""
     if facts.product.major < FAILOVER_SLOTS:
         raise ServerSettings(
             f"standbys keep copies of slots from PostgreSQL {FAILOVER_SLOTS} on, the server is {facts.product}",
             where=place,
             hint="take `failover` out of `source.slot`",
+        )
+    if two_phase and facts.product.major < TWO_PHASE_ON_STANDBYS:
+        raise ServerSettings(
+            f"standbys keep copies of slots with two-phase decoding from PostgreSQL {TWO_PHASE_ON_STANDBYS} on, "
+            f"the server is {facts.product}",
+            where=place,
+            hint="take `failover` out of `source.slot`, or `two_phase` out of `source.decoding`",
         )
 
 
@@ -143,6 +151,17 @@ def timeline_of(replication: Session, number: int) -> Timeline:
     except QueryRefused:
         return Timeline(number, None)
     return parse_history(number, row["content"] or "")
+
+
+def wal_position(session: Session) -> Lsn:
+    """The end of the server's log as far as it is flushed: everything committed by now lies at or below it.
+
+    Decoding goes no further. Raises SourceError.
+    """
+    with named("reading the WAL position"):  # a number, as text comes as bytes where the session has it as stored
+        row = session.execute("SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint").fetchone()
+    assert row is not None
+    return Lsn(int(str(row[0])))
 
 
 def goal(session: Session) -> int:

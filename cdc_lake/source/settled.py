@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.connection import Session, named
-from cdc_lake.source.server import goal
+from cdc_lake.source.server import goal, wal_position
 from cdc_lake.source.slot import ExportedSlot, temporary_name
 from cdc_lake.source.visible import Visible, visible
 
@@ -91,11 +91,7 @@ def _commits(
     """Position and id of every transaction that the slot has up to a snapshot's position, and maybe beyond."""
     goal(session)  # a commit of our own flushes what the snapshot shows, and decoding goes as far as that
     with named(f"looking ahead in slot `{slot}`"):
-        while True:
-            flushed = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
-            assert flushed is not None
-            if Lsn.parse(str(flushed[0])).value >= shown.position:
-                break
+        while wal_position(session).value < shown.position:
             pause()
         rows = session.execute(_COMMITS, [slot, options]).fetchall()
     return [(Lsn.parse(str(lsn)), int(str(xid))) for lsn, xid in rows]

@@ -8,7 +8,8 @@ therefore not made by a receiver that got lost, and is never taken over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing, SlotTwoPhase
@@ -137,6 +138,20 @@ def keep_slot(session: Session, exported: ExportedSlot, slot: str) -> None:
     """Make the lasting copy `slot` of a temporary slot, at the same position."""
     with named(f"creating slot `{slot}`"):
         session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, false)", [exported.name, slot])
+
+
+@contextmanager
+def whole_copy(session: Session, slot: str) -> Iterator[str]:
+    """The name of a copy of `slot` that goes at the end, also of one that is read by others just now.
+
+    It has no two-phase decoding: prepared transactions come whole at their end, also where `slot` is behind their
+    PREPARE. Raises SourceError.
+    """
+    copy = f"{slot[:51]}_{session.info.backend_pid}"
+    with named(f"copying slot `{slot}`"):
+        session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, true)", [slot, copy])
+    yield copy
+    drop_slot(session, copy)  # after an error the session is of no more use, and the slot goes with it
 
 
 def keep_on_standbys(replication: Session, name: str) -> None:

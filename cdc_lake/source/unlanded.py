@@ -7,8 +7,8 @@ kind and relation are asked for.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.test_decoding.heads import TABLE, tables_of
@@ -19,9 +19,7 @@ from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.connection import Session, as_stored, named
 from cdc_lake.source.plugins import LINE_OPTIONS
 from cdc_lake.source.quoting import identifier, literal
-
-Parked: TypeAlias = Mapping[int, frozenset[TableName]]
-"""Tables that prepared transactions change, by transaction id."""
+from cdc_lake.source.slot import whole_copy
 
 _OID = struct.Struct(">I")
 _COMMIT = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, time
@@ -31,7 +29,7 @@ _UTF8 = Codec()
 _PEEK = (
     "SELECT xid::text::bigint, CASE WHEN get_byte(data, 0) IN (73, 85, 68) THEN substr(data, 1, 5) ELSE data END "
     "FROM pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, 'proto_version', '1', 'publication_names', %s) "
-    "WHERE get_byte(data, 0) IN (67, 68, 73, 75, 80, 82, 84, 85)"  # C D I K P R T U
+    "WHERE get_byte(data, 0) IN (67, 68, 73, 82, 84, 85)"  # C D I R T U
 )
 
 _NAME = '(?:"(?:[^"]|"")*"|[^".:, ]+)'
@@ -44,17 +42,18 @@ _PEEK_LINES = (
 
 
 def unlanded(
-    session: Session, slot: str, publication: str, after: int, upto: int, parked: Parked | None = None
+    session: Session, slot: str, publication: str, after: int, upto: int, *, two_phase: bool = False
 ) -> list[Unlanded]:
     """Transactions above `after` that change published tables, up to at least `upto`.
 
-    `parked`: see `transactions`. `session` must not be in a transaction. Raises SlotActive while a receiver reads the
-    slot.
+    A slot with `two_phase` decoding is read by a copy. `session` must not be in a transaction. Raises SlotActive while
+    a receiver reads the slot.
     """
-    with named(f"looking ahead in slot `{slot}`"), as_stored(session):
-        rows = session.execute(_PEEK, [slot, str(Lsn(upto)), identifier(publication)]).fetchall()
+    whole = whole_copy(session, slot) if two_phase else nullcontext(slot)
+    with whole as name, named(f"looking ahead in slot `{slot}`"), as_stored(session):
+        rows = session.execute(_PEEK, [name, str(Lsn(upto)), identifier(publication)]).fetchall()
     messages = ((int(str(xid)), bytes(data)) for xid, data in rows)  # type: ignore[call-overload]
-    return transactions(messages, after, parked)
+    return transactions(messages, after)
 
 
 def unlanded_lines(
@@ -77,24 +76,14 @@ def unlanded_lines(
     return found
 
 
-def transactions(messages: Iterable[tuple[int, bytes]], after: int, parked: Parked | None = None) -> list[Unlanded]:
-    """The transactions in pgoutput messages `(xid, bytes)` of kinds C D I K P R T U that end above `after`.
-
-    `parked`: of a slot with two-phase decoding, the tables of transactions that were prepared before, by xid. Raises
-    StreamProtocol where one commits that is not among them.
-    """
+def transactions(messages: Iterable[tuple[int, bytes]], after: int) -> list[Unlanded]:
+    """The transactions in pgoutput messages `(xid, bytes)` of kinds C D I R T U that end above `after`."""
     names: dict[int, TableName] = {}
     touched: set[TableName] = set()
-    prepared = dict(parked or {})
     found: list[Unlanded] = []
     for xid, data in messages:
         kind = data[:1]
-        if kind == b"P":
-            prepared[xid] = frozenset(touched)
-            touched.clear()
-        elif kind in (b"C", b"K"):
-            if kind == b"K":
-                touched = set(_prepared(prepared, xid))
+        if kind == b"C":
             end = _COMMIT.unpack_from(data, 1)[2]
             if end > after and touched:
                 found.append(Unlanded(end, xid, frozenset(touched)))
@@ -108,12 +97,6 @@ def transactions(messages: Iterable[tuple[int, bytes]], after: int, parked: Park
         elif kind in _CHANGES:
             touched.add(_known(names, _OID.unpack_from(data, 1)[0]))
     return found
-
-
-def _prepared(prepared: Mapping[int, frozenset[TableName]], xid: int) -> frozenset[TableName]:
-    if xid not in prepared:
-        raise StreamProtocol(f"COMMIT PREPARED of transaction {xid}, whose PREPARE is neither in the slot nor kept")
-    return prepared[xid]
 
 
 def _known(names: dict[int, TableName], oid: int) -> TableName:

@@ -40,6 +40,7 @@ SETTINGS: Mapping[str, str] = {
     "max_wal_senders": "20",
     "max_replication_slots": "20",
     "max_connections": "60",
+    "max_prepared_transactions": "20",
     "shared_buffers": "64MB",
     "fsync": "off",
     "full_page_writes": "off",

@@ -3,7 +3,7 @@
 What of it is sent follows PostgreSQL: a transaction whose COMMIT, or PREPARE, begins before the start of a connection
 is not sent, and a COMMIT PREPARED then comes alone (`SnapBuildXactNeedsSkip`, `DecodePrepare`); tables are announced
 anew on each connection; what a streamed transaction announced counts for others once it commits, not where it is
-prepared.
+prepared; of one that only locked rows, versions up to 17 send nothing but its end.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ class _Under:
     end: int | None = None
     commits: bool = True
     blocks: list[int] = field(default_factory=list)  # how many changes each has
+    silent: bool = False  # of it only the end is sent
 
 
 class TwoPhaseLog:
-    """A log of transactions by chance, some streamed, some prepared. `committed`: what it comes to; `open`: gids of
-    transactions that are prepared at its end.
+    """A log of transactions by chance, some streamed, some prepared. `committed`: what it comes to; `open`: xids of
+    transactions that are prepared at its end and whose PREPARE is sent.
     """
 
     def __init__(self, changes: Sequence[Sequence[Change]], dice: random.Random) -> None:
@@ -86,12 +87,15 @@ class TwoPhaseLog:
             one = dice.choice(under)
             if not self._step(one):
                 under.remove(one)
-        self.open = [one.gid for one, what, _ in self._events if one.gid and what == "prepare" and one.end is None]
+        prepared = [one for one, what, _ in self._events if what == "prepare" and not one.silent]
+        self.open = [one.xid for one in prepared if one.end is None]
         self._ended(_Under(9_999, [], streamed=False, gid=None))  # behind everything, so that all of it can be passed
 
     def _begun(self, nth: int, changes: Sequence[Change]) -> _Under:
         gid = f"gid {nth} 'ü'" if self._dice.random() < 0.6 else None
-        return _Under(100 + nth, [(one, 0) for one in changes], self._dice.random() < 0.5, gid)
+        silent = gid is not None and not changes and self._dice.random() < 0.5
+        streamed = not silent and self._dice.random() < 0.5
+        return _Under(100 + nth, [(one, 0) for one in changes], streamed, gid, silent=silent)
 
     def _advanced(self) -> int:
         self._lsn += self._dice.randint(RECORD + 1, 200)
@@ -135,6 +139,12 @@ class TwoPhaseLog:
             lsns = tuple(lsn for _, lsn in one.changes)
             self.committed.append(Transaction(bounds, tuple(change for change, _ in one.changes), lsns))
 
+    def changed(self, xid: int, end_lsn: int) -> bool:
+        """What the server says of a transaction (`decode.parking.Parking`)."""
+        [found] = [one for one in self.committed if one.bounds.xid == xid]
+        assert found.bounds.confirm == end_lsn
+        return bool(found.changes)
+
     def messages(self, start: int) -> Iterator[tuple[int, bytes]]:
         """What a connection that starts at this position is sent, each message with its LSN."""
         return _Connection(self._events).messages(start)
@@ -159,6 +169,8 @@ class _Connection:
             match what:
                 case "block" if again:
                     yield from self._block(one, number)
+                case "prepare" if one.silent:
+                    pass
                 case "prepare" if again and one.streamed:
                     assert one.gid is not None
                     yield number, stream_prepare(one.xid, one.gid, number)

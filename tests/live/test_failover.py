@@ -23,7 +23,8 @@ from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.check_postgres import findings
-from cdc_lake.source.server import FAILOVER_SLOTS
+from cdc_lake.pipeline.inspect_parked import inspect_parked
+from cdc_lake.source.server import FAILOVER_SLOTS, TWO_PHASE_ON_STANDBYS
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.standby import promote, standby_of
 from tests.conftest import CDC_PASSWORD, CDC_USER, Database, make_database, make_role, start_server
@@ -206,6 +207,43 @@ def test_where_only_a_keepalive_is_ahead_the_stream_goes_on_behind_the_switch(cl
     assert inserted(project)[-1] == "12"
 
 
+def test_what_is_parked_lands_from_the_new_primary_and_ends_as_that_one_says(cluster: Cluster) -> None:
+    if cluster.version < TWO_PHASE_ON_STANDBYS:
+        pytest.skip("before PostgreSQL 18 no standby has a slot with two-phase decoding")
+    standby = cluster.standby(slots=True)
+    given = {"slot": {"failover": True}, "decoding": {"two_phase": True}}
+    project = cluster.project(cluster.primary, standby, **given)
+    cluster.write("INSERT INTO t VALUES (1)")
+    once(project)
+    for number, gid in enumerate(("lands", "dropped", "dropped there, lands here"), start=2):
+        cluster.write(f"BEGIN; INSERT INTO t VALUES ({number}); PREPARE TRANSACTION '{gid}'")
+    cluster.write("INSERT INTO t VALUES (5)")
+    copied(cluster, standby, project)
+    assert [one.gid for one in inspect_parked(project).transactions] == [
+        "lands",
+        "dropped",
+        "dropped there, lands here",
+    ]
+    cluster.caught_up(standby)
+    standby.stop()
+    cluster.write("ROLLBACK PREPARED 'dropped there, lands here'")
+    once(project)
+    assert len(inspect_parked(project).transactions) == 2
+    cluster.primary.stop("immediate")
+    promote(standby.start())
+    for text in (
+        "COMMIT PREPARED 'lands'",
+        "ROLLBACK PREPARED 'dropped'",
+        "COMMIT PREPARED 'dropped there, lands here'",
+    ):
+        cluster.write(text, standby)
+    cluster.write("INSERT INTO t VALUES (6)", standby)
+    once(project)
+    assert inserted(project) == ["1", "5", "2", "4", "6"]
+    assert inspect_parked(project).transactions == ()
+    assert verify(bronze_reader(project)).holds
+
+
 def test_bronze_ahead_of_the_switch_stops_and_lists_what_the_new_primary_never_had(cluster: Cluster) -> None:
     project = cluster.project()
     once(project)
@@ -263,6 +301,15 @@ def test_of_two_primaries_none_is_read(cluster: Cluster) -> None:
         once(project)
     standby.stop()
     once(project)
+
+
+def test_a_server_whose_standbys_keep_no_slots_with_two_phase_decoding_refuses_to_be_asked_for_both(
+    cluster: Cluster,
+) -> None:
+    if not FAILOVER_SLOTS <= cluster.version < TWO_PHASE_ON_STANDBYS:
+        pytest.skip("17 is the one")
+    with pytest.raises(ServerSettings, match="from PostgreSQL 18 on"):
+        once(cluster.project(slot={"failover": True}, decoding={"two_phase": True}))
 
 
 def test_a_server_whose_standbys_keep_no_slots_refuses_to_be_asked_for_it(cluster: Cluster) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.pipeline.inspect_parked import inspect_parked
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.workload import Workload
 from tests.conftest import Database
@@ -147,6 +148,21 @@ def generated(database: Database, root: Path) -> None:
     assert_equal_to_source(project, database)
 
 
+def prepared(database: Database, root: Path) -> None:
+    """A transaction is parked at its PREPARE, and lands at its COMMIT PREPARED."""
+    project = land(database, root, CHANGES, **decoding(two_phase=True))
+    with database.connect() as conn:
+        conn.execute(f"BEGIN; INSERT INTO t VALUES (-9); PREPARE TRANSACTION '{database.name}'")
+        conn.execute(f"BEGIN; SELECT FROM t FOR UPDATE; PREPARE TRANSACTION '{database.name} locks'")
+        once(project)
+        assert inspect_parked(project).transactions[0].gid == database.name
+        for gid in (database.name, f"{database.name} locks"):
+            conn.execute(f"COMMIT PREPARED '{gid}'")
+    once(project)
+    assert inspect_parked(project).transactions == ()
+    assert_equal_to_source(project, database)
+
+
 def failover(database: Database, root: Path) -> None:
     project = land(database, root, CHANGES, **source(slot={"failover": True}))
     with database.admin() as admin:
@@ -164,11 +180,18 @@ class Behaviour:
     show: Callable[[Database, Path], None]
 
 
-TEST_DECODING = "Changes by `test_decoding`, after an exact initial copy"
+PLUGIN = "`test_decoding`"
 BEHAVIOURS = (
     Behaviour("Every kind of change by `pgoutput`, after an exact initial copy", 14, every_change),
-    Behaviour(TEST_DECODING, 14, equal(**source(slot={"plugin": "test_decoding"}))),
+    Behaviour(
+        f"Changes by {PLUGIN}, after an exact initial copy", 14, equal(**source(slot={"plugin": "test_decoding"}))
+    ),
     Behaviour("`mode: polling`, by SQL functions", 14, equal(**source(mode="polling", polling={"interval": "20 ms"}))),
+    Behaviour(
+        f"`mode: polling` of {PLUGIN}",
+        14,
+        equal(**source(mode="polling", slot={"plugin": "test_decoding"}, polling={"interval": "20 ms"})),
+    ),
     Behaviour(
         "An initial copy by several connections, in parts", 14, equal(snapshot={"parallelism": 3, "chunk_rows": 7})
     ),
@@ -177,6 +200,7 @@ BEHAVIOURS = (
     Behaviour("`proto_version: 3`", 15, equal(**decoding(proto_version=3))),
     Behaviour("`proto_version: 4`", 16, equal(**decoding(proto_version=4))),
     Behaviour("`binary: true`", 14, equal(**decoding(binary=True))),
+    Behaviour("`two_phase: true`: prepared transactions before their end", 15, prepared),
     Behaviour("`messages: true`", 14, messages),
     Behaviour("`origin: none`", 16, origins),
     Behaviour("Partitions as their root", 14, partitions),
@@ -209,7 +233,7 @@ def test_a_version_does_what_it_has_and_refuses_the_rest(
         version = conn.info.server_version
         found["version"] = f"{version // 10000}.{version % 10000}"
     there = version // 10000 >= behaviour.since
-    if behaviour.title == TEST_DECODING and not has_plugin(database.server):
+    if PLUGIN in behaviour.title and not has_plugin(database.server):  # the page is of builds that have it
         there, found[behaviour.title] = False, "not in this build"
     if there:
         behaviour.show(database, tmp_path)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import sql
 
@@ -19,11 +19,15 @@ from cdc_lake.errors import PreparedDamaged, PreparedUnknown, SlotTwoPhase
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe import failpoint as at
 from cdc_lake.pipeline.compare_postgres import postgres_side
+from cdc_lake.pipeline.inspect_parked import inspect_parked
 from cdc_lake.pipeline.status import status
 from cdc_lake.source.captured import Unlanded
+from cdc_lake.source.plugins import message_options
+from cdc_lake.source.server import wal_position
+from cdc_lake.source.unsent import UnsentPrepares
 from cdc_lake.testing.kills import KILLED, assert_whole_transactions, receive_until_message
 from cdc_lake.testing.server import EmbeddedServer
-from tests.conftest import Database, make_role, start_server
+from tests.conftest import ROOT, TESTED, Database, make_role, start_server
 from tests.live.test_large_transactions import landed, pipeline, streaming
 from tests.live.test_receive_loop import assert_equal_to_source, once
 from tests.live.test_receiver_kills import BUDGET, receivers_of
@@ -39,7 +43,7 @@ ON = {"decoding": {"two_phase": True}}
 @pytest.fixture(scope="module")
 def server() -> Iterator[EmbeddedServer]:
     """One that can do it, whichever the others run on."""
-    embedded = start_server(version=18, settings={"max_prepared_transactions": "20"})
+    embedded = start_server(**{} if TESTED >= 15 else {"version": 18})
     make_role(embedded)
     yield embedded
     embedded.remove()
@@ -52,6 +56,11 @@ def phased(streaming: Database) -> Iterator[Database]:
     with streaming.admin() as admin:
         for (gid,) in admin.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall():
             ended(streaming, gid, "ROLLBACK")
+
+
+def version(database: Database) -> int:
+    with database.connect() as conn:
+        return conn.info.server_version // 10000
 
 
 def parked(project: Project) -> list[str]:
@@ -127,16 +136,21 @@ def test_a_parked_transaction_outlives_its_receiver_and_lands_where_it_commits(
     prepared(phased, "nothing", "DELETE FROM b")
     write(phased, "INSERT INTO a VALUES (2, 1, 'between')")
     once(project)
-    assert len(parked(project)) == 5
     assert len([row for row in landed(project) if row["op"] == "I"]) == 3
     once(project)
-    told = status(project)
-    assert [one.gid for one in told.prepared] == ["it's 'ü'", "large", "dropped", "empty", "locks"]
-    assert [one.tables for one in told.prepared] == [("public.a",), ("public.b",), ("public.a",), (), ()]
-    assert "5 transactions kept until COMMIT PREPARED" in status_text(told, 200)
+    told, says_locks = status(project), version(phased) >= 18
+    assert [one.gid for one in told.prepared] == ["it's 'ü'", "large", "dropped", "empty", *["locks"] * says_locks]
+    assert [one.tables for one in told.prepared] == [
+        ("public.a",),
+        ("public.b",),
+        ("public.a",),
+        *[()] * (1 + says_locks),
+    ]
+    assert [one.changes for one in inspect_parked(project).transactions] == [2, 3000, 1, *[0] * (1 + says_locks)]
+    assert f"{4 + says_locks} transactions kept until COMMIT PREPARED" in status_text(told, 200)
     assert "the oldest, `it's 'ü'` (xid" in status_text(told, 200)
     assert confirmed_beyond(phased, project), "the server sends none of them again"
-    assert len(parked(project)) == 5
+    assert len(parked(project)) == 4 + says_locks
     ended(phased, "dropped", "ROLLBACK")
     for nth, gid in enumerate(["large", "empty", "nothing", "locks", "it's 'ü'"]):
         ended(phased, gid)
@@ -257,11 +271,21 @@ def test_it_can_be_asked_for_later_and_not_be_taken_back_unseen(phased: Database
     once(later)
     assert parked(later) == []
     assert_whole(later, phased)
-    # what the page of the error says
-    with psycopg.connect(phased.server.dsn(phased.name) + " replication=database", autocommit=True) as conn:
-        conn.execute(f"ALTER_REPLICATION_SLOT {project.slot} (TWO_PHASE false)".encode())
+    prepared(phased, "over", "INSERT INTO b VALUES (3, 1, 'over')")
+    once(later)
+    taken_back(phased, project.slot)
+    ended(phased, "over")
     once(project)
+    assert parked(project) == []
     assert_whole(project, phased)
+
+
+def taken_back(database: Database, slot: str) -> None:
+    """What the page of an error says: two-phase decoding is taken from a slot that nobody reads."""
+    [block] = re.findall(r"```sql\n(.*?)```", (ROOT / "docs/errors/DEC322.md").read_text(), re.DOTALL)
+    with database.connect() as conn:
+        for statement in block.replace("'shop", f"'{slot}").splitlines():
+            conn.execute(statement)
 
 
 def changed(project: Project, decoding: dict[str, Any]) -> Project:
@@ -279,6 +303,11 @@ def test_a_lost_or_damaged_file_is_an_error_and_no_change_is_lost_unseen(phased:
     once(project)
     write(phased, "INSERT INTO b VALUES (1, 1, 'behind')")
     once(project)
+    with phased.admin() as admin:  # whatever the server does, it keeps the log of what is prepared
+        for _ in range(3):
+            admin.execute("SELECT pg_switch_wal()")
+            admin.execute("CHECKPOINT")  # which logs what is under way, and so lets the slot's log begin later
+            once(project)
     [name] = parked(project)
     file = project.control / "prepared" / name
     content = file.read_bytes()
@@ -295,6 +324,56 @@ def test_a_lost_or_damaged_file_is_an_error_and_no_change_is_lost_unseen(phased:
     once(project)
     assert parked(project) == []
     assert_whole(project, phased)
+
+
+def test_without_the_file_the_server_still_sends_it_whole(phased: Database, tmp_path: Path) -> None:
+    project = pipeline(phased, tmp_path, "gone", **ON)
+    once(project)
+    prepared(phased, "one", "INSERT INTO a VALUES (1, 1, 'prepared')")
+    once(project)
+    write(phased, "INSERT INTO b VALUES (1, 1, 'behind')")
+    once(project)
+    for name in parked(project):
+        (project.control / "prepared" / name).unlink()
+    taken_back(phased, project.slot)
+    ended(phased, "one")
+    once(changed(project, {"two_phase": False}))
+    assert_whole(project, phased)
+    prepared(phased, "two", "INSERT INTO a VALUES (2, 1, 'prepared')")
+    once(project)
+    assert len(parked(project)) == 1
+
+
+def test_the_server_is_asked_whether_one_whose_prepare_nobody_has_changed_anything(
+    phased: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = pipeline(phased, tmp_path, "asked", **ON)
+    once(project)
+    write(phased, "CREATE SCHEMA other", "CREATE TABLE other.c (id int)", "INSERT INTO a VALUES (-1, 1, 'locked')")
+    prepared(phased, "a", "INSERT INTO a VALUES (1, 1, 'prepared')")
+    prepared(phased, "locks", "SELECT FROM a WHERE id = -1 FOR UPDATE")
+    prepared(phased, "unpublished", "INSERT INTO other.c VALUES (1)")
+    prepared(phased, "b", "INSERT INTO b VALUES (1, 1, 'prepared')")
+    once(project)
+    state = bronze_reader(project).state()
+    assert state is not None
+    with phased.connect() as session:
+        xids = dict(session.execute("SELECT gid, transaction::text::bigint FROM pg_prepared_xacts").fetchall())
+        given: Any = session
+        options = message_options(project.publication)
+        unsent = UnsentPrepares(given, project.slot, options, state.confirm, lambda: None)
+        later = session.execute("SELECT txid_current()").fetchone()
+        assert later is not None
+        assert not unsent.changed(later[0], 1 << 62), "it began on this connection"
+        ends = {}
+        for gid in xids:
+            ended(phased, gid)
+            ends[gid] = wal_position(given).value
+        monkeypatch.setattr("cdc_lake.source.unsent.WINDOW", 0)
+        found = {gid: unsent.changed(xids[gid], end) for gid, end in ends.items()}
+        assert found == {"a": True, "locks": False, "unpublished": False, "b": True}
+        copies = session.execute("SELECT count(*) FROM pg_replication_slots WHERE temporary").fetchone()
+        assert copies == (0,)
 
 
 OWN = (at.PREPARE_KEPT, at.PREPARE_ENDED, at.PREPARE_CLEANED)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,16 +16,19 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.errors import PreparedUnknown
 from cdc_lake.lake.parked_place import LocalParked
 from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.parked import ParkedTransactions, file_name
+from cdc_lake.pipeline.parked import ParkedTransactions, file_name, read_file
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.testing.messages import catalog_of, raw_transaction
 from cdc_lake.testing.two_phase import TwoPhaseLog
 from tests.property.test_streamed_transactions import LAYOUTS, a_change, joined
 from tests.seeds import seeds
 
-ROUNDS = 60 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+ROUNDS = 60 * BUDGET
+KINDS = {b"S", b"c", b"b", b"P", b"p", b"K", b"r"}  # streamed and committed; prepared, also streamed; both ends
 POINTS = (at.PREPARE_KEPT, at.PREPARE_ENDED, at.PREPARE_CLEANED)
 
 
@@ -59,18 +63,25 @@ def dying(lake: Lake, dice: random.Random) -> Iterator[None]:
 
 def receive(lake: Lake, log: TwoPhaseLog, dice: random.Random, messages: float) -> None:
     """One connection, which is lost after about so many messages."""
+    connected(lake, log, dice, lands=lambda: dice.random() < 0.3, dies=lambda: dice.random() < 1 / messages)
+
+
+def connected(
+    lake: Lake, log: TwoPhaseLog, dice: random.Random, *, lands: Callable[[], bool], dies: Callable[[], bool]
+) -> None:
+    """One connection; after each message it lands what is whole, and is lost, or not."""
     with Spool(lake.folder / "spool", 1 << 30, dice.choice([1, 90, 1 << 20])) as spool:
         parked = ParkedTransactions(
             LocalParked(lake.folder / "parked", durable=False), spool, lake.state,
-            highest=lambda: max(lake.landed, default=None),
+            highest=lambda: max(lake.landed, default=None), changed=log.changed,
         )  # fmt: skip
         assembler = Assembler(catalog_of(*LAYOUTS), frames=spool, parking=parked, landed=lake.state.upto)
         pending: list[RawTransaction | LargeTransaction] = []
         for lsn, payload in log.messages(lake.state.confirm):
             pending += assembler.feed(payload, lsn)
-            if dice.random() < 0.3:
+            if lands():
                 land(lake, pending, None if assembler.in_transaction else lsn, parked)
-            if dice.random() < 1 / messages:
+            if dies():
                 return
         land(lake, pending, None, parked)
 
@@ -95,14 +106,23 @@ def land(
     parked.clean(last, upto)
 
 
+def a_log(dice: random.Random) -> TwoPhaseLog:
+    return TwoPhaseLog(
+        [[a_change(dice, dice.choice(LAYOUTS)) for _ in range(dice.randint(0, 8))] for _ in range(6)], dice
+    )
+
+
+def name_of(xid: int) -> str:
+    """Of the file of one that `TwoPhaseLog` prepares."""
+    return file_name(1, xid, f"gid {xid - 100} 'ü'")
+
+
 @pytest.mark.parametrize("seed", seeds(1))
 def test_they_land_once_where_they_commit_over_any_deaths(seed: int, tmp_path: Path) -> None:
     dice = random.Random(seed)
     deaths = waited = 0
     for nth in range(ROUNDS):
-        log = TwoPhaseLog(
-            [[a_change(dice, dice.choice(LAYOUTS)) for _ in range(dice.randint(0, 8))] for _ in range(6)], dice
-        )
+        log = a_log(dice)
         lake = Lake(tmp_path / str(nth), {})
         for _ in range(dice.randint(0, 12)):
             with dying(lake, dice):
@@ -110,7 +130,52 @@ def test_they_land_once_where_they_commit_over_any_deaths(seed: int, tmp_path: P
         receive(lake, log, dice, 1 << 30)
         assert list(lake.landed.values()) == [raw_transaction(one) for one in log.committed]
         left = [] if not (lake.folder / "parked").exists() else [one.name for one in (lake.folder / "parked").iterdir()]
-        assert sorted(left) == sorted(file_name(1, int(gid.split()[1]) + 100, gid) for gid in log.open)
+        assert sorted(left) == sorted(map(name_of, log.open))
         deaths, waited = deaths + lake.deaths, waited + len(log.open)
     assert deaths > 0
     assert waited > 0
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_a_lost_file_is_an_error_where_its_transaction_changed_something_and_lands_once_it_is_back(
+    seed: int, tmp_path: Path
+) -> None:
+    dice = random.Random(seed)
+    errors = 0
+    for nth in itertools.count():
+        if errors == 5 * BUDGET:
+            break
+        log, lake = a_log(dice), Lake(tmp_path / str(nth), {})
+        for _ in range(dice.randint(1, 3)):
+            with dying(lake, dice):
+                connected(lake, log, dice, lands=lambda: True, dies=lambda: dice.random() < 0.05)
+        ahead = [one for one in log.committed if one.bounds.position > lake.state.upto and one.changes]
+        files = [path for one in ahead if (path := lake.folder / "parked" / name_of(one.bounds.xid)).exists()]
+        if not files:
+            continue
+        lost = dice.choice(files)
+        content = lost.read_bytes()
+        prepared, _ = read_file(LocalParked(lost.parent), lost.name, part=1)
+        lost.unlink()
+        if prepared.lsn < lake.state.confirm:  # otherwise its PREPARE is sent again
+            errors += 1
+            with pytest.raises(PreparedUnknown):
+                receive(lake, log, dice, 1 << 30)
+            lost.write_bytes(content)
+        receive(lake, log, dice, 1 << 30)
+        assert list(lake.landed.values()) == [raw_transaction(one) for one in log.committed]
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_dead_between_any_two_messages_of_streamed_and_prepared_transactions(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    logs = (a_log(dice) for _ in itertools.count())
+    every_kind = (log for log in logs if {message[:1] for _, message in log.messages(0)} >= KINDS)
+    for nth, log in enumerate(itertools.islice(every_kind, BUDGET)):
+        for after, eager in itertools.product(range(len(list(log.messages(0)))), (False, True)):
+            lake, left = Lake(tmp_path / f"{nth} {after} {eager}", {}), itertools.count(-after)
+            connected(lake, log, dice, lands=lambda eager=eager: eager, dies=lambda left=left: next(left) == 0)
+            if dice.random() < 0.2:
+                receive(lake, log, dice, 10)
+            receive(lake, log, dice, 1 << 30)
+            assert list(lake.landed.values()) == [raw_transaction(one) for one in log.committed], (after, eager)

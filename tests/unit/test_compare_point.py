@@ -91,17 +91,6 @@ def test_peeked_messages_become_transactions_above_a_position():
     with pytest.raises(StreamProtocol):
         transactions([(1, b"D" + struct.pack(">I", 9))], 0)
 
-    def prepared(end):
-        return b"K" + commit(end)[1:]
-
-    messages += [
-        (11, b"I" + struct.pack(">I", 1)), (11, b"P"), (12, commit(310)), (11, prepared(320)), (5, prepared(330)),
-    ]  # fmt: skip
-    found = transactions(messages, 300, {5: frozenset({B})})
-    assert [(t.position, t.number, t.tables) for t in found] == [(320, 11, {A}), (330, 5, {B})]
-    with pytest.raises(StreamProtocol):
-        transactions(messages, 300)
-
 
 def change(ordinal, op, new=None, old=None, unchanged=()):
     return HeldChange((1, 1, ordinal), op, new, old, frozenset(unchanged))

@@ -45,6 +45,8 @@ CASES: dict[str, tuple[list[str], int]] = {
     "inspect-span": (["inspect", "span"], 0),
     "inspect-tx": (["inspect", "tx", "0/BB8"], 0),
     "inspect-row": (["inspect", "row", "orders", "2"], 0),
+    "inspect-parked": (["inspect", "parked", "-p", "phased.yaml"], 0),
+    "inspect-parked-off": (["inspect", "parked"], 0),
     "inspect-chain": (["inspect", "chain"], 0),
     "pause": (["pause", "orders"], 0),
     "pause-unknown": (["pause", "order"], 1),

@@ -24,6 +24,10 @@ __all__ = ["store"]
 _NUMBERS = itertools.count()
 
 
+def never(xid: int, end_lsn: int) -> bool:
+    raise AssertionError((xid, end_lsn))
+
+
 @pytest.fixture(params=["folder", "store"])
 def parked_at(request: pytest.FixtureRequest, store: LocalStore, tmp_path: Path) -> ParkedPlace:
     if request.param == "folder":
@@ -49,12 +53,14 @@ def test_what_one_machine_parked_another_one_lands(parked_at: ParkedPlace, tmp_p
     rows = [insert(layout, (str(n), "x" * 100)) for n in range(100)]
     with Spool(tmp_path / "one", 1 << 20, 1_000) as spool:
         assembler = Assembler(
-            catalog_of(layout), frames=spool, parking=ParkedTransactions(parked_at, spool, state, highest=lambda: 0)
+            catalog_of(layout),
+            frames=spool,
+            parking=ParkedTransactions(parked_at, spool, state, highest=lambda: 0, changed=never),
         )
         for payload in [begin_prepare(7, "g", 200), relation(layout), *rows, prepare(7, "g", 200)]:
             assert assembler.feed(payload, 200) == ()
     with Spool(tmp_path / "other", 1 << 20, 1_000) as spool:
-        parked = ParkedTransactions(parked_at, spool, state, highest=lambda: 0)
+        parked = ParkedTransactions(parked_at, spool, state, highest=lambda: 0, changed=never)
         [large] = Assembler(catalog_of(layout), frames=spool, parking=parked).feed(commit_prepared(7, "g", 300), 300)
         parts = list(large.parts())  # type: ignore[union-attr]
         assert len(parts) > 5

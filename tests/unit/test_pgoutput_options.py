@@ -20,7 +20,7 @@ from cdc_lake.source.pgoutput_options import chosen
         (18, {}, {"proto_version": "4", "streaming": "on"}),
         (18, {"proto_version": 1}, {"proto_version": "1"}),
         (18, {"proto_version": 3}, {"proto_version": "3", "streaming": "on"}),
-        (18, {"two_phase": True}, {"proto_version": "4", "streaming": "on", "two_phase": "true"}),
+        (15, {"two_phase": True}, {"proto_version": "3", "streaming": "on", "two_phase": "true"}),
         (18, {"streaming": "off"}, {"proto_version": "4"}),
         (18, {"streaming": "parallel"}, {"proto_version": "4", "streaming": "parallel"}),
         (15, {"streaming": "off", "messages": True, "origin": "any"}, {"proto_version": "3", "messages": "true"}),
@@ -53,7 +53,7 @@ def test_functions_are_asked_for_the_same_but_for_what_is_under_way(
         (14, {"proto_version": 3}, "proto_version"),
         (15, {"streaming": "parallel"}, "streaming: on"),
         (15, {"origin": "none"}, "take `origin` out"),
-        (17, {"two_phase": True}, "two_phase"),
+        (14, {"two_phase": True}, "two_phase"),
         (18, {"two_phase": True, "proto_version": 2}, "two_phase"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.live.test_postgres_versions import BEHAVIOURS, TEST_DECODING
+from tests.live.test_postgres_versions import BEHAVIOURS
 from tests.postgres_matrix import HEAD, PAGE, VERSIONS, page
 
 
@@ -15,8 +15,7 @@ def test_the_page_is_of_these_behaviours() -> None:
     assert [row[0] for row in rows] == [one.title for one in BEHAVIOURS]
     for one, row in zip(BEHAVIOURS, rows, strict=True):
         for version, cell in zip(VERSIONS, row[1:], strict=True):
-            allowed = {"yes" if version >= one.since else ""}
-            assert cell in (allowed | {"not in this build"} if one.title == TEST_DECODING else allowed)
+            assert cell == ("yes" if version >= one.since else "")
     found = {
         version: {"version": head[nth], **{row[0]: row[nth] for row in rows}} for nth, version in enumerate(VERSIONS, 1)
     }

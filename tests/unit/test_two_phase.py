@@ -28,7 +28,7 @@ from cdc_lake.errors import (
 )
 from cdc_lake.lake.parked_place import LocalParked
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.parked import ParkedTransactions
+from cdc_lake.pipeline.parked import ParkedTransactions, forget
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import catalog_of, table
@@ -74,9 +74,9 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 def parking(
-    place: LocalParked, spool: Spool, state: BronzeState = STATE, highest: int | None = None
+    place: LocalParked, spool: Spool, state: BronzeState = STATE, highest: int | None = None, *, changed: bool = True
 ) -> ParkedTransactions:
-    return ParkedTransactions(place, spool, state, highest=lambda: highest)
+    return ParkedTransactions(place, spool, state, highest=lambda: highest, changed=lambda *_: changed)
 
 
 def assembler(parked: ParkedTransactions, **given: object) -> Assembler:
@@ -179,6 +179,19 @@ def test_a_commit_of_what_is_not_kept_is_an_error_unless_it_landed(place: Counti
     with pytest.raises(PreparedUnknown) as unknown:
         fed(to, [commit_prepared(7, "it's", STATE.upto)])
     assert "`it's` (xid 7)" in unknown.value.message
+
+
+def test_a_commit_alone_of_what_the_server_says_changed_nothing_moves_the_position_on(
+    place: Counting, spool: Spool
+) -> None:
+    [raw] = fed(assembler(parking(place, spool, changed=False)), [commit_prepared(7, "g", 300)])
+    assert (raw.bounds.position, raw.frames, raw.layouts) == (300 + RECORD, [], [])
+
+
+def test_where_nothing_is_parked_any_more_all_files_go(place: Counting, spool: Spool) -> None:
+    fed(assembler(parking(place, spool)), [*PREPARED, commit_prepared(7, "g", 300)])
+    forget(place)
+    assert place.sizes() == {}
 
 
 def test_a_table_that_it_announces_is_looked_up_when_a_whole_transaction_needs_it(

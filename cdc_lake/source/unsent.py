@@ -1,0 +1,76 @@
+"""Unsent: prepared transactions whose COMMIT PREPARED comes alone, and whether they changed anything.
+
+PostgreSQL 15 to 17 send no PREPARE of a transaction that only locked rows. Of any other one it was sent on a connection
+before, and what was kept of it is lost. The server can tell: it keeps the log of a prepared transaction until its end
+is confirmed, and a copy of the slot, which has no two-phase decoding, has it whole at that end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Final
+
+from cdc_lake.model.position import Lsn
+from cdc_lake.source.connection import Session, named
+from cdc_lake.source.server import wal_position
+from cdc_lake.source.slot import whole_copy
+
+WINDOW: Final = 64 << 20
+"""Bytes of log behind the end that was asked for which are looked through with it: more ends may lie there."""
+_XIDS: Final = 1 << 32
+_LOOK: Final = 0.2  # seconds
+
+_PEEK: Final = (
+    "SELECT DISTINCT xid::text::bigint FROM pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, "
+    "VARIADIC %s::text[]) WHERE lsn < %s::pg_lsn AND get_byte(data, 0) IN (68, 73, 77, 84, 85)"  # D I M T U
+)
+
+
+class UnsentPrepares:
+    """Those of one connection, which starts at `start`, by a session that is used for nothing else meanwhile.
+
+    `options`: what pgoutput is asked for, by version 1 and without two-phase decoding. `tick` is called now and then
+    while the server looks.
+    """
+
+    def __init__(
+        self, session: Session, slot: str, options: Mapping[str, str], start: int, tick: Callable[[], object]
+    ) -> None:
+        """Raises SourceError."""
+        self._session = session
+        self._slot = slot
+        self._options = [word for pair in options.items() for word in pair]
+        self._start = start
+        self._tick = tick
+        with named("asking for the transactions that are under way"):
+            row = session.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
+        assert row is not None
+        self._next = int(str(row[0]))
+        self._looked = 0
+        self._found: set[int] = set()
+
+    def changed(self, xid: int, end_lsn: int) -> bool:
+        """Whether `xid`, committed by a record that ends at `end_lsn`, changed what is published.
+
+        The server is asked about those only that may have been prepared before this connection's start: of a younger
+        one that changed something it would have sent the PREPARE on it. Raises SourceError.
+        """
+        if (self._next - 1 - xid) % _XIDS >= _XIDS // 2:
+            return False
+        if end_lsn > self._looked:
+            with ThreadPoolExecutor(1) as beside:
+                looking = beside.submit(self._look, end_lsn)
+                while not wait([looking], _LOOK).done:
+                    self._tick()
+                looking.result()
+        return xid in self._found
+
+    def _look(self, end_lsn: int) -> None:
+        """What was prepared before this connection's start has all its changes there."""
+        upto = max(end_lsn, min(end_lsn + WINDOW, wal_position(self._session).value))
+        with whole_copy(self._session, self._slot) as copy, named(f"looking ahead in slot `{self._slot}`"):
+            given = [copy, str(Lsn(upto)), self._options, str(Lsn(self._start))]
+            found = self._session.execute(_PEEK, given).fetchall()
+        self._found |= {int(str(xid)) for (xid,) in found}
+        self._looked = upto
