@@ -25,6 +25,7 @@ from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.inspect_parked import inspect_parked
 from cdc_lake.source.server import FAILOVER_SLOTS, TWO_PHASE_ON_STANDBYS
+from cdc_lake.testing.beside import until
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.standby import promote, standby_of
 from tests.conftest import CDC_PASSWORD, CDC_USER, Database, make_database, make_role, start_server
@@ -215,10 +216,16 @@ def test_what_is_parked_lands_from_the_new_primary_and_ends_as_that_one_says(clu
     project = cluster.project(cluster.primary, standby, **given)
     cluster.write("INSERT INTO t VALUES (1)")
     once(project)
+    copied(cluster, standby, project)  # with something prepared a standby's first copy would not become a lasting one
     for number, gid in enumerate(("lands", "dropped", "dropped there, lands here"), start=2):
         cluster.write(f"BEGIN; INSERT INTO t VALUES ({number}); PREPARE TRANSACTION '{gid}'")
-    cluster.write("INSERT INTO t VALUES (5)")
-    copied(cluster, standby, project)
+    for number in (5, 6):
+        cluster.write(f"INSERT INTO t VALUES ({number})")
+        once(project)
+    confirmed = "SELECT confirmed_flush_lsn, two_phase FROM pg_replication_slots WHERE slot_name = %s"
+    with cluster.connect(cluster.primary) as leading, cluster.connect(standby) as following:
+        behind = leading.execute(confirmed, [project.slot]).fetchone()
+        until(lambda: following.execute(confirmed, [project.slot]).fetchone() == behind)
     assert [one.gid for one in inspect_parked(project).transactions] == [
         "lands",
         "dropped",
@@ -237,9 +244,9 @@ def test_what_is_parked_lands_from_the_new_primary_and_ends_as_that_one_says(clu
         "COMMIT PREPARED 'dropped there, lands here'",
     ):
         cluster.write(text, standby)
-    cluster.write("INSERT INTO t VALUES (6)", standby)
+    cluster.write("INSERT INTO t VALUES (7)", standby)
     once(project)
-    assert inserted(project) == ["1", "5", "2", "4", "6"]
+    assert inserted(project) == ["1", "5", "6", "2", "4", "7"]
     assert inspect_parked(project).transactions == ()
     assert verify(bronze_reader(project)).holds
 
