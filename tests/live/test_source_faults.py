@@ -100,13 +100,14 @@ def ends(receiver: Future[Any], told: list[Progress], behind: Fault) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_server_that_is_stopped_at_once_under_load_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["stream", "polling"] if BUDGET > 1 else ["stream"])
+def test_a_server_that_is_stopped_at_once_under_load_loses_nothing(tmp_path: Path, mode: str) -> None:
     server = start_server()
     try:
         make_role(server)
         database = make_database(server)
         make_table(database)
-        project = project_of(database, tmp_path)
+        project = project_of(database, tmp_path, source={"mode": mode, "polling": {"interval": "50 ms"}})
         told: list[Progress] = []
         with running(project, told) as receiver, beside(lambda stop: write_until(stop, database)):
             for round_ in range(STOPS):
