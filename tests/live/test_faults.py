@@ -127,6 +127,7 @@ def test_kill_9_at_every_failpoint_ends_equal_to_the_source(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # a dozen starts of Spark, each of which has four minutes
 def test_signals_and_a_kill_of_both_loops_leave_a_state_to_go_on_from(
     database: Database, pipeline: Pipeline, dice: random.Random
 ) -> None:
