@@ -20,7 +20,7 @@ from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.nearby import as_they_are
 from cdc_lake.bronze.outline import Outline, Run, cleared_before, outline, span_files
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, KeylessDelete, NoKey, TableChangedMeanwhile
+from cdc_lake.errors import CdcLakeError, TableChangedMeanwhile
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.row_marks import mark_when_large
@@ -48,18 +48,17 @@ from cdc_lake.pipeline.follow import (
 from cdc_lake.pipeline.judge import Survey, conditions, survey
 from cdc_lake.pipeline.key_parts import KeyPart, key_parts
 from cdc_lake.pipeline.redaction_change import check_unchanged
+from cdc_lake.pipeline.span_shape import check_named, shape_of, unsent_columns
 from cdc_lake.pipeline.transforms import check_possible, projection_of
 from cdc_lake.quality.gate import RuleCount
 from cdc_lake.silver.changes import read_changes, typed
 from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
 from cdc_lake.silver.kinds import kind_of, live_rows
-from cdc_lake.silver.own_columns import LINEAGE
 from cdc_lake.silver.projecting import concerning, filtered, old_values, projected, projected_changes
 from cdc_lake.silver.projection import Projection, plain
 from cdc_lake.silver.row_events import Closing, Unit
-from cdc_lake.silver.shape import Shape, comparable, make_shape
-from cdc_lake.source.stream import shown
+from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -325,59 +324,8 @@ def fold(
     return Folded(changes, net, part, followed.survey, followed.held, followed.closings)
 
 
-def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Target, kind: Kind) -> Shape:
-    """The shape of a table's span, with the columns that its kind and its lineage take from changes."""
-    by_content = kind.identity is RowIdentity.CONTENT
-    keys = layouts[numbers[-1]].names if by_content else target.keys
-    shape = make_shape(numbers, layouts, keys, keyed=kind.identity is not RowIdentity.PLACE, types=target.types)
-    for column in shape.columns if by_content else ():
-        if not comparable(column):
-            raise NoKey(f"{target.source} has no key, and column `{column.name}` has no order to find equal rows by")
-    lineage = LINEAGE if target.lineage else {}
-    return replace(shape, carried={**kind.carried(shape), **lineage}, old_values=target.old_values)
-
-
-def check_named(seen: Outline, shape: Shape, kind: Kind, stream: str) -> None:
-    """Raise KeylessDelete or NoKey where a change does not say which row it is of."""
-    table = shape.relation.table
-    match kind.identity:
-        case RowIdentity.KEY:
-            if seen.nameless is not None:
-                at = shown(stream, seen.nameless)
-                raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")
-            for number in seen.by_key:
-                if not made_again(shape.layouts[number], shape.relation):  # rows of another table are gone by then
-                    _check_logged(shape, number)
-        case RowIdentity.CONTENT:
-            if seen.bare is not None:
-                at = shown(stream, seen.bare)
-                raise KeylessDelete(f"a change of {table} at {at} does not say all values that its row had")
-        case RowIdentity.PLACE:
-            pass
-        case other:
-            assert_never(other)
-
-
-def _check_logged(shape: Shape, number: int) -> None:
-    """Raise NoKey where changes of an older layout do not tell the key of their rows."""
-    places, columns = shape.places[number], shape.layouts[number].columns
-    for at in shape.keys:
-        place = places[at]
-        if place is None or not columns[place].key:
-            name = shape.relation.columns[at].name
-            raise NoKey(f"the server did not log column `{name}` of {shape.relation.table} for deletes: it is no key")
-
-
 def _projection(spark: SparkSession, job: TableJob, numbers: Sequence[int], kind: Kind) -> Projection:
     check_possible(job.project, job.target, kind)
     projection = projection_of(spark, job.project, job.target, shape_of(numbers, job.layouts, job.target, kind))
     check_fit(job.project, job.target, projection.source)
     return projection
-
-
-def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:
-    """The positions, in the newest layout, of columns that some change did not send."""
-    unsent = {(layout, place) for layout, places in seen.unchanged.items() for place in places}
-    return frozenset(
-        at for layout, places in shape.places.items() for at, place in enumerate(places) if (layout, place) in unsent
-    )

@@ -1,0 +1,68 @@
+"""The shape of a table's span: its columns over all its layouts, and whether its changes say which rows they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from cdc_lake.bronze.outline import Outline
+from cdc_lake.config.project import Target
+from cdc_lake.errors import KeylessDelete, NoKey
+from cdc_lake.model.relation import Relation
+from cdc_lake.model.succession import made_again
+from cdc_lake.silver.kind import Kind, RowIdentity
+from cdc_lake.silver.own_columns import LINEAGE
+from cdc_lake.silver.shape import Shape, comparable, make_shape
+from cdc_lake.source.stream import shown
+
+
+def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Target, kind: Kind) -> Shape:
+    """The shape of a table's span, with the columns that its kind and its lineage take from changes."""
+    by_content = kind.identity is RowIdentity.CONTENT
+    keys = layouts[numbers[-1]].names if by_content else target.keys
+    shape = make_shape(numbers, layouts, keys, keyed=kind.identity is not RowIdentity.PLACE, types=target.types)
+    for column in shape.columns if by_content else ():
+        if not comparable(column):
+            raise NoKey(f"{target.source} has no key, and column `{column.name}` has no order to find equal rows by")
+    lineage = LINEAGE if target.lineage else {}
+    return replace(shape, carried={**kind.carried(shape), **lineage}, old_values=target.old_values)
+
+
+def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:
+    """The positions, in the newest layout, of columns that some change did not send."""
+    unsent = {(layout, place) for layout, places in seen.unchanged.items() for place in places}
+    return frozenset(
+        at for layout, places in shape.places.items() for at, place in enumerate(places) if (layout, place) in unsent
+    )
+
+
+def check_named(seen: Outline, shape: Shape, kind: Kind, stream: str) -> None:
+    """Raise KeylessDelete or NoKey where a change does not say which row it is of."""
+    table = shape.relation.table
+    match kind.identity:
+        case RowIdentity.KEY:
+            if seen.nameless is not None:
+                at = shown(stream, seen.nameless)
+                raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")
+            for number in seen.by_key:
+                if not made_again(shape.layouts[number], shape.relation):  # rows of another table are gone by then
+                    _check_logged(shape, number)
+        case RowIdentity.CONTENT:
+            if seen.bare is not None:
+                at = shown(stream, seen.bare)
+                raise KeylessDelete(f"a change of {table} at {at} does not say all values that its row had")
+        case RowIdentity.PLACE:
+            pass
+        case other:
+            assert_never(other)
+
+
+def _check_logged(shape: Shape, number: int) -> None:
+    """Raise NoKey where changes of an older layout do not tell the key of their rows."""
+    places, columns = shape.places[number], shape.layouts[number].columns
+    for at in shape.keys:
+        place = places[at]
+        if place is None or not columns[place].key:
+            name = shape.relation.columns[at].name
+            raise NoKey(f"the server did not log column `{name}` of {shape.relation.table} for deletes: it is no key")
