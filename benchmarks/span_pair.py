@@ -45,7 +45,7 @@ from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import merging, table_span, table_steps
+from cdc_lake.pipeline import merging, table_job, table_span, table_steps
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.silver.shape import make_shape
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -375,7 +375,7 @@ class Phases:
         places: list[tuple[Any, str, str]] = [
             (table_steps, "read_marker", "read markers"),
             (table_steps, "record", "holds"),
-            (table_span, "outline", "outline"),
+            (table_job, "outline", "outline"),
             (table_steps, "outline", "outline"),
             (table_span, "survey", "survey"),
             (table_span, "evolve", "look up columns"),

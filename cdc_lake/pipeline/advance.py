@@ -40,7 +40,7 @@ from cdc_lake.pipeline.pauses import settled, stopped_tables
 from cdc_lake.pipeline.rebuild_plan import parts_of
 from cdc_lake.pipeline.renewing import Renewing
 from cdc_lake.pipeline.reread import Rereader, reread_tables
-from cdc_lake.pipeline.table_span import TableJob
+from cdc_lake.pipeline.table_job import TableJob
 from cdc_lake.pipeline.table_steps import Load, TableSteps
 from cdc_lake.pipeline.waiting import undecoded
 from cdc_lake.pipeline.wal_note import never

@@ -15,7 +15,8 @@ from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.cuts import BROKEN, PAUSED, TableState
 from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.sessions import Sessions, guarded
-from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
+from cdc_lake.pipeline.table_job import TableJob
+from cdc_lake.pipeline.table_span import Prepared, prepare
 from cdc_lake.pipeline.whole_groups import Ahead, ahead, settled_whole
 
 

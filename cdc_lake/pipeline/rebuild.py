@@ -54,7 +54,8 @@ from cdc_lake.pipeline.reread import rereads_of
 from cdc_lake.pipeline.sessions import guarded
 from cdc_lake.pipeline.source_table import source_table
 from cdc_lake.pipeline.span_shape import shape_of
-from cdc_lake.pipeline.table_span import Copied, Prepared, TableJob, prepare
+from cdc_lake.pipeline.table_job import Copied, TableJob
+from cdc_lake.pipeline.table_span import Prepared, prepare
 from cdc_lake.pipeline.transforms import projection_of
 from cdc_lake.pipeline.whole_groups import passed_by, settled_whole
 from cdc_lake.silver.difference import Difference, difference

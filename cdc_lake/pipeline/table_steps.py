@@ -35,7 +35,8 @@ from cdc_lake.pipeline.intact import damage, may_go_on
 from cdc_lake.pipeline.merging import Merged, merge
 from cdc_lake.pipeline.reread import reread_tables, rereads_of
 from cdc_lake.pipeline.sessions import Sessions, guarded
-from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
+from cdc_lake.pipeline.table_job import TableJob
+from cdc_lake.pipeline.table_span import Prepared, prepare
 from cdc_lake.silver.holding import NOTHING_WAITS
 
 if TYPE_CHECKING:

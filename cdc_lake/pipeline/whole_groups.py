@@ -26,7 +26,8 @@ from cdc_lake.pipeline.cuts import Cut
 from cdc_lake.pipeline.follow import check_few
 from cdc_lake.pipeline.holds import CLOSED, HoldLog
 from cdc_lake.pipeline.rebuild_plan import RebuildPlan
-from cdc_lake.pipeline.table_span import Prepared, TableJob
+from cdc_lake.pipeline.table_job import TableJob
+from cdc_lake.pipeline.table_span import Prepared
 from cdc_lake.pipeline.tracing import events
 from cdc_lake.silver.kind import RowIdentity
 from cdc_lake.silver.row_events import TRUNCATE, Unit, unit_of

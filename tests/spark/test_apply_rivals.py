@@ -31,7 +31,8 @@ from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.apply import apply
 from cdc_lake.pipeline.merging import merge
 from cdc_lake.pipeline.rebuild import rebuild
-from cdc_lake.pipeline.table_span import Prepared, TableJob, prepare
+from cdc_lake.pipeline.table_job import TableJob
+from cdc_lake.pipeline.table_span import Prepared, prepare
 from cdc_lake.silver.holding import NOTHING_WAITS
 from cdc_lake.testing.faults import assert_cuts_are_true
 from tests.seeds import one_seed
