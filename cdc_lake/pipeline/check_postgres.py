@@ -146,20 +146,21 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
         yield failed("tables" if isinstance(error, NoTableMatches) else "publication", error)
         return
     facts = tables(session, chosen)
+    bare = without_identity(session, chosen)
+    for name in bare:
+        fix = f"add a primary key, or: {whole_identity(name)};"
+        text = f"{name} has no primary key and no replica identity"
+        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
     found = None if exists is False else _changes(project, session)
     if exists is not None:
         later = found.lacking if found is not None and alterable(project) else ()  # the next start publishes them
         there = [name for name in chosen if name not in later]
-        yield _publication(project, names, there, facts, exists=exists, may_create=rights.create_in_database)
+        yield _publication(project, names, there, facts, bare, exists=exists, may_create=rights.create_in_database)
     unreadable = [f.table for f in facts if not f.readable]
     if unreadable:
         fix = "\n".join(f"GRANT SELECT ON {quoted(t)} TO {identifier(rights.name)};" for t in unreadable)
         text = f"no right to read {listed(unreadable)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
-    for name in without_identity(session, chosen):
-        fix = f"add a primary key, or: {whole_identity(name)};"
-        text = f"{name} has no primary key and no replica identity"
-        yield CheckLine(ok=False, subject="identity", text=text, fix=fix, code=NoReplicaIdentity.code)
     known = [f.rows for f in facts if f.rows is not None]
     rows = f"about {counted(sum(known), 'row')}" if len(known) == len(facts) else "rows not counted yet by the server"
     yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {listed(chosen)}; {rows}")
@@ -185,6 +186,7 @@ def _publication(
     names: list[TableName],
     chosen: list[TableName],
     facts: list[TableFacts],
+    bare: list[TableName],
     *,
     exists: bool,
     may_create: bool,
@@ -204,7 +206,7 @@ def _publication(
         ok=False,
         subject="publication",
         text=f"{name} is not there, and this role cannot make it: {why}",
-        fix=_create_publication(name, chosen),
+        fix="\n".join([*_identities(bare), _create_publication(name, chosen)]),
         code="SRC224",
     )
 
@@ -212,6 +214,11 @@ def _publication(
 def _create_publication(name: str, names: list[TableName]) -> str:
     listed = ", ".join(quoted(n) for n in names)
     return f"CREATE PUBLICATION {identifier(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true);"
+
+
+def _identities(bare: list[TableName]) -> list[str]:
+    """What tables without an identity need before they are published: their updates would be refused otherwise."""
+    return [f"{whole_identity(table)};" for table in bare]
 
 
 def dba_sql(project: Project) -> str:
@@ -229,8 +236,8 @@ def dba_sql(project: Project) -> str:
     lines += [f"GRANT USAGE ON SCHEMA {identifier(s)} TO {user};" for s in sorted({t.schema for t in chosen})]
     lines += [f"GRANT SELECT ON {quoted(t)} TO {user};" for t in chosen]
     if bare:
-        lines.append("-- without a primary key; rather add one, otherwise the server has to log whole old rows:")
-        lines += [f"{whole_identity(table)};" for table in bare]
+        lines += ["-- without a primary key; rather add one, otherwise the server has to log whole old rows:"]
+        lines += _identities(bare)
     if exists is False:
         lines.append(_create_publication(project.publication, chosen))
     return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

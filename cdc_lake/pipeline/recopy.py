@@ -57,7 +57,9 @@ def recopy(
         failpoint(RECOPIED)
         record_recopied(control, state, name, copied)
     at = shown(state.stream, copied[0].position)
-    text = f"copied {counted(len(copied), 'table')} again, as of {at}: silver takes them when it is there"
+    text = (
+        f"copied {counted(len(copied), 'table')} beside the stream, as of {at}: silver takes the copy when it is there"
+    )
     tell(Progress("snapshot", text, facts={"epoch": state.epoch}))
     return copied
 
