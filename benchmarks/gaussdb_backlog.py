@@ -29,7 +29,7 @@ from unittest import mock
 import psutil
 import pyarrow.parquet as pq
 from decode_mppdb import COLUMNS, ORDERS, some_row
-from measured import median, peak_mib, save, show, table
+from measured import median, peak_mib, reached, save, show, table
 from steps import Steps
 
 from cdc_lake.bronze import writer
@@ -238,8 +238,8 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "Targets",
             ("", "measured", "target", ""),
             [
-                ("MB/s of wire", f"{rate:,.0f}", f"{TARGET_MB}, aim {AIM_MB}", _reached(rate >= TARGET_MB)),
-                ("peak memory, MiB", f"{memory:.0f}", f"{TARGET_MIB}", _reached(memory <= TARGET_MIB)),
+                ("MB/s of wire", f"{rate:,.0f}", f"{TARGET_MB}, aim {AIM_MB}", reached(rate >= TARGET_MB)),
+                ("peak memory, MiB", f"{memory:.0f}", f"{TARGET_MIB}", reached(memory <= TARGET_MIB)),
             ],
         ),
     ]
@@ -253,10 +253,6 @@ def profile(run: dict[str, Any]) -> dict[str, Any]:
     rest = run["cpu"] - run["hashing"] - sum(run["steps"].values())
     rows.append(("everything else, Python's start too", f"{rest * share:.2f}"))
     return table("Where the receiver's CPU goes", ("step", "s for a million rows"), rows)
-
-
-def _reached(yes: bool) -> str:
-    return "reached" if yes else "missed"
 
 
 def main() -> None:

@@ -6,12 +6,14 @@ tables are what is printed, so the page shows what the terminal showed.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,39 @@ def save(
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
+
+
+def reached(it: bool) -> str:
+    """Of a target, in its table."""
+    return "reached" if it else "missed"
+
+
+def options_of(description: str | None, *hidden: str) -> argparse.ArgumentParser:
+    """The options of a benchmark that makes a server and a lake of its own; `hidden`: those that its children get."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--folder", type=Path, help="where server and lake are made; a temporary folder if left out")
+    options.add_argument("--no-save", action="store_true", help="print only")
+    for name in (*hidden, "--server", "--root"):
+        options.add_argument(name, help=argparse.SUPPRESS)
+    return options
+
+
+def carry_out(
+    name: str,
+    given: argparse.Namespace,
+    parameters: Sequence[str],
+    measure: Callable[[argparse.Namespace, Path], list[dict[str, Any]]],
+    tables_of: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+) -> None:
+    """Measure in a folder that is gone then, and show the result, or save it; `parameters`: options that it names."""
+    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
+        Path(temporary).chmod(0o755)
+        runs = measure(given, Path(temporary))
+    tables = tables_of(runs)
+    if given.no_save:
+        show(tables)
+    else:
+        save(name, parameters={one: getattr(given, one) for one in parameters}, runs=runs, tables=tables)
 
 
 def peak_mib(process: int | str = "self") -> float:

@@ -20,7 +20,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from functools import partial
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from measured import median, peak_mib, save, show, table
+from measured import carry_out, median, options_of, peak_mib, reached, table
 from served import served
 
 from cdc_lake.bronze.open import bronze_writer
@@ -39,7 +38,7 @@ from cdc_lake.source.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, messa
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
 BLOCK = 1_000
-TARGET_RATE, TARGET_RATIO, TARGET_MIB = 100_000, 0.70, 512
+TARGET_RATE, TARGET_RATIO, TARGET_MIB = 100_000, 0.90, 512
 
 TABLE = """
 CREATE TABLE orders (
@@ -202,54 +201,39 @@ def summary(runs: list[dict[str, Any]], plugin: str) -> list[dict[str, Any]]:
     mine = [run for run in counted if run["peer"] == "cdc_lake"]
     rate, ratio = median(run["rate"] for run in mine), median(ratios)
     memory = max(run["rss_mib"] for run in mine)
-    reached = "reached" if rate >= TARGET_RATE or ratio >= TARGET_RATIO else "missed"
     return [
         table(f"{plugin} backlog into bronze", ("", "best changes/s", "median changes/s", "CPU s", "peak MiB"), rows),
         table(
             "Targets",
             ("", "measured", "target", ""),
             [
+                ("changes/s", f"{rate:,.0f}", f"{TARGET_RATE:,}", reached(rate >= TARGET_RATE)),
                 (
-                    "changes/s, or ratio to pg_recvlogical (medians)",
-                    f"{rate:,.0f}, {ratio:.2f}",
-                    "100,000 or 0.70",
-                    reached,
+                    "the same beside pg_recvlogical",
+                    f"{ratio:.2f}",
+                    f"{TARGET_RATIO:.2f}",
+                    reached(ratio >= TARGET_RATIO),
                 ),
-                ("peak memory, MiB", f"{memory:.0f}", "512", "reached" if memory <= TARGET_MIB else "missed"),
+                ("peak memory, MiB", f"{memory:.0f}", f"{TARGET_MIB}", reached(memory <= TARGET_MIB)),
             ],
         ),
     ]
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = options_of(__doc__, "--receive")
     options.add_argument("--changes", type=int, default=1_000_000)
     options.add_argument("--rounds", type=int, default=3, help="counted rounds; one more warms up")
-    options.add_argument("--folder", type=Path, help="where server and lake are made; a temporary folder if left out")
     options.add_argument("--plugin", choices=(PGOUTPUT, TEST_DECODING), default=PGOUTPUT)
     options.add_argument("--programs", type=Path, help="the server's; those of the wheel if left out")
     options.add_argument("--profile", help="write a cProfile of the last round of ours to this file")
-    options.add_argument("--no-save", action="store_true", help="print only")
-    options.add_argument("--receive", help=argparse.SUPPRESS)
-    options.add_argument("--server", help=argparse.SUPPRESS)
-    options.add_argument("--root", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.receive:
         receive_here(given)
         return
-    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
-        Path(temporary).chmod(0o755)
-        runs = measure(given, Path(temporary))
-    tables = summary(runs, given.plugin)
-    if given.no_save:
-        show(tables)
-    else:
-        save(
-            f"{given.plugin}_backlog",
-            parameters={"changes": given.changes, "rounds": given.rounds},
-            runs=runs,
-            tables=tables,
-        )
+    carry_out(
+        f"{given.plugin}_backlog", given, ("changes", "rounds"), measure, lambda runs: summary(runs, given.plugin)
+    )
 
 
 if __name__ == "__main__":

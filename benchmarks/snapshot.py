@@ -17,7 +17,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from functools import partial
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from measured import median, peak_mib, save, show, table
+from measured import carry_out, median, options_of, peak_mib, reached, table
 from pgoutput_backlog import fill
 from served import served
 
@@ -123,41 +122,27 @@ def summary(runs: list[dict[str, Any]], fmt: str) -> list[dict[str, Any]]:
         best = max(best, rate) if name.startswith("cdc_lake") else best
         memory = f"{max(run['rss_mib'] for run in mine):.0f}" if "rss_mib" in mine[0] else ""
         rows.append((name, f"{rate:,.0f}", f"{median(run['cpu'] for run in mine):.1f}", memory))
-    reached = "reached" if best >= TARGET_RATE else "missed"
     return [
         table(f"Initial copy into {fmt} bronze", ("", "median rows/s", "CPU s", "peak MiB"), rows),
         table(
             "Targets",
             ("", "measured", "target", ""),
-            [("rows/s, the best parallelism", f"{best:,.0f}", f"{TARGET_RATE:,}", reached)],
+            [("rows/s, the best parallelism", f"{best:,.0f}", f"{TARGET_RATE:,}", reached(best >= TARGET_RATE))],
         ),
     ]
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = options_of(__doc__, "--copy")
     options.add_argument("--rows", type=int, default=5_000_000)
     options.add_argument("--rounds", type=int, default=2, help="counted rounds; one more warms up")
     options.add_argument("--format", choices=("delta", "iceberg"), default="delta")
     options.add_argument("--parallelism", type=int, nargs="+", default=[1, 2, 3])
-    options.add_argument("--folder", type=Path, help="where server and lake are made; a temporary folder if left out")
-    options.add_argument("--no-save", action="store_true", help="print only")
-    options.add_argument("--copy", help=argparse.SUPPRESS)
-    options.add_argument("--server", help=argparse.SUPPRESS)
-    options.add_argument("--root", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.copy:
         copy_here(given)
         return
-    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
-        Path(temporary).chmod(0o755)
-        runs = measure(given, Path(temporary))
-    tables = summary(runs, given.format)
-    if given.no_save:
-        show(tables)
-    else:
-        parameters = {"rows": given.rows, "rounds": given.rounds, "format": given.format}
-        save("snapshot", parameters=parameters, runs=runs, tables=tables)
+    carry_out("snapshot", given, ("rows", "rounds", "format"), measure, lambda runs: summary(runs, given.format))
 
 
 if __name__ == "__main__":

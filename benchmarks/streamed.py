@@ -17,7 +17,6 @@ import json
 import resource
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from measured import median, peak_mib, save, show, table
+from measured import carry_out, median, options_of, peak_mib, reached, table
 from pgoutput_backlog import FILL, TABLE
 from served import served
 
@@ -191,49 +190,31 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "Targets",
             ("", "measured", "target", ""),
             [
-                ("changes/s under way, streamed", f"{rate:,.0f}", f"{TARGET_RATE:,}", _reached(rate >= TARGET_RATE)),
-                ("the same beside protocol 1", f"{times:.2f}", f"{TARGET_TIMES}", _reached(times >= TARGET_TIMES)),
+                ("changes/s under way, streamed", f"{rate:,.0f}", f"{TARGET_RATE:,}", reached(rate >= TARGET_RATE)),
+                ("the same beside protocol 1", f"{times:.2f}", f"{TARGET_TIMES}", reached(times >= TARGET_TIMES)),
                 (
                     f"memory of {max(sizes):,} MB beside {min(sizes):,} MB",
                     f"{growth:.2f}",
                     f"{TARGET_GROWTH}",
-                    _reached(growth <= TARGET_GROWTH),
+                    reached(growth <= TARGET_GROWTH),
                 ),
-                ("peak memory, MiB", f"{peak:.0f}", f"{TARGET_MIB}", _reached(peak <= TARGET_MIB)),
+                ("peak memory, MiB", f"{peak:.0f}", f"{TARGET_MIB}", reached(peak <= TARGET_MIB)),
             ],
         ),
     ]
 
 
-def _reached(it: bool) -> str:
-    return "reached" if it else "missed"
-
-
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = options_of(__doc__, "--receive", "--kind")
     options.add_argument("--changes", type=int, default=1_000_000)
     options.add_argument("--rounds", type=int, default=2, help="counted rounds; one more warms up")
     options.add_argument("--sizes", type=int, nargs="+", default=[10, 200, 1000], help="megabytes")
-    options.add_argument("--folder", type=Path, help="where server and lake are made; a temporary folder if left out")
-    options.add_argument("--no-save", action="store_true", help="print only")
-    options.add_argument("--receive", help=argparse.SUPPRESS)
-    options.add_argument("--kind", help=argparse.SUPPRESS)
     options.add_argument("--until", type=int, help=argparse.SUPPRESS)
-    options.add_argument("--server", help=argparse.SUPPRESS)
-    options.add_argument("--root", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.receive:
         receive_here(given)
         return
-    with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
-        Path(temporary).chmod(0o755)
-        runs = measure(given, Path(temporary))
-    tables = summary(runs)
-    if given.no_save:
-        show(tables)
-    else:
-        parameters = {"changes": given.changes, "rounds": given.rounds}
-        save("streamed", parameters=parameters, runs=runs, tables=tables)
+    carry_out("streamed", given, ("changes", "rounds"), measure, summary)
 
 
 if __name__ == "__main__":

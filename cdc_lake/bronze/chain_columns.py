@@ -23,6 +23,7 @@ from cdc_lake.bronze.chain_link import ROW, SAME
 from cdc_lake.bronze.contract import BEGIN, COMMIT, DELETE, INSERT, UPDATE
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.column_digests import digests_of_rows
+from cdc_lake.decode.digest import Digests
 from cdc_lake.model.relation import Relation
 
 _SHORT: Final = 16  # rows of a run that are looked at one by one just as fast
@@ -61,7 +62,7 @@ class RowColumns:
 
     rows: pa.RecordBatch
     layouts: Mapping[int, Relation]
-    digests: list[bytes] = field(init=False)
+    digests: Digests = field(init=False)
     """Of the changes that are right, in order."""
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ class RowColumns:
             info=None,
             digests=[],
         )
-        self.digests = [digest for _, digest in digests_of_rows(changes, places)]
+        self.digests = digests_of_rows(changes, places)
 
     def parts(self) -> Iterator[Whole | Run | Odd]:
         """All rows in order."""
@@ -114,7 +115,7 @@ class RowColumns:
         """Epoch and position of a row of a run or a whole transaction."""
         return self._places[at]
 
-    def digests_in(self, start: int, stop: int) -> list[bytes]:
+    def digests_in(self, start: int, stop: int) -> Digests:
         """Of changes that are in a run or a whole transaction."""
         return self.digests[self._before[start] : self._before[stop]]
 

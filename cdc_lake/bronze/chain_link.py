@@ -91,8 +91,7 @@ class Link:
         if not self._rows or (first[_ORDINAL], first[_POSITION], first[SAME]) != here:
             return False
         self._rows += len(digests)
-        for digest in digests:
-            self._content.add(digest)
+        self._content.add_all(digests)
         for relation, more in counts.items():
             kinds = self._counts.setdefault(relation, {})
             for op, number in more.items():

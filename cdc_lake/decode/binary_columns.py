@@ -1,7 +1,8 @@
 """Binary values of many tuples at once: the texts of all columns of a chunk, type by type.
 
-Integers, booleans, texts, dates and timestamps are read for all rows at once; of other types each different value is
-read once, as the plain decoder reads it (`decode.binary`). What does not fit raises `Irregular`.
+Integers, booleans, texts, dates, timestamps, uuids, most floats and numerics are read for all rows at once; of other
+types and values each different one is read once, as the plain decoder reads it (`decode.binary`). What does not fit
+raises `Irregular`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.decode.binary import JSONB, READERS, TEXTS
+from cdc_lake.decode.binary_numbers import Some, floats, numerics, uuids
 from cdc_lake.decode.values import times
 from cdc_lake.decode.walk import Chunk, Irregular, Tuples, as_binary, require, sent_texts
 from cdc_lake.errors import DecodeError
@@ -66,7 +68,28 @@ def _texts(oid: int, chunk: Chunk, slots: Any) -> pa.Array:
         if size < _WORD and oid not in _UNSIGNED:
             number -= (number >> (8 * size - 1)) << 8 * size
         return read(number)
-    return _one_by_one(oid, as_binary(chunk, slots, utf8=False))
+    some = _some(oid, chunk, slots)
+    odd = np.flatnonzero(~some.which)
+    if not len(odd):
+        return some.texts
+    texts = pa.concat_arrays([some.texts, _one_by_one(oid, as_binary(chunk, slots[odd], utf8=False))])
+    order = np.empty(len(slots), np.int64)
+    order[np.concatenate([np.flatnonzero(some.which), odd])] = np.arange(len(order))
+    return texts.take(pa.array(order))
+
+
+def _some(oid: int, chunk: Chunk, slots: Any) -> Some:
+    """What can be read at once of the other types."""
+    match oid:
+        case 700:
+            return floats(chunk, slots, 4)
+        case 701:
+            return floats(chunk, slots, 8)
+        case 1700:
+            return numerics(chunk, slots)
+        case 2950:
+            return uuids(chunk, slots)
+    return Some(pa.array([], pa.string()), np.zeros(len(slots), bool))
 
 
 def _one_by_one(oid: int, values: pa.Array) -> pa.Array:

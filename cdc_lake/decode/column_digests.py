@@ -6,7 +6,6 @@ a time; only the hashing itself goes change by change.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.digest import canonical_relation, digests_after, prefix_state
+from cdc_lake.decode.digest import DIGEST_SIZE, Digests
+from cdc_lake.decode.frame_digests import digests_by_kind
+from cdc_lake.decode.hashing import Canonical, Hashing, hashed_here
 
 _TRUNCATE: Final = ord("T")
 _NEW: Final = ord("N")
@@ -23,14 +24,21 @@ _AT_ONCE: Final = 1 << 14  # rows whose canonical bytes are in memory together
 _EMPTY: Final = pa.scalar(b"", pa.binary())
 
 
-def digests_of_rows(changes: ChangeColumns, rows: Any) -> Iterator[tuple[int, bytes]]:
-    """Index and digest of each of these changes (an int64 ndarray of indices) that inserts, updates or deletes."""
+def digests_of_rows(changes: ChangeColumns, rows: Any, hashing: Hashing = hashed_here) -> Digests:
+    """The digest of each of these changes (an int64 ndarray of indices), which insert, update or delete."""
+    parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
+    return Digests.of([_digests(changes, some, hashing) for some in parts])
+
+
+def digests_anew(changes: ChangeColumns, rows: Any, hashing: Hashing = hashed_here) -> Digests:
+    """The changes' digests, those of these rows made anew, but for truncates."""
     rows = rows[changes.op[rows] != _TRUNCATE]
-    for start in range(0, len(rows), _AT_ONCE):
-        yield from _digests(changes, rows[start : start + _AT_ONCE])
+    whole: Any = np.frombuffer(Digests.of([changes.digests]).data, np.uint8).reshape(-1, DIGEST_SIZE).copy()
+    whole[rows] = np.frombuffer(digests_of_rows(changes, rows, hashing).data, np.uint8).reshape(-1, DIGEST_SIZE)
+    return Digests(whole.tobytes())
 
 
-def _digests(changes: ChangeColumns, rows: Any) -> Iterator[tuple[int, bytes]]:
+def _digests(changes: ChangeColumns, rows: Any, hashing: Hashing) -> Digests:
     taken = pa.array(rows)
     kinds = changes.old_kind.take(taken)
     letters = np.zeros(len(rows), np.uint8)
@@ -38,14 +46,10 @@ def _digests(changes: ChangeColumns, rows: Any) -> Iterator[tuple[int, bytes]]:
         letters[np.asarray(pc.fill_null(pc.equal(kinds, kind), fill_value=False))] = letter
     old = _tuples(changes.old.take(taken), None, letters)
     new = _tuples(changes.new.take(taken), changes.unchanged.take(taken), np.full(len(rows), _NEW, np.uint8))
-    tails = pc.binary_join_element_wise(*old, *new, _EMPTY).to_pylist() if old or new else [b""] * len(rows)
-    codes = (changes.relation[rows].astype(np.int64) << 8) | changes.op[rows]
-    states = {code: prefix_state(_prefix(code, changes)) for code in set(codes.tolist())}
-    yield from zip(rows.tolist(), digests_after(map(states.__getitem__, codes.tolist()), tails), strict=True)
-
-
-def _prefix(code: int, changes: ChangeColumns) -> bytes:
-    return bytes([code & 0xFF]) + canonical_relation(str(changes.relations[code >> 8].table))
+    tails = pc.binary_join_element_wise(*old, *new, _EMPTY) if old or new else pa.repeat(_EMPTY, len(rows))
+    borders, data = tails.buffers()[1:]
+    whole = Canonical(b"", np.frombuffer(borders, np.int32, len(rows) + 1), data or b"")
+    return digests_by_kind(changes.op[rows], changes.relation[rows], changes.relations, whole, hashing)()
 
 
 def _tuples(tuples: Any, unchanged: Any, letters: Any) -> list[pa.Array]:

@@ -8,7 +8,7 @@ those of binary values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
@@ -21,8 +21,10 @@ import pyarrow as pa
 from cdc_lake.decode.binary_columns import binary_texts
 from cdc_lake.decode.canonical import canonical_of
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.column_digests import digests_of_rows
-from cdc_lake.decode.digest import canonical_relation, digest_of, digests_after, prefix_state
+from cdc_lake.decode.column_digests import digests_anew
+from cdc_lake.decode.digest import DIGEST_SIZE, Digests, digest_of
+from cdc_lake.decode.frame_digests import frame_digests
+from cdc_lake.decode.hashing import Hashing, hashed_here
 from cdc_lake.decode.joined import joined
 from cdc_lake.decode.not_text import InHex, any_prefixed
 from cdc_lake.decode.pgoutput import change_of
@@ -45,27 +47,30 @@ _SHORTEST = 8  # letter, OID, tuple kind, count: no data message is shorter
 _KINDS = pa.array(["key", "full"])
 
 
-def tabulate(batch: Sequence[RawTransaction], in_hex: InHex | None = None) -> ChangeColumns:
+def tabulate(
+    batch: Sequence[RawTransaction], in_hex: InHex | None = None, hashing: Hashing = hashed_here
+) -> ChangeColumns:
     """The changes of the transactions as columns, in order.
 
     Equal in every field to `tabulate_plain(batch, in_hex)`, and raises the same DecodeError for the same bytes.
+    `hashing` is what makes digests of large chunks.
     """
     sizes = [len(raw.frames) for raw in batch]
     if sum(sizes) >= SMALL:
         with suppress(Irregular):
-            columns = _tabulate(batch, sizes)
+            columns = _tabulate(batch, sizes, hashing)
             require(in_hex is None or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
             return columns
         if in_hex is not None and len(batch) > 1:  # a few odd values must not slow all of a batch down
             half = len(batch) // 2
             parts = ((batch[:half], half), (batch[half:], len(batch) - half))
-            return joined([(tabulate(part, in_hex), count) for part, count in parts], pa.concat_arrays)
+            return joined([(tabulate(part, in_hex, hashing), count) for part, count in parts], pa.concat_arrays)
     return tabulate_plain(batch, in_hex)
 
 
-def _tabulate(batch: Sequence[RawTransaction], sizes: list[int]) -> ChangeColumns:
+def _tabulate(batch: Sequence[RawTransaction], sizes: list[int], hashing: Hashing) -> ChangeColumns:
     numbering = Numbering()
-    parts = [_part(cut, numbering) for cut in _cuts(batch, sizes)]
+    parts = [_part(cut, numbering, hashing) for cut in _cuts(batch, sizes)]
     frame = np.concatenate([part.frame for part in parts])
     transaction = np.repeat(np.arange(len(batch), dtype=np.int32), sizes)
     lsn = np.fromiter(chain.from_iterable(raw.lsns for raw in batch), np.int64, sum(sizes))
@@ -80,19 +85,13 @@ def _tabulate(batch: Sequence[RawTransaction], sizes: list[int]) -> ChangeColumn
         old_kind=_joined([part.old_kind for part in parts]),
         unchanged=_joined([part.unchanged for part in parts]),
         info=_joined([part.info for part in parts]),
-        digests=list(chain.from_iterable(part.digests for part in parts)),
+        digests=Digests.of([part.digests for part in parts]),
     )
-    return _digested(columns, np.flatnonzero(np.concatenate([part.binary for part in parts])))
-
-
-def _digested(columns: ChangeColumns, binary: Any) -> ChangeColumns:
-    """The columns with digests of the texts of these changes, in the place of those of their binary values."""
+    binary = np.flatnonzero(np.concatenate([part.binary for part in parts]))
     if not len(binary):
         return columns
-    digests = list(columns.digests)
-    for at, digest in digests_of_rows(columns, binary):
-        digests[at] = digest
-    return replace(columns, digests=digests)
+    # of texts, in the place of those of binary values
+    return replace(columns, digests=digests_anew(columns, binary, hashing))
 
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
@@ -141,7 +140,7 @@ class _Part:
     old_kind: pa.Array
     unchanged: pa.Array
     info: pa.Array
-    digests: list[bytes]
+    digests: Sequence[bytes]
     binary: Any
 
 
@@ -160,12 +159,15 @@ class _Shape:
     changes: dict[int, tuple[Change, ...]]
 
 
-def _part(cut: _Cut, numbering: Numbering) -> _Part:
+def _part(cut: _Cut, numbering: Numbering, hashing: Hashing) -> _Part:
     require(min(map(len, cut.frames)) >= _SHORTEST)
     chunk = Chunk(cut.frames)
     shape = _shape(cut, chunk, numbering)
     count = len(cut.frames)
     old_rows, old, new_rows, new = _tuples(chunk, shape)
+    binary = _with_binary(old, old_rows, count) | _with_binary(new, new_rows, count)
+    # goes on elsewhere, it may be, while values are copied
+    digests = _digests(chunk, shape, numbering, hashing, none=bool((binary | shape.odd).all()))
     part = _Part(
         frame=np.arange(cut.first, cut.first + count),
         op=shape.letter,
@@ -175,10 +177,21 @@ def _part(cut: _Cut, numbering: Numbering) -> _Part:
         old_kind=_old_kinds(shape, old_rows, count),
         unchanged=unchanged_lists(new, new_rows, count, POSITIONS),
         info=pa.nulls(count, pa.string()),
-        digests=_digests(cut, shape, numbering),
-        binary=_with_binary(old, old_rows, count) | _with_binary(new, new_rows, count),
+        digests=digests(),
+        binary=binary,
     )
     return _with_odd(part, shape, numbering) if shape.changes else part
+
+
+def _digests(
+    chunk: Chunk, shape: _Shape, numbering: Numbering, hashing: Hashing, *, none: bool
+) -> Callable[[], Digests]:
+    """One digest a frame, begun; of no use for odd frames and binary values, which get theirs later. `none`: they all
+    are such.
+    """
+    if none:
+        return lambda: Digests(bytes(DIGEST_SIZE * len(shape.letter)))
+    return frame_digests(chunk, shape.letter, shape.relation, numbering.relations, hashing)
 
 
 def _shape(cut: _Cut, chunk: Chunk, numbering: Numbering) -> _Shape:
@@ -260,20 +273,6 @@ def _old_kinds(shape: _Shape, rows: Any, count: int) -> pa.Array:
     absent = np.ones(count, bool)
     absent[rows] = False
     return _KINDS.take(pa.array((shape.kind == _FULL).astype(np.int8), mask=absent))
-
-
-def _digests(cut: _Cut, shape: _Shape, numbering: Numbering) -> list[bytes]:
-    """One digest a frame; those of odd frames are of no use and replaced later."""
-    codes = (shape.relation + 1) << 8 | shape.letter
-    states = {code: prefix_state(_prefix(code, numbering)) for code in set(codes.tolist())}
-    continued = map(states.__getitem__, codes.tolist())
-    return digests_after(continued, map(itemgetter(slice(5, None)), cut.frames))
-
-
-def _prefix(code: int, numbering: Numbering) -> bytes:
-    """The canonical bytes before the tuples, of a letter in the low byte and a relation's number + 1 above it."""
-    number, letter = code >> 8, bytes([code & 0xFF])
-    return letter + canonical_relation(str(numbering.relations[number - 1].table)) if number else letter
 
 
 def _with_odd(part: _Part, shape: _Shape, numbering: Numbering) -> _Part:

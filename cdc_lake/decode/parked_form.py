@@ -19,11 +19,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cdc_lake.decode.frames import Part
+from cdc_lake.decode.frames import Decoded, Part
 from cdc_lake.decode.parking import Announcement, Parked
 from cdc_lake.decode.pgoutput_prepared import Prepared
 from cdc_lake.errors import DecodeError, PreparedDamaged
 from cdc_lake.errors.root import kinds
+from cdc_lake.model.relation import Relation
 
 MAGIC: Final = b"CDC_LAKE PREPARED 1\n"
 _HEADER: Final = struct.Struct("<II")  # size and CRC of the JSON text
@@ -100,6 +101,9 @@ class ParkedFrames:
         """Nothing more comes of a prepared transaction."""
         raise NotImplementedError
 
+    def follow(self, oid: bytes, layout: Relation | None) -> None:
+        """Nothing is decoded before its COMMIT PREPARED."""
+
     def truncate(self, count: int) -> None:
         """Nothing of it is rolled back any more."""
         raise NotImplementedError
@@ -120,6 +124,10 @@ class ParkedFrames:
             if size >= self._part or not left:
                 yield frames, lsns
                 frames, lsns, size = [], [], 0
+
+    def pieces(self) -> Iterator[Part | Decoded]:
+        """See FrameStore."""
+        return self.parts()
 
     def close(self) -> None:
         """What is kept stays until it is landed."""

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.column_digests import digests_of_rows
+from cdc_lake.decode.column_digests import digests_anew
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, refuse_oversize
 from cdc_lake.decode.walk import lists
 from cdc_lake.errors import RedactionUnfit
@@ -136,10 +136,7 @@ class Redaction:
             ),
             [plan.relation for plan in plans],
         )
-        digests = list(changes.digests)
-        for at, digest in digests_of_rows(redacted, rows):
-            digests[at] = digest
-        return replace(redacted, digests=digests)
+        return replace(redacted, digests=digests_anew(redacted, rows))
 
     def rows(self, relation: Relation, rows: Any) -> tuple[Relation, Any]:
         """Snapshot rows (a list<string> array by position in the layout) and their layout, as bronze may have them."""

@@ -12,6 +12,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -33,11 +34,13 @@ _GRACE: Final = 5.0  # seconds to end by itself
 
 
 class HashingProcess:
-    """Hashes (`decode.hashing.Hashing`), while it is entered; used by one thread."""
+    """Hashes (`decode.hashing.Hashing`), while it is entered. While one thread uses it, others hash where they are."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: Sequence[Canonical] | None = None  # what it was asked and nobody waited for yet
+        self._user: int | None = None  # the thread that is to be answered, or did not wait for what it asked
+        self._lock = threading.Lock()  # of `_user`
         self._alone = os.cpu_count() == 1
 
     def __enter__(self) -> Self:
@@ -55,12 +58,13 @@ class HashingProcess:
 
     def __call__(self, parts: Sequence[Canonical]) -> Callable[[], list[bytes]]:
         """Begin to hash. Raises HashingDied, as what it returns does."""
-        if self._alone or sum(memoryview(part.data).nbytes for part in parts) < WORTH:
+        small = sum(memoryview(part.data).nbytes for part in parts) < WORTH
+        if self._alone or small or not self._taken():
             return hashed_here(parts)
         if self._process is None:
             self._process = _started()
         if self._asked is not None:  # the chunk turned out to be irregular
-            self._answer(self._process, self._asked)
+            self._read(self._process, self._asked)
         process, self._asked = self._process, parts
         try:
             ask(_end(process.stdin), parts)
@@ -68,9 +72,24 @@ class HashingProcess:
             raise _died(process) from broken
         return lambda: self._answer(process, parts)
 
+    def _taken(self) -> bool:
+        """Whether this thread has the process for itself now."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._user not in (None, me):
+                return False
+            self._user = me
+            return True
+
     def _answer(self, process: subprocess.Popen[bytes], parts: Sequence[Canonical]) -> list[bytes]:
         assert self._asked is parts
         self._asked = None
+        try:
+            return self._read(process, parts)
+        finally:
+            self._user = None
+
+    def _read(self, process: subprocess.Popen[bytes], parts: Sequence[Canonical]) -> list[bytes]:
         try:
             return answered(_end(process.stdout), parts)
         except (OSError, EOFError) as broken:
@@ -78,7 +97,7 @@ class HashingProcess:
 
     def close(self) -> None:
         """End the process; with the next chunk there is a new one."""
-        process, self._process, self._asked = self._process, None, None
+        process, self._process, self._asked, self._user = self._process, None, None, None
         if process is None:
             return
         with contextlib.suppress(BrokenPipeError):  # it died, which was said when it was asked

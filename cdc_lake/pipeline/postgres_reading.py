@@ -13,7 +13,9 @@ from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.binary import reader_of
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.frames import NewFrames
+from cdc_lake.decode.hashing import Hashing
 from cdc_lake.decode.kept import PgoutputFormat
+from cdc_lake.decode.large import decoded_or
 from cdc_lake.decode.mppdb.columnar import tabulate as tabulate_lines
 from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
@@ -85,12 +87,13 @@ def reading_of(
     state: BronzeState,
     tell: Tell,
     frames: NewFrames,
+    hashing: Hashing,
     parking: Parking | None = None,
 ) -> Reading:
     """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines.
 
     `frames` makes stores for large transactions. `parking` keeps prepared ones, where the stream has them before their
-    end.
+    end. `hashing` makes digests of large chunks.
     """
     if by_publication(project):
         asked = project.postgres.decoding.messages
@@ -104,16 +107,19 @@ def reading_of(
             parking=parking,
             landed=state.upto,
         )
-        columns = by_policy(project, PgoutputFormat(partial(tabulate, in_hex=in_hex(project))), tell)
+        decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
+        columns = decoded_or(by_policy(project, decoded, tell))
         return Reading(assembler, columns, columns)
-    return _of_lines(project, layouts(), state, tell, frames)
+    return _of_lines(project, layouts(), state, tell, frames, hashing)
 
 
 def _warn(tell: Tell, text: str) -> None:
     tell(Progress("warning", text))
 
 
-def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell, frames: NewFrames) -> Reading:
+def _of_lines(
+    project: Project, session: Session, state: BronzeState, tell: Tell, frames: NewFrames, hashing: Hashing
+) -> Reading:
     """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
     print_whole_names(session)
     codec = codec_by_name(project, _encoding(project, session))
@@ -123,10 +129,10 @@ def _of_lines(project: Project, session: Session, state: BronzeState, tell: Tell
     def made() -> Layouts:
         return Layouts(RowTables(session), codec, known=known, takes=taken, takes_back=False)
 
-    again = made()
+    again, columns = made(), partial(tabulate_lines, hashing=hashing)
     return Reading(
         LineAssembler(codec, taken, keeps=lands(project), frames=frames),
-        by_policy(project, FamilyFormat(made(), project.postgres.slot.plugin), tell),
+        by_policy(project, FamilyFormat(made(), project.postgres.slot.plugin, columns), tell),
         lambda batch: tabulate_lines(batch, again),
     )
 

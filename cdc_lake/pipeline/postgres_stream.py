@@ -16,6 +16,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import postgres_start
 from cdc_lake.pipeline.copies_beside import CopiesBeside
 from cdc_lake.pipeline.failover import note_timeline
+from cdc_lake.pipeline.hashing_process import HashingProcess
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.parked import ParkedTransactions, forget
@@ -92,9 +93,12 @@ def open_postgres(
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         limits = project.pipeline.bronze.spool
+        hashing = opened.enter_context(HashingProcess())
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
         parked = _parked(project, spool, state, session, facts, frames)
-        reading = reading_of(project, session, lambda: dial("layouts"), state, tell, spool, parked)
+        reading = reading_of(project, session, lambda: dial("layouts"), state, tell, spool, hashing, parked)
+        if by_publication(project):
+            spool.decode_ahead(reading.tabulate)
         yield OpenStream(
             frames=frames,
             assembler=reading.assembler,

@@ -10,23 +10,17 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from cdc_lake.bronze.port import Tabulate
 from cdc_lake.config.quantity import format_bytes
-from cdc_lake.decode.frames import Part
 from cdc_lake.errors import SpoolFull, SpoolNotWritten
-from cdc_lake.observe.failpoint import SPOOLED, failpoint
+from cdc_lake.pipeline.ahead import Ahead, ColumnsAhead
+from cdc_lake.pipeline.spooled import SpooledFrames
 
-_LARGE: Final = 1 << 20  # bytes of a frame that is not copied to be written
-_READ: Final = 1 << 30  # bytes of one read: Linux gives less than 2 GiB
-_SIZES: Final = array("I")
-_LSNS: Final = array("Q")
+_LENT: Final = 8
 
 
 class Spool:
@@ -43,7 +37,9 @@ class Spool:
         self._held = 0
         self._used = self._parked = 0
         self._stores: set[SpooledFrames] = set()
+        self._lent = 0
         self._lock = threading.Lock()  # stores are closed by the thread that landed them
+        self._ahead: Ahead | None = None
         self.written = 0
 
     def __enter__(self) -> Self:
@@ -54,10 +50,16 @@ class Spool:
     ) -> None:
         for store in list(self._stores):
             store.close()
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def decode_ahead(self, tabulate: Tabulate) -> None:
+        """Have `tabulate` make columns of what goes to disk from now on (`pipeline.ahead`)."""
+        self._ahead = Ahead(tabulate, self)
 
     def __call__(self) -> SpooledFrames:
         """An empty store."""
-        store = SpooledFrames(self)
+        store = SpooledFrames(self, None if self._ahead is None else ColumnsAhead(self._ahead))
         with self._lock:
             self._stores.add(store)
         return store
@@ -93,10 +95,25 @@ class Spool:
 
     def take(self, size: int) -> None:
         """So many bytes more are to go to disk. Raises SpoolFull."""
-        self._check(size)
         with self._lock:
+            self._check(size)
             self._used += size
             self.written += size
+
+    def lend(self, size: int) -> bool:
+        """See ahead.Disk: what was decoded ahead may take an eighth of the budget, so that frames have the rest."""
+        with self._lock:
+            if self._lent + size > self._at_most // _LENT or self._used + size > self._at_most:
+                return False
+            self._lent += size
+            self._used += size
+            return True
+
+    def return_lent(self, size: int) -> None:
+        """See ahead.Disk."""
+        with self._lock:
+            self._lent -= size
+            self._used -= size
 
     def _check(self, size: int) -> None:
         """Only the receiver's loop adds: what others give back meanwhile makes more room than was seen."""
@@ -124,180 +141,3 @@ class Spool:
     def failed(self) -> SpoolNotWritten:
         """The error of a file that could not be written or read."""
         return SpoolNotWritten("a transaction without its COMMIT could not be kept on disk", where=str(self._folder))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Frames in the file: one behind the other from `start` on, `size` bytes, behind them their sizes and LSNs."""
-
-    start: int
-    count: int
-    size: int
-
-    @property
-    def whole(self) -> int:
-        """Bytes of all of it."""
-        return self.size + self.count * (_SIZES.itemsize + _LSNS.itemsize)
-
-
-class SpooledFrames:
-    """Frames of one transaction (implements `decode.frames.FrameStore`)."""
-
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-        self._file: int | None = None
-        self._chunks: list[_Chunk] = []
-        self._end = 0  # of the file
-        self._stored = self._bytes = 0  # frames in the chunks, and their bytes
-        self._frames: list[bytes] = []
-        self._lsns: list[int] = []
-        self.held = 0
-        """Bytes in memory."""
-        self.sealed = False
-        """Nothing more is added."""
-
-    @property
-    def size(self) -> int:
-        """See FrameStore."""
-        return self._bytes + self.held
-
-    @property
-    def spilled(self) -> bool:
-        """See FrameStore."""
-        return bool(self._chunks)
-
-    def __len__(self) -> int:
-        return self._stored + len(self._frames)
-
-    def append(self, payload: bytes, lsn: int) -> None:
-        """See FrameStore. Raises SpoolFull, SpoolNotWritten."""
-        self._frames.append(payload)
-        self._lsns.append(lsn)
-        self.held += len(payload)
-        self._spool.hold(len(payload))
-
-    def extend(self, payloads: Sequence[bytes], lsns: Sequence[int]) -> None:
-        """See FrameStore. Raises SpoolFull, SpoolNotWritten."""
-        self._frames += payloads
-        self._lsns += lsns
-        size = sum(map(len, payloads))
-        self.held += size
-        self._spool.hold(size)
-
-    def truncate(self, count: int) -> None:
-        """See FrameStore; what is left of a chunk that is cut is held again."""
-        if count >= self._stored:
-            self._keep(count - self._stored)
-            return
-        self._keep(0)
-        while self._stored > count:
-            chunk = self._chunks.pop()
-            self._stored -= chunk.count
-            self._bytes -= chunk.size
-            if self._stored < count:
-                frames, lsns = self._read(chunk)
-                self._frames, self._lsns = frames[: count - self._stored], lsns[: count - self._stored]
-            self._end = chunk.start
-            self._spool.give_back(chunk.whole)
-        if self._file is not None:
-            os.ftruncate(self._file, self._end)
-        self.held = sum(map(len, self._frames))
-        self._spool.hold(self.held)
-
-    def spill(self) -> None:
-        """Put what is held on disk. Raises SpoolFull, SpoolNotWritten."""
-        if not self._frames:
-            return
-        chunk = _Chunk(self._end, len(self._frames), self.held)
-        self._spool.take(chunk.whole)
-        try:
-            if self._file is None:
-                self._file = self._spool.open()
-            self._write([*self._frames, array("I", map(len, self._frames)), array("Q", self._lsns)])
-        except OSError as cause:
-            self._spool.give_back(chunk.whole)
-            raise self._spool.failed() from cause
-        self._chunks.append(chunk)
-        self._end += chunk.whole
-        self._stored += chunk.count
-        self._bytes += chunk.size
-        self._keep(0)
-        failpoint(SPOOLED)
-
-    def seal(self) -> None:
-        """A large one is all on disk then: it may wait for a while. Raises SpoolFull, SpoolNotWritten."""
-        if self._chunks:
-            self.spill()
-        else:
-            self._spool.hold(-self.held)  # it is the batch's from now on
-        self.sealed = True
-
-    def parts(self) -> Iterator[Part]:
-        """See FrameStore. Raises SpoolNotWritten."""
-        frames: list[bytes] = []
-        lsns: list[int] = []
-        size = 0
-        for chunk in self._chunks:
-            some, their_lsns = self._read(chunk)
-            frames, lsns, size = frames + some, lsns + their_lsns, size + chunk.size
-            if size >= self._spool.part:
-                yield frames, lsns
-                frames, lsns, size = [], [], 0
-        if self._frames or frames:
-            yield frames + self._frames, lsns + self._lsns
-
-    def close(self) -> None:
-        """See FrameStore."""
-        self._spool.forget(self)
-        if not self.sealed:
-            self._spool.hold(-self.held)
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
-            self._spool.give_back(self._end)
-        self._chunks, self._end, self._stored, self._bytes = [], 0, 0, 0
-        self._frames, self._lsns, self.held, self.sealed = [], [], 0, True
-
-    def _keep(self, count: int) -> None:
-        """Of what is held, the first so many frames."""
-        gone = sum(map(len, self._frames[count:]))
-        self._frames, self._lsns = self._frames[:count], self._lsns[:count]
-        self.held -= gone
-        self._spool.hold(-gone)
-
-    def _write(self, buffers: Sequence[bytes | array[int]]) -> None:
-        """At the end of the file: small ones as one, which is ten times as quick as a vector of them (measured)."""
-        assert self._file is not None
-        at = self._end
-        for large, some in groupby(buffers, lambda one: len(one) >= _LARGE):
-            for data in some if large else [b"".join(some)]:
-                left = memoryview(data).cast("B")
-                while left:
-                    done = os.pwrite(self._file, left, at)
-                    at, left = at + done, left[done:]
-
-    def _read(self, chunk: _Chunk) -> tuple[list[bytes], list[int]]:
-        try:
-            data = b"".join(self._blocks(chunk))
-        except OSError as cause:
-            raise self._spool.failed() from cause
-        sizes, lsns = array("I"), array("Q")
-        behind = chunk.size + chunk.count * sizes.itemsize
-        sizes.frombytes(data[chunk.size : behind])
-        lsns.frombytes(data[behind:])
-        frames, at = [], 0
-        for size in sizes:
-            frames.append(data[at : at + size])
-            at += size
-        return frames, lsns.tolist()
-
-    def _blocks(self, chunk: _Chunk) -> Iterator[bytes]:
-        assert self._file is not None
-        at, end = chunk.start, chunk.start + chunk.whole
-        while at < end:
-            block = os.pread(self._file, min(end - at, _READ), at)
-            if not block:
-                msg = "the file ends early"
-                raise OSError(msg)
-            at += len(block)
-            yield block

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from cdc_lake.decode.assembler import Assembler
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.frames import NewFrames
-from cdc_lake.decode.large import LargeTransaction
+from cdc_lake.decode.large import DecodedPart, LargeTransaction, decoded_or
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.model.change import Change, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.relation import Relation
@@ -20,6 +23,7 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.testing.messages import boundaries, catalog_of, raw_transaction, table
 from cdc_lake.testing.streaming import StreamingServer
+from tests.columns import assert_same
 from tests.seeds import seeds
 
 ROUNDS = 150 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
@@ -62,10 +66,29 @@ def assembled(messages: list[tuple[int, bytes]], new_frames: NewFrames | None) -
     assert not assembler.in_transaction
 
 
+DECODED: list[int] = []
+"""Changes of each piece that was decoded before its COMMIT."""
+
+
+def whole(columns: ChangeColumns) -> ChangeColumns:
+    """The columns in arrays that are not chunked."""
+    arrays = {name: getattr(columns, name) for name in ("new", "old", "old_kind", "unchanged", "info")}
+    return replace(
+        columns, **{name: a.combine_chunks() for name, a in arrays.items() if isinstance(a, pa.ChunkedArray)}
+    )
+
+
 def joined(large: LargeTransaction) -> RawTransaction:
-    """Its parts as one."""
+    """Its parts as one; each part is what it was decoded to before, where it was."""
+    for part, piece in zip(large.in_frames(), large.parts(), strict=True):
+        if isinstance(piece, DecodedPart):
+            DECODED.append(piece.count)
+            assert (piece.bounds, piece.size, piece.count) == (part.bounds, part.size, part.count)
+            assert_same(whole(decoded_or(tabulate)([piece])), tabulate([part]))
+        else:
+            assert piece == part
     out = RawTransaction(large.bounds, [], [], [], {}, large.size)
-    for part in large.parts():
+    for part in large.in_frames():
         assert part.part
         out.truncated.update({len(out.frames) + at: tables for at, tables in part.truncated.items()})
         out.frames.extend(part.frames)
@@ -86,9 +109,11 @@ def test_streamed_they_are_the_same_in_memory_and_on_disk(seed: int, tmp_path: P
         assert list(assembled(server.messages, None)) == wanted
         streamed += any(payload[:1] == b"c" for _, payload in server.messages)
         with Spool(tmp_path, 1 << 30, dice.choice([1, 90, 700])) as spool:
+            if dice.random() < 0.7:
+                spool.decode_ahead(tabulate)
             came = [replace(raw, part=False) for raw in assembled(server.messages, spool)]
             assert spool.used == 0
             large += spool.written > 0
         assert came == wanted
-    assert min(streamed, large) > ROUNDS // 4
+    assert min(streamed, large, len(DECODED)) > ROUNDS // 4
     assert list(tmp_path.iterdir()) == []

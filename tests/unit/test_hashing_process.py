@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, cast
 
@@ -16,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from cdc_lake.decode.columnar import tabulate as tabulate_messages
 from cdc_lake.decode.digest import digest_of
 from cdc_lake.decode.hashing import Canonical, answered, ask, hashed_here, serve
 from cdc_lake.decode.mppdb.columnar import tabulate
@@ -24,25 +27,28 @@ from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
+from cdc_lake.decode.plain import tabulate_plain as tabulate_messages_plain
 from cdc_lake.errors import DecodeError, HashingDied, Retry
+from cdc_lake.model.change import Delete, Insert, Message, OldKind, Update
 from cdc_lake.model.relation import TableName
+from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline import hashing_process
 from cdc_lake.pipeline.hashing_process import WORTH, HashingProcess
 from cdc_lake.testing.gaussdb.encode import binary_record
-from cdc_lake.testing.messages import boundaries
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
 
 PREFIX = b"I the beginning of every row"
 T = TableName("public", "t")
 
 
-def part(rows: int, size: int = 300, prefix: bytes = PREFIX) -> Canonical:
+def part(rows: int, size: int = 300, prefix: bytes = PREFIX, head: int = 0) -> Canonical:
     data = np.random.default_rng(rows).bytes(rows * size)
-    return Canonical(prefix, np.arange(0, (rows + 1) * size, size, dtype=np.int32), data)
+    return Canonical(prefix, np.arange(0, (rows + 1) * size, size, dtype=np.int32), data, head)
 
 
 def large() -> list[Canonical]:
-    return [part(1000), part(7, prefix=b"D"), part(0), Canonical(b"nothing", np.zeros(4, np.int32), b"")]
+    return [part(1000), part(7, prefix=b"D", head=5), part(0), Canonical(b"nothing", np.zeros(4, np.int32), b"")]
 
 
 @pytest.fixture
@@ -66,7 +72,9 @@ def gone(pid: int) -> bool:
 
 def test_digests_are_those_of_the_definition() -> None:
     rows = part(3)
-    assert hashed_here([rows])() == [b"".join(digest_of(PREFIX + rows.data[at : at + 300]) for at in (0, 300, 600))]
+    for head in (0, 5):
+        wanted = b"".join(digest_of(PREFIX + rows.data[at + head : at + 300]) for at in (0, 300, 600))
+        assert hashed_here([replace(rows, head=head)])() == [wanted]
 
 
 def test_the_process_answers_what_hashing_here_gives(hashing: HashingProcess) -> None:
@@ -103,6 +111,22 @@ def test_one_processor_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_answer_that_nobody_waited_for_is_not_the_next_ones(hashing: HashingProcess) -> None:
     hashing([part(2000)])
     assert hashing(large())() == hashed_here(large())()
+
+
+def test_while_one_thread_uses_it_others_hash_where_they_are(hashing: HashingProcess) -> None:
+    def hashed(parts: list[Canonical]) -> list[bytes]:
+        begun = hashing(parts)
+        return begun()
+
+    small, wanted = [part(2000)], (hashed_here([part(2000)])(), hashed_here(large())())
+    waiting = hashing(large())
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(hashed, small).result() == wanted[0]
+        assert waiting() == wanted[1]
+        for _ in range(50):  # and now they take turns
+            theirs = other.submit(hashed, small)
+            mine = hashed(large())
+            assert (theirs.result(), mine) == wanted
 
 
 def test_where_it_dies_the_receiver_says_so_and_may_begin_again(hashing: HashingProcess) -> None:
@@ -186,6 +210,20 @@ def test_columns_are_the_same_wherever_rows_are_hashed(hashing: HashingProcess) 
     assert hashing.pid is not None
     assert_same(there, tabulate(batch, Layouts(lambda _: FACTS)))
     assert_same(there, tabulate_plain(batch, Layouts(lambda _: FACTS)))
+
+
+def test_so_are_those_of_messages_of_several_kinds(hashing: HashingProcess) -> None:
+    tables = [table("public.a", id="int8", note="text"), table("public.b", note="text", id="int8")]
+    changes = []
+    for nth in range(3000):
+        row = (str(nth), "a value " * 40)
+        kinds = Insert(tables[nth % 2], row), Update(tables[0], row), Delete(tables[1], row, OldKind.FULL)
+        changes.append(kinds[nth % 3] if nth % 1000 else Message("p", b"x"))
+    batch = [raw_transaction(Transaction(boundaries(100), tuple(changes)))]
+    there = tabulate_messages(batch, hashing=hashing)
+    assert hashing.pid is not None
+    assert_same(there, tabulate_messages(batch))
+    assert_same(there, tabulate_messages_plain(batch))
 
 
 def test_an_error_leaves_nothing_behind_for_the_next_batch(hashing: HashingProcess) -> None:

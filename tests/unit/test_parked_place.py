@@ -62,7 +62,7 @@ def test_what_one_machine_parked_another_one_lands(parked_at: ParkedPlace, tmp_p
     with Spool(tmp_path / "other", 1 << 20, 1_000) as spool:
         parked = ParkedTransactions(parked_at, spool, state, highest=lambda: 0, changed=never)
         [large] = Assembler(catalog_of(layout), frames=spool, parking=parked).feed(commit_prepared(7, "g", 300), 300)
-        parts = list(large.parts())  # type: ignore[union-attr]
+        parts = list(large.in_frames())  # type: ignore[union-attr]
         assert len(parts) > 5
         assert [frame for part in parts for frame in part.frames] == rows
         parked.clean(340, 340)

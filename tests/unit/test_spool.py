@@ -11,7 +11,8 @@ import pytest
 
 from cdc_lake.decode.frames import FrameStore, MemoryFrames
 from cdc_lake.errors import Retry, SpoolFull, SpoolNotWritten
-from cdc_lake.pipeline.spool import Spool, SpooledFrames
+from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.spooled import SpooledFrames
 from tests.seeds import seeds
 
 FILES = Path("/proc/self/fd")

@@ -1,0 +1,111 @@
+"""What goes to the spool is decoded ahead where that can be done, and comes as frames where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.large import DecodedPart, Growing, LargeTransaction
+from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.errors import HashingDied
+from cdc_lake.model.change import Change, Insert, Truncate
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.pipeline import ahead
+from cdc_lake.pipeline.spool import Spool
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+FILES = Path("/proc/self/fd")
+A = table("public.a", id="int8", note="text")
+WIDER = table("public.a", id="int8", note="text", more="text")
+ROWS: tuple[Change, ...] = tuple(Insert(A, (str(n), "x" * 50)) for n in range(40))
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    before = len(list(FILES.iterdir()))
+    with Spool(tmp_path, 1 << 20, 500) as opened:
+        opened.decode_ahead(tabulate)
+        yield opened
+        assert opened.used == 0
+    assert len(list(FILES.iterdir())) == before
+
+
+def large(spool: Spool, changes: Sequence[Change], damage: int | None = None) -> LargeTransaction:
+    raw = raw_transaction(Transaction(boundaries(100), tuple(changes), tuple(range(len(changes)))))
+    growing = Growing(spool())
+    frames = [frame.replace(b"x", b"\xff") if at == damage else frame for at, frame in enumerate(raw.frames)]
+    growing.extend(frames, raw.lsns, raw.layouts, raw.truncated)
+    growing.frames.seal()
+    return LargeTransaction(raw.bounds, growing.frames, growing.marks)
+
+
+def kinds(whole: LargeTransaction) -> list[type]:
+    """Of its parts, in order; it is released."""
+    found: list[type] = [type(part) for part in whole.parts()]
+    whole.release()
+    return found
+
+
+def test_all_of_it_is_columns(spool: Spool) -> None:
+    found = kinds(large(spool, ROWS))
+    assert len(found) > 4
+    assert set(found) == {DecodedPart}
+
+
+def test_a_chunk_in_which_a_layout_changes_comes_as_frames(spool: Spool) -> None:
+    changed = [*ROWS[:20], *(Insert(WIDER, (str(n), "x" * 50, None)) for n in range(20))]
+    found = kinds(large(spool, changed))
+    assert found.count(RawTransaction) == 1
+    assert found.count(DecodedPart) == len(found) - 1 > 3
+
+
+def test_a_truncate_comes_as_a_frame(spool: Spool) -> None:
+    assert kinds(large(spool, [*ROWS[:20], Truncate(A), *ROWS[20:]])).count(RawTransaction) == 1
+
+
+def test_bytes_that_are_wrong_come_as_frames(spool: Spool) -> None:
+    assert kinds(large(spool, ROWS, damage=20)).count(RawTransaction) == 1
+
+
+def test_a_chunk_that_is_one_large_row_comes_as_a_frame(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_MOST_BYTES", 5_000)
+    assert kinds(large(spool, [*ROWS[:20], Insert(A, ("1", "y" * 5_000)), *ROWS[20:]])).count(RawTransaction) == 1
+
+
+def test_columns_take_an_eighth_of_the_disk_at_most(tmp_path: Path) -> None:
+    with Spool(tmp_path, 60_000, 500) as spool:
+        spool.decode_ahead(tabulate)
+        whole = large(spool, ROWS * 8)
+        found = [type(part) for part in whole.parts()]
+        assert 60_000 // 8 >= spool.used - spool.written > 0
+        assert set(found) == {DecodedPart, RawTransaction}
+        whole.release()
+        assert spool.used == 0
+        assert DecodedPart in kinds(large(spool, ROWS))
+
+
+def test_an_error_of_decoding_that_is_none_of_the_bytes_is_raised(tmp_path: Path) -> None:
+    def dies(_batch: object) -> ChangeColumns:
+        raise HashingDied("the process that hashes rows died")
+
+    with Spool(tmp_path, 1 << 20, 500) as spool:
+        spool.decode_ahead(dies)
+        with pytest.raises(HashingDied):
+            kinds(large(spool, ROWS))
+
+
+def test_what_is_rolled_back_or_given_up_leaves_nothing(spool: Spool) -> None:
+    store = spool()
+    growing = Growing(store)
+    raw = raw_transaction(Transaction(boundaries(100), ROWS, tuple(range(len(ROWS)))))
+    growing.extend(raw.frames, raw.lsns, raw.layouts, {})
+    store.truncate(13)
+    store.append(raw.frames[0], 1)
+    store.seal()
+    assert [frame for frames, _ in store.parts() for frame in frames] == [*raw.frames[:13], raw.frames[0]]
+    assert sum(len(p[0]) if isinstance(p, tuple) else p.count for p in store.pieces()) == 14
+    store.close()
