@@ -31,7 +31,7 @@ from cdc_lake.observe.failpoint import ALL_MERGED, CUT_WRITTEN, failpoint
 from cdc_lake.observe.progress import Progress, Tell, of_run
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.backlog import backlog
-from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, Cut, TableState, check_kept, last_cut, write_cut
+from cdc_lake.pipeline.cuts import BROKEN, IN, RENEWING, STAYS, Cut, TableState, check_kept, last_cut, write_cut
 from cdc_lake.pipeline.first_content import first_content
 from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.judging_clock import JudgingClock
@@ -88,11 +88,13 @@ class Advance:
         self._began = datetime.now(UTC)
 
     def __enter__(self) -> Self:
+        self._renewing.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._renewing.__exit__(kind, value, trace)
         self._steps.__exit__(kind, value, trace)
 
     @property
@@ -119,7 +121,7 @@ class Advance:
                 self._cut(state, position, None, tables)
         self.done.upto = begins = position
         top = self.done.top = state.upto if goal is None else min(goal, state.upto)
-        tables = self._catch_up(state, self._renewing.step(state, tables, position), position, stop)
+        tables = self._renewed(state, tables, position, stop)
         while position < top and not stop.is_set() and not self._gives_way():
             mark = self._renewing.next(position, top)
             ahead = Span(state.epoch, position, top if mark is None else mark)
@@ -131,8 +133,9 @@ class Advance:
             self.done.upto = position
             self._tell(backlog("applied", position, begins, top, domain_of(state.stream)))
             if position < top or position == mark:
-                tables = self._renewing.step(state, self._paused(state, tables, position), position)
-                tables = self._catch_up(state, tables, position, stop)
+                tables = self._renewed(state, self._paused(state, tables, position), position, stop)
+        while not self._waits and self._renewing.outcome(stop):
+            tables = self._renewed(state, tables, position, stop)
         self.done.broken.update(self._renewing.errors)
         if self._rereader is not None and not stop.is_set():
             self._rereader.step(state, tables)
@@ -208,7 +211,7 @@ class Advance:
         A table that waits is not of it: it catches up alone, when it can or when it is not paused any more.
         """
         touched = {relation for commit in commits for relation in commit.counts}
-        touched -= {relation for relation, table in tables.items() if table.state in {BROKEN, PAUSED}}
+        touched -= {relation for relation, table in tables.items() if table.state in STAYS}
         touched -= (unfollowed := self._renewing.unfollowed(tables, after))
         load = Load(sum(commit.changes for commit in commits), sum(commit.size for commit in commits))
         jobs = self._steps.jobs(state, tables, touched, Span(state.epoch, after, upto), load, without=unfollowed)
@@ -252,6 +255,17 @@ class Advance:
             self._tell(Progress("paused", f"{table} goes on", facts={"table": table}))
         self.done.paused = frozenset(now)
         return out
+
+    def _renewed(
+        self, state: BronzeState, tables: dict[str, TableState], position: int, stop: threading.Event
+    ) -> dict[str, TableState]:
+        """The tables with what was made anew since; what stayed behind is brought to where the others are."""
+        now = self._renewing.step(state, tables, position)
+        new = {name for name, one in now.items() if name not in tables or tables[name].generation < one.generation}
+        if new:  # before it catches up: a process that dies on the way does not make it once more
+            stays = {name: replace(now[name], state=RENEWING) for name in new if now[name].state == BROKEN}
+            self._cut(state, position, None, now | stays)
+        return self._catch_up(state, now, position, stop)
 
     def _within_a_span(self, job: TableJob) -> TableJob:
         """As much of what a table catches up with as one span takes."""

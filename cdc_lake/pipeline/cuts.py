@@ -1,8 +1,8 @@
 """Cuts: one position across all silver tables, as rows of the control table `cuts`.
 
-A cut says of each table which version holds it, how many keys of it wait, and whether it is `in`, `broken` or
-`paused`: a table that cannot or shall not go on stays behind at its own position and does not stop the cuts of the
-others.
+A cut says of each table which version holds it, how many keys of it wait, and whether it is `in`, `broken`, `paused` or
+`renewing`: a table that cannot or shall not go on, or whose content is made anew, stays behind at its own position and
+does not stop the cuts of the others.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Target
@@ -23,7 +24,9 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.holds import HoldLog, open_holds
 from cdc_lake.source.stream import shown
 
-IN, BROKEN, PAUSED = "in", "broken", "paused"
+IN, BROKEN, PAUSED, RENEWING = "in", "broken", "paused", "renewing"
+STAYS: Final = frozenset({BROKEN, PAUSED, RENEWING})
+"""States of tables that no span takes further."""
 
 FILES = 500
 """Files of the table `cuts` that are put together when there are more: each cut is one."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -45,6 +46,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import REBUILT, REPLACED, failpoint
 from cdc_lake.observe.progress import Progress, Tell, silent
+from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.cuts import IN, Cut, TableState, last_cut, write_cut
 from cdc_lake.pipeline.division import check_divided, check_divisible
 from cdc_lake.pipeline.holds import forget, hold_log, open_holds, record
@@ -147,6 +149,7 @@ class Rebuilding:
         check_divisible(project, self._place)
         self._into = into is not None
         self._allowing = _Allowing()
+        self._stop = threading.Event()
 
     def run(self, spark: SparkSession, began: float, *, dry_run: bool, keys: int) -> Rebuilt:
         """Build, compare, and put the content in its place."""
@@ -154,7 +157,10 @@ class Rebuilding:
         with self._drafted(spark) as (draft, held):
             found = self._difference(spark, draft, keys)
             failpoint(REBUILT)
-            version = None if dry_run else self._put(spark, draft, held)
+            version = None if dry_run else self._put(spark, draft)
+            if version is not None and not self._into and self._cut is not None:
+                tables = {**self._cut.tables, str(self._target.source): self._listing(version, held)}
+                write_cut(self._control, self._state, Cut(self._cut.position, tables), None, self._tell)
         self._forget(replaced=version is not None and not self._into)
         made = Rebuilt(
             pipeline=self._project.name,
@@ -174,13 +180,16 @@ class Rebuilding:
         )
         return made
 
-    def renew(self, spark: SparkSession) -> int:
-        """Build, and put the content in its place; the version."""
+    def renew(self, spark: SparkSession, stop: threading.Event) -> TableState:
+        """Build, and put the content in its place; how a cut is to list it. Raises Stopped, with nothing changed."""
+        self._stop = stop
         with self._drafted(spark) as (draft, held):
             failpoint(REBUILT)
-            version = self._put(spark, draft, held)
+            if stop.is_set():
+                raise Stopped
+            listing = self._listing(self._put(spark, draft), held)
         self._forget(replaced=True)
-        return version
+        return listing
 
     @contextmanager
     def _drafted(self, spark: SparkSession) -> Iterator[tuple[Target, _Held]]:
@@ -221,7 +230,7 @@ class Rebuilding:
 
     def _build(self, spark: SparkSession, draft: Target) -> _Held:
         """Fill the draft, layout by layout as a run does; what is held of it at its end."""
-        plan, nearby = self._plan, Nearby(self._project.scratch)
+        plan, nearby = self._plan, Nearby(self._project.scratch.with_name(f"{self._project.name}.rebuilt-from"))
         silver = store(spark, self._project, draft)
         at = _At(None, _Held(0, NOTHING_WAITS))
         try:
@@ -229,6 +238,8 @@ class Rebuilding:
                 first = Span(self._state.epoch, plan.begins - 1, plan.begins)
                 at = self._step(spark, self._job(draft, first, at, nearby, layout=plan.layout), at)
             for number, part in enumerate(plan.parts, 1):
+                if self._stop.is_set():
+                    raise Stopped
                 at = self._part(spark, draft, part, at, nearby)
                 nearby.release()
                 self._tell(Progress("rebuild", self._target.label, number, len(plan.parts), unit="spans"))
@@ -317,8 +328,8 @@ class Rebuilding:
         after = spark.table(store(spark, self._project, draft).name)
         return difference(before, after, self._target, shape, keys)
 
-    def _put(self, spark: SparkSession, draft: Target, held: _Held) -> int:
-        """The content of the draft into its place, and the cut that says so; the version."""
+    def _put(self, spark: SparkSession, draft: Target) -> int:
+        """The content of the draft into its place; the version."""
         silver, stream, upto = store(spark, self._project, draft), self._state.stream, self._plan.upto
         columns = silver.columns()
         assert columns is not None, "the draft was made"
@@ -331,14 +342,13 @@ class Rebuilding:
         if isinstance(version, CdcLakeError):
             raise version
         failpoint(REPLACED)
-        if not self._into and self._cut is not None:
-            label, form = self._target.label, self._target.format
-            layout = self._plan.form.layout
-            keys = len(held.waiting.keys)
-            state = TableState(label, form, version, upto, IN, keys, generation, layout, self._plan.copied)
-            cut = Cut(self._cut.position, {**self._cut.tables, str(self._target.source): state})
-            write_cut(self._control, self._state, cut, None, self._tell)
         return version
+
+    def _listing(self, version: int, held: _Held) -> TableState:
+        """The table with its new content, as a cut lists it."""
+        label, form, plan = self._target.label, self._target.format, self._plan
+        keys = len(held.waiting.keys)
+        return TableState(label, form, version, plan.upto, IN, keys, self._generation, plan.form.layout, plan.copied)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,23 @@
 """Renewing: silver's content of a table that was copied again is made anew, from that copy on.
 
-A copy comes into force where silver has reached its position: then the table is rebuilt (`pipeline.rebuild`), and takes
-the content's place in one commit that begins a new generation. A process that dies on the way leaves the table as it
-was, or a cut that does not say which copy the content began with: then the same is done once more.
+A copy comes into force where silver has reached its position: then the table is rebuilt (`pipeline.rebuild`) in a
+thread of its own, one table at a time, and the content takes its place in one commit that begins a new generation.
+Meanwhile the others flow; the table stays, as one that is paused does, and catches up behind it. A table of a group is
+waited for: the others could not go on without it.
 
-A table that was left is in no cut behind the position it was left at, until a copy of it is in force.
+A process that dies on the way leaves the table as it was, or a cut that does not say which copy the content began with:
+then the same is done once more. A table that was left is in no cut behind the position it was left at, until a copy of
+it is in force.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
@@ -19,17 +26,31 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.session import derive
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import CopiedTable, Course, courses
-from cdc_lake.pipeline.cuts import PAUSED, TableState, last_cut
+from cdc_lake.pipeline.cuts import BROKEN, PAUSED, RENEWING, TableState, last_cut
 from cdc_lake.pipeline.rebuild import Rebuilding
-from cdc_lake.pipeline.sessions import guarded
+from cdc_lake.pipeline.sessions import MERGING, guarded
 from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LOOK: Final = 0.2  # seconds between two looks at whether to stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A renewal that is under way, or over and not in a cut yet. `relation`: its source table."""
+
+    relation: str
+    copy: CopiedTable
+    made: Future[TableState | CdcLakeError]
+
 
 class Renewing:
-    """Which tables of a stream are followed where, and the renewal of those that were copied again."""
+    """Which tables of a stream are followed where, and the renewal of those that were copied again.
+
+    Entered as long as it may renew; left in a hurry it waits for nothing.
+    """
 
     def __init__(self, project: Project, control: ControlTables, spark: SparkSession, tell: Tell) -> None:
         """`errors`, by table in silver: why a renewal failed. It is tried again by the next process."""
@@ -41,6 +62,18 @@ class Renewing:
         self._failed: dict[str, int] = {}
         self.errors: dict[str, CdcLakeError] = {}
         self._told: set[str] = set()
+        self._running: _Running | None = None
+        self._over = threading.Event()
+        self._pool = ThreadPoolExecutor(1, f"{MERGING}-renewed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._pool.shutdown(wait=kind is None or issubclass(kind, Exception), cancel_futures=True)
 
     def look(self, state: BronzeState) -> None:
         """Read what was copied and left, after `state` was read: what bronze holds of a table that was left follows the
@@ -66,56 +99,87 @@ class Renewing:
             if not course.follows(position) or (name not in tables and course.stretches[-1].later)
         )
 
+    def outcome(self, stop: threading.Event) -> bool:
+        """Wait for the renewal that is under way, but not beyond `stop`; whether there is an outcome to be taken."""
+        running = self._running
+        while running is not None and not running.made.done() and not stop.is_set():
+            wait([running.made], _LOOK)
+        return running is not None and running.made.done()
+
     def step(self, state: BronzeState, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
         """The tables of the cut at `position`: without those that are not followed there, and with what was copied
-        again. Raises RuleStopped.
+        again, which waits to be brought to where the others are. Raises RuleStopped.
         """
         gone = [name for name in tables if name in self._courses and not self._courses[name].follows(position)]
         for name in sorted(gone):
             at = shown(state.stream, tables[name].position)
             self._say(name, tables[name].table, at)
-        out = {name: table for name, table in tables.items() if name not in gone}
-        for name, course in sorted(self._courses.items()):
-            listed = out.get(name)
-            copy = course.renewal(position, None if listed is None else listed.copied)
-            paused = listed is not None and listed.state == PAUSED
-            if copy is not None and not paused and self._failed.get(name) != copy.position:
-                out = self._renewed(state, out, position, copy)
-        return out
+        out = self._taken({name: table for name, table in tables.items() if name not in gone}, position)
+        for name in sorted(self._courses):
+            copy = self._due(name, out, position)
+            if copy is not None and self._running is None:
+                self._running = begun = self._begun(state, name, copy, position)
+                if begun is not None and self._project.group(copy.relation) is not None:
+                    wait([begun.made])
+                    out = self._taken(out, position)
+        return {name: self._settled(name, out, position) for name in out}
 
-    def _renewed(
-        self, state: BronzeState, tables: dict[str, TableState], position: int, copy: CopiedTable
-    ) -> dict[str, TableState]:
-        """The same with a table's new content; as they were where it could not be made, which is told."""
-        cut = last_cut(self._control, state.stream)
+    def _due(self, name: str, tables: Mapping[str, TableState], position: int) -> CopiedTable | None:
+        """The copy that a table's content is to begin with, where it is not the one it begins with."""
+        listed = tables.get(name)
+        if listed is not None and listed.state == PAUSED:
+            return None
+        copy = self._courses[name].renewal(position, None if listed is None else listed.copied)
+        return None if copy is None or self._failed.get(name) == copy.position else copy
+
+    def _settled(self, name: str, tables: Mapping[str, TableState], position: int) -> TableState:
+        """A table stays while it is made anew, and while it waits for that; afterwards it catches up."""
+        table = tables[name]
+        if table.state == PAUSED:
+            return table
+        if name in self._courses and self._due(name, tables, position) is not None:
+            return replace(table, state=RENEWING)
+        return replace(table, state=BROKEN) if table.state == RENEWING else table
+
+    def _begun(self, state: BronzeState, name: str, copy: CopiedTable, position: int) -> _Running | None:
+        """Begin to make a table's new content; None where it has to wait."""
+        cut, target = last_cut(self._control, state.stream), self._project.target(copy.relation)
         if cut is None or cut.position != position:
-            return tables  # cuts were lost: the next one is where all tables are again
-        relation, target = str(copy.relation), self._project.target(copy.relation)
+            return None  # cuts were lost: the next one is where all tables are again
         begins = shown(state.stream, copy.position)
-        self._tell(
-            Progress(
-                "renew",
-                f"{target.label} begins again with the copy at {begins}",
-                facts={"table": target.label, "position": begins},
-            )
-        )
+        facts = {"table": target.label, "position": begins}
+        self._tell(Progress("renew", f"{target.label} begins again with the copy at {begins}", facts=facts))
+        work = guarded(lambda: Rebuilding(self._project, copy.relation, tell=self._tell), target)
 
-        def build() -> int:
-            return Rebuilding(self._project, copy.relation, tell=self._tell).renew(derive(self._spark))
+        def build() -> TableState | CdcLakeError:
+            if isinstance(work, CdcLakeError):
+                return work
+            return guarded(lambda: work.renew(derive(self._spark), self._over), target)
 
-        version = guarded(build, target)
-        if isinstance(version, RuleStopped):
-            raise version
-        if isinstance(version, CdcLakeError):
-            self._failed[relation] = copy.position
-            self.errors[target.label] = version
-            facts = {"table": target.label, "code": version.code}
-            self._tell(Progress("broken", f"{target.label} keeps what it has: {version.message}", facts=facts))
+        return _Running(name, copy, self._pool.submit(build))
+
+    def _taken(self, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
+        """The same with the content that has been made since; as they were where it could not be, which is told."""
+        running = self._running
+        if running is None or not running.made.done():
+            return tables
+        self._running = None
+        made, name, target = running.made.result(), running.relation, self._project.target(running.copy.relation)
+        if isinstance(made, RuleStopped):
+            raise made
+        if isinstance(made, CdcLakeError):
+            self._failed[name] = running.copy.position
+            self.errors[target.label] = made
+            facts = {"table": target.label, "code": made.code}
+            self._tell(Progress("broken", f"{target.label} keeps what it has: {made.message}", facts=facts))
             return tables
         self.errors.pop(target.label, None)
-        made = last_cut(self._control, state.stream)
-        assert made is not None, "a renewal writes one"
-        return {**tables, relation: made.tables[relation]}
+        course, listed = self._courses[name], tables.get(name)
+        if not course.follows(position) or (listed is None and course.renewal(position, made.copied) is not None):
+            return tables  # it was left meanwhile: what is there is of no cut
+        paused = listed is not None and listed.state == PAUSED
+        behind = PAUSED if paused else RENEWING if made.position < position else made.state
+        return {**tables, name: replace(made, state=behind)}
 
     def _say(self, name: str, table: str, position: str) -> None:
         if name not in self._told:

@@ -26,7 +26,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.copies import courses
 from cdc_lake.pipeline.cut_verdict import still_withheld
-from cdc_lake.pipeline.cuts import BROKEN, PAUSED
+from cdc_lake.pipeline.cuts import BROKEN, PAUSED, RENEWING
 from cdc_lake.pipeline.holds import hold_log, open_holds
 from cdc_lake.pipeline.inspect_parked import prepared_transactions
 from cdc_lake.pipeline.pauses import stopped_tables
@@ -196,6 +196,8 @@ def _state(  # noqa: PLR0911  # one return a state
         return "snapshot", "the initial copy is under way or was broken off"
     if (told := _copied_again(lake, str(name), in_cut)) is not None:
         return told
+    if in_cut.get("state") == RENEWING:
+        return "catching-up", "its content was made anew, and goes on to where the others are"
     if in_cut.get("state") == PAUSED:
         return "catching-up", "it was paused, and goes on with the next run"
     if in_cut.get("state") == BROKEN:

@@ -28,7 +28,7 @@ from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, fa
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.copies import initial_copies
-from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, TableState, found
+from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, STAYS, TableState, found
 from cdc_lake.pipeline.group_steps import GroupSteps
 from cdc_lake.pipeline.holds import hold_log, open_holds, record
 from cdc_lake.pipeline.intact import damage, may_go_on
@@ -128,7 +128,7 @@ class TableSteps:
         """
         files, held, rereads = self._bronze.applied(), hold_log(self._control), self._control.snapshots()
         again = reread_tables(rereads, state.stream, span) | held.decided_tables(span)
-        waiting = {relation for relation, table in tables.items() if table.state in {BROKEN, PAUSED}}
+        waiting = {relation for relation, table in tables.items() if table.state in STAYS}
         after, upto = span.after, span.upto
         names = sorted({*touched, *(name for name in again - waiting if name not in without)})
         large = load.rows * (len(names) - 1) >= SPLIT_FROM

@@ -26,9 +26,10 @@ from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, record_left, record_recopied
-from cdc_lake.pipeline.cuts import IN, last_cut
+from cdc_lake.pipeline.cuts import IN, RENEWING, last_cut
 from cdc_lake.pipeline.recopy import copy_name
 from cdc_lake.pipeline.streams import record_copy
+from cdc_lake.testing.beside import until
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.expected import CurrentRows, Expected, HistoryRows, of_table
 from cdc_lake.testing.faults import assert_cuts_are_true
@@ -55,10 +56,10 @@ DEATHS = (at.PREPARED, at.REBUILT, at.REPLACED, at.BRANCH_WRITTEN, at.TABLE_MERG
 class World:
     """A source, a stream of it, and silver of two tables."""
 
-    def __init__(self, root: Path, spark: Any, seed: int) -> None:
+    def __init__(self, root: Path, spark: Any, seed: int, name: str = "") -> None:
         self.dice = random.Random(seed)
         self.spark = spark
-        name = f"renewed{seed}"
+        name = name or f"renewed{seed}"
         formats = self.dice.sample(("delta", "iceberg"), 2)
         self.ways = {PLAIN.table: "current", WHOLE.table: self.dice.choice(("soft", "history"))}
         relations = {PLAIN.table: PLAIN, WHOLE.table: WHOLE}
@@ -209,4 +210,40 @@ def test_tables_copied_again_left_and_taken_up_are_what_the_source_has(spark: An
             world.apply()
         world.record()
         world.apply(deaths[turn])
+    world.check()
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_the_others_flow_while_one_is_made_anew(spark: Any, lake_root: Path, seed: int) -> None:
+    world, goes_on, stop = World(lake_root, spark, seed, "flowing"), threading.Event(), threading.Event()
+    world.land(3)
+    world.apply()
+    world.copy(PLAIN.table)
+    world.record()
+    world.land(3)
+
+    def states() -> dict[str, str]:
+        cut = last_cut(world.control, "test")
+        assert cut is not None
+        return {relation: table.state for relation, table in cut.tables.items()}
+
+    def walked(walk: Advance) -> bool:
+        walk.run(None, stop)
+        return set(states().values()) == {IN}
+
+    at.arm(at.REBUILT, goes_on.wait)
+    try:
+        with Advance(world.project, spark, silent, waits=True) as walk:
+            assert not walked(walk)
+            world.land(3)
+            assert not walked(walk)
+            cut = last_cut(world.control, "test")
+            assert cut is not None
+            assert cut.position == world._state.upto
+            assert states() == {str(PLAIN.table): RENEWING, str(WHOLE.table): IN}
+            goes_on.set()
+            until(lambda: walked(walk))
+    finally:
+        goes_on.set()
+        at.arm("")
     world.check()
