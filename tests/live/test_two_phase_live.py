@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import PreparedDamaged, PreparedUnknown, SlotTwoPhase
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe import failpoint as at
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.check import ddl_sql
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.inspect_parked import inspect_parked
 from cdc_lake.pipeline.status import status
@@ -25,11 +28,13 @@ from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.plugins import message_options
 from cdc_lake.source.server import wal_position
 from cdc_lake.source.unsent import UnsentPrepares
+from cdc_lake.testing.beside import until
 from cdc_lake.testing.kills import KILLED, assert_whole_transactions, receive_until_message
 from cdc_lake.testing.server import EmbeddedServer
 from tests.conftest import ROOT, TESTED, Database, make_role, start_server
+from tests.live.old_rows import layouts, words
 from tests.live.test_large_transactions import landed, pipeline, streaming
-from tests.live.test_receive_loop import assert_equal_to_source, once
+from tests.live.test_receive_loop import assert_equal_to_source, once, running
 from tests.live.test_receiver_kills import BUDGET, receivers_of
 from tests.seeds import seeds
 
@@ -374,6 +379,34 @@ def test_the_server_is_asked_whether_one_whose_prepare_nobody_has_changed_anythi
         assert found == {"a": True, "locks": False, "unpublished": False, "b": True}
         copies = session.execute("SELECT count(*) FROM pg_replication_slots WHERE temporary").fetchone()
         assert copies == (0,)
+
+
+def test_ddl_in_a_prepared_transaction_is_told_where_it_commits(phased: Database, tmp_path: Path) -> None:
+    project = pipeline(phased, tmp_path, "told", decoding={"two_phase": True, "messages": True})
+    with phased.admin() as admin:
+        admin.execute(ddl_sql(project))  # type: ignore[arg-type]
+    once(project)
+    told: list[Progress] = []
+    with running(project, told):
+        # one that starts waits for the lock of what is prepared
+        until(lambda: any("streams" in one.text for one in told))
+        write(phased, "INSERT INTO a VALUES (1, 1, 'before')")
+        prepared(
+            phased, "alters",
+            "ALTER TABLE a RENAME COLUMN note TO word", "INSERT INTO a VALUES (2, 1, 'renamed')",
+            "ALTER TABLE a DROP COLUMN n", "INSERT INTO a VALUES (3, 'dropped')",
+        )  # fmt: skip
+        write(phased, "INSERT INTO b VALUES (1, 1, 'between')")
+        until(lambda: any(row["relation"] == "public.b" for row in landed(project)))
+        assert len(parked(project)) == 1
+        assert len(layouts(project, TableName("public", "a"))) == 1
+        ended(phased, "alters")
+        write(phased, "ALTER TABLE a RENAME COLUMN word TO said", "INSERT INTO a VALUES (4, 'behind')")
+        until(lambda: len([row for row in landed(project) if row["op"] == "I"]) == 5)
+    assert [words(*pair) for pair in pairwise(layouts(project, TableName("public", "a")))] == [
+        ["rename column note of t to word"], ["keep column n of t, NULL from now on"], ["rename column word of t to said"],
+    ]  # fmt: skip
+    assert verify(bronze_reader(project)).holds
 
 
 OWN = (at.PREPARE_KEPT, at.PREPARE_ENDED, at.PREPARE_CLEANED)
