@@ -21,15 +21,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import psutil
 import pyarrow.parquet as pq
 from decode_mppdb import COLUMNS, ORDERS, some_row
-from measured import median, peak_mib, reached, save, show, table
+from measured import beside, median, peak_mib, reached, save, show, table
 from steps import Steps
 
 from cdc_lake.bronze import writer
@@ -45,7 +44,6 @@ from cdc_lake.model.relation import Column, Relation, ReplicaIdentity
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import hashing_process
 from cdc_lake.pipeline.family_frames import assembler_of, frames_of
-from cdc_lake.pipeline.hashing_process import HashingProcess
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.stream import GaussStream
@@ -113,21 +111,6 @@ def receive_here(project: Project, timed: Steps | None = None) -> None:
     hashed = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = {"hashing": hashed.ru_utime + hashed.ru_stime, "beside_mib": max(peaks, default=0.0)}
     report(time.perf_counter() - begun, done.changes, timed.seconds if timed is not None else {}, used)
-
-
-@contextmanager
-def beside() -> Iterator[list[float]]:
-    """The most memory of each process that hashes beside the receiver, in MiB."""
-    peaks: list[float] = []
-    close = HashingProcess.close
-
-    def closed(process: HashingProcess) -> None:
-        if process.pid is not None:
-            peaks.append(peak_mib(process.pid))
-        close(process)
-
-    with mock.patch.object(HashingProcess, "close", closed):
-        yield peaks
 
 
 def steps() -> Steps:

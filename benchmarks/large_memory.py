@@ -26,8 +26,8 @@ from typing import Any
 
 import psycopg
 from decode_mppdb import COLUMNS, some_row
-from gaussdb_backlog import RELATION, beside
-from measured import peak_mib, save, show, table
+from gaussdb_backlog import RELATION
+from measured import beside, peak_mib, save, show, table
 from pgoutput_backlog import FILL, TABLE
 
 from cdc_lake.bronze.open import bronze_writer

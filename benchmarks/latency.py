@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from measured import carry_out, options_of, peak_mib, reached, table
+from measured import carry_out, costing, options_of, reached, table
 from pgoutput_backlog import FILL, TABLE
 from served import served
 
@@ -59,10 +58,9 @@ def receive_here(given: argparse.Namespace) -> None:
     )
     stop = threading.Event()
     landings = _Landings(given.receive, stop)
-    receive(project, bronze_writer(project), once=False, stop=stop, tell=landings)
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    facts = {"landed": landings.landed, "cpu": used.ru_utime + used.ru_stime, "rss_mib": peak_mib()}
-    print(json.dumps(facts))
+    with costing() as cost:
+        receive(project, bronze_writer(project), once=False, stop=stop, tell=landings)
+    print(json.dumps({"landed": landings.landed, **cost}))
 
 
 def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:

@@ -10,14 +10,19 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
+
+from cdc_lake.pipeline.hashing_process import HashingProcess
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -113,6 +118,32 @@ def peak_mib(process: int | str = "self") -> float:
     """The most memory a process had so far, in MiB."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+
+
+@contextmanager
+def beside() -> Iterator[list[float]]:
+    """The most memory of each process that hashes beside the receiver, in MiB."""
+    peaks: list[float] = []
+    close = HashingProcess.close
+
+    def closed(process: HashingProcess) -> None:
+        if process.pid is not None:
+            peaks.append(peak_mib(process.pid))
+        close(process)
+
+    with mock.patch.object(HashingProcess, "close", closed):
+        yield peaks
+
+
+@contextmanager
+def costing() -> Iterator[dict[str, float]]:
+    """What this process costs until the block ends, with those that hash beside it: `cpu` in s, `rss_mib` at most."""
+    cost: dict[str, float] = {}
+    with beside() as peaks:
+        yield cost
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cost["cpu"] = sum(one.ru_utime + one.ru_stime for one in used)
+    cost["rss_mib"] = peak_mib() + max(peaks, default=0.0)
 
 
 def median(values: Iterable[float]) -> float:

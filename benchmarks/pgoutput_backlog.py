@@ -17,7 +17,6 @@ import argparse
 import cProfile
 import json
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from measured import carry_out, median, options_of, peak_mib, reached, table
+from measured import carry_out, costing, median, options_of, reached, table
 from served import served
 
 from cdc_lake.bronze.open import bronze_writer
@@ -92,20 +91,19 @@ def receive_here(arguments: argparse.Namespace) -> None:
     project = project_of(server, Path(arguments.root), arguments.receive, arguments.plugin)
     begun = time.perf_counter()
     bronze = bronze_writer(project)
-    if arguments.profile:
-        profile = cProfile.Profile()
-        done = profile.runcall(receive, project, bronze, once=True, stop=threading.Event(), tell=silent)
-        profile.dump_stats(arguments.profile)
-    else:
-        done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
+    with costing() as cost:
+        if arguments.profile:
+            profile = cProfile.Profile()
+            done = profile.runcall(receive, project, bronze, once=True, stop=threading.Event(), tell=silent)
+            profile.dump_stats(arguments.profile)
+        else:
+            done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
     seconds = time.perf_counter() - begun
-    used = resource.getrusage(resource.RUSAGE_SELF)
     facts = {
         "seconds": seconds,
         "changes": done.changes,
         "bytes": done.bytes,
-        "cpu": used.ru_utime + used.ru_stime,
-        "rss_mib": peak_mib(),
+        **cost,
         "files": sum(1 for _ in project.bronze.glob("*.parquet")),
         "bronze_bytes": sum(path.stat().st_size for path in project.bronze.glob("*.parquet")),
     }

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from measured import carry_out, median, options_of, peak_mib, reached, table
+from measured import carry_out, costing, median, options_of, reached, table
 from pgoutput_backlog import FILL, TABLE
 from served import served
 
@@ -53,15 +52,14 @@ def receive_here(given: argparse.Namespace) -> None:
     counting = _Counting(given.until, stop)
     begun = time.monotonic()
     once = given.until is None
-    done = receive(project, bronze_writer(project), once=once, stop=stop, tell=silent if once else counting)
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    with costing() as cost:
+        done = receive(project, bronze_writer(project), once=once, stop=stop, tell=silent if once else counting)
     facts = {
         "seconds": time.monotonic() - begun,
         "landed": counting.at,
         "changes": done.changes,
         "bytes": done.bytes,
-        "cpu": used.ru_utime + used.ru_stime,
-        "rss_mib": peak_mib(),
+        **cost,
     }
     print(json.dumps(facts))
 
