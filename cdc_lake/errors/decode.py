@@ -128,7 +128,7 @@ class PreparedUnread(DecodeError):
     """A transaction that a slot with two-phase decoding sends when it is prepared, before it is committed."""
 
     code = "DEC321"
-    hint = "the slot was made with two-phase decoding, by others: drop it, move the lake folder away, run again"
+    hint = "take two-phase decoding from the slot by copying it, and copying it back: the page of this code says how"
 
 
 class UnreadBinary(DecodeError):

@@ -68,8 +68,8 @@ class SlotTwoPhase(SlotForeign):
 
     code = "SRC236"
     hint = (
-        "set `two_phase: true` in `source.decoding`; to take it from the slot, copy the slot, drop it, and copy it "
-        "back: the page of this code says how"
+        "take it from the slot by copying the slot, and copying it back: the page of this code says how; or, with "
+        "pgoutput, set `two_phase: true` in `source.decoding`"
     )
 
 
