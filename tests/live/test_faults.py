@@ -101,7 +101,7 @@ def go_on(workload: Workload, over: threading.Event) -> None:
         workload.run(1)
 
 
-def test_kill_9_at_every_failpoint_ends_equal_to_the_source(
+def test_killed_at_failpoints_both_loops_end_equal_to_the_source(
     database: Database, pipeline: Pipeline, dice: random.Random
 ) -> None:
     with database.connect() as sql:
