@@ -1,5 +1,5 @@
-"""Every type of two live PostgreSQL versions, and every declared type, through copy and stream into both formats, by
-pgoutput and by test_decoding.
+"""Every type of two live PostgreSQL versions, and every declared type, through copy and stream: by pgoutput into Delta,
+by test_decoding into Iceberg.
 
 `compare` proves it, by code that shares no cast with the projection; CDC_LAKE_TEST_POSTGRES names another version.
 """
