@@ -1,4 +1,4 @@
-"""docs/reliability.md: what the fault tests found, promise by promise.
+"""What the fault tests found, promise by promise; a whole run writes it into docs/reliability.md.
 
 python -m tests.reliability            every promise at its full budget, then the page
 python -m tests.reliability R3 R9      those, without the page
@@ -29,9 +29,9 @@ HEAD = """\
 
 # What the faults found
 
-Every promise, the faults it was tried with, and what a run counted (`make test-long`). A row is green where every test of it
-passed, which means nothing lost and nothing twice, and where at least as much was counted as the promise asks for. What is
-random is drawn from the chance named below: `CDC_LAKE_CHANCE` gives the same run anywhere.
+Every promise, the faults it was tried with, and what a run counted (`python -m tests.reliability`). A row is green
+where every test of it passed, which means nothing lost and nothing twice, and where at least as much was counted as the
+promise asks for. What is random is drawn from the chance named below: `CDC_LAKE_CHANCE` gives the same run anywhere.
 
 """
 
@@ -63,7 +63,7 @@ PROMISES = (
     ),
     Promise(
         "R7",
-        "the fast decoders equal the plain ones",
+        "the fast decoder of style b equals the plain one",
         ("tests/property/test_mppdb_agreement.py",),
         {"rows": 10_000_000},
     ),
