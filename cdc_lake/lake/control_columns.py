@@ -64,7 +64,14 @@ TABLES: dict[str, Columns] = {
         _STREAM,
         _POSITION,
         ("commit_ts", _TIME, "latest commit time of the transactions up to the cut, by the source's clock"),
-        ("tables", _TEXT, "JSON: relation → {table, format, version, position, state, held, generation, layout}"),
+        (
+            "tables",
+            _TEXT,
+            (
+                "JSON: relation → {table, format, version, position, state, held, generation, layout, copied}; state: "
+                "in, broken, paused or renewing; copied: position of the copy that it began with, if not the first"
+            ),
+        ),
         _RECORDED,
     ),
     "promises": (
