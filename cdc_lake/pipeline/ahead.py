@@ -89,7 +89,7 @@ class ColumnsAhead:
     def __init__(self, ahead: Ahead) -> None:
         self._ahead = ahead
         self._layouts: dict[bytes, Relation] = {}
-        self._changed = False  # a layout, since the last chunk
+        self._changed = False  # perhaps a layout, among the frames of the next chunk
         self._file: int | None = None
         self._end = 0
         self._chunks: list[Waiting] = []
@@ -102,6 +102,10 @@ class ColumnsAhead:
         self._layouts.pop(oid, None)
         if layout is not None:
             self._layouts[oid] = layout
+
+    def held_again(self) -> None:
+        """Frames of a chunk that was cut are in the next one: they may follow layouts before those of now."""
+        self._changed = True
 
     def begin(self, frames: Sequence[bytes], lsns: Sequence[int]) -> Waiting | None:
         """Begin to decode the next chunk; None where that cannot be done before the COMMIT."""

@@ -104,6 +104,8 @@ class SpooledFrames:
             if self._stored < count:
                 frames, lsns = self._read(chunk)
                 self._frames, self._lsns = frames[: count - self._stored], lsns[: count - self._stored]
+                if self._ahead is not None:
+                    self._ahead.held_again()
             self._end = chunk.start
             self._spool.give_back(chunk.whole)
         if self._file is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +27,10 @@ from tests.columns import assert_same
 from tests.seeds import seeds
 
 ROUNDS = 150 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
-LAYOUTS = [  # two layouts of one table, so that a relation changes in mid transaction
+LAYOUTS = [  # several of one table, so that a relation changes in mid transaction: also to one of the same width
     table("public.a", id="int8", note="text"),
     table("public.a", id="int8", note="text", more="text"),
+    table("public.a", id="int8", other="text"),
     table("public.b", id="int8", note="text"),
 ]
 
@@ -48,11 +49,19 @@ def a_change(dice: random.Random, layout: Relation) -> Change:
     return Insert(layout, row)
 
 
+def runs(dice: random.Random, layouts: Sequence[Relation], count: int) -> Iterator[Relation]:
+    """So many layouts, mostly the one before."""
+    layout = dice.choice(layouts)
+    for _ in range(count):
+        layout = dice.choice(layouts) if dice.random() < 0.2 else layout
+        yield layout
+
+
 def some_transactions(dice: random.Random) -> list[Transaction]:
     out = []
     for nth in range(dice.randint(1, 6)):
         layouts = dice.sample(LAYOUTS, dice.randint(1, len(LAYOUTS)))
-        changes = tuple(a_change(dice, dice.choice(layouts)) for _ in range(dice.randint(0, 14)))
+        changes = tuple(a_change(dice, layout) for layout in runs(dice, layouts, dice.randint(0, 40)))
         out.append(Transaction(boundaries((nth + 1) * 1000, origin=dice.choice([None, "far"])), changes))
     return out
 

@@ -9,18 +9,23 @@ import pytest
 
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.frames import Decoded
 from cdc_lake.decode.large import DecodedPart, Growing, LargeTransaction
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import HashingDied
 from cdc_lake.model.change import Change, Insert, Truncate
+from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline import ahead
 from cdc_lake.pipeline.spool import Spool
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake.pipeline.spooled import SpooledFrames
+from cdc_lake.testing.messages import boundaries, insert, raw_transaction, relation, table
 
 FILES = Path("/proc/self/fd")
 A = table("public.a", id="int8", note="text")
 WIDER = table("public.a", id="int8", note="text", more="text")
+OTHER = table("public.a", id="int8", other="text")
+OID = relation(A)[1:5]
 ROWS: tuple[Change, ...] = tuple(Insert(A, (str(n), "x" * 50)) for n in range(40))
 
 
@@ -41,6 +46,20 @@ def large(spool: Spool, changes: Sequence[Change], damage: int | None = None) ->
     growing.extend(frames, raw.lsns, raw.layouts, raw.truncated)
     growing.frames.seal()
     return LargeTransaction(raw.bounds, growing.frames, growing.marks)
+
+
+def fill(store: SpooledFrames, layout: Relation, rows: int) -> None:
+    """So many rows of this layout."""
+    store.follow(OID, layout)
+    for nth in range(rows):
+        store.append(insert(layout, (str(nth), "x" * 60)), nth)
+
+
+def as_columns(store: SpooledFrames) -> list[bool]:
+    """Of its pieces, in order: whether they were decoded ahead; it is closed."""
+    found = [isinstance(piece, Decoded) for piece in store.pieces()]
+    store.close()
+    return found
 
 
 def kinds(whole: LargeTransaction) -> list[type]:
@@ -96,6 +115,33 @@ def test_an_error_of_decoding_that_is_none_of_the_bytes_is_raised(tmp_path: Path
         spool.decode_ahead(dies)
         with pytest.raises(HashingDied):
             kinds(large(spool, ROWS))
+
+
+def test_frames_left_of_a_chunk_in_which_a_layout_changed_come_as_frames(spool: Spool) -> None:
+    store = spool()
+    fill(store, A, 2)
+    fill(store, OTHER, 3)
+    store.spill()
+    store.truncate(4)
+    fill(store, OTHER, 1)
+    store.spill()
+    store.seal()
+    assert as_columns(store) == [False]
+
+
+def test_so_do_those_that_go_to_disk_before_their_layout_is_followed_again(spool: Spool) -> None:
+    store, beside = spool(), spool()
+    fill(store, A, 5)
+    store.spill()
+    fill(store, OTHER, 1)
+    store.spill()
+    fill(beside, A, 3)
+    store.truncate(4)
+    assert not store.held, "memory is full"
+    store.follow(OID, A)
+    store.seal()
+    assert as_columns(store) == [False]
+    beside.close()
 
 
 def test_what_is_rolled_back_or_given_up_leaves_nothing(spool: Spool) -> None:
