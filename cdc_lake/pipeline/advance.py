@@ -260,7 +260,7 @@ class Advance:
         self, state: BronzeState, tables: dict[str, TableState], position: int, stop: threading.Event
     ) -> dict[str, TableState]:
         """The tables with what was made anew since; what stayed behind is brought to where the others are."""
-        now = self._renewing.step(state, tables, position)
+        now = self._renewing.step(state, tables, position, stop)
         new = {name for name, one in now.items() if name not in tables or tables[name].generation < one.generation}
         if new:  # before it catches up: a process that dies on the way does not make it once more
             stays = {name: replace(now[name], state=RENEWING) for name in new if now[name].state == BROKEN}

@@ -2,8 +2,8 @@
 
 A copy comes into force where silver has reached its position: then the table is rebuilt (`pipeline.rebuild`) in a
 thread of its own, one table at a time, and the content takes its place in one commit that begins a new generation.
-Meanwhile the others flow; the table stays, as one that is paused does, and catches up behind it. A table of a group is
-waited for: the others could not go on without it.
+Meanwhile the others flow; the table stays, as one that is paused does, and catches up behind it. Tables of groups come
+first, and everything waits for them, also while another is made anew: their group could not go on without them.
 
 A process that dies on the way leaves the table as it was, or a cut that does not say which copy the content began with:
 then the same is done once more. A table that was left is in no cut behind the position it was left at, until a copy of
@@ -24,6 +24,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, RuleStopped
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.session import derive
+from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import CopiedTable, Course, courses
 from cdc_lake.pipeline.cuts import BROKEN, PAUSED, RENEWING, TableState, last_cut
@@ -106,23 +107,32 @@ class Renewing:
             wait([running.made], _LOOK)
         return running is not None and running.made.done()
 
-    def step(self, state: BronzeState, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
+    def step(
+        self, state: BronzeState, tables: dict[str, TableState], position: int, stop: threading.Event
+    ) -> dict[str, TableState]:
         """The tables of the cut at `position`: without those that are not followed there, and with what was copied
-        again, which waits to be brought to where the others are. Raises RuleStopped.
+        again, which waits to be brought to where the others are. Waits for tables of groups, but not beyond `stop`.
+        Raises RuleStopped.
         """
         gone = [name for name in tables if name in self._courses and not self._courses[name].follows(position)]
         for name in sorted(gone):
             at = shown(state.stream, tables[name].position)
             self._say(name, tables[name].table, at)
         out = self._taken({name: table for name, table in tables.items() if name not in gone}, position)
-        for name in sorted(self._courses):
+        for name in sorted(self._courses, key=lambda name: (not self._grouped(name), name)):
             copy = self._due(name, out, position)
-            if copy is not None and self._running is None:
-                self._running = begun = self._begun(state, name, copy, position)
-                if begun is not None and self._project.group(copy.relation) is not None:
-                    wait([begun.made])
+            if copy is None:
+                continue
+            if self._grouped(name) and self.outcome(stop):
+                out = self._taken(out, position)
+            if self._running is None:
+                self._running = self._begun(state, name, copy, position)
+                if self._grouped(name) and self.outcome(stop):
                     out = self._taken(out, position)
         return {name: self._settled(name, out, position) for name in out}
+
+    def _grouped(self, name: str) -> bool:
+        return self._project.group(TableName.parse(name)) is not None
 
     def _due(self, name: str, tables: Mapping[str, TableState], position: int) -> CopiedTable | None:
         """The copy that a table's content is to begin with, where it is not the one it begins with."""
@@ -137,7 +147,8 @@ class Renewing:
         table = tables[name]
         if table.state == PAUSED:
             return table
-        if name in self._courses and self._due(name, tables, position) is not None:
+        flows = self._running is None and self._grouped(name)  # it could not begin: the group goes on with what it has
+        if not flows and name in self._courses and self._due(name, tables, position) is not None:
             return replace(table, state=RENEWING)
         return replace(table, state=BROKEN) if table.state == RENEWING else table
 

@@ -24,9 +24,10 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline import renewing
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, record_left, record_recopied
-from cdc_lake.pipeline.cuts import IN, RENEWING, last_cut
+from cdc_lake.pipeline.cuts import IN, RENEWING, Cut, last_cut
 from cdc_lake.pipeline.recopy import copy_name
 from cdc_lake.pipeline.streams import record_copy
 from cdc_lake.testing.beside import until
@@ -35,6 +36,7 @@ from cdc_lake.testing.expected import CurrentRows, Expected, HistoryRows, of_tab
 from cdc_lake.testing.faults import assert_cuts_are_true
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake.testing.messages import table as layout_of
 from cdc_lake.testing.oracle import Oracle, Versions
 from tests.seeds import seeds
 from tests.silver_rows import silver_rows
@@ -51,28 +53,31 @@ KINDS: dict[str, dict[str, str]] = {
     "history": {"kind": "history"},
 }
 DEATHS = (at.PREPARED, at.REBUILT, at.REPLACED, at.BRANCH_WRITTEN, at.TABLE_MERGED, at.ALL_MERGED, at.CUT_WRITTEN)
+GROUP = {"name": "both", "tables": [str(PLAIN.table), str(WHOLE.table)], "hold": "transaction"}
+ALONE = layout_of("public.alone", id="int4", body="text")
 
 
 class World:
-    """A source, a stream of it, and silver of two tables."""
+    """A source, a stream of it, and silver of two tables; `grouped`: which are a group, with a third one beside."""
 
-    def __init__(self, root: Path, spark: Any, seed: int, name: str = "") -> None:
+    def __init__(self, root: Path, spark: Any, seed: int, name: str = "", *, grouped: bool = False) -> None:
         self.dice = random.Random(seed)
         self.spark = spark
         name = name or f"renewed{seed}"
         formats = self.dice.sample(("delta", "iceberg"), 2)
         self.ways = {PLAIN.table: "current", WHOLE.table: self.dice.choice(("soft", "history"))}
         relations = {PLAIN.table: PLAIN, WHOLE.table: WHOLE}
+        if grouped:
+            self.ways[ALONE.table], relations[ALONE.table] = "current", ALONE
         tables = [
             {"from": str(table), "format": fmt, **KINDS[self.ways[table]]}
-            for table, fmt in zip(self.ways, formats, strict=True)
+            for table, fmt in zip(self.ways, [*formats, "delta"], strict=False)
         ]
         print(f"seed {seed}: {tables}")
-        self.project = make_project(
-            root, name, silver={"defaults": {"namespace": name}, "tables": tables}, apply={"span_rows": 40}
-        )
+        silver = {"defaults": {"namespace": name}, "tables": tables, "groups": [GROUP] * grouped}
+        self.project = make_project(root, name, silver=silver, apply={"span_rows": 40})
         self.relations: dict[TableName, Relation] = relations
-        self.history = History(seed, [PLAIN, WHOLE], truncates=10)
+        self.history = History(seed, list(relations.values()), truncates=10)
         self.source = Oracle()
         self.control = control_tables(self.project)
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
@@ -142,11 +147,22 @@ class World:
             columns = {column for row in expected.rows for column in row}
             mine = [{name: row[name] for name in columns & row.keys()} for row in found]
             assert sorted(map(_text, mine)) == sorted(map(_text, expected.rows)), f"{table} ({self.ways[table]})"
+        assert self.states() == {str(table): IN for table in self.relations}
+        assert_cuts_are_true(self.project)
+
+    @property
+    def cut(self) -> Cut:
         cut = last_cut(self.control, "test")
         assert cut is not None
-        assert {table.state for table in cut.tables.values()} == {IN}
-        assert set(cut.tables) == {str(table) for table in self.relations}
-        assert_cuts_are_true(self.project)
+        return cut
+
+    def states(self) -> dict[str, str]:
+        return {relation: table.state for relation, table in self.cut.tables.items()}
+
+    def walked(self, walk: Advance, stop: threading.Event) -> bool:
+        """Walk to the top of bronze; whether every table is there."""
+        walk.run(None, stop)
+        return set(self.states().values()) == {IN}
 
     def _expected(self, table: TableName) -> Expected:
         if self.ways[table] == "history":
@@ -222,27 +238,65 @@ def test_the_others_flow_while_one_is_made_anew(spark: Any, lake_root: Path, see
     world.record()
     world.land(3)
 
-    def states() -> dict[str, str]:
-        cut = last_cut(world.control, "test")
-        assert cut is not None
-        return {relation: table.state for relation, table in cut.tables.items()}
-
-    def walked(walk: Advance) -> bool:
-        walk.run(None, stop)
-        return set(states().values()) == {IN}
-
     at.arm(at.REBUILT, goes_on.wait)
     try:
         with Advance(world.project, spark, silent, waits=True) as walk:
-            assert not walked(walk)
+            assert not world.walked(walk, stop)
             world.land(3)
-            assert not walked(walk)
-            cut = last_cut(world.control, "test")
-            assert cut is not None
-            assert cut.position == world._state.upto
-            assert states() == {str(PLAIN.table): RENEWING, str(WHOLE.table): IN}
+            assert not world.walked(walk, stop)
+            assert world.cut.position == world._state.upto
+            assert world.states() == {str(PLAIN.table): RENEWING, str(WHOLE.table): IN}
             goes_on.set()
-            until(lambda: walked(walk))
+            until(lambda: world.walked(walk, stop))
+    finally:
+        goes_on.set()
+        at.arm("")
+    world.check()
+
+
+@pytest.mark.parametrize("seed", seeds(1))
+def test_everything_waits_for_tables_of_a_group_but_not_beyond_a_stop(
+    spark: Any, lake_root: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(lake_root, spark, seed, "asgroup", grouped=True)
+    goes_on, stop = threading.Event(), threading.Event()
+    world.land(3)
+    world.apply()
+
+    def copied_anew() -> None:
+        for table in (PLAIN.table, WHOLE.table):
+            world.copy(table)
+        world.record()
+        world.land(3)
+
+    def asks_to_stop() -> None:
+        stop.set()
+        goes_on.wait()
+
+    try:
+        copied_anew()
+        at.arm(at.REBUILT, asks_to_stop)
+        with Advance(world.project, spark, silent) as walk:
+            walk.run(None, stop)
+            assert world.cut.position < world._state.upto
+            goes_on.set()
+        stop.clear()
+        with monkeypatch.context() as patched:  # as where cuts were lost, so that none can begin
+            patched.setattr(renewing, "last_cut", lambda *_: None)
+            world.apply()
+        assert set(world.states().values()) == {IN}
+        world.apply()
+        world.copy(ALONE.table)
+        world.record()
+        world.land(3)
+        goes_on.clear()
+        at.arm(at.REBUILT, goes_on.wait)
+        with Advance(world.project, spark, silent, waits=True) as walk:
+            assert not world.walked(walk, stop)
+            copied_anew()
+            goes_on.set()
+            until(lambda: world.walked(walk, stop))
+            assert walk.done.broken == {}
     finally:
         goes_on.set()
         at.arm("")
