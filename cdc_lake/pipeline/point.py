@@ -101,8 +101,12 @@ def point(bronze: BronzeReader, shown: Shown, lowest: int, ahead: Callable[[int]
     state = bronze.state()
     assert state is not None  # the caller has read a marker of its stream
     more: Sequence[Unlanded] | None = ()
-    if state.upto < shown.position:
+    while state.upto < shown.position:
         more = ahead(state.upto)
+        now = bronze.state() or state
+        if more is None or now.upto == state.upto:
+            break
+        state, more = now, ()  # what landed meanwhile may have left the slot before the look
     if more is None:
         state = _awaited(bronze, state, shown.position)
     touches = [Touch(one.position, one.number, one.tables, landed=False) for one in more or ()]

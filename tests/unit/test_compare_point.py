@@ -8,13 +8,19 @@ import struct
 import pyarrow as pa
 import pytest
 
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.errors import StreamProtocol
+from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import TableName
+from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.accounting import HeldChange, folded
 from cdc_lake.pipeline.match import match
-from cdc_lake.pipeline.point import Point, Touch
+from cdc_lake.pipeline.point import Point, Touch, point
+from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.unlanded import transactions
 from cdc_lake.source.visible import Visible
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.seeds import one_seed
 
 A, B = TableName("public", "a"), TableName("public", "b")
@@ -39,11 +45,11 @@ def test_ids_are_read_around_the_turn_of_32_bits():
 
 def test_a_table_is_compared_only_where_silver_holds_what_is_shown():
     seen = Visible.parse("10:20:12", 500)
-    point = Point(seen, (touch(100, 11, A), touch(200, 12, A), touch(150, 13, B)), complete=True)
-    assert "1 landed" in point.gap(A, 99).reason  # 11 is shown, not applied
-    assert point.gap(A, 100) is None  # 12 still runs for the snapshot and is not applied
-    assert "ahead" in point.gap(A, 200).reason
-    assert point.gap(B, 150) is None
+    where = Point(seen, (touch(100, 11, A), touch(200, 12, A), touch(150, 13, B)), complete=True)
+    assert "1 landed" in where.gap(A, 99).reason  # 11 is shown, not applied
+    assert where.gap(A, 100) is None  # 12 still runs for the snapshot and is not applied
+    assert "ahead" in where.gap(A, 200).reason
+    assert where.gap(B, 150) is None
 
 
 def test_a_transaction_that_could_not_be_decoded_may_have_changed_any_table():
@@ -57,10 +63,10 @@ def test_a_transaction_that_could_not_be_decoded_may_have_changed_any_table():
 
 def test_commit_order_that_differs_from_snapshot_order_is_seen():
     seen = Visible.parse("12:20:12", 500)
-    point = Point(seen, (touch(100, 12, A), touch(200, 13, A)), complete=True)
-    assert point.gap(A, 50) is not None
-    assert point.gap(A, 100) is not None
-    assert point.gap(A, 200) is not None
+    where = Point(seen, (touch(100, 12, A), touch(200, 13, A)), complete=True)
+    assert where.gap(A, 50) is not None
+    assert where.gap(A, 100) is not None
+    assert where.gap(A, 200) is not None
 
 
 def test_unlanded_transactions_count_where_they_are_shown():
@@ -70,6 +76,31 @@ def test_unlanded_transactions_count_where_they_are_shown():
     assert "bronze does not" in gap.reason
     assert "run --once" in gap.hint
     assert Point(seen, (), complete=False).gap(A, 200) is not None
+
+
+def test_what_lands_between_the_look_at_bronze_and_the_look_into_the_slot_is_not_missed(tmp_path):
+    relation, bronze = table("public.a", id="int4"), DeltaBronze(tmp_path / "bronze", durability="os")
+    bronze.begin_stream("test", 50)
+
+    def lands(position, xid):
+        one = Transaction(boundaries(position, xid=xid), (Insert(relation, (str(xid),)),), (position,))
+        bronze.append([raw_transaction(one)])
+
+    lands(100, 12)
+    slot = [Unlanded(200, 13, frozenset({A})), Unlanded(300, 14, frozenset({A}))]
+    looks = []
+
+    def ahead(after):
+        if not looks:  # a receiver lands the first of them and confirms it
+            lands(200, 13)
+            del slot[0]
+        looks.append(after)
+        return list(slot)
+
+    found = point(BronzeReader(tmp_path / "bronze"), Visible.parse("12:20:", 300), 100, ahead)
+    assert looks == [100, 200]
+    assert [(one.position, one.landed) for one in found.behind(A, 100)] == [(200, True)]
+    assert [one.position for one in found.touches if not one.landed] == [300]
 
 
 def test_peeked_messages_become_transactions_above_a_position():
