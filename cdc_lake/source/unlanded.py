@@ -12,14 +12,14 @@ from contextlib import nullcontext
 
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.test_decoding.heads import TABLE, tables_of
-from cdc_lake.errors import StreamProtocol
+from cdc_lake.errors import SlotActive, StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.connection import Session, as_stored, named
 from cdc_lake.source.plugins import LINE_OPTIONS
 from cdc_lake.source.quoting import identifier, literal
-from cdc_lake.source.slot import whole_copy
+from cdc_lake.source.slot import find_slot, whole_copy
 
 _OID = struct.Struct(">I")
 _COMMIT = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, time
@@ -49,6 +49,8 @@ def unlanded(
     A slot with `two_phase` decoding is read by a copy. `session` must not be in a transaction. Raises SlotActive while
     a receiver reads the slot.
     """
+    if two_phase and (found := find_slot(session, slot)) is not None and found.active_pid is not None:
+        raise SlotActive(f"looking ahead in slot `{slot}`: a receiver reads it")
     whole = whole_copy(session, slot) if two_phase else nullcontext(slot)
     with whole as name, named(f"looking ahead in slot `{slot}`"), as_stored(session):
         rows = session.execute(_PEEK, [name, str(Lsn(upto)), identifier(publication)]).fetchall()
