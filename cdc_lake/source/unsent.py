@@ -7,9 +7,14 @@ is confirmed, and a copy of the slot, which has no two-phase decoding, has it wh
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Final
+
+import psycopg
 
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.connection import Session, named
@@ -20,6 +25,7 @@ WINDOW: Final = 64 << 20
 """Bytes of log behind the end that was asked for which are looked through with it: more ends may lie there."""
 _XIDS: Final = 1 << 32
 _LOOK: Final = 0.2  # seconds
+_PATIENCE: Final = 2.0  # seconds that a server gets to end a look
 
 _PEEK: Final = (
     "SELECT DISTINCT xid::text::bigint FROM pg_logical_slot_peek_binary_changes(%s, %s::pg_lsn, NULL, "
@@ -31,7 +37,7 @@ class UnsentPrepares:
     """Those of one connection, which starts at `start`, by a session that is used for nothing else meanwhile.
 
     `options`: what pgoutput is asked for, by version 1 and without two-phase decoding. `tick` is called now and then
-    while the server looks.
+    while the server looks; what it raises breaks the look off.
     """
 
     def __init__(
@@ -61,10 +67,22 @@ class UnsentPrepares:
         if end_lsn > self._looked:
             with ThreadPoolExecutor(1) as beside:
                 looking = beside.submit(self._look, end_lsn)
-                while not wait([looking], _LOOK).done:
-                    self._tick()
+                try:
+                    while not wait([looking], _LOOK).done:
+                        self._tick()
+                except BaseException:
+                    self._break_off(looking)
+                    raise
                 looking.result()
         return xid in self._found
+
+    def _break_off(self, looking: Future[None]) -> None:
+        """End a look that may take hours, also where the server does not answer. The session is of no more use."""
+        with suppress(psycopg.Error):  # what `tick` raised is told, and may be why nothing can be cancelled
+            self._session.cancel_safe(timeout=_PATIENCE)
+        if not wait([looking], _PATIENCE).done:
+            with socket.socket(fileno=os.dup(self._session.fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _look(self, end_lsn: int) -> None:
         """What was prepared before this connection's start has all its changes there."""
