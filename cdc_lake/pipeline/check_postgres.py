@@ -86,7 +86,8 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
     fix = "ALTER SYSTEM SET wal_level = logical;  then restart the server"
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level, fix="" if logical else fix, code="SRC208")
     have = slot.find_slot(session, project.slot) is not None
-    needed = 0 if have else 2  # the first copy holds a temporary slot beside the lasting one
+    # the first copy holds a temporary slot beside the lasting one; of one with two-phase decoding copies are read
+    needed = int(project.postgres.decoding.two_phase) if have else 2
     yield room("replication slots", facts.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
     if project.postgres.mode == "stream":
         yield room("WAL senders", facts.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +18,11 @@ from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.render_status import status_text
 from cdc_lake.config.project import Project
-from cdc_lake.errors import PreparedDamaged, PreparedUnknown, SlotTwoPhase
+from cdc_lake.errors import PreparedDamaged, PreparedUnknown, ServerUnreachable, SlotTwoPhase
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check import ddl_sql
+from cdc_lake.pipeline.check import check, ddl_sql
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.inspect_parked import inspect_parked
 from cdc_lake.pipeline.status import status
@@ -55,12 +57,9 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture
-def phased(streaming: Database) -> Iterator[Database]:
-    """One whose prepared transactions end with the test."""
-    yield streaming
-    with streaming.admin() as admin:
-        for (gid,) in admin.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall():
-            ended(streaming, gid, "ROLLBACK")
+def phased(streaming: Database) -> Database:
+    """Its prepared transactions end with the database."""
+    return streaming
 
 
 def version(database: Database) -> int:
@@ -162,7 +161,7 @@ def test_a_parked_transaction_outlives_its_receiver_and_lands_where_it_commits(
         write(phased, f"INSERT INTO a VALUES ({100 + nth}, 1, 'behind')")
     prepared(phased, "late", "INSERT INTO b VALUES (-2, 1, 'late')")
     ended(phased, "late")
-    assert [sorted(map(str, one.tables)) for one in ahead(project)] == [
+    assert [sorted(map(str, one.tables)) for one in ahead(project) or ()] == [
         ["public.b"], *[["public.a"]] * 6, ["public.b"],
     ]  # fmt: skip
     once(project)
@@ -172,14 +171,12 @@ def test_a_parked_transaction_outlives_its_receiver_and_lands_where_it_commits(
     assert_whole(project, phased)
 
 
-def ahead(project: Project) -> list[Unlanded]:
-    """What the slot has and bronze does not, as `compare` asks."""
+def ahead(project: Project) -> list[Unlanded] | None:
+    """What the slot has and bronze does not, as `compare` asks; None while it is read."""
     state = bronze_reader(project).state()
     assert state is not None
     with postgres_side(project, state) as side, side.snapshot([TableName("public", "a")]) as shown:
-        found = side.ahead(shown, state.upto)
-    assert found is not None
-    return found
+        return side.ahead(shown, state.upto)
 
 
 class Phases:
@@ -249,6 +246,8 @@ def test_by_sql_functions_they_are_parked_as_well(phased: Database, tmp_path: Pa
     once(project)
     assert confirmed_beyond(phased, project), "the server gives none of them again"
     assert len(parked(project)) == 2
+    [slots] = [line.text for line in check(project) if line.subject == "replication slots"]
+    assert slots.endswith(" 1 needed"), "copies of the slot are read"
     ended(phased, "dropped", "ROLLBACK")
     write(phased, "INSERT INTO b VALUES (1, 1, 'between')")
     ended(phased, "kept")
@@ -381,6 +380,41 @@ def test_the_server_is_asked_whether_one_whose_prepare_nobody_has_changed_anythi
         assert copies == (0,)
 
 
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_connection_that_is_lost_meanwhile_ends_the_look(
+    phased: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    project = pipeline(phased, tmp_path, "lost", **ON)
+    once(project)
+    monkeypatch.setattr("cdc_lake.source.unsent._PEEK", "SELECT pg_sleep(1000), %s, %s::pg_lsn, %s::text[], %s::pg_lsn")
+    with phased.connect() as session, phased.admin() as admin:
+        given: Any = session
+        pid = session.info.backend_pid
+
+        def lost() -> None:
+            looks = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep'"
+            if admin.execute(looks, [pid]).fetchone() == (1,):
+                if not answers:
+                    os.kill(pid, signal.SIGSTOP)
+                raise ServerUnreachable("the connection broke off")
+
+        unsent = UnsentPrepares(given, project.slot, message_options(project.publication), 0, lost)
+        try:
+            with pytest.raises(ServerUnreachable, match="broke off"):
+                unsent.changed(1, 1)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_comparison_waits_for_the_receiver_that_reads_the_slot(phased: Database, tmp_path: Path) -> None:
+    project, told = pipeline(phased, tmp_path, "read", **ON), list[Progress]()
+    with running(project, told):
+        until(lambda: any("streams" in one.text for one in told))
+        assert ahead(project) is None
+    assert ahead(project) == []
+
+
 def test_ddl_in_a_prepared_transaction_is_told_where_it_commits(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "told", decoding={"two_phase": True, "messages": True})
     with phased.admin() as admin:
@@ -424,10 +458,11 @@ def test_killed_at_every_durable_step_of_a_prepared_transaction(phased: Database
         rows = 900 if nth % 2 else 1
         many = f"INSERT INTO a SELECT g, 1, repeat('y', 100) FROM generate_series({nth}001, {nth}000 + {rows}) g"
         prepared(phased, f"gid {nth}", many)
-        assert receivers.run(f"{step}:1" if step == at.PREPARE_KEPT else "") in (0, KILLED)
+        dies = step == at.PREPARE_KEPT
+        assert receivers.run(f"{step}:1" if dies else "") == (KILLED if dies else 0), step
         assert len(parked(project)) > 0
         ended(phased, f"gid {nth}")
-        assert receivers.run(f"{step}:1") == (0 if step == at.PREPARE_KEPT else KILLED), step
+        assert receivers.run(f"{step}:1") == (0 if dies else KILLED), step
     assert receivers.run() == 0
     assert parked(project) == []
     assert_whole(project, phased)
@@ -441,12 +476,15 @@ def test_killed_between_any_two_messages_of_streamed_and_prepared_transactions(
     project = pipeline(phased, tmp_path, "killed", **ON)
     receivers = receivers_of(project, phased.password)
     assert receivers.run() == 0
-    phases = Phases(phased, dice)
-    for _ in range(4 * BUDGET):
+    phases, ends = Phases(phased, dice), []
+    for nth in range(4 * BUDGET):
         for _ in range(dice.randint(1, 4)):
             phases.step()
-        # of small transactions each message, of large ones those around their blocks and some between
-        assert receivers.run(str(dice.choice([dice.randint(1, 20), dice.randint(20, 3000)])), target=receive_until_message) in (0, KILLED)  # fmt: skip
+        # of small transactions each message, of large ones those around their blocks and some between; the first has five
+        message = dice.choice([dice.randint(1, 20), dice.randint(20, 3000)]) if nth else dice.randint(1, 5)
+        ends.append(receivers.run(str(message), target=receive_until_message))
+    assert ends[0] == KILLED
+    assert set(ends) <= {0, KILLED}
     phases.end()
     assert receivers.run() == 0
     assert parked(project) == []
