@@ -84,7 +84,7 @@ def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, w
     if found is None:
         hint = "`cdc-lake slot list` shows those there are"
         raise SlotMissing(f"slot `{name}` is not there", where=project.pipeline.source.place, hint=hint)
-    lost = _lost(project, found) if own else f"who reads it loses what comes behind {found.confirmed}"
+    lost = _lost(project, found) if own else f"who reads it loses what comes behind {found.confirmed or 'its position'}"
     if yes:
         care.drop(name, wait)
     return SlotDropped(project.name, name, own, yes, lost, found.retained)

@@ -154,7 +154,7 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     else:
         state, reason = "idle", "nobody reads it, and the server keeps WAL until a run does"
         if project.pipeline.source.mode == "polling":
-            reason = "read for moments only (`mode: polling`): whether a run does is not seen here"
+            reason = "read for moments only (`mode: polling`): whether a run is under way is not seen here"
     return SlotStatus(project.slot, state, reason, found.retained, found.confirmed, found.safe, found.counters)
 
 

@@ -16,8 +16,9 @@ from cdc_lake.source.product import OLDEST, Product, product_of
 from cdc_lake.source.timeline import Timeline, parse_history
 
 FAILOVER_SLOTS = 17
-TWO_PHASE_ON_STANDBYS = 18
 """First version whose standbys keep copies of slots."""
+TWO_PHASE_ON_STANDBYS = 18
+"""First version whose standbys keep copies of slots with two-phase decoding."""
 
 
 @dataclass(frozen=True, slots=True)
