@@ -20,8 +20,8 @@ from cdc_lake.pipeline import ahead
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.spooled import SpooledFrames
 from cdc_lake.testing.messages import boundaries, insert, raw_transaction, relation, table
+from tests.open_files import open_in
 
-FILES = Path("/proc/self/fd")
 A = table("public.a", id="int8", note="text")
 WIDER = table("public.a", id="int8", note="text", more="text")
 OTHER = table("public.a", id="int8", other="text")
@@ -31,12 +31,11 @@ ROWS: tuple[Change, ...] = tuple(Insert(A, (str(n), "x" * 50)) for n in range(40
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Iterator[Spool]:
-    before = len(list(FILES.iterdir()))
     with Spool(tmp_path, 1 << 20, 500) as opened:
         opened.decode_ahead(tabulate)
         yield opened
         assert opened.used == 0
-    assert len(list(FILES.iterdir())) == before
+    assert open_in(tmp_path) == 0
 
 
 def large(spool: Spool, changes: Sequence[Change], damage: int | None = None) -> LargeTransaction:

@@ -13,9 +13,8 @@ from cdc_lake.decode.frames import FrameStore, MemoryFrames
 from cdc_lake.errors import Retry, SpoolFull, SpoolNotWritten
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.spooled import SpooledFrames
+from tests.open_files import open_in
 from tests.seeds import seeds
-
-FILES = Path("/proc/self/fd")
 
 
 def content(store: FrameStore) -> list[tuple[bytes, int]]:
@@ -64,8 +63,8 @@ def test_what_leaves_without_an_end_is_closed_with_the_spool(tmp_path: Path) -> 
     with Spool(tmp_path, 1 << 30, 10) as spool:
         for _ in range(3):
             spool().append(b"x" * 100, 1)
-        before = len(list(FILES.iterdir()))
-    assert len(list(FILES.iterdir())) == before - 3
+        assert open_in(tmp_path) == 3
+    assert open_in(tmp_path) == 0
     assert spool.used == 0
 
 
