@@ -167,6 +167,14 @@ def drop_database(database: Database) -> None:
         admin.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", [database.name]
         )
+        admin.execute(
+            "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin WHERE roname = %s", [database.name]
+        )
+        waiting = admin.execute("SELECT gid FROM pg_prepared_xacts WHERE database = %s", [database.name]).fetchall()
+        if waiting:
+            with psycopg.connect(database.server.dsn(database.name), autocommit=True) as inside:
+                for (gid,) in waiting:
+                    inside.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
         admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database.name)))
 
 

@@ -15,7 +15,7 @@ from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.resync import resync
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.workload import Workload
-from tests.live.test_copy_parts import ACCOUNTS, make_bank, transfers
+from tests.live.bank import ACCOUNTS, make_bank, transfers
 from tests.live.test_gaussdb_receive import SEED, assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, tables_at_source
@@ -33,7 +33,6 @@ LSN = Kind(Style.SERIAL)
 def test_tables_are_copied_again_where_their_csn_says_while_they_are_received(
     stand_in: StandIn, tmp_path: Path
 ) -> None:
-    print("CDC_LAKE_SEED =", SEED)
     project = project_of(stand_in, CSN, tmp_path)
     with stand_in.database.connect() as conn:
         workload = Workload(conn, SEED, truncates=False)

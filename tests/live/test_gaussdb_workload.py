@@ -143,6 +143,7 @@ def seed() -> int:
 
 @pytest.fixture
 def stand_in(database: Database) -> Iterator[StandIn]:
+    print("CDC_LAKE_SEED =", SEED)
     with database.connect() as conn:
         Workload(conn, 0).create_tables()
     with LivePostgres(database.server.dsn(database.name), inversions=0.3, foreign=0.2, seed=SEED) as live:

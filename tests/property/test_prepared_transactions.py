@@ -142,7 +142,7 @@ def test_a_lost_file_is_an_error_where_its_transaction_changed_something_and_lan
 ) -> None:
     dice = random.Random(seed)
     errors = 0
-    for nth in itertools.count():
+    for nth in range(1000 * BUDGET):
         if errors == 5 * BUDGET:
             break
         log, lake = a_log(dice), Lake(tmp_path / str(nth), {})
@@ -164,14 +164,17 @@ def test_a_lost_file_is_an_error_where_its_transaction_changed_something_and_lan
             lost.write_bytes(content)
         receive(lake, log, dice, 1 << 30)
         assert list(lake.landed.values()) == [raw_transaction(one) for one in log.committed]
+    assert errors == 5 * BUDGET
 
 
 @pytest.mark.parametrize("seed", seeds(1))
 def test_dead_between_any_two_messages_of_streamed_and_prepared_transactions(seed: int, tmp_path: Path) -> None:
     dice = random.Random(seed)
-    logs = (a_log(dice) for _ in itertools.count())
-    every_kind = (log for log in logs if {message[:1] for _, message in log.messages(0)} >= KINDS)
-    for nth, log in enumerate(itertools.islice(every_kind, BUDGET)):
+    logs = (a_log(dice) for _ in range(100_000 * BUDGET))
+    each_kind = (log for log in logs if {message[:1] for _, message in log.messages(0)} >= KINDS)
+    chosen = list(itertools.islice(each_kind, BUDGET))
+    assert len(chosen) == BUDGET
+    for nth, log in enumerate(chosen):
         for after, eager in itertools.product(range(len(list(log.messages(0)))), (False, True)):
             lake, left = Lake(tmp_path / f"{nth} {after} {eager}", {}), itertools.count(-after)
             connected(lake, log, dice, lands=lambda eager=eager: eager, dies=lambda left=left: next(left) == 0)

@@ -179,6 +179,7 @@ class Silver:
         self.position = world.position
         self.content = Oracle()
         self.copied: dict[TableName, int | None] = dict.fromkeys(sorted(world.chosen))
+        self.renewed = self.left = 0
         self.renewing = Renewing(world.project, world.control, None, silent)  # type: ignore[arg-type]
         for name in self.copied:
             self.content.tables[name] = self._built(name)
@@ -206,9 +207,11 @@ class Silver:
         for name, course in sorted(courses_of.items()):
             if name in self.copied and not course.follows(self.position):
                 del self.copied[name]
+                self.left += 1
             if (copy := course.renewal(self.position, self.copied.get(name))) is not None:
                 self.content.tables[name] = self._built(name)
                 self.copied[name] = copy.position
+                self.renewed += 1
         listed = {name for name, course in courses_of.items() if course.follows(self.position)}
         begun = {name for name in listed if 0 <= courses_of[name].at(self.position).begins <= self.position}
         assert begun == set(self.copied)
@@ -253,9 +256,20 @@ class Silver:
 
 @pytest.mark.parametrize("seed", seeds(HISTORIES))
 def test_what_is_listed_at_any_position_is_what_the_source_had_there(tmp_path: Path, seed: int) -> None:
+    walked(tmp_path, seed)
+
+
+def test_in_a_known_history_copies_come_into_force_and_tables_are_left(tmp_path: Path) -> None:
+    silver = walked(tmp_path, 1)
+    assert silver.renewed > 1
+    assert silver.left > 0
+
+
+def walked(root: Path, seed: int) -> Silver:
+    """Silver at the end of a history; every step of it was checked."""
     print(f"seed {seed}")
     dice = random.Random(seed)
-    world = World(tmp_path, dice)
+    world = World(root, dice)
     silver = Silver(world)
     for _ in range(8):
         for _ in range(dice.randint(1, 3)):
@@ -269,6 +283,7 @@ def test_what_is_listed_at_any_position_is_what_the_source_had_there(tmp_path: P
     world.happen(1)
     world.land()
     silver.walk()
+    return silver
 
 
 def happens(world: World, silver: Silver) -> None:
