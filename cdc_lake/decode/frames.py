@@ -16,8 +16,8 @@ Part: TypeAlias = tuple[list[bytes], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Consecutive frames that are columns already: so many, of so many bytes. `columns` are of one transaction, and
-    their relations those that `FrameStore.follow` was told.
+    """Consecutive frames that are columns already: so many, of so many bytes. `columns` are of one transaction, in
+    arrays that are not chunked, and their relations those that `FrameStore.follow` was told.
     """
 
     columns: ChangeColumns
@@ -69,7 +69,7 @@ class FrameStore(Protocol):
         ...
 
     def pieces(self) -> Iterator[Part | Decoded]:
-        """The same parts; what was decoded already comes as columns."""
+        """The same parts; what was decoded already comes as columns. Raises LakeError, and what decoding raises."""
         ...
 
     def close(self) -> None:

@@ -117,7 +117,7 @@ class Redaction:
         return self._plan(relation).relation
 
     def changes(self, changes: ChangeColumns) -> ChangeColumns:
-        """The changes as bronze may have them. Raises RedactionUnfit, BatchTooLarge."""
+        """The changes, whose arrays are not chunked, as bronze may have them. Raises RedactionUnfit, BatchTooLarge."""
         changes = replace(changes, configuration=self._configuration)
         if self._rules is None:
             return changes

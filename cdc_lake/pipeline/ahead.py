@@ -126,7 +126,7 @@ class ColumnsAhead:
             return None
         parts = [(from_bytes(self._read(one), one.relations), 0) for one in found]
         return Decoded(
-            joined(parts, pa.chunked_array), sum(one.count for one in found), sum(one.frames_size for one in found)
+            joined(parts, pa.concat_arrays), sum(one.count for one in found), sum(one.frames_size for one in found)
         )
 
     def close(self) -> None:

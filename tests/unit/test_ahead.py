@@ -12,6 +12,7 @@ from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.frames import Decoded
 from cdc_lake.decode.large import DecodedPart, Growing, LargeTransaction
 from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.decode.redaction import Redaction, Strategy
 from cdc_lake.errors import HashingDied
 from cdc_lake.model.change import Change, Insert, Truncate
 from cdc_lake.model.relation import Relation
@@ -72,6 +73,22 @@ def test_all_of_it_is_columns(spool: Spool) -> None:
     found = kinds(large(spool, ROWS))
     assert len(found) > 4
     assert set(found) == {DecodedPart}
+
+
+def test_chunks_that_land_as_one_file_can_be_redacted(spool: Spool) -> None:
+    store, beside = spool(), spool()
+    for one in (store, beside, store):
+        fill(one, A, 4)
+    store.spill()
+    store.seal()
+    pieces = [piece for piece in store.pieces() if isinstance(piece, Decoded)]
+    assert [piece.count for piece in pieces] == [8], "of two chunks, as memory was full in between"
+    [dropped] = (
+        Redaction(lambda _, column: Strategy.DROP if column == "note" else None).changes(pieces[0].columns).relations
+    )
+    assert dropped.names == ("id",)
+    store.close()
+    beside.close()
 
 
 def test_a_chunk_in_which_a_layout_changes_comes_as_frames(spool: Spool) -> None:
