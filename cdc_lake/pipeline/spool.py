@@ -26,8 +26,8 @@ _LENT: Final = 8
 class Spool:
     """Makes stores (`decode.frames.NewFrames`), all of which are closed when it is left.
 
-    `at_most`: bytes on disk; `part`: see `NewFrames`, and how many bytes are in memory. `written` counts all bytes that
-    went to disk.
+    `at_most`: bytes on disk; `part`: see `NewFrames`, and how many bytes are in memory. `written` counts all bytes of
+    frames that went to disk.
     """
 
     def __init__(self, folder: Path, at_most: int, part: int) -> None:
@@ -72,9 +72,10 @@ class Spool:
     def park(self, size: int, *, checked: bool = True) -> None:
         """So many bytes more are of prepared transactions, which wait elsewhere. Raises SpoolFull where `checked`."""
         if checked:
-            self._check(size)
+            self._reserve(size)
         with self._lock:
-            self._used += size
+            if not checked:
+                self._used += size
             self._parked += size
 
     def unpark(self, size: int) -> None:
@@ -95,13 +96,21 @@ class Spool:
 
     def take(self, size: int) -> None:
         """So many bytes more are to go to disk. Raises SpoolFull."""
+        self._reserve(size)
+        self.written += size
+
+    def take_back(self) -> bool:
+        """Frames need room: what is under way goes on without columns made ahead; False where there are none."""
+        if not self._lent:
+            return False
         with self._lock:
-            self._check(size)
-            self._used += size
-            self.written += size
+            stores = list(self._stores)
+        for store in stores:
+            store.drop_columns()
+        return True
 
     def lend(self, size: int) -> bool:
-        """See ahead.Disk: what was decoded ahead may take an eighth of the budget, so that frames have the rest."""
+        """See ahead.Disk: what was decoded ahead may take an eighth of the budget, until frames need the room."""
         with self._lock:
             if self._lent + size > self._at_most // _LENT or self._used + size > self._at_most:
                 return False
@@ -115,12 +124,20 @@ class Spool:
             self._lent -= size
             self._used -= size
 
-    def _check(self, size: int) -> None:
-        """Only the receiver's loop adds: what others give back meanwhile makes more room than was seen."""
-        if self._used + size > self._at_most:
-            text = f"transactions without their COMMIT take more than {format_bytes(self._at_most)}"
-            more = f", {format_bytes(self._parked)} of them prepared ones" if self._parked else ""
-            raise SpoolFull(text + more, where=str(self._folder))
+    def _reserve(self, size: int) -> None:
+        """Count so many bytes more. Raises SpoolFull where there is no room without columns either."""
+        while not self._counted(size):
+            if not self.take_back():
+                text = f"transactions without their COMMIT take more than {format_bytes(self._at_most)}"
+                more = f", {format_bytes(self._parked)} of them prepared ones" if self._parked else ""
+                raise SpoolFull(text + more, where=str(self._folder))
+
+    def _counted(self, size: int) -> bool:
+        with self._lock:
+            if self._used + size > self._at_most:
+                return False
+            self._used += size
+            return True
 
     def give_back(self, size: int) -> None:
         """So many bytes on disk are free again."""

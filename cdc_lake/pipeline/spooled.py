@@ -97,19 +97,21 @@ class SpooledFrames:
             self._keep(count - self._stored)
             return
         self._keep(0)
+        gone: list[Waiting | None] = []
         while self._stored > count:
             chunk = self._chunks.pop()
+            gone.append(chunk.columns)
             self._stored -= chunk.count
             self._bytes -= chunk.size
             if self._stored < count:
                 frames, lsns = self._read(chunk)
                 self._frames, self._lsns = frames[: count - self._stored], lsns[: count - self._stored]
-                if self._ahead is not None:
-                    self._ahead.held_again()
             self._end = chunk.start
             self._spool.give_back(chunk.whole)
         if self._file is not None:
             os.ftruncate(self._file, self._end)
+        if self._ahead is not None:
+            self._ahead.cut(gone)
         self.held = sum(map(len, self._frames))
         self._spool.hold(self.held)
 
@@ -120,9 +122,7 @@ class SpooledFrames:
         chunk = _Chunk(self._end, len(self._frames), self.held)
         self._spool.take(chunk.whole)
         try:
-            if self._file is None:
-                self._file = self._spool.open()
-            self._write([*self._frames, array("I", map(len, self._frames)), array("Q", self._lsns)])
+            self._put()
         except OSError as cause:
             self._spool.give_back(chunk.whole)
             raise self._spool.failed() from cause
@@ -156,11 +156,15 @@ class SpooledFrames:
         if self._frames:
             yield self._frames, self._lsns
 
-    def close(self) -> None:
-        """See FrameStore."""
-        self._spool.forget(self)
+    def drop_columns(self) -> None:
+        """What was decoded ahead is forgotten, and no more is: it is decoded when it is committed."""
         if self._ahead is not None:
             self._ahead.close()
+
+    def close(self) -> None:
+        """See FrameStore."""
+        self.drop_columns()
+        self._spool.forget(self)
         if not self.sealed:
             self._spool.hold(-self.held)
         file, self._file = self._file, None
@@ -198,12 +202,18 @@ class SpooledFrames:
         return frames, lsns
 
     def _decoded(self, chunks: Sequence[_Chunk]) -> Decoded | None:
-        if self._ahead is None:
-            return None
+        return None if self._ahead is None else self._ahead.columns([chunk.columns for chunk in chunks])
+
+    def _put(self) -> None:
+        """Write what is held at the end of the file. Raises OSError, where there are no columns that take the room."""
         try:
-            return self._ahead.columns([chunk.columns for chunk in chunks])
-        except OSError as cause:
-            raise self._spool.failed() from cause
+            if self._file is None:
+                self._file = self._spool.open()
+            self._write([*self._frames, array("I", map(len, self._frames)), array("Q", self._lsns)])
+        except OSError:
+            if not self._spool.take_back():
+                raise
+            self._put()
 
     def _write(self, buffers: Sequence[bytes | array[int]]) -> None:
         """At the end of the file: small ones as one, which is ten times as quick as a vector of them (measured)."""

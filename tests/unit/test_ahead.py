@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -121,6 +123,71 @@ def test_columns_take_an_eighth_of_the_disk_at_most(tmp_path: Path) -> None:
         whole.release()
         assert spool.used == 0
         assert DecodedPart in kinds(large(spool, ROWS))
+
+
+class Troubled(Spool):
+    """The file with this number, from 1 on, is a device, or cannot be made."""
+
+    def __init__(self, folder: Path, number: int, device: str | None) -> None:
+        super().__init__(folder, 1 << 20, 500)
+        self.decode_ahead(tabulate)
+        self.files = 0
+        self._number, self._device = number, device
+
+    def open(self) -> int:
+        self.files += 1
+        if self.files != self._number:
+            return super().open()
+        if self._device is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.open(self._device, os.O_RDWR)
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/null", None], ids=["full", "unreadable", "no-file"])
+def test_what_finds_no_room_or_is_lost_comes_as_frames(tmp_path: Path, device: str | None) -> None:
+    with Troubled(tmp_path, 2, device) as spool:
+        whole = large(spool, ROWS)
+        assert {type(part) for part in whole.parts()} == {RawTransaction}
+        assert [part.frames for part in whole.parts()] == [part.frames for part in whole.in_frames()]
+        assert spool.files == 2, "once is enough"
+        whole.release()
+        assert spool.used == 0
+
+
+def test_columns_make_room_for_frames(tmp_path: Path) -> None:
+    with Spool(tmp_path, 60_000, 500) as spool:
+        spool.decode_ahead(tabulate)
+        waits, whole = large(spool, ROWS), large(spool, ROWS * 16)
+        assert 60_000 >= spool.used == spool.written > 60_000 * 7 // 8
+        for one in (waits, whole):
+            assert set(kinds(one)) == {RawTransaction}
+        assert spool.used == 0
+        assert DecodedPart in kinds(large(spool, ROWS)), "there is room again"
+
+
+def test_so_they_do_where_the_disk_is_full_before_its_budget(tmp_path: Path) -> None:
+    with Troubled(tmp_path, 3, None) as spool:
+        first, second = large(spool, ROWS), large(spool, ROWS)
+        for one in (first, second):
+            assert set(kinds(one)) == {RawTransaction}
+        assert spool.files == 4, "one in vain, and none for columns of the second"
+        assert set(kinds(large(spool, ROWS))) == {DecodedPart}
+
+
+def test_what_is_rolled_back_takes_its_columns_with_it(spool: Spool) -> None:
+    store = spool()
+    fill(store, A, 12)
+    store.spill()
+    sizes = []
+    for _ in range(3):
+        fill(store, A, 24)
+        store.spill()
+        store.truncate(12)
+        sizes.append(spool.used)
+    assert len(set(sizes)) == 1
+    store.seal()
+    assert all(isinstance(piece, Decoded) for piece in store.pieces())
+    store.close()
 
 
 def test_an_error_of_decoding_that_is_none_of_the_bytes_is_raised(tmp_path: Path) -> None:
