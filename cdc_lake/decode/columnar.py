@@ -24,7 +24,7 @@ from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.column_digests import digests_anew
 from cdc_lake.decode.digest import DIGEST_SIZE, Digests, digest_of
 from cdc_lake.decode.frame_digests import frame_digests
-from cdc_lake.decode.hashing import Hashing, hashed_here
+from cdc_lake.decode.hashing import Hashing, hashed_here, meanwhile
 from cdc_lake.decode.joined import joined
 from cdc_lake.decode.not_text import InHex, any_prefixed
 from cdc_lake.decode.pgoutput import change_of
@@ -168,12 +168,15 @@ def _part(cut: _Cut, numbering: Numbering, hashing: Hashing) -> _Part:
     binary = _with_binary(old, old_rows, count) | _with_binary(new, new_rows, count)
     # goes on elsewhere, it may be, while values are copied
     digests = _digests(chunk, shape, numbering, hashing, none=bool((binary | shape.odd).all()))
+    with meanwhile(digests):
+        given = ((new, new_rows), (old, old_rows))
+        new_lists, old_lists = (_tuple_lists(chunk, some, rows, shape, numbering) for some, rows in given)
     part = _Part(
         frame=np.arange(cut.first, cut.first + count),
         op=shape.letter,
         relation=shape.relation.astype(np.int32),
-        new=_tuple_lists(chunk, new, new_rows, shape, numbering),
-        old=_tuple_lists(chunk, old, old_rows, shape, numbering),
+        new=new_lists,
+        old=old_lists,
         old_kind=_old_kinds(shape, old_rows, count),
         unchanged=unchanged_lists(new, new_rows, count, POSITIONS),
         info=pa.nulls(count, pa.string()),

@@ -14,7 +14,8 @@ The process needs no more than the standard library and `decode.digest`. It ends
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, Final, TypeAlias
 
@@ -49,6 +50,18 @@ Hashing: TypeAlias = Callable[[Sequence[Canonical]], Callable[[], list[bytes]]]
 
 What nobody waited for is lost once the next begins.
 """
+
+
+@contextmanager
+def meanwhile(begun: Callable[[], object]) -> Iterator[None]:
+    """Do something else until digests are there. Where that fails they are waited for all the same: before, no other
+    thread is answered.
+    """
+    try:
+        yield
+    except Exception:
+        begun()
+        raise
 
 
 def hashed_here(parts: Sequence[Canonical]) -> Callable[[], list[bytes]]:

@@ -226,9 +226,20 @@ def test_so_are_those_of_messages_of_several_kinds(hashing: HashingProcess) -> N
     assert_same(there, tabulate_messages_plain(batch))
 
 
+def test_what_cannot_be_decoded_leaves_it_to_other_threads(hashing: HashingProcess) -> None:
+    rows = tuple(Insert(table("public.a", id="int8", note="text"), (str(nth), "a value " * 40)) for nth in range(3000))
+    raw = raw_transaction(Transaction(boundaries(100), rows))
+    raw.frames[7] = raw.frames[7].replace(b"a", b"\xff")
+    with pytest.raises(DecodeError):
+        tabulate_messages([raw], hashing=hashing)
+    assert hashing.pid is not None
+    assert hashing._user is None
+
+
 def test_an_error_leaves_nothing_behind_for_the_next_batch(hashing: HashingProcess) -> None:
     with pytest.raises(DecodeError):
         tabulate([transaction(6000, odd=True)], Layouts(lambda _: FACTS), hashing)
     assert hashing.pid is not None
+    assert hashing._user is None, "another thread may ask"
     batch = [transaction(6000)]
     assert_same(tabulate(batch, Layouts(lambda _: FACTS), hashing), tabulate(batch, Layouts(lambda _: FACTS)))

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import Digests
-from cdc_lake.decode.hashing import Hashing, hashed_here
+from cdc_lake.decode.hashing import Hashing, hashed_here, meanwhile
 from cdc_lake.decode.joined import joined
 from cdc_lake.decode.mppdb.codec import Policy
 from cdc_lake.decode.mppdb.cuts import Piece, chunk_of, cuts, lsns_of
@@ -131,11 +131,13 @@ def _part(chunk: Chunk, found: list[Group], plans: list[Plan], numbering: Number
         cancels[group.rows] = plan.cancels
     op = chunk.data[chunk.start]
     digests = hashing(canonical_rows(chunk, found, plans))  # which may go on elsewhere while values are copied
+    with meanwhile(digests):
+        new, old = new_tuples(chunk, found, count), old_tuples(chunk, found, plans, count)
     return _Part(
         op=op,
         relation=relation,
-        new=new_tuples(chunk, found, count),
-        old=old_tuples(chunk, found, plans, count),
+        new=new,
+        old=old,
         old_kind=_KIND_NAMES.take(pa.array(kind, mask=kind < 0)),
         unchanged=unchanged(found, count),
         digests=in_rows(found, digests(), count),
