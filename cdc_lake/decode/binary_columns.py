@@ -72,7 +72,10 @@ def _texts(oid: int, chunk: Chunk, slots: Any) -> pa.Array:
     odd = np.flatnonzero(~some.which)
     if not len(odd):
         return some.texts
-    texts = pa.concat_arrays([some.texts, _one_by_one(oid, as_binary(chunk, slots[odd], utf8=False))])
+    others = _one_by_one(oid, as_binary(chunk, slots[odd], utf8=False))
+    if len(odd) == len(slots):
+        return others
+    texts = pa.concat_arrays([some.texts, others])
     order = np.empty(len(slots), np.int64)
     order[np.concatenate([np.flatnonzero(some.which), odd])] = np.arange(len(order))
     return texts.take(pa.array(order))

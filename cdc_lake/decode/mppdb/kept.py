@@ -120,7 +120,7 @@ def layouts_of(
     info = frames[0].info
     try:
         said = [_facts(info), *(_facts(frame.info) for frame in frames[1:] if _FACTS in frame.info)]
-        facts = {name: described for one in said for name, described in one.items()}
+        facts = {name: fact for one in said for name, fact in one.items()}
         kept = {TableName.parse(name): FamilyTableFacts.from_description(one) for name, one in facts.items()}
         tables = frozenset(TableName.parse(str(name)) for name in _list(info.get(_TABLES, [])))
     except (KeyError, TypeError, ValueError) as cause:

@@ -82,7 +82,7 @@ class _Table:
 
 
 class Layouts:
-    """The layouts of a stream's tables. One instance a connection, used by one thread.
+    """The layouts of a stream's tables. One instance a connection, used by one thread at a time.
 
     `known`: layouts that the stream had before, the last one of each table (bronze has them): without them a DELETE
     that comes first has the layout of the catalog. `tables`: what style t needs where a name has a blank in it.
