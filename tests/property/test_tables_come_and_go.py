@@ -145,7 +145,9 @@ class World:
         return not any(one == name and since < position < until for one, since, until in spans)
 
     def _arrives(self, name: TableName, position: int) -> bool:
-        return name in self.carried and self.is_sure(name, position)
+        """What is lost is so up to the copy that ends it, with the transaction that this stands at."""
+        ends = {until for one, _, until in self.unsure if one == name}
+        return name in self.carried and position not in ends and self.is_sure(name, position)
 
     def _happens(self, count: int) -> list[Transaction]:
         out = []
