@@ -7,28 +7,33 @@ INDEX   = $(or $(UV_DEFAULT_INDEX),$(shell $(BIN)/python -m pip config get globa
 INSTALL = $(if $(INDEX),UV_DEFAULT_INDEX=$(INDEX)) $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt
 # Three test processes side by side on two processors: two have Spark at first (tests/conftest.py), the third one begins
 # with what waits for servers more than it works.
-PYTEST  = $(BIN)/pytest --numprocesses 3
+# Bytecode is kept beside the environment, also where the machine says that none be written: each of the many processes
+# that tests start would compile all that it imports.
+COMPILE = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$(CURDIR)/$(VENV)/bytecode"
+PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-faults test-long lint type format bench bench-quick docs matrix lock clean
+.PHONY: help demo test test-fast test-faults test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
 
 help: ## print this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 demo: $(VENV)/.run ## set everything up, run the shop into a lake, prove it equal, report (SOURCE=gaussdb: over GaussDB's wire)
-	@SOURCE="$(SOURCE)" PATH="$(CURDIR)/$(BIN):$$PATH" sh pipelines/demo.sh
+	@$(COMPILE) SOURCE="$(SOURCE)" PATH="$(CURDIR)/$(BIN):$$PATH" sh pipelines/demo.sh
 
-test: $(VENV)/.dev ## all tests, with a small budget for the random ones
+test: $(VENV)/.dev ## all tests but the slow ones, with a small budget for the random ones
 	@$(PYTEST)
 
 test-fast: $(VENV)/.dev ## tests without Spark
 	@$(PYTEST) -m "not spark and not slow"
 
 test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
-	@$(BIN)/python -m tests.reliability --small
+	@$(COMPILE) $(BIN)/python -m tests.reliability --small
 
-test-long: $(VENV)/.dev ## all tests at full budget, then the receiver on PostgreSQL 14 to 17, all types on 14 and 17
-	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "" --timeout 3600
+# Tests of promises run by themselves, one after the other: some assert what they take, which is theirs alone only so.
+test-long: $(VENV)/.dev ## all tests at full budget, with a row of each promise, then the receiver on PostgreSQL 14 to 17, all types on 14 and 17
+	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "" --timeout 3600 $$($(BIN)/python -m tests.reliability --others)
+	@$(BIN)/python -m tests.reliability
 	@for version in 14 16 17; do CDC_LAKE_TEST_POSTGRES=$$version $(PYTEST) tests/live -m "not spark and not slow" || exit 1; done
 	@CDC_LAKE_TEST_POSTGRES=15 $(PYTEST) tests/live/test_postgres_versions.py
 	@for version in 14 17; do CDC_LAKE_TEST_POSTGRES=$$version $(PYTEST) tests/spark/test_types_copy_and_stream.py tests/spark/test_types_round_trip.py || exit 1; done
@@ -42,23 +47,34 @@ type: $(VENV)/.dev ## mypy alone
 format: $(VENV)/.dev ## format the code
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-bench: $(VENV)/.dev ## the benchmarks of docs/performance.md
-	@$(BIN)/python benchmarks/run.py
+bench: $(VENV)/.dev ## the benchmarks of docs/performance.md, or some of them (SCENARIOS="P3 P4")
+	@$(BIN)/python benchmarks/run.py $(SCENARIOS)
 
 bench-quick: $(VENV)/.dev ## the same, small
-	@$(BIN)/python benchmarks/run.py --quick
+	@$(BIN)/python benchmarks/run.py $(SCENARIOS) --quick
+
+bench-check: $(VENV)/.dev ## whether a ratio to a peer fell since the baseline; measures nothing
+	@$(BIN)/python benchmarks/run.py $(SCENARIOS) --check
+
+peers: $(VENV)/.uv ## tools of other makes to measure beside, in an environment of their own (SOURCE=DIR: dlt's pg_replication)
+	@$(BIN)/python benchmarks/peers/environment.py $(if $(SOURCE),--source $(SOURCE))
 
 docs: $(VENV)/.dev ## regenerate the reference pages
 	@$(BIN)/python -m cdc_lake.cli.reference
 	@$(BIN)/python -m cdc_lake.lake.types_page docs/reference/types.md
 	@$(BIN)/python docs/reference/generate.py
 	@$(BIN)/python docs/reference/licences.py
+	@$(BIN)/python -m tests.reliability --page
 
 matrix: $(VENV)/.dev ## what each version of PostgreSQL can do, shown on each of them, as a page
 	@$(BIN)/python -m tests.postgres_matrix
 
+fuzz: $(VENV)/.dev ## bytes that nobody should send, guided by coverage (Linux): TARGETS="parked note", SECONDS=120 each
+	@$(INSTALL) --editable '.[dev,fuzz]'
+	@$(BIN)/python -m tests.fuzz grow $(TARGETS) --seconds $(or $(SECONDS),120)
+
 lock: $(VENV)/.uv ## solve the versions of constraints.txt again
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --no-header --no-annotate --no-emit-index-url \
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra fuzz --no-header --no-annotate --no-emit-index-url \
 	  --constraint constraints.in --output-file constraints.txt pyproject.toml
 
 clean: ## remove the environment, the demo's lake and its servers
@@ -78,4 +94,5 @@ $(VENV)/.run: $(VENV)/.uv pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.uv pyproject.toml constraints.txt
 	@$(INSTALL) --editable '.[dev]'
+	@rm -rf $(VENV)/bytecode
 	@touch $@ $(VENV)/.run

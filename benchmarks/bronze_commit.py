@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from measured import save, show, table
+from measured import conclude, peak_mib, show, table
 
 from cdc_lake.bronze import upkeep
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
@@ -262,12 +261,10 @@ def main() -> None:
         }
         grown = {fmt: growth(folder / f"growth-{fmt}", fmt, given.commits) for fmt in FORMATS}
     tables = tables_of(times, chain, grown)
-    if given.no_save:
-        show(tables)
-    else:
-        runs = [{"latency_ms": times, "chain_s": chain, "growth": grown}]
-        save("bronze_commit", parameters={"rows": ROWS, "commits": given.commits}, runs=runs, tables=tables)
-    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB")
+    runs = [{"latency_ms": times, "chain_s": chain, "growth": grown}]
+    parameters = {"rows": ROWS, "commits": given.commits}
+    conclude("bronze_commit", parameters=parameters, runs=runs, tables=tables, keep=not given.no_save)
+    print(f"peak memory {peak_mib():.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
-import resource
 import tempfile
 import time
 from dataclasses import replace
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bronze_commit import WIDE, transactions
-from measured import save, show, table
+from measured import conclude, peak_mib, table
 
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
@@ -102,7 +101,7 @@ def _read_all(folder: Path, case: str) -> dict[str, Any]:
         "all_rows": rows,
         "typed_cpu_seconds": typed,
         "chain_cpu_seconds": chain,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": peak_mib(),
     }
 
 
@@ -139,10 +138,8 @@ def main() -> None:
         compact(DeltaBronzeTable(folder), 2, whole=True)
         runs += read_spans(folder, "compacted", given.rows)
         runs.append(read_all(folder, "compacted"))
-    tables = tables_of(runs)
-    show(tables)
-    if not given.no_save:
-        save("bronze_read", parameters={"rows": given.rows}, runs=runs, tables=tables)
+    parameters = {"rows": given.rows}
+    conclude("bronze_read", parameters=parameters, runs=runs, tables=tables_of(runs), keep=not given.no_save)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,6 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 
 SEED = 7
-TARGET_MB = 400
-TARGET_RATIO = 8
 MESSAGE = 1 << 20
 ORDERS = TableName("public", "orders")
 COLUMNS = {
@@ -180,11 +178,7 @@ def main() -> None:
         size = run["bytes"] / chosen.rows
         title = f"Style b, {per_transaction:,} rows a transaction, {size:.0f} bytes a row on the wire"
         tables.append(measured.table(title, ["what", "rows/s", "MB/s of wire", "µs a row"], rows))
-    parameters = {"rows": chosen.rows, "target MB/s": TARGET_MB, "target ratio to plain": TARGET_RATIO}
-    if chosen.save:
-        measured.save("decode_mppdb", parameters=parameters, runs=runs, tables=tables)
-    else:
-        measured.show(tables)
+    measured.conclude("decode_mppdb", parameters={"rows": chosen.rows}, runs=runs, tables=tables, keep=chosen.save)
 
 
 if __name__ == "__main__":

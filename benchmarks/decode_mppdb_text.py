@@ -21,7 +21,7 @@ from decode_mppdb import COLUMNS, MESSAGE, catalog, no_digests, records
 from steps import Steps
 
 from cdc_lake.decode import hashing
-from cdc_lake.decode.mppdb import columnar, text_columnar
+from cdc_lake.decode.mppdb import columnar, text_columnar, tuple_lists
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.decode.mppdb.layouts import Layouts
@@ -30,7 +30,6 @@ from cdc_lake.decode.mppdb.records import Field, Record, Row, Style
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.testing.gaussdb.encode import Print, framed
 
-TARGET_MB = {Style.TEXT: 150, Style.JSON: 120}
 END = bytes(4)
 PRINTED = {
     "int8": "bigint",
@@ -120,7 +119,7 @@ def profile(messages: list[bytes], style: Style) -> dict[str, float]:
                 (text_columnar, "text_rows", "find literals"),
                 (text_columnar, "json_rows", "find literals"),
                 (text_columnar, "regular_chunk", "what literals stand for"),
-                (columnar, "_tuple_lists", "lists of values"),
+                (tuple_lists, "_tuple_lists", "lists of values"),
                 (columnar, "canonical_rows", "digests"),
                 (hashing, "_digests", "digests"),
                 (columnar, "in_rows", "digests"),
@@ -156,11 +155,7 @@ def main() -> None:
         title = f"Style {style.value}, {run['bytes'] / chosen.rows:.0f} bytes a row on the wire"
         tables.append(measured.table(title, ["what", "rows/s", "MB/s of wire", "µs a row"], rows))
     tables.append(step_table(runs))
-    parameters = {"rows": chosen.rows, "target MB/s": {style.value: rate for style, rate in TARGET_MB.items()}}
-    if chosen.save:
-        measured.save("decode_mppdb_text", parameters=parameters, runs=runs, tables=tables)
-    else:
-        measured.show(tables)
+    measured.conclude("decode_mppdb_text", parameters={"rows": chosen.rows}, runs=runs, tables=tables, keep=chosen.save)
 
 
 if __name__ == "__main__":

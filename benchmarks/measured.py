@@ -1,7 +1,8 @@
 """What a benchmark measured: printed as a table, kept as JSON in `benchmarks/results/`, read by `page.py`.
 
-A result is `{"name", "command", "machine", "parameters", "runs": [...], "tables": [...]}`. Runs are the raw numbers;
-tables are what is printed, so the page shows what the terminal showed.
+A result is `{"name", "at", "version", "machine", "parameters", "runs": [...], "tables": [...]}`. Runs are the raw
+numbers; tables are what is printed, so the page shows what the terminal showed, but for what is to be reached. Saving
+one adds a line to the history.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+import history
 import psutil
+from figures import judged
 
-from cdc_lake.pipeline.hashing_process import HashingProcess
+from cdc_lake.testing.memory import hashing_beside, peak_mib
 
 RESULTS = Path(__file__).parent / "results"
+
+# What is installed has its bytecode beside it: so have the processes that are measured, also where a machine says that
+# none be written.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(sys.prefix) / "bytecode"))
 
 
 def machine() -> dict[str, Any]:
@@ -63,27 +71,32 @@ def show(tables: Iterable[dict[str, Any]]) -> None:
     sys.stdout.flush()
 
 
-def save(
-    name: str, *, parameters: dict[str, Any], runs: Sequence[dict[str, Any]], tables: list[dict[str, Any]]
-) -> Path:
-    """Print the tables and write the result."""
-    show(tables)
+def conclude(
+    name: str,
+    *,
+    parameters: dict[str, Any],
+    runs: Sequence[dict[str, Any]],
+    tables: list[dict[str, Any]],
+    keep: bool = True,
+) -> None:
+    """Print the tables and which targets are reached; `keep`: write the result, and a line of the history."""
+    targets = judged(name, runs)
+    show([*tables, *([table("Targets", ("", "measured", "target", ""), targets)] if targets else [])])
+    if not keep:
+        return
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     document = {
         "name": name,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": history.product(),
         "machine": machine(),
         "parameters": parameters,
         "runs": list(runs),
         "tables": tables,
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
-    return path
-
-
-def reached(it: bool) -> str:
-    """Of a target, in its table."""
-    return "reached" if it else "missed"
+    history.append(document)
 
 
 def options_of(description: str | None, *hidden: str) -> argparse.ArgumentParser:
@@ -107,39 +120,15 @@ def carry_out(
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
         Path(temporary).chmod(0o755)
         runs = measure(given, Path(temporary))
-    tables = tables_of(runs)
-    if given.no_save:
-        show(tables)
-    else:
-        save(name, parameters={one: getattr(given, one) for one in parameters}, runs=runs, tables=tables)
-
-
-def peak_mib(process: int | str = "self") -> float:
-    """The most memory a process had so far, in MiB."""
-    status = Path(f"/proc/{process}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
-
-
-@contextmanager
-def beside() -> Iterator[list[float]]:
-    """The most memory of each process that hashes beside the receiver, in MiB."""
-    peaks: list[float] = []
-    close = HashingProcess.close
-
-    def closed(process: HashingProcess) -> None:
-        if process.pid is not None:
-            peaks.append(peak_mib(process.pid))
-        close(process)
-
-    with mock.patch.object(HashingProcess, "close", closed):
-        yield peaks
+    named = {one: getattr(given, one) for one in parameters}
+    conclude(name, parameters=named, runs=runs, tables=tables_of(runs), keep=not given.no_save)
 
 
 @contextmanager
 def costing() -> Iterator[dict[str, float]]:
     """What this process costs until the block ends, with those that hash beside it: `cpu` in s, `rss_mib` at most."""
     cost: dict[str, float] = {}
-    with beside() as peaks:
+    with hashing_beside() as peaks:
         yield cost
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cost["cpu"] = sum(one.ru_utime + one.ru_stime for one in used)

@@ -8,7 +8,7 @@ other, apply runs several tables at a time.
 
 from __future__ import annotations
 
-from measured import save, show
+from measured import conclude
 from span_pair import Pair
 from spans import options, phases, ratios, rounds_of, session
 
@@ -26,11 +26,8 @@ def main() -> None:
         ratios("1,000 changes into 200,000 rows; 100 into each of ten tables of 20,000", [*small, *many]),
         phases("Where a small span's time goes", small),
     ]
-    if given.no_save:
-        show(tables)
-    else:
-        parameters = {"rounds": given.rounds, "warm": given.warm, "heap_mib": given.heap}
-        save("small_spans", parameters=parameters, runs=[*small, *many], tables=tables)
+    parameters = {"rounds": given.rounds, "warm": given.warm, "heap_mib": given.heap}
+    conclude("small_spans", parameters=parameters, runs=[*small, *many], tables=tables, keep=not given.no_save)
 
 
 if __name__ == "__main__":

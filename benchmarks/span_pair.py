@@ -11,85 +11,43 @@ hint, on the other. Who comes first alternates. Bronze is landed, and the Parque
 
 from __future__ import annotations
 
-import random
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyiceberg.expressions import In
+from span_merge import merge_by_hand
+from span_phases import Phases
+from spark_costs import costing
+from workload_spans import BASE, SPREAD, STATES, Workload, orders
 
-from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project, Target
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.delta import DeltaSilver
-from cdc_lake.lake.iceberg import IcebergSilver
 from cdc_lake.lake.marker import iceberg_catalog
 from cdc_lake.lake.row_marks import mark_when_large
 from cdc_lake.lake.session import derive
 from cdc_lake.lake.store import SilverColumn, store
-from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
+from cdc_lake.model.change import Change
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import merging, table_job, table_span, table_steps
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.silver.shape import make_shape
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake.testing.messages import boundaries, raw_transaction
 
 PER_TRANSACTION = 1_000
-ROUNDS_AT_MOST = 16
-STATES = ("new", "packed", "sent", "returned")
-_START = datetime(2026, 1, 1, tzinfo=UTC)
 RULES = [
     {"rule": "not_null", "column": "customer", "on_fail": "quarantine"},
     {"rule": "between", "column": "amount", "min": 0, "max": 100_000, "on_fail": "quarantine"},
     {"rule": "in_set", "column": "state", "values": [*STATES, "changed"], "on_fail": "warn"},
 ]
-BASE = {
-    "id": "id",
-    "customer": "id * 7919 % 100003",
-    "state": "element_at(array('new', 'packed', 'sent', 'returned'), cast(1 + id % 4 AS int))",
-    "amount": "cast((id % 99999) / 100 AS decimal(12,2))",
-    "quantity": "cast(id % 17 AS int)",
-    "note": "concat(md5(cast(id AS string)), md5(cast(id + 1 AS string)), md5(cast(id + 2 AS string)))",
-    "email": "concat('customer', id % 100003, '@example.org')",
-    "created": "timestamp_seconds(1767225600 + id)",
-    "changed": "cast(timestamp_seconds(1767225600 + id) AS timestamp_ntz)",
-    "paid": "id % 3 = 0",
-}
-"""Rows of the table before the first round, over a column `id`."""
-
-NET = pa.schema(
-    [
-        ("op", pa.string()), ("id", pa.int64()), ("customer", pa.int64()), ("state", pa.string()),
-        ("amount", pa.decimal128(12, 2)), ("quantity", pa.int32()), ("note", pa.string()), ("email", pa.string()),
-        ("created", pa.timestamp("us", tz="UTC")), ("changed", pa.timestamp("us")), ("paid", pa.bool_()),
-    ]
-)  # fmt: skip
-
-
-def orders(name: str) -> Relation:
-    """Ten columns: three numbers, three texts, two times, a decimal and a boolean."""
-    layout = table(
-        f"public.{name}", id="int8", customer="int8", state="text", amount="numeric", quantity="int4", note="text",
-        email="text", created="timestamptz", changed="timestamp", paid="bool",
-    )  # fmt: skip
-    bounded = tuple(replace(c, modifier=(12 << 16 | 2) + 4) if c.name == "amount" else c for c in layout.columns)
-    return replace(layout, columns=bounded)
 
 
 def project_of(
@@ -110,70 +68,6 @@ def project_of(
     return Project(Pipeline.model_validate(document), root / "pipeline.yaml", root)
 
 
-class Workload:
-    """The changes of one table, one a key: 70 % updates and 5 % deletes of rows spread over it, 25 % inserts."""
-
-    def __init__(self, layout: Relation, rows: int, changes: int) -> None:
-        self.layout = layout
-        self._rows = rows
-        self._changes = changes
-
-    def round(self, number: int) -> tuple[list[Change], pa.Table]:
-        """The changes of a round, and their net rows."""
-        rng = random.Random(f"{self.layout.table} {number}")
-        updates, inserts = self._changes * 70 // 100, self._changes * 25 // 100
-        deletes = self._changes - updates - inserts
-        # every round has keys of its own, so that no round changes a row that another one deleted
-        keys = rng.sample(range(self._rows // ROUNDS_AT_MOST), updates + deletes)
-        touched = [key * ROUNDS_AT_MOST + number for key in keys]
-        fresh = range(self._rows + number * inserts, self._rows + (number + 1) * inserts)
-        plan = [("U", key) for key in touched[:updates]] + [("D", key) for key in touched[updates:]]
-        plan += [("I", key) for key in fresh]
-        rng.shuffle(plan)
-        net = [self._row(op, key, rng) for op, key in plan]
-        return [self._change(row) for row in net], pa.Table.from_pylist(net, schema=NET)
-
-    def _row(self, op: str, key: int, rng: random.Random) -> dict[str, Any]:
-        if op == "D":
-            return {"op": "D", "id": key}
-        at = _START + timedelta(microseconds=rng.randrange(10**13))
-        return {
-            "op": op,
-            "id": key,
-            "customer": rng.randrange(100_003),
-            "state": "changed" if op == "U" else STATES[key % 4],
-            "amount": Decimal(rng.randrange(10_000_000)).scaleb(-2),
-            "quantity": rng.randrange(17),
-            "note": f"{rng.getrandbits(384):096x}",
-            "email": f"customer{rng.randrange(100_003)}@example.org",
-            "created": at,
-            "changed": at.replace(tzinfo=None),
-            "paid": rng.random() < 0.3,
-        }
-
-    def insert(self, key: int) -> Insert:
-        """A new row."""
-        return Insert(self.layout, tuple(_printed(v) for v in self._row("I", key, random.Random(key)).values())[1:])
-
-    def _change(self, row: dict[str, Any]) -> Change:
-        if row["op"] == "D":
-            return Delete(self.layout, (str(row["id"]), *([None] * 9)), OldKind.KEY)
-        new = tuple(_printed(row[c.name]) for c in self.layout.columns)
-        return Insert(self.layout, new) if row["op"] == "I" else Update(self.layout, new)
-
-
-def _printed(value: object) -> str:
-    """A value as the server prints it."""
-    match value:
-        case bool():
-            return "t" if value else "f"
-        case datetime():
-            text = value.replace(tzinfo=None).isoformat(" ")
-            text = text.rstrip("0") if "." in text else text
-            return text + ("+00" if value.tzinfo else "")
-    return str(value)
-
-
 class Pair:
     """A pipeline whose tables stand twice: as apply's, and as `plain`'s."""
 
@@ -192,8 +86,9 @@ class Pair:
         peer: bool = False,
         alone: bool = False,
         rules: list[dict[str, Any]] | None = None,
+        keys: str = SPREAD,
     ) -> None:
-        """`marks`: as apply makes them by size; otherwise none. `alone`: apply's tables only."""
+        """`marks`: as apply makes them by size; otherwise none. `alone`: apply's tables only; `keys`: see Workload."""
         names = ["orders"] if tables == 1 else [f"orders_{n}" for n in range(tables)]
         self.fmt, self.folder, self._spark = fmt, root / "net", derive(spark)
         self._own = derive(spark)
@@ -201,7 +96,9 @@ class Pair:
         self.project = project_of(root, f"{name}_{fmt}", fmt, names, rules=rules, apply=marked)
         self._peer = peer
         self._alone = alone
-        self.workloads = [Workload(orders(one), rows, changes) for one in names]
+        self.costs: dict[str, dict[str, float]] = {}
+        """What the last round cost, by side."""
+        self.workloads = [Workload(orders(one), rows, changes, keys) for one in names]
         self._advance = Advance(self.project, spark, silent)
         self._bronze = DeltaBronze(self.project.bronze)
         self._bronze.begin_stream("bench", 1)
@@ -253,15 +150,15 @@ class Pair:
     def round(self, number: int, phases: Phases | None = None) -> dict[str, float]:
         """Land the changes of a round, apply them on both sides; seconds of each."""
         self.land(number)
-        took = {}
+        took, self.costs = {}, {}
         sides: list[tuple[str, Callable[[], None]]] = [("ours", lambda: self.apply(phases)), ("plain", self._plain)]
         if self._peer:
             sides.append(("delta-rs", self._delta_rs))
             sides += [("pyiceberg", self._pyiceberg)] * (self.fmt == "iceberg")
         for name, side in sides if number % 2 else reversed(sides):
-            begun = time.perf_counter()
-            side()
-            took[name] = time.perf_counter() - begun
+            with costing(self._spark, self.project.lake) as self.costs[name]:
+                side()
+            took[name] = self.costs[name]["seconds"]
         return took
 
     def _net(self, n: int) -> str:
@@ -281,13 +178,7 @@ class Pair:
             target = self._both(workload)[1]
             F.broadcast(self._spark.read.parquet(self._net(n))).createOrReplaceTempView("net")
             columns = [c.name for c in workload.layout.columns]
-            self._spark.sql(
-                f"MERGE INTO {store(self._spark, self.project, target).name} t USING net s ON t.id = s.id "
-                "WHEN MATCHED AND s.op = 'D' THEN DELETE "
-                f"WHEN MATCHED THEN UPDATE SET {', '.join(f'{c} = s.{c}' for c in columns[1:])} "
-                f"WHEN NOT MATCHED AND s.op <> 'D' THEN INSERT ({', '.join(columns)}) "
-                f"VALUES ({', '.join(f's.{c}' for c in columns)})"
-            )
+            self._spark.sql(merge_by_hand(store(self._spark, self.project, target).name, columns))
 
     def _delta_rs(self) -> None:
         for n, workload in enumerate(self.workloads):
@@ -322,87 +213,13 @@ class Pair:
         """Number and hash of the rows of each of apply's tables."""
         return [self._content(self._both(workload)[0]) for workload in self.workloads]
 
+    def names(self) -> tuple[str, ...]:
+        """Of the first table, in SQL: apply's and the plain one's."""
+        return tuple(store(self._own, self.project, target).name for target in self._both(self.workloads[0]))
+
     def _content(self, target: Target) -> tuple[Any, ...]:
         name = store(self._own, self.project, target).name
         return tuple(self._own.sql(f"SELECT count(*), sum(cast(xxhash64(*) AS decimal(38,0))) FROM {name}").first())
 
     def close(self) -> None:
         self._advance.__exit__(None, None, None)
-
-
-class Phases:
-    """Where the time of `Advance.run` goes: seconds of our steps, each without what it calls of the others.
-
-    With one table all steps run one after the other, so they add up to the whole.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._running: dict[int, list[float]] = defaultdict(list)
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        inner = self._running[threading.get_ident()]
-        inner.append(0.0)
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            took = time.perf_counter() - begun
-            with self._lock:
-                self.seconds[name] += took - inner.pop()
-            if inner:
-                inner[-1] += took
-
-    def timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def around(*given: Any, **named: Any) -> Any:
-            with self.of(name):
-                return call(*given, **named)
-
-        return around
-
-    def _commit(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def around(silver: Any, stream: str, base: Any, position: int, work: Any) -> Any:
-            with self.of("commit: branch, marker"):
-                return call(silver, stream, base, position, self.timed(work, "merge"))
-
-        return around
-
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        """Measure inside."""
-        places: list[tuple[Any, str, str]] = [
-            (table_steps, "read_marker", "read markers"),
-            (table_steps, "record", "holds"),
-            (table_job, "outline", "outline"),
-            (table_steps, "outline", "outline"),
-            (table_span, "survey", "survey"),
-            (table_span, "evolve", "look up columns"),
-            (table_span, "mark_when_large", "weigh the table"),
-            (merging, "strategy_of", "weigh the table"),
-            (merging, "written", "read what was written"),
-            (table_span, "read_changes", "open bronze files"),
-            (table_span, "fold", "build the plan"),
-            (DeltaSilver, "marker", "read markers"),
-            (IcebergSilver, "marker", "read markers"),
-            (IcebergSilver, "_publish", "publish the branch"),
-            (ControlTables, "read", "holds"),
-            (ControlTables, "last_cut", "cut"),
-            (ControlTables, "record", "cut"),
-            (BronzeReader, "_commits", "bronze log"),
-            (BronzeReader, "state", "bronze log"),
-            (BronzeReader, "files", "bronze log"),
-            (BronzeReader, "layouts", "bronze log"),
-        ]
-        with ExitStack() as patched:
-            for owner, name, phase in places:
-                patched.enter_context(patch.object(owner, name, self.timed(getattr(owner, name), phase)))
-            for silver in (DeltaSilver, IcebergSilver):
-                patched.enter_context(patch.object(silver, "commit", self._commit(silver.commit)))
-            begun = time.perf_counter()
-            before = dict(self.seconds)
-            yield
-            took = time.perf_counter() - begun
-            inside = sum(seconds - before.get(name, 0.0) for name, seconds in self.seconds.items())
-            self.seconds["everything else"] += took - inside

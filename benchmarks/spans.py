@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from measured import median, table
-from span_pair import Pair, Phases, project_of
+from span_pair import Pair, project_of
+from span_phases import Phases
 
 from cdc_lake.lake.session import start
 
@@ -43,6 +44,7 @@ def rounds_of(make: Callable[[], Pair], label: str, count: int, warm: int = 1) -
                 **took,
                 "ratio": took["ours"] / took["plain"],
                 "phases": dict(phases.seconds),
+                "costs": pair.costs,
             }
         )
         print(f"  {label} round {number}: " + ", ".join(f"{name} {s:.2f} s" for name, s in took.items()), flush=True)

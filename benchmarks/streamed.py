@@ -21,21 +21,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import as_shipped  # noqa: F401  # before anything else loads Arrow
 import psycopg
-from measured import carry_out, costing, median, options_of, reached, table
-from pgoutput_backlog import FILL, TABLE
+from measured import carry_out, costing, median, options_of, table
 from served import served
+from workload_sql import FILL, TABLE
 
 from cdc_lake.bronze.open import bronze_writer
+from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import Progress, silent
+from cdc_lake.pipeline.landing import Landing
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.testing.server import EmbeddedServer
 
-TARGET_RATE, TARGET_TIMES, TARGET_GROWTH, TARGET_MIB = 150_000, 2.0, 1.2, 400
 CHANGE_BYTES = 249
 STREAMED, WHOLE = "streamed", "protocol 1"
+
+Seconds = Callable[[dict[str, Any]], tuple[float, float]]
+"""Of what a receiver says: the seconds until the COMMIT had come, and until bronze had the transaction."""
 
 
 def project_of(server: EmbeddedServer, root: Path, name: str, kind: str) -> Project:
@@ -52,10 +58,18 @@ def receive_here(given: argparse.Namespace) -> None:
     counting = _Counting(given.until, stop)
     begun = time.monotonic()
     once = given.until is None
-    with costing() as cost:
+    append, whole = Landing.append, []
+
+    def noted(landing: Landing, batch: ClosedBatch) -> None:
+        whole.append(time.monotonic())
+        append(landing, batch)
+
+    with costing() as cost, mock.patch.object(Landing, "append", noted):
         done = receive(project, bronze_writer(project), once=once, stop=stop, tell=silent if once else counting)
     facts = {
         "seconds": time.monotonic() - begun,
+        "sending": (whole[-1] if whole else begun) - begun,
+        "whole": whole[-1] if whole else None,
         "landed": counting.at,
         "changes": done.changes,
         "bytes": done.bytes,
@@ -95,7 +109,7 @@ class Bench:
         """The transaction is over, then the receiver starts."""
         self._ended(self._start(name, kind))  # makes the slot and begins the stream
         self._write(rows)
-        return self._result(name, kind, self._start(name, kind), lambda facts: facts["seconds"])
+        return self._result(name, kind, self._start(name, kind), lambda facts: (facts["sending"], facts["seconds"]))
 
     def under_way(self, name: str, kind: str, rows: int) -> dict[str, Any]:
         """The receiver runs, then the transaction begins."""
@@ -106,15 +120,20 @@ class Bench:
         time.sleep(0.5)
         self._write(rows)
         committed = time.monotonic()
-        return self._result(name, kind, child, lambda facts: facts["landed"] - committed)
+        return self._result(name, kind, child, lambda facts: (facts["whole"] - committed, facts["landed"] - committed))
 
     def _result(
-        self, name: str, kind: str, child: subprocess.Popen[str], seconds: Callable[[dict[str, Any]], float]
+        self,
+        name: str,
+        kind: str,
+        child: subprocess.Popen[str],
+        seconds: Callable[[dict[str, Any]], tuple[float, float]],
     ) -> dict[str, Any]:
         facts = self._ended(child)
         self._admin.execute("SELECT pg_drop_replication_slot(%s)", [name])
         self._admin.execute("TRUNCATE orders")
-        facts |= {"kind": kind, "seconds": seconds(facts)}
+        sent, all_of_it = seconds(facts)
+        facts |= {"kind": kind, "sent": sent, "seconds": all_of_it}
         return facts | {"rate": facts["changes"] / facts["seconds"]}
 
     def _write(self, rows: int) -> None:
@@ -139,7 +158,7 @@ class Bench:
 
 
 def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    server = EmbeddedServer(folder / "server", settings={"max_wal_size": "8GB"}).start()
+    server = EmbeddedServer(folder / "server", settings={"max_wal_size": "8GB", "autovacuum": "off"}).start()
     runs = []
     try:
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
@@ -168,13 +187,16 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for kind in (STREAMED, WHOLE):
             mine = [run for run in counted if (run["how"], run["kind"]) == (how, kind)]
             rates[how, kind] = median(run["rate"] for run in mine)
-            seconds, cpu = (median(run[name] for run in mine) for name in ("seconds", "cpu"))
-            rows.append((f"{how}, {kind}", f"{seconds:.2f}", f"{rates[how, kind]:,.0f}", f"{cpu:.1f}"))
-    sizes = {run["megabytes"]: run["rss_mib"] for run in counted if run["how"] == "memory"}
-    growth, peak = max(sizes.values()) / sizes[min(sizes)], max(sizes.values())
-    rate, times = rates["under way", STREAMED], rates["under way", STREAMED] / rates["under way", WHOLE]
+            seconds, sent, cpu = (median(run[name] for run in mine) for name in ("seconds", "sent", "cpu"))
+            behind = median(run["seconds"] - run["sent"] for run in mine)
+            times = (f"{seconds:.2f}", f"{sent:.2f}", f"{behind:.2f}")
+            rows.append((f"{how}, {kind}", *times, f"{rates[how, kind]:,.0f}", f"{cpu:.1f}"))
     return [
-        table("One transaction into bronze", ("", "seconds", "changes/s", "CPU s"), rows),
+        table(
+            "One transaction into bronze",
+            ("", "seconds", "until its COMMIT came", "from there to bronze", "changes/s", "CPU s"),
+            rows,
+        ),
         table(
             "Its memory, streamed",
             ("", "peak MiB", "MB received"),
@@ -182,21 +204,6 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 (f"{run['megabytes']:,} MB", f"{run['rss_mib']:.0f}", f"{run['bytes'] / 1e6:,.0f}")
                 for run in counted
                 if run["how"] == "memory"
-            ],
-        ),
-        table(
-            "Targets",
-            ("", "measured", "target", ""),
-            [
-                ("changes/s under way, streamed", f"{rate:,.0f}", f"{TARGET_RATE:,}", reached(rate >= TARGET_RATE)),
-                ("the same beside protocol 1", f"{times:.2f}", f"{TARGET_TIMES}", reached(times >= TARGET_TIMES)),
-                (
-                    f"memory of {max(sizes):,} MB beside {min(sizes):,} MB",
-                    f"{growth:.2f}",
-                    f"{TARGET_GROWTH}",
-                    reached(growth <= TARGET_GROWTH),
-                ),
-                ("peak memory, MiB", f"{peak:.0f}", f"{TARGET_MIB}", reached(peak <= TARGET_MIB)),
             ],
         ),
     ]

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.report import ReportFiles
     from cdc_lake.pipeline.resync import Resynced
     from cdc_lake.pipeline.run import RunSummary
+    from cdc_lake.pipeline.slot_details import SlotDetails
     from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
     from cdc_lake.pipeline.status import Status
     from cdc_lake.pipeline.status_page import StatusPage
@@ -59,6 +60,7 @@ __all__ = [
     "history",
     "inspect_parked",
     "inspect_row",
+    "inspect_slot",
     "inspect_transaction",
     "load_pipeline",
     "maintain",
@@ -354,6 +356,13 @@ def slots(project: Project) -> SlotList:
     from cdc_lake.pipeline.slots import list_slots
 
     return list_slots(project)
+
+
+def inspect_slot(project: Project, name: str | None = None) -> SlotDetails:
+    """Everything of the pipeline's slot, or of the one named, and what is threatened by it. Raises SlotMissing."""
+    from cdc_lake.pipeline.slots import inspect_slot as inspect
+
+    return inspect(project, name)
 
 
 def create_slot(project: Project, *, tell: Tell = silent) -> SlotMade:

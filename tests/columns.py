@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 
 from cdc_lake.decode.changes import ChangeColumns
+from cdc_lake.errors import DecodeError
+
+Outcome: TypeAlias = ChangeColumns | tuple[str, str, str]
+"""What was decoded, or of the error code, message and place."""
+
+
+def outcome(decode: Callable[[], ChangeColumns]) -> Outcome:
+    try:
+        return decode()
+    except DecodeError as error:
+        return error.code, error.message, error.where
+
+
+def assert_same_outcome(one: Outcome, other: Outcome) -> None:
+    if isinstance(one, ChangeColumns) and isinstance(other, ChangeColumns):
+        assert_same(one, other)
+    else:
+        assert one == other
 
 
 def assert_same(left: ChangeColumns, right: ChangeColumns) -> None:

@@ -16,15 +16,18 @@ from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import PgoutputFormat
 from cdc_lake.decode.undecodable import Keeping
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_rows import PauseRow, StreamRow
 from cdc_lake.lake.parked_place import parked_place
 from cdc_lake.model.change import Insert
+from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.parked import ParkedTransactions
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.source.recording_file import RecordingHeader, RecordingWriter
 from cdc_lake.testing.messages import boundaries, catalog_of, encode_transaction, insert, raw_transaction, relation
 from cdc_lake.testing.two_phase import begin_prepare, prepare, rollback_prepared
-from tests.golden_lake import ITEMS, ORDERS, STREAM, YAML
+from tests.golden_lake import ITEMS, ORDERS, STREAM, T0, YAML
 from tests.tarballs import unpack
 from tests.unit.test_held_retry import refusing
 
@@ -42,6 +45,7 @@ def beside(root: Path) -> None:
     _stuck(root / "stuck.yaml")
     _phased(root / "phased.yaml")
     scaffold("databricks", root / "jobs")
+    _odd(root / "odd.yaml")
     _recording(root / "shop.rec")
     with tarfile.open(OLD) as archive:
         unpack(archive, root / "old")
@@ -58,6 +62,22 @@ def _stuck(file: Path) -> None:
         if note == "torn":
             raw = dataclasses.replace(raw, frames=[raw.frames[0][:-2]])
         bronze.append([raw], Keeping(PgoutputFormat(refusing(tabulate))))
+
+
+def _odd(file: Path) -> None:
+    """Tables whose names would tell a terminal to clear itself, to take a title, to write backwards; a long one."""
+    file.write_text(YAML.replace("pipeline: shop", "pipeline: odd"))
+    project = load_project(file)
+    bronze = DeltaBronze(project.bronze, durability="os")
+    bronze.begin_stream(STREAM, 1000)
+    names = ("clears\x1b[2J\x1b[H", "titled\x1b]0;yours\x07", "two\nlines\tof it", "\u202edrawkcab", "long" * 15)
+    for nth, name in enumerate(names, start=2):
+        odd = dataclasses.replace(ORDERS, table=TableName("public", name))
+        bronze.append([raw_transaction(Transaction(boundaries(1000 * nth), (Insert(odd, ("1", "10", "new")),)))])
+    control = ControlTables(project.control, durability="os")
+    control.record(StreamRow(1, STREAM, 1000, "odd", "7300000000000000001", "shop", "lsn", T0))
+    for name in names[::2]:
+        control.record(PauseRow(str(TableName("public", name)), True, T0))
 
 
 def _phased(file: Path) -> None:

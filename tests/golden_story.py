@@ -38,6 +38,8 @@ SCRUBBED = (
     (r"\b\d+(\.\d)? (B|KiB|MiB|GiB)\b", "<size>"),
     (r'"(run|content|hash)": "[0-9a-f]{8,}"', r'"\1": "<digest>"'),
     (r'"(upto|position|confirm|xid|keepalives|\w+_bytes|\w+_transactions)": \d+', r'"\1": 0'),
+    (r'"(catalog_xmin|catalog_age|unconfirmed)": \d+', r'"\1": 0'),
+    (r"\btransaction \d+, [\d,]+ transactions? ago", "transaction <xid>"),
     (r'"(bytes|seconds)": (null|[\d.]+)', r'"\1": 0'),
     (r"(?m)^(received|landed|applied) +[P-].*", r"\1  <lag>"),
     (r"\b\d+ keepalives?\b", "<keepalives>"),

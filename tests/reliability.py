@@ -1,10 +1,13 @@
-"""What the fault tests found, promise by promise; a whole run writes it into docs/reliability.md.
+"""What the fault tests found, promise by promise: kept in docs/reliability.json, of which docs/reliability.md is made.
 
-python -m tests.reliability            every promise at its full budget, then the page
-python -m tests.reliability R3 R9      those, without the page
-python -m tests.reliability --small    at the budget of `make test`, without the page
+python -m tests.reliability            every promise at its full budget; each is kept as soon as it ran
+python -m tests.reliability R3 R9      those
+python -m tests.reliability --small    at the budget of `make test`; nothing is kept
+python -m tests.reliability --page     the page again, from what is kept
+python -m tests.reliability --others   what has pytest run the other tests alone
 
-A promise is red, and the exit code 1, where a test failed or what was counted is less than the promise asks for.
+A promise is red, and the exit code 1, where a test failed or what was counted is less than the promise asks for. What is
+kept names the commit it ran on, so a tree with changes of its own keeps nothing.
 """
 
 from __future__ import annotations
@@ -21,88 +24,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Self
+
+from tests.promises import PROMISES, Found, Promise
 
 ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs" / "reliability.json"
 PAGE = ROOT / "docs" / "reliability.md"
+TREES = ("cdc_lake", "tests")
+"""What a row is about."""
 HEAD = """\
-<!-- Made by `python -m tests.reliability`; do not edit. -->
+<!-- Made from reliability.json by `python -m tests.reliability`; do not edit. -->
 
 # What the faults found
 
-Every promise, the faults it was tried with, and what a run counted (`python -m tests.reliability`). A row is green
-where every test of it passed, which means nothing lost and nothing twice, and where at least as much was counted as the
-promise asks for. What is random is drawn from the chance named below: `CDC_LAKE_CHANCE` gives the same run anywhere.
+Every promise, and the last run of its fault tests at full budget (`python -m tests.reliability R3`), which takes from half
+a minute to hours: what it counted, on which version, when. A row is green where every test passed, which means nothing lost and
+nothing twice where changes flow, and where at least as much was counted as the promise asks for. It speaks of the version that it names;
+for every change behind it `make test` runs what is quick of the same tests, at a small budget.
 
 """
+MET = """
+## The faults, and how to have them again
 
+What is random is drawn from a chance: `CDC_LAKE_CHANCE` with that of a row, on its version, draws the same anywhere. What
+depends on time, as where a server under load is cut off, differs from run to run. The version is the name that the commit
+had where it ran; commits that were put together since have other names, and are that version where
+`git rev-parse COMMIT:cdc_lake COMMIT:tests` says what the row does.
 
-@dataclass(frozen=True)
-class Promise:
-    """A promise, the tests that keep it, and how much they must count at full budget."""
-
-    number: str
-    says: str
-    tests: tuple[str, ...]
-    least: Mapping[str, int] = field(default_factory=dict)
-    budget: int = 10
-    """CDC_LAKE_BUDGET of a full run."""
-
-
-PROMISES = (
-    Promise(
-        "R3",
-        "silver: broken off at every step of apply, its JVM killed",
-        ("tests/spark/test_apply_crashes.py", "tests/spark/test_apply_kills.py"),
-        {"breaks": 200, "kills": 32},
-    ),
-    Promise(
-        "R4",
-        "streams repeated, cut, and out of order: every transaction once, in order",
-        ("tests/property/test_csn_order.py", "tests/property/test_bronze_batching.py"),
-        {"histories": 1000},
-    ),
-    Promise(
-        "R7",
-        "the fast decoder of style b equals the plain one",
-        ("tests/property/test_mppdb_agreement.py",),
-        {"rows": 10_000_000},
-    ),
-    Promise(
-        "R9",
-        "the disk is full after any number of bytes",
-        ("tests/unit/test_disk_full.py",),
-        {"budgets of bytes": 100},
-    ),
-    Promise(
-        "R10",
-        "a store fails, lies about it, tears what it writes, or forgets; power is lost",
-        ("tests/property/test_faulty_store.py", "tests/unit/test_power_loss.py"),
-        {"requests hit": 200, "losses of power": 20},
-    ),
-    Promise(
-        "R19", "exactly the planted differences are told", ("tests/live/test_compare_property.py",), {"comparisons": 25}
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a run of a promise's tests came to."""
-
-    promise: Promise
-    passed: bool
-    counts: Mapping[str, int]
-    faults: Sequence[str]
-    seconds: float
-
-    def verdict(self, *, small: bool) -> str:
-        """`green`, or `red` and why."""
-        if not self.passed:
-            return "red: a test failed"
-        short = (
-            [] if small else [what for what, least in self.promise.least.items() if self.counts.get(what, 0) < least]
-        )
-        return f"red: too few {', '.join(short)}" if short else "green"
+"""
 
 
 def added_up(lines: Sequence[str], number: str) -> tuple[Counter[str], list[str]]:
@@ -123,23 +73,104 @@ def tried(promise: Promise, chance: str, *, small: bool) -> Found:
         file.touch()
         budget = "1" if small else str(promise.budget)
         settings = {"CDC_LAKE_TALLY": str(file), "CDC_LAKE_BUDGET": budget, "CDC_LAKE_CHANCE": chance}
+        ours = {name: value for name, value in os.environ.items() if name != "CDC_LAKE_SEED"}  # one seed alone
         command = [sys.executable, "-m", "pytest", "-q", "-m", "", "--timeout", "3600", *promise.tests]
         began = time.monotonic()
-        ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **settings}, check=False).returncode
+        ended = subprocess.run(command, cwd=ROOT, env={**ours, **settings}, check=False).returncode
         counts, faults = added_up(file.read_text(encoding="utf-8").splitlines(), promise.number)
     return Found(promise, ended == 0, counts, faults, time.monotonic() - began)
 
 
-def table(found: Sequence[Found], *, small: bool) -> str:
-    """The rows of the page."""
-    rows = [["", "promise", "counted", "faults", "tests", "seconds", "verdict"], ["---"] * 7]
-    for one in found:
-        counted = ", ".join(f"{count:,} {what}" for what, count in one.counts.items())
-        tests = ", ".join(f"`{test.removeprefix('tests/')}`" for test in one.promise.tests)
-        faults = ", ".join(one.faults)
-        said = [one.promise.number, one.promise.says, counted, faults, tests, f"{one.seconds:,.0f}"]
-        rows.append([*said, one.verdict(small=small)])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+@dataclass(frozen=True)
+class Row:
+    """What is kept of a run: what it found, the tests it ran, and whence they can be had again."""
+
+    found: Found
+    tests: Sequence[str]
+    version: str
+    day: str
+    chance: str
+    trees: Mapping[str, str] = field(default_factory=dict)
+    """Folder → its hash in git: commits that have them are the version, also where its own commit is gone."""
+
+    @property
+    def verdict(self) -> str:
+        """That of the run, by what the promise asks for today."""
+        if tuple(self.tests) != self.found.promise.tests:
+            return "to be run again: its tests are others now"
+        return self.found.verdict(small=False)
+
+    def document(self) -> dict[str, Any]:
+        """The row in JSON."""
+        found = self.found
+        return {
+            "version": self.version,
+            "day": self.day,
+            "chance": self.chance,
+            "seconds": round(found.seconds),
+            "passed": found.passed,
+            "counts": dict(found.counts),
+            "faults": list(found.faults),
+            "tests": list(self.tests),
+            **({"trees": dict(self.trees)} if self.trees else {}),
+        }
+
+    @classmethod
+    def of(cls, promise: Promise, document: Mapping[str, Any]) -> Self:
+        """The row that was written."""
+        passed, counts, faults, seconds = (document[name] for name in ("passed", "counts", "faults", "seconds"))
+        found = Found(promise, passed, counts, faults, seconds)
+        said = (document[name] for name in ("tests", "version", "day", "chance"))
+        return cls(found, *said, document.get("trees", {}))
+
+
+def kept() -> dict[str, Row]:
+    """What is kept, by the number of the promise; KeyError for a promise that is none."""
+    promises = {promise.number: promise for promise in PROMISES}
+    documents = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    return {number: Row.of(promises[number], document) for number, document in documents.items()}
+
+
+def keep(row: Row) -> None:
+    """Put a row in the place of the one that its promise had, and make the page anew."""
+    rows = kept() | {row.found.promise.number: row}
+    documents = {p.number: rows[p.number].document() for p in PROMISES if p.number in rows}
+    KEPT.write_text(json.dumps(documents, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(rows), encoding="utf-8")
+
+
+def page(rows: Mapping[str, Row]) -> str:
+    """The page of what is kept."""
+    ran = [rows[promise.number] for promise in PROMISES if promise.number in rows]
+    green = sum(row.verdict == "green" for row in ran)
+    never = len(PROMISES) - len(ran)
+    were = "was" if never == 1 else "were"
+    summary = f"{green} of {len(PROMISES)} promises are green; {never} {were} never run at full budget.\n\n"
+    first = [["", "promise", "verdict", "counted", "seconds", "version", "day"]]
+    second = [["", "faults", "tests", "chance", "cdc_lake and tests"]]
+    for promise in PROMISES:
+        tests = ", ".join(f"`{test.removeprefix('tests/')}`" for test in promise.tests)
+        if (row := rows.get(promise.number)) is None:
+            first.append([promise.number, promise.says, "**never run**", "", "", "", ""])
+            second.append([promise.number, "", tests, "", ""])
+            continue
+        verdict = row.verdict if row.verdict == "green" else f"**{row.verdict}**"
+        said = [counted(row.found), f"{row.found.seconds:,.0f}", row.version, row.day]
+        first.append([promise.number, promise.says, verdict, *said])
+        trees = " ".join(f"`{row.trees[folder][:12]}`" for folder in TREES if folder in row.trees)
+        second.append([promise.number, "; ".join(row.found.faults), tests, f"`{row.chance}`", trees])
+    return HEAD + summary + table(first) + MET + table(second)
+
+
+def counted(found: Found) -> str:
+    """What a run counted, in words."""
+    return ", ".join(f"{count:,} {what}" for what, count in found.counts.items())
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as Markdown, the first one above the others."""
+    ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in ruled)
 
 
 def of_git(*words: str) -> str:
@@ -147,21 +178,42 @@ def of_git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def version() -> str | None:
+    """The version that runs; None of a tree with changes that no commit has, but for what is kept here."""
+    ours = [f":!{path.relative_to(ROOT)}" for path in (KEPT, PAGE)]
+    return None if of_git("status", "--porcelain", "--", ".", *ours) else of_git("describe", "--always")
+
+
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.reliability")
     parser.add_argument("promises", nargs="*", choices=[[], *(p.number for p in PROMISES)], metavar="R1")
-    parser.add_argument("--small", action="store_true", help="at the budget of `make test`")
+    parser.add_argument("--small", action="store_true", help="at the budget of `make test`; nothing is kept")
+    parser.add_argument("--others", action="store_true", help="print what has pytest leave out the tests of promises")
+    parser.add_argument("--page", action="store_true", help="make the page again from what is kept; nothing is run")
     asked = parser.parse_args(words)
-    chosen = [p for p in PROMISES if not asked.promises or p.number in asked.promises]
-    chance = os.environ.get("CDC_LAKE_CHANCE") or of_git("rev-parse", "HEAD^{tree}")
-    found = [tried(promise, chance, small=asked.small) for promise in chosen]
-    told = table(found, small=asked.small)
-    print(told)
-    if not asked.small and len(chosen) == len(PROMISES):
-        made = f"Version {of_git('describe', '--always')}, {datetime.now(UTC):%Y-%m-%d}, chance `{chance}`.\n\n"
-        PAGE.write_text(HEAD + made + told, encoding="utf-8")
-        print(f"wrote {PAGE}")
-    return int(any(one.verdict(small=asked.small) != "green" for one in found))
+    if asked.others:
+        print(*(f"--ignore={test}" for test in sorted({test for promise in PROMISES for test in promise.tests})))
+        return 0
+    if asked.page:
+        PAGE.write_text(page(kept()), encoding="utf-8")
+        return 0
+    red = False
+    for promise in (p for p in PROMISES if not asked.promises or p.number in asked.promises):
+        chance = os.environ.get("CDC_LAKE_CHANCE") or of_git("rev-parse", "HEAD^{tree}")
+        before = None if asked.small else version()
+        found = tried(promise, chance, small=asked.small)
+        verdict = found.verdict(small=asked.small)
+        red = red or verdict != "green"
+        print(
+            f"{promise.number}: {verdict}; {counted(found)}; {', '.join(found.faults)}; {found.seconds:,.0f} s",
+            flush=True,
+        )
+        if before is not None and before == version():
+            trees = {folder: of_git("rev-parse", f"HEAD:{folder}") for folder in TREES}
+            keep(Row(found, promise.tests, before, f"{datetime.now(UTC):%Y-%m-%d}", chance, trees))
+        elif not asked.small:
+            print(f"{promise.number} is not kept: the tree has changes that no commit has")
+    return int(red)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Seeds of what tests draw by chance: CDC_LAKE_SEED repeats one; CDC_LAKE_CHANCE says which ones are drawn, as a run in CI has it from the tree."""
+"""Seeds of what tests draw by chance: CDC_LAKE_SEED repeats one; CDC_LAKE_CHANCE says which ones are drawn, as a run in CI does."""
 
 from __future__ import annotations
 

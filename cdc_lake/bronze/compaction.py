@@ -67,13 +67,21 @@ class Parts:
     def __iter__(self) -> Iterator[pa.Table]:
         waiting: list[pa.Table] = []
         layouts: dict[str, int] = {}
+        rows = size = 0
         for part in self._files.batches(self._paths, SCHEMA.names):
-            waiting.append(_without_repeats(part, layouts))
-            if sum(w.num_rows for w in waiting) >= ROW_GROUP_ROWS or sum(w.nbytes for w in waiting) >= _GROUP_BYTES:
+            own = _without_repeats(part, layouts)
+            waiting.append(own)
+            rows, size = rows + own.num_rows, size + _size(own)
+            if rows >= ROW_GROUP_ROWS or size >= _GROUP_BYTES:
                 yield pa.concat_tables(waiting)
-                waiting = []
+                waiting, rows, size = [], 0, 0
         if waiting:
             yield pa.concat_tables(waiting)
+
+
+def _size(part: pa.Table) -> int:
+    """In memory. Arrow looks at every buffer for it, so it is asked once of a part."""
+    return int(part.nbytes)
 
 
 def _without_repeats(part: pa.Table, layouts: dict[str, int]) -> pa.Table:
@@ -137,11 +145,13 @@ def _runs(row: list[_File], after: int, tiers: Sequence[int]) -> Iterator[list[_
 def _groups(run: list[_File]) -> Iterator[Group]:
     """A run cut where a file gets full; what is left alone stays as it is."""
     group: list[_File] = []
+    size = 0
     for file in run:
-        if group and sum(one.size for one in group) + file.size > FULL_BYTES:
+        if group and size + file.size > FULL_BYTES:
             yield from _group(group)
-            group = []
+            group, size = [], 0
         group.append(file)
+        size += file.size
     yield from _group(group)
 
 

@@ -180,6 +180,10 @@ class DeltaBronzeTable:
             self._place.remove(found)
         return found
 
+    def written_at(self) -> float | None:
+        """By the file of its log entry."""
+        return self._place.written_at(self._at)
+
     # ── the log ──
 
     def _make(self, commit: Callable[[DeltaTable], int]) -> int:

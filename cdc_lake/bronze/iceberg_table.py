@@ -40,7 +40,7 @@ from cdc_lake.errors import (
 from cdc_lake.lake.catalog import CatalogAddress, is_there, open_catalog, reaching
 from cdc_lake.lake.delta_leftovers import Leftovers
 from cdc_lake.lake.iceberg_files import described, filesystem
-from cdc_lake.lake.iceberg_leftovers import leftovers, remove, replaced
+from cdc_lake.lake.iceberg_leftovers import leftovers, local_path, remove, replaced
 from cdc_lake.lake.iceberg_log import COMMIT_PROPERTY, Change, IcebergLog, NotLanded, Unknown
 from cdc_lake.lake.object_store import reading
 from cdc_lake.lake.parquet_file import Rows
@@ -179,6 +179,11 @@ class IcebergBronzeTable:
             with reading(self.place):
                 remove(self._log, found)
         return found
+
+    def written_at(self) -> float | None:
+        """By the file of its metadata; None in a store."""
+        file = local_path(self._log.table, self._log.table.metadata_location)
+        return None if file is None else file.stat().st_mtime
 
     # ── the log ──
 

@@ -55,6 +55,10 @@ class MaintainedTable(BronzeTable, Protocol):
         """Make a checkpoint and remove the leftovers."""
         ...
 
+    def written_at(self) -> float | None:
+        """When the version looked at was written, by the clock that gives its files their times; None: nobody knows."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Trim:
@@ -160,11 +164,18 @@ def prepare(table: MaintainedTable) -> bool:
 
 
 def tidy(table: MaintainedTable, files_seconds: float | None, now: float | None = None) -> Leftovers | None:
-    """Remove log entries, and, if seconds are given, data files that no version names since then."""
+    """Remove log entries, and, if seconds are given, data files that no version names since then.
+
+    By default the time is that of the newest version, where it is the earlier one: what is written for the next one
+    is younger, whatever has become of the clock meanwhile.
+    """
     if not table.look():
         return None
     table.prove()  # what something else removed may be needed to put it back
-    return table.tidy(time.time() if now is None else now, files_seconds)
+    if now is None:
+        written, now = table.written_at(), time.time()
+        now = now if written is None else min(now, written)
+    return table.tidy(now, files_seconds)
 
 
 def _recorded(table: MaintainedTable, trimmed: Mapping[int, tuple[int, bytes]]) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 
-from cdc_lake.bronze.batch_rows import BatchRows
+from cdc_lake.bronze.batch_rows import BatchRows, one_thread
 from cdc_lake.bronze.contract import snapshot_app
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed, Tabulate
@@ -48,12 +49,19 @@ def _now() -> int:
 class TableBronze:
     """Writes a bronze table of any format (`bronze.port.BronzeWriter`). One instance a pipeline, used by one thread.
 
-    `clock` gives `ingest_ts`.
+    `clock` gives `ingest_ts`; `worker`: see `BatchRows`.
     """
 
-    def __init__(self, table: BronzeTable, *, clock: Callable[[], int] = _now) -> None:
+    def __init__(
+        self,
+        table: BronzeTable,
+        *,
+        clock: Callable[[], int] = _now,
+        worker: Callable[[str], Executor] = one_thread,
+    ) -> None:
         self._table = table
         self._clock = clock
+        self._worker = worker
         self._known: BronzeState | None = None
         """Of the version the table stands at; None: it has to be read, as after a commit that failed."""
         self._refused = False
@@ -85,7 +93,7 @@ class TableBronze:
         repeats = len(given.transactions) - len(fresh)
         if not fresh:
             return replace(self.advance(given.upto, given.confirm, given.empty), repeats=repeats)
-        rows = BatchRows(fresh, tabulate, before, self._clock())
+        rows = BatchRows(fresh, tabulate, before, self._clock(), self._worker)
         written = rows.each(self._files)
         confirm = max(before.confirm, given.confirm)
         state = replace(before, upto=given.upto, confirm=confirm, head=rows.head, empty=given.empty)

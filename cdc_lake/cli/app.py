@@ -97,7 +97,7 @@ def shared(
 @verb(app, "check")
 def check(
     call: Call,
-    sql: Annotated[bool, typer.Option("--sql", help="Only the SQL that a DBA must run.")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Only the SQL that a DBA must run; both with --ddl.")] = False,
     ddl: Annotated[
         bool, typer.Option("--ddl", help="Only the SQL of the event trigger that tells altered tables (PostgreSQL).")
     ] = False,
@@ -108,11 +108,9 @@ def check(
     from cdc_lake.pipeline import check as doctor
 
     project = call.project()
-    if ddl:
-        call.view.raw(doctor.ddl_sql(project))
-        return
-    if sql:
-        call.view.raw(doctor.dba_sql(project))
+    if sql or ddl:
+        parts = [*([doctor.dba_sql(project)] if sql else ()), *([doctor.ddl_sql(project)] if ddl else ())]
+        call.view.raw("\n\n".join(parts))
         return
     found = doctor.examine(project)
     colour = call.view.look.colour(sys.stdout)
@@ -170,6 +168,10 @@ def run(
     if allow and only == "receive":
         raise typer.BadParameter("receiving alone changes no silver table", param_hint="--allow")
     project = call.project()
+    if only == "receive":
+        from cdc_lake.cli import lean_arrow
+
+        lean_arrow.load()
     from cdc_lake.pipeline.run import run as execute
 
     with StopOnSignal(call.view.note) as stop:

@@ -21,6 +21,7 @@ from cdc_lake.cli.scaffold import NewProject
 from cdc_lake.config.effective import Setting
 from cdc_lake.deploy.bundle_file import BundleFile
 from cdc_lake.model.diagnostic import Diagnostic
+from cdc_lake.observe.crash_points import FailpointList
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import inspect, inspect_span
 from cdc_lake.pipeline.against_source import SourceProof
@@ -43,6 +44,7 @@ from cdc_lake.pipeline.replay import Replayed
 from cdc_lake.pipeline.report import ReportFiles
 from cdc_lake.pipeline.resync import Resynced
 from cdc_lake.pipeline.run import RunSummary
+from cdc_lake.pipeline.slot_details import SlotDetails
 from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
 from cdc_lake.pipeline.status import Status
 from cdc_lake.pipeline.type_ledger import TableLedger
@@ -59,8 +61,8 @@ class _Compared(TableComparison):
     """A table as `Comparison.document` writes it: with its verdict in words, and names as keys."""
 
     text: str = ""
-    columns: Mapping[str, int] = dataclasses.field(default_factory=dict)  # type: ignore[assignment]
-    samples: Mapping[str, Sequence[Sequence[str | None]]] = dataclasses.field(  # type: ignore[assignment]
+    columns: Mapping[str, int] = dataclasses.field(default_factory=dict)  # type: ignore[assignment]  # another form
+    samples: Mapping[str, Sequence[Sequence[str | None]]] = dataclasses.field(  # type: ignore[assignment]  # another form
         default_factory=dict
     )
 
@@ -105,6 +107,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "held-release": ("held release", [HeldDecision]),
     "held-discard": ("held discard", [HeldDecision]),
     "slot-list": ("slot list", [SlotList]),
+    "slot-inspect": ("slot inspect", [SlotDetails]),
     "slot-create": ("slot create", [SlotMade]),
     "slot-advance": ("slot advance", [SlotAdvanced]),
     "slot-drop": ("slot drop", [SlotDropped]),
@@ -112,6 +115,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     "tx": ("inspect tx", [inspect.TransactionView]),
     "row": ("inspect row", [RowEverywhere]),
     "parked": ("inspect parked", [ParkedList]),
+    "failpoints": ("inspect failpoints", [FailpointList]),
     "chain": ("inspect chain", [{"holds": bool, "=": ChainVerdict}, {"holds": bool, "=": SourceProof}]),
     "record": ("record", [Recorded]),
     "replay": ("replay", [{"recordings": list[Replayed]}]),

@@ -1,5 +1,5 @@
 """The verbs of `inspect`: a span, a transaction, a row, the chain, what is parked. They read the lake only, a row in
-silver too, unless asked to set bronze beside its source.
+silver too, unless asked to set bronze beside its source. And the failpoints, which are the program's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 inspect_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look into bronze: a span, a transaction, a row, the chain, what is parked.",
+    help="Look into bronze: a span, a transaction, a row, the chain, what is parked; or at what may kill a pipeline.",
 )
 
 From = Annotated[
@@ -122,6 +122,16 @@ def inspect_parked(call: Call) -> None:
 
     found = look_up(call.project())
     call.view.result(found, parked_text(found))
+
+
+@verb(inspect_app, "failpoints", pipeline=False)
+def inspect_failpoints(call: Call) -> None:
+    """The places where a pipeline can be killed on purpose, and how: the crash points and their failpoints."""
+    from cdc_lake.cli.render_failpoints import failpoints_text
+    from cdc_lake.observe.crash_points import listed
+
+    found = listed()
+    call.view.result(found, failpoints_text(found))
 
 
 def _against(call: Call, project: Project, what: str, *, whole: bool) -> None:

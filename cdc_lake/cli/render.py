@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
+from cdc_lake.cli.printable import printable
 from cdc_lake.model.counting import counted
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 from cdc_lake.source.stream import shown
@@ -30,9 +31,10 @@ def tint(text: str, colour: str, *, on: bool) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(), indent: str = "  ") -> list[str]:
-    """Rows as aligned columns two blanks apart; `right` are the columns of numbers."""
+    """Rows as aligned columns two blanks apart, a line each; `right` are the columns of numbers."""
     if not rows:
         return []
+    rows = [[printable(cell, keep="") for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -45,7 +47,7 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset(),
 def wrapped(head: str, text: str, width: int) -> list[str]:
     """A line of any length within the width, behind its head; words are not cut, so that they can be pasted."""
     fill = TextWrapper(width, subsequent_indent=" " * len(head), break_long_words=False, break_on_hyphens=False)
-    return fill.wrap(head + text)
+    return fill.wrap(head + printable(text))
 
 
 def size(value: int | None) -> str:

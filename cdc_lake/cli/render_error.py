@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cdc_lake.cli.printable import printable
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 
@@ -28,9 +29,9 @@ def _text(severity: str, code: str, summary: str, where: str, hint: str, *, colo
     if colour:
         tint = _RED if severity == Severity.ERROR.value else _YELLOW
         head, label = f"{_BOLD}{tint}{head}{_RESET}", f"{_CYAN}{label}{_RESET}"
-    lines = [f"{head}: {summary}"]
+    lines = [f"{head}: {printable(summary)}"]
     if where:
-        lines.append(f"  in {where}")
+        lines.append(f"  in {printable(where)}")
     if hint:
-        lines += ["", f"{label}: {hint}"]
+        lines += ["", f"{label}: {printable(hint)}"]
     return "\n".join(lines)

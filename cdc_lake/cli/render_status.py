@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from cdc_lake.cli.printable import printable
 from cdc_lake.cli.render import GREEN, RED, YELLOW, seconds, size, table, tint, wrapped
 from cdc_lake.model.counting import counted
 from cdc_lake.pipeline.status import Lag, Status
@@ -131,7 +132,7 @@ def _tables(status: Status, width: int, *, colour: bool) -> list[str]:
     rows = [("table", "format", "state", "position")]
     rows += [(t.table, t.format, t.state, t.position or "-") for t in status.tables]
     lines = table(rows, indent="")
-    reasons = ["", *(t.reason for t in status.tables)]
+    reasons = ["", *(printable(t.reason, keep="") for t in status.tables)]
     longest = max(map(len, lines)) + 2
     out = []
     for line, reason, state in zip(lines, reasons, ["", *(t.state for t in status.tables)], strict=True):

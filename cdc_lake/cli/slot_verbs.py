@@ -21,6 +21,19 @@ def slot_list(call: Call) -> None:
     call.view.result(found, list_text(found))
 
 
+@verb(slot_app, "inspect", document="slot-inspect")
+def slot_inspect(
+    call: Call,
+    name: Annotated[str | None, typer.Argument(help="The slot; by default the pipeline's own.")] = None,
+) -> None:
+    """Everything of one slot: who reads it, where it is, what is kept for it, and what that threatens."""
+    from cdc_lake.cli.render_slot import details_text
+    from cdc_lake.pipeline.slots import inspect_slot
+
+    found = inspect_slot(call.project(), name)
+    call.view.result(found, details_text(found, call.view.width))
+
+
 @verb(slot_app, "create", document="slot-create")
 def slot_create(call: Call) -> None:
     """Begin the stream as a first run does: publication, slot, initial copy as of its point; receive nothing more."""

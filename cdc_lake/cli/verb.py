@@ -118,7 +118,7 @@ def verb(
                 raise Interrupted from stop
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + added
-        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what inspect looks for
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         del command.__wrapped__  # typer would read the inner signature
         return app.command(name)(command)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from cdc_lake.cli import logs
 from cdc_lake.cli.document import document, dumps, plain
+from cdc_lake.cli.printable import printable
 from cdc_lake.cli.render_error import diagnostic_text, error_text
 from cdc_lake.cli.stages import LOGGED, REPEATING, Pace, line
 from cdc_lake.cli.traces import trace
@@ -94,7 +95,7 @@ class View:
     def result(self, value: object, text: str) -> None:
         """The result of a command: the document where JSON is asked for, the text otherwise."""
         self.end_progress()
-        _write(sys.stdout, dumps(document(self.verb, value)) if self.look.json else text)
+        _write(sys.stdout, dumps(document(self.verb, value)) if self.look.json else self._printable(text))
 
     def raw(self, text: str) -> None:
         """Data that has a form of its own: a schema, SQL, a page."""
@@ -104,7 +105,7 @@ class View:
     def screen(self, text: str) -> None:
         """Replace what the terminal shows, as far as it fits, without flicker."""
         height = max(2, shutil.get_terminal_size((80, 24)).lines)
-        lines = text.splitlines()
+        lines = self._printable(text).splitlines()
         if len(lines) >= height:
             lines = [*lines[: height - 2], f"… {counted(len(lines) - height + 2, 'more line')}"]
         _write(sys.stdout, f"{_HOME}{''.join(f'{one}{_REST_OF_LINE}{chr(10)}' for one in lines)}{_REST_OF_SCREEN}")
@@ -116,6 +117,7 @@ class View:
 
     def note(self, text: str) -> None:
         """Narration that stands on its own."""
+        text = printable(text)
         if (log := logs.current()) is not None:
             log.note(text)
         elif not self.look.quiet:
@@ -135,7 +137,7 @@ class View:
             return
         elif stderr().isatty() and not self.look.verbose:
             with self._lock:
-                self._bar().show(progress)
+                self._bar().show(replace(progress, text=printable(progress.text, keep="")))
         else:
             pace = self._pace.of(progress)
             if self._due(progress):
@@ -187,6 +189,9 @@ class View:
             if self._bars is not None:
                 self._bars.close()
                 self._bars = None
+
+    def _printable(self, text: str) -> str:
+        return printable(text, colour=self.look.colour(sys.stdout))
 
     def _bar(self) -> Bars:
         if self._bars is None:

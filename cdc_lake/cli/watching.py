@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cdc_lake.cli.document import document
+from cdc_lake.cli.printable import printable
 from cdc_lake.cli.render_error import error_text
 from cdc_lake.cli.render_status import status_line, status_text
 from cdc_lake.cli.view import View, error_document
@@ -43,7 +44,7 @@ def _show(view: View, found: Status, every: float, *, live: bool) -> None:
         text = status_text(found, view.width, colour=view.look.colour(sys.stdout))
         view.screen(f"{text}\n\nevery {every:g} s, Ctrl-C ends")
     else:
-        view.raw(status_line(found))
+        view.raw(printable(status_line(found), keep=""))
 
 
 def _away(view: View, error: CdcLakeError, *, live: bool) -> None:
@@ -52,4 +53,5 @@ def _away(view: View, error: CdcLakeError, *, live: bool) -> None:
     elif live:
         view.screen(error_text(error, colour=view.look.colour(sys.stdout)))
     else:
-        view.raw(f"{datetime.now(UTC).isoformat(timespec='seconds')}  {error.code}: {error.message}")
+        line = f"{datetime.now(UTC).isoformat(timespec='seconds')}  {error.code}: {error.message}"
+        view.raw(printable(line, keep=""))

@@ -12,7 +12,7 @@ from cdc_lake.config.capture import compile_pattern
 from cdc_lake.config.family_checks import family_rules
 from cdc_lake.config.group_checks import group_rules
 from cdc_lake.config.kind_checks import kind_rules
-from cdc_lake.config.node_values import at, items_of, table_named, text_of, texts_of, uncaptured
+from cdc_lake.config.node_values import at, is_true, items_of, table_named, text_of, texts_of, uncaptured
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
 from cdc_lake.config.qhb_checks import qhb_rules
@@ -49,6 +49,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _lake(root, out)
     out.found += undecodable_rules(root, patterns)
     _hosts(root, out)
+    _tls(root, out)
     _plugin(root, out)
     _pgoutput(root, out)
     out.found += qhb_rules(root.entries.get("source"))
@@ -184,13 +185,22 @@ def _hosts(root: MappingNode, out: _Findings) -> None:
             out.error(Problem.SOURCE_COMBINATION, summary, node.mark, f"source.hosts[{i}]", "write db1 or db1:5432")
 
 
+def _tls(root: MappingNode, out: _Findings) -> None:
+    """Authorities that no mode asks: libpq goes on without encryption where the server's certificate is not theirs."""
+    trusted, mode = at(root, "source", "tls", "root_cert"), text_of(at(root, "source", "tls", "mode")) or "prefer"
+    if trusted is not None and mode in {"disable", "prefer"}:
+        hint = "set `mode: verify-full`, or verify-ca where the certificate does not name the host"
+        summary = f"with `mode: {mode}` a server that `root_cert` does not vouch for is connected to all the same"
+        out.error(Problem.SOURCE_COMBINATION, summary, trusted.mark, "source.tls.root_cert", hint)
+
+
 def _plugin(root: MappingNode, out: _Findings) -> None:
     """What does not go with a plugin, or with SQL functions, of a PostgreSQL."""
     source = root.entries.get("source")
     if not isinstance(source, MappingNode) or text_of(source.entries.get("type")) not in POSTGRES_TYPES:
         return
     failover = at(source, "slot", "failover")
-    if isinstance(failover, ScalarNode) and failover.value is True and text_of(source.entries.get("mode")) == "polling":
+    if is_true(failover) and text_of(source.entries.get("mode")) == "polling":
         hint = "remove it, or use `mode: stream`: only a replication connection can make such a slot"
         summary = "a slot that SQL functions make has no copies on standbys"
         out.error(Problem.SOURCE_COMBINATION, summary, failover.mark, "source.slot.failover", hint)
@@ -223,7 +233,7 @@ def _pgoutput(root: MappingNode, out: _Findings) -> None:
         hint = f"take `proto_version` out, or set it to {needed} or more"
         out.error(Problem.SOURCE_COMBINATION, summary, streaming.mark, "source.decoding.streaming", hint)
     two_phase = at(decoding, "two_phase")
-    if not isinstance(two_phase, ScalarNode) or two_phase.value is not True:
+    if not is_true(two_phase):
         return
     if isinstance(version, int) and version < 3:
         summary = f"version {version} of pgoutput's protocol has no `two_phase`"

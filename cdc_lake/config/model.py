@@ -34,6 +34,11 @@ class Snapshot(Section):
     max_bytes_per_second: Bytes | None = None
     """The same in bytes of the values' text, for example `20 MiB`."""
 
+    @property
+    def copies(self) -> bool:
+        """Whether rows that were there before are copied."""
+        return self.mode == "initial"
+
 
 class Batch(Section):
     """When a bronze batch is closed: whichever is reached first, always at a COMMIT."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 from cdc_lake.config.capture import captures
 from cdc_lake.config.problems import Problem
@@ -28,6 +29,11 @@ def items_of(node: Node | None) -> Sequence[Node]:
 def text_of(node: Node | None) -> str | None:
     """A text, None where there is none."""
     return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else None
+
+
+def is_true(node: Node | None) -> TypeGuard[ScalarNode]:
+    """Whether it says `true`."""
+    return isinstance(node, ScalarNode) and node.value is True
 
 
 def texts_of(node: Node | None) -> Iterator[tuple[int, ScalarNode, str]]:

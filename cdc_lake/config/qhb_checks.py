@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_lake.config.node_values import at, fault, text_of
-from cdc_lake.config.pgoutput import PARALLEL
+from cdc_lake.config.node_values import at, fault, is_true, text_of
+from cdc_lake.config.pgoutput import PARALLEL, TWO_PHASE
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.qhb import OLDEST_QHB, protocol_of
 from cdc_lake.config.release import parse_release
@@ -54,3 +54,12 @@ def _options(source: Node | None, written: str, newest: int) -> Iterator[Diagnos
         if given is not None and text_of(given) == value and newest < PARALLEL:
             summary = f"QHB {written} has no `{name}: {value}`"
             yield fault(Problem.SOURCE_COMBINATION, summary, given.mark, f"{where}.{name}", hint)
+    two_phase = at(decoding, "two_phase")
+    if is_true(two_phase) and newest < TWO_PHASE:
+        summary = f"QHB {written} has no `two_phase`"
+        hint = "take it out: prepared transactions arrive whole at their COMMIT PREPARED then"
+        yield fault(Problem.SOURCE_COMBINATION, summary, two_phase.mark, f"{where}.two_phase", hint)
+    failover = at(source, "slot", "failover")
+    if is_true(failover):
+        summary, hint = f"standbys of QHB {written} keep no copies of slots", "take it out"
+        yield fault(Problem.SOURCE_COMBINATION, summary, failover.mark, "source.slot.failover", hint)

@@ -130,6 +130,15 @@ class PostgresSource(Section):
     """How long one attempt to connect may take."""
     status_interval: Milliseconds = 10_000
     """How often the confirmed position is reported to the server when nothing asks for it."""
+    silence_timeout: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["1 min"])] = 60_000
+    """How long the server of a stream may send nothing before it is given up and connected to again, but no less than
+    one and a half times its `wal_sender_timeout`; after half of it it is asked for a sign. A machine that
+    does not even answer TCP for so long is given up in any case, also while a statement runs."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether the slot is read, made and dropped by replication connections; otherwise SQL functions do it all."""
+        return self.mode == "stream"
 
     @property
     def place(self) -> str:
@@ -235,6 +244,10 @@ class FamilySource(Section):
     """How long one attempt to connect may take."""
     status_interval: Milliseconds = 10_000
     """How often the confirmed position is reported to the server when nothing asks for it."""
+    silence_timeout: Annotated[int, MILLISECONDS, Field(ge=1000, examples=["1 min"])] = 60_000
+    """How long the server of a stream may send nothing before it is given up and connected to again; after half of it
+    it is asked for a sign. A machine that does not even answer TCP for so long is given up in any case, also while a
+    statement runs."""
 
     @property
     def addresses(self) -> tuple[Address, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cdc_lake.config.node_values import at, items_of, text_of
+from cdc_lake.config.node_values import at, is_true, items_of, text_of
 from cdc_lake.config.problems import Problem
 from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.config.yaml_nodes import MappingNode, Node, ScalarNode
@@ -79,9 +79,8 @@ def _silver(root: MappingNode) -> Iterator[Diagnostic]:
 
 
 def _section(storage: MappingNode) -> Iterator[Diagnostic]:
-    endpoint, allow = at(storage, "endpoint"), at(storage, "allow_http")
-    allowed = isinstance(allow, ScalarNode) and allow.value is True
-    if (text_of(endpoint) or "").startswith("http://") and not allowed:
+    endpoint = at(storage, "endpoint")
+    if (text_of(endpoint) or "").startswith("http://") and not is_true(at(storage, "allow_http")):
         hint = "use https://, or say `allow_http: true` where nobody else can reach the network between"
         yield _error("the endpoint has no TLS", endpoint, "lake.storage.endpoint", hint)
 

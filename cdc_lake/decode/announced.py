@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from cdc_lake.decode.pgoutput import parse
 from cdc_lake.decode.records import RelationMessage, TypeMessage
 from cdc_lake.decode.told import Told
-from cdc_lake.errors import DecodeError, UnknownRelation, UnknownType
+from cdc_lake.errors import UnknownRelation, UnknownType
 from cdc_lake.model.relation import Column, Missing, Relation, TableName
 
 
@@ -41,17 +40,6 @@ class TableFacts:
 Catalog: TypeAlias = Callable[[int, TableName], TableFacts] | Mapping[TableName, TableFacts]
 """Where facts come from: a function of (table OID, name), or a mapping by name. Asked at each relation message, by
 the thread that feeds."""
-
-
-def without_catalog(payload: bytes) -> Relation | None:
-    """What a relation message says by itself of a table's layout; None where it cannot be read."""
-    try:
-        message = parse(payload)
-    except DecodeError:
-        return None
-    assert isinstance(message, RelationMessage)
-    columns = tuple(Column(one.name, "", one.type_oid, one.modifier, one.key) for one in message.columns)
-    return Relation(message.table, columns, message.identity, oid=message.oid)
 
 
 class Announced:

@@ -8,6 +8,7 @@ raises `Irregular`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -68,7 +69,7 @@ def _texts(oid: int, chunk: Chunk, slots: Any) -> pa.Array:
         if size < _WORD and oid not in _UNSIGNED:
             number -= (number >> (8 * size - 1)) << 8 * size
         return read(number)
-    some = _some(oid, chunk, slots)
+    some = _SOME.get(oid, _none)(chunk, slots)
     odd = np.flatnonzero(~some.which)
     if not len(odd):
         return some.texts
@@ -81,17 +82,7 @@ def _texts(oid: int, chunk: Chunk, slots: Any) -> pa.Array:
     return texts.take(pa.array(order))
 
 
-def _some(oid: int, chunk: Chunk, slots: Any) -> Some:
-    """What can be read at once of the other types."""
-    match oid:
-        case 700:
-            return floats(chunk, slots, 4)
-        case 701:
-            return floats(chunk, slots, 8)
-        case 1700:
-            return numerics(chunk, slots)
-        case 2950:
-            return uuids(chunk, slots)
+def _none(_: Chunk, slots: Any) -> Some:
     return Some(pa.array([], pa.string()), np.zeros(len(slots), bool))
 
 
@@ -161,3 +152,10 @@ _FAST: Final[dict[int, tuple[int, Callable[[Any], pa.Array]]]] = {
     1184: (8, _timestamptz),
 }
 """Types of a fixed size: bytes, and what makes texts of their numbers (int64 ndarray)."""
+_SOME: Final[dict[int, Callable[[Chunk, Any], Some]]] = {
+    700: partial(floats, size=4),
+    701: partial(floats, size=8),
+    1700: numerics,
+    2950: uuids,
+}
+"""Types of which most values are read at once."""

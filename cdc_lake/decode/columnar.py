@@ -25,7 +25,7 @@ from cdc_lake.decode.column_digests import digests_anew
 from cdc_lake.decode.digest import DIGEST_SIZE, Digests, digest_of
 from cdc_lake.decode.frame_digests import frame_digests
 from cdc_lake.decode.hashing import Hashing, hashed_here, meanwhile
-from cdc_lake.decode.joined import joined
+from cdc_lake.decode.joined import concatenated, joined
 from cdc_lake.decode.not_text import InHex, any_prefixed
 from cdc_lake.decode.pgoutput import change_of
 from cdc_lake.decode.plain import POSITIONS, TUPLES, Numbering, info_of, refuse_oversize, tabulate_plain
@@ -39,7 +39,9 @@ CHUNK_BYTES: Final = 1 << 20
 """Measured: 1 MiB is best, a quarter of it a third slower, 16 times as much a fifth (page faults)."""
 
 SMALL: Final = 32
-"""Below this many changes the plain decoder is faster than setting up a walk (measured)."""
+"""Below this many changes the plain decoder is faster than setting up a walk (measured). Of large rows it makes several
+copies, and of a text with one odd character one of four times its size, so those are walked however few they are.
+"""
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE, _MESSAGE = b"IUDTM"
 _NEW, _KEY, _FULL = b"NKO"
@@ -56,7 +58,7 @@ def tabulate(
     `hashing` is what makes digests of large chunks.
     """
     sizes = [len(raw.frames) for raw in batch]
-    if sum(sizes) >= SMALL:
+    if sum(sizes) >= SMALL or sum(raw.size for raw in batch) >= CHUNK_BYTES:
         with suppress(Irregular):
             columns = _tabulate(batch, sizes, hashing)
             require(in_hex is None or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
@@ -80,11 +82,11 @@ def _tabulate(batch: Sequence[RawTransaction], sizes: list[int], hashing: Hashin
         op=np.concatenate([part.op for part in parts]),
         relation=np.concatenate([part.relation for part in parts]),
         lsn=lsn[frame],
-        new=_joined([part.new for part in parts]),
-        old=_joined([part.old for part in parts]),
-        old_kind=_joined([part.old_kind for part in parts]),
-        unchanged=_joined([part.unchanged for part in parts]),
-        info=_joined([part.info for part in parts]),
+        new=concatenated([part.new for part in parts]),
+        old=concatenated([part.old for part in parts]),
+        old_kind=concatenated([part.old_kind for part in parts]),
+        unchanged=concatenated([part.unchanged for part in parts]),
+        info=concatenated([part.info for part in parts]),
         digests=Digests.of([part.digests for part in parts]),
     )
     binary = np.flatnonzero(np.concatenate([part.binary for part in parts]))
@@ -92,10 +94,6 @@ def _tabulate(batch: Sequence[RawTransaction], sizes: list[int], hashing: Hashin
         return columns
     # of texts, in the place of those of binary values
     return replace(columns, digests=digests_anew(columns, binary, hashing))
-
-
-def _joined(arrays: list[pa.Array]) -> pa.Array:
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
 @dataclass(frozen=True, slots=True)

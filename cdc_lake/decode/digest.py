@@ -84,7 +84,7 @@ class Digests(Sequence[bytes]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     # Equal to any list of the same digests, and a list has no hash; typeshed lets no class say so.
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # Python's way to have none
 
 
 def content_of(digests: Sequence[bytes]) -> bytes:

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
-
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.model.relation import Relation
 
 Part: TypeAlias = tuple[list[bytes], list[int]]
 """Consecutive frames, and the LSN of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Consecutive frames that are columns already: so many, of so many bytes. `columns` are of one transaction, in
-    arrays that are not chunked, and their relations those that `FrameStore.follow` was told.
-    """
-
-    columns: ChangeColumns
-    count: int
-    size: int
 
 
 class FrameStore(Protocol):
@@ -50,12 +35,6 @@ class FrameStore(Protocol):
         """Add frames. Raises LakeError where there is no room for them."""
         ...
 
-    def follow(self, oid: bytes, layout: Relation | None) -> None:
-        """Changes of the table with this OID (four bytes) follow this layout from the next frame on, as far as that can
-        be told before the COMMIT: names, types' OIDs. None: nobody can tell.
-        """
-        ...
-
     def truncate(self, count: int) -> None:
         """Keep the first `count` frames only."""
         ...
@@ -66,10 +45,6 @@ class FrameStore(Protocol):
 
     def parts(self) -> Iterator[Part]:
         """All frames, some `NewFrames.part` bytes at a time; can be asked for again. Raises LakeError."""
-        ...
-
-    def pieces(self) -> Iterator[Part | Decoded]:
-        """The same parts; what was decoded already comes as columns. Raises LakeError, and what decoding raises."""
         ...
 
     def close(self) -> None:
@@ -115,9 +90,6 @@ class MemoryFrames:
         self._lsns += lsns
         self.size += sum(map(len, payloads))
 
-    def follow(self, oid: bytes, layout: Relation | None) -> None:
-        """Nothing is decoded before its COMMIT."""
-
     def truncate(self, count: int) -> None:
         """See FrameStore."""
         self.size -= sum(map(len, self._frames[count:]))
@@ -130,10 +102,6 @@ class MemoryFrames:
         """All frames at once."""
         if self._frames:
             yield self._frames, self._lsns
-
-    def pieces(self) -> Iterator[Part | Decoded]:
-        """See FrameStore."""
-        return self.parts()
 
     def close(self) -> None:
         """See FrameStore."""

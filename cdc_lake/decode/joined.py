@@ -15,6 +15,11 @@ from cdc_lake.decode.plain import Numbering
 from cdc_lake.model.undecoded import Undecoded
 
 
+def concatenated(arrays: list[pa.Array]) -> pa.Array:
+    """Arrays, at least one, as one; copied only where there are several."""
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
 def joined(parts: Sequence[tuple[ChangeColumns, int]], one: Callable[[list[Any]], Any]) -> ChangeColumns:
     """The columns of all parts, at least one; each comes with how many transactions it is of.
 

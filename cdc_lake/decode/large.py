@@ -6,17 +6,13 @@ announced. A part is a raw transaction of some of the frames, so whatever decode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
-import numpy as np
-
-from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.frames import Decoded, FrameStore, Part
+from cdc_lake.decode.frames import FrameStore
 from cdc_lake.decode.pgoutput import ROW_CHANGES, TRUNCATE_HEAD, parse
-from cdc_lake.decode.plain import Numbering
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.records import TruncateMessage
 from cdc_lake.errors import DecodeError, UnknownRelation
@@ -31,33 +27,12 @@ class Mark:
     """From frame number `at` on, changes of the table with this OID (four bytes) follow `relation`.
 
     None: its announcement could not be taken in; `wrong` has that message and its LSN, where it is to be kept.
-    `followed`: what its frames' store was told of it before the COMMIT, where that was not `relation`.
     """
 
     at: int
     oid: bytes
     relation: Relation | None
     wrong: tuple[bytes, int] | None = None
-    followed: Relation | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedPart:
-    """A part that is columns already (implements `decode.raw.Raw`)."""
-
-    bounds: Boundaries
-    size: int
-    count: int
-    columns: ChangeColumns
-
-
-def decoded_or(tabulate: Callable[[Sequence[Any]], ChangeColumns]) -> Callable[[Sequence[Any]], ChangeColumns]:
-    """Makes columns of raw transactions by `tabulate`; a part that is columns already has them."""
-
-    def columns(batch: Sequence[Any]) -> ChangeColumns:
-        return batch[0].columns if isinstance(batch[0], DecodedPart) else tabulate(batch)
-
-    return columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,41 +60,27 @@ class LargeTransaction:
         """How many data messages it has, and announcements that were wrong."""
         return len(self.frames) + sum(mark.wrong is not None for mark in self.marks)
 
-    def parts(self, fault: DecodeError | None = None) -> Iterator[RawTransaction | DecodedPart]:
-        """Its parts in order, as columns where they were decoded before its COMMIT; with `fault`, to be kept as bytes.
-        Can be asked for again. Raises LakeError, what decoding raises, and UnknownRelation where there is no `fault`.
+    def parts(self, fault: DecodeError | None = None) -> Iterator[RawTransaction]:
+        """Its parts in order; with `fault`, to be kept as bytes. Can be asked for again.
+
+        Raises LakeError, and UnknownRelation where there is no `fault`.
         """
         fault = fault or self.fault
-        return self._walked(self.frames.pieces() if fault is None else self.frames.parts(), fault)
-
-    def in_frames(self) -> Iterator[RawTransaction]:
-        """The same, all of them as frames."""
-        for part in self._walked(self.frames.parts(), self.fault):
-            assert isinstance(part, RawTransaction), "made of frames"
-            yield part
-
-    def _walked(
-        self, pieces: Iterator[Part] | Iterator[Part | Decoded], fault: DecodeError | None
-    ) -> Iterator[RawTransaction | DecodedPart]:
         force: dict[bytes, Relation | None] = {}
-        settled: dict[Relation, Relation] = {}
         first, next_mark = 0, 0
-        for piece in pieces:
-            end, start = first + (piece.count if isinstance(piece, Decoded) else len(piece[0])), next_mark
+        for frames, lsns in self.frames.parts():
+            end, start = first + len(frames), next_mark
             while next_mark < len(self.marks) and self.marks[next_mark].at < end:
                 next_mark += 1
-            marks = self.marks[start:next_mark]
-            settled |= {mark.followed or mark.relation: mark.relation for mark in marks if mark.relation is not None}
-            if isinstance(piece, Decoded):
-                force |= {mark.oid: mark.relation for mark in marks}
-                yield DecodedPart(self.bounds, piece.size, piece.count, _following(piece.columns, settled))
-            else:
-                yield self._part(*piece, [(mark.at - first, mark) for mark in marks], force, fault)
+            marks = [(mark.at - first, mark) for mark in self.marks[start:next_mark]]
+            made = [self._part(frames, lsns, marks, force, fault)]
             first = end
+            del frames
+            yield made.pop()  # nothing here keeps it in memory
 
     def whole(self) -> RawTransaction:
         """It as one raw transaction, where it is not large. Raises LakeError, UnknownRelation."""
-        parts = list(self.in_frames()) or [self._part([], [], [], {}, self.fault)]
+        parts = list(self.parts()) or [self._part([], [], [], {}, self.fault)]
         assert len(parts) == 1, "frames in memory are one part"
         return replace(parts[0], part=False)
 
@@ -161,14 +122,6 @@ class LargeTransaction:
         for nth, tables in out.truncated.items():
             out.layouts[nth] = tables[0]
         return out
-
-
-def _following(columns: ChangeColumns, settled: Mapping[Relation, Relation]) -> ChangeColumns:
-    """The columns, with each relation that was followed before the COMMIT as it is now that it is settled."""
-    numbering = Numbering()
-    numbers = [numbering.number(settled[relation]) for relation in columns.relations]
-    relation = np.array([*numbers, -1], np.int32)[columns.relation]
-    return replace(columns, relations=numbering.relations, relation=relation)
 
 
 def _append(out: RawTransaction, payload: bytes, lsn: int) -> None:
@@ -232,5 +185,4 @@ class Growing:
 
     def _mark(self, oid: bytes, layout: Relation | None) -> None:
         self._force[oid] = layout
-        self.frames.follow(oid, layout)
         self.marks.append(Mark(len(self.frames), oid, layout))

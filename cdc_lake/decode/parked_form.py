@@ -19,12 +19,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from cdc_lake.decode.frames import Decoded, Part
+from cdc_lake.decode.frames import Part
 from cdc_lake.decode.parking import Announcement, Parked
 from cdc_lake.decode.pgoutput_prepared import Prepared
 from cdc_lake.errors import DecodeError, PreparedDamaged
 from cdc_lake.errors.root import kinds
-from cdc_lake.model.relation import Relation
 
 MAGIC: Final = b"CDC_LAKE PREPARED 1\n"
 _HEADER: Final = struct.Struct("<II")  # size and CRC of the JSON text
@@ -67,7 +66,7 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, Parked]:
         raise PreparedDamaged("the file of a prepared transaction begins as none does", where=where)
     size, crc = _HEADER.unpack_from(head, len(MAGIC))
     text = read(len(head), size)
-    if len(text) != size or zlib.crc32(text) != crc:
+    if not text or len(text) != size or zlib.crc32(text) != crc:
         raise PreparedDamaged("the head of a prepared transaction's file is damaged", where=where)
     said: dict[str, Any] = json.loads(text)
     prepared = Prepared(said["xid"], said["gid"], said["lsn"], said["end_lsn"], said["at"])
@@ -101,9 +100,6 @@ class ParkedFrames:
         """Nothing more comes of a prepared transaction."""
         raise NotImplementedError
 
-    def follow(self, oid: bytes, layout: Relation | None) -> None:
-        """Nothing is decoded before its COMMIT PREPARED."""
-
     def truncate(self, count: int) -> None:
         """Nothing of it is rolled back any more."""
         raise NotImplementedError
@@ -124,10 +120,6 @@ class ParkedFrames:
             if size >= self._part or not left:
                 yield frames, lsns
                 frames, lsns, size = [], [], 0
-
-    def pieces(self) -> Iterator[Part | Decoded]:
-        """See FrameStore."""
-        return self.parts()
 
     def close(self) -> None:
         """What is kept stays until it is landed."""

@@ -35,17 +35,19 @@ class Numbering:
     def __init__(self) -> None:
         self.relations: list[Relation] = []
         self._numbers: dict[Relation, int] = {}
-        self._seen: dict[int, int] = {}  # by identity first: hashing a relation walks all of its columns
+        self._seen: dict[int, tuple[Relation, int]] = {}
+        """By identity first: a hash walks all of the columns. Each is kept, or another could take its place."""
 
     def number(self, relation: Relation) -> int:
-        """The relation's index in `relations`. It must stay alive as long as this numbering."""
-        known = self._seen.get(id(relation))
-        if known is None:
-            known = self._numbers.setdefault(relation, len(self.relations))
-            if known == len(self.relations):
-                self.relations.append(relation)
-            self._seen[id(relation)] = known
-        return known
+        """The relation's index in `relations`."""
+        seen = self._seen.get(id(relation))
+        if seen is not None:
+            return seen[1]
+        number = self._numbers.setdefault(relation, len(self.relations))
+        if number == len(self.relations):
+            self.relations.append(relation)
+        self._seen[id(relation)] = (relation, number)
+        return number
 
 
 def refuse_oversize(size: int) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
-from cdc_lake.decode.announced import without_catalog
 from cdc_lake.decode.frames import FrameStore
 from cdc_lake.decode.large import Mark
 from cdc_lake.decode.parking import Announcement, Parked
@@ -73,17 +72,13 @@ class Subtransactions:
 
 @dataclass(slots=True)
 class _Announcement:
-    """A relation message before frame number `at`, as version 1 has it; `arrival`: when it came last.
-
-    `followed`: what its frames' store is told of it (`FrameStore.follow`).
-    """
+    """A relation message before frame number `at`, as version 1 has it; `arrival`: when it came last."""
 
     at: int
     oid: bytes
     payload: bytes
     lsn: int
     arrival: int
-    followed: Relation | None = None
 
 
 class Streamed:
@@ -131,10 +126,8 @@ class Streamed:
         if known is not None and known.payload == payload:
             known.arrival = arrival
             return
-        followed = without_catalog(payload)
-        self.announced[oid] = _Announcement(len(self.frames), oid, payload, lsn, arrival, followed)
+        self.announced[oid] = _Announcement(len(self.frames), oid, payload, lsn, arrival)
         self._announcements.append(self.announced[oid])
-        self.frames.follow(oid, followed)
 
     def tell(self, content: bytes) -> None:
         """A message about tables that it altered (`decode.told`)."""
@@ -152,8 +145,6 @@ class Streamed:
         if announcements < len(self._announcements):
             del self._announcements[announcements:]
             self.announced = {one.oid: one for one in self._announcements}
-            for one in self.announced.values():
-                self.frames.follow(one.oid, one.followed)
 
     def marks(self, resolve: Resolve, put: Put) -> list[Mark]:
         """The layouts of its frames, looked up now that it is committed; each is `put` for what comes behind.
@@ -169,5 +160,5 @@ class Streamed:
             else:
                 relation, wrong = found, None
             put(one.oid, relation, one.arrival, one.payload, one.lsn)
-            marks.append(Mark(one.at, one.oid, relation, wrong, one.followed))
+            marks.append(Mark(one.at, one.oid, relation, wrong))
         return [mark for mark in marks if mark.at < len(self.frames)]

@@ -17,6 +17,11 @@ import pyarrow as pa
 
 PADDING: Final = b"\x00" * 8  # behind the last frame: the window below reads eight bytes wherever a value may start
 
+_LARGE, _EACH = 16 << 20, 1 << 10
+"""Bytes of a chunk, and for each of its values, from which on most of it is one large row."""
+
+_MOST: Final = 2**31 - 1  # bytes that Arrow's 32 bit offsets tell apart
+
 _NULL, _TEXT, _UNCHANGED, _BINARY = b"ntub"
 
 
@@ -28,6 +33,11 @@ def require(condition: Any) -> None:
     """Raise Irregular unless the condition holds."""
     if not condition:
         raise Irregular
+
+
+def require_offsets(size: int) -> None:
+    """Raise Irregular where so many bytes are more than the offsets of one array (int32) reach."""
+    require(size <= _MOST)
 
 
 class Chunk:
@@ -155,19 +165,43 @@ def as_binary(chunk: Chunk, slots: Any, *, utf8: bool) -> pa.Array:
 
 def copied(chunk: Chunk, slots: Any, *, utf8: bool = True) -> tuple[pa.Buffer, pa.Buffer]:
     """The texts at these slots (int64 ndarray, not empty): offsets and bytes of a string array, known to be UTF-8.
+    Raises Irregular, also where the chunk is larger than offsets reach.
 
     The slots ascend, so start, end, start, end … are valid offsets of an array over the chunk's own bytes, in which
     every second string is a value: one `take` of those copies all of them.
     """
     count = len(slots)
-    offsets = pa.py_buffer(slots.astype("<i8", copy=False).view("<i4"))
-    every = pa.StringArray.from_buffers(2 * count - 1, offsets, pa.py_buffer(chunk.bytes))
-    _, ends, data = every.take(evens(count)).buffers()
+    require_offsets(len(chunk.bytes))
+    if is_large(len(chunk.bytes), count):  # Arrow's own copying takes twice the room, as it learns the size late
+        ends, data = gathered(chunk, slots & 0xFFFFFFFF, slots >> 32)
+    else:
+        offsets = pa.py_buffer(slots.astype("<i8", copy=False).view("<i4"))
+        every = pa.StringArray.from_buffers(2 * count - 1, offsets, pa.py_buffer(chunk.bytes))
+        _, ends, data = every.take(evens(count)).buffers()
     starts = np.frombuffer(ends, np.int32, count + 1)
     size = int(starts[-1])
     if utf8 and size and not _utf8(data, np.frombuffer(data, np.int8, size), starts):
         raise Irregular
     return ends, data
+
+
+def is_large(size: int, count: int) -> bool:
+    """Whether most of a chunk of so many bytes and values is one large row."""
+    return size >= max(_LARGE, _EACH * count)
+
+
+def gathered(chunk: Chunk, start: Any, end: Any) -> tuple[pa.Buffer, pa.Buffer]:
+    """The bytes between these bounds (int ndarrays) one behind the other, in no more room than they take: offsets of a
+    binary array, and the bytes. Raises Irregular where they are more than offsets reach.
+    """
+    require_offsets(int((end - start).sum(dtype=np.int64)))
+    ends = np.zeros(len(start) + 1, np.int32)
+    np.cumsum(end - start, out=ends[1:])
+    data = pa.allocate_buffer(int(ends[-1]))
+    source, sink = memoryview(chunk.bytes), memoryview(data).cast("B")
+    for first, behind, at, to in zip(start.tolist(), end.tolist(), ends.tolist(), ends[1:].tolist(), strict=False):
+        sink[at:to] = source[first:behind]
+    return pa.py_buffer(ends), data
 
 
 def evens(count: int) -> pa.Array:
@@ -195,8 +229,8 @@ def _utf8(buffer: pa.Buffer, data: Any, starts: Any) -> bool:
         pa.StringArray.from_buffers(1, whole, buffer).validate(full=True)
     except pa.ArrowInvalid:
         return False
-    inside = np.flatnonzero(data < -0x40)  # 0x80 to 0xBF: any byte of a character but its first
-    return bool((starts[np.searchsorted(starts, inside)] != inside).all())
+    first = data[starts[starts < len(data)]]
+    return bool((first >= -0x40).all())  # below: 0x80 to 0xBF, any byte of a character but its first
 
 
 def bitmap(valid: Any) -> pa.Buffer:

@@ -143,6 +143,14 @@ class ApplyFailed(LakeError):
     hint = "silver is unchanged; run again with --debug to see what Spark said, or read the log in `<lake>/logs`"
 
 
+class ClockBehind(LakeError):
+    """Iceberg takes no snapshot that is more than a minute older than the table's last one."""
+
+    code = "LAK414"
+    retry = Retry.LATER
+    hint = "silver is unchanged: set this machine's clock, or wait until it is past the table's last snapshot"
+
+
 class TableChangedMeanwhile(LakeError):
     """Another writer committed to the silver table while a span was merged."""
 
@@ -199,6 +207,13 @@ class BronzeNotWritten(LakeError):
     code = "LAK420"
     retry = Retry.LATER
     hint = "nothing was confirmed, so nothing is lost: check disk space and permissions of the folder, then run again"
+
+
+class CommitNotOnDisk(LakeError):
+    """A commit is in a table's log, and the disk failed to keep it."""
+
+    code = "LAK426"
+    hint = "nothing behind it was confirmed: look at the disk (the kernel's log), then run `cdc-lake inspect chain`"
 
 
 class BronzeUnknown(LakeError):

@@ -128,6 +128,13 @@ class SourcePermission(SourceError):
     hint = "the role needs SELECT on the tables; it must own them to make the publication, or their owner makes it"
 
 
+class RowsHidden(SourceError):
+    """A policy of row security hides rows of a table from the role, which the stream would have all the same."""
+
+    code = "SRC237"
+    hint = "a superuser runs: ALTER ROLE … BYPASSRLS"
+
+
 class QueryRefused(SourceError):
     """The server answered a statement of ours with an error."""
 
@@ -174,7 +181,7 @@ class TableRewritten(SourceError):
 
 
 class TableLocked(SourceError):
-    """A table cannot be copied, because somebody else holds it locked or waits to alter it."""
+    """A table cannot be read or copied, because somebody else holds it locked or waits to alter it."""
 
     code = "SRC232"
     retry = Retry.LATER

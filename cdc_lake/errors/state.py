@@ -18,6 +18,13 @@ class SilverLost(StateError):
     hint = "put the table back as it was, or run `cdc-lake rebuild` to make it again from bronze"
 
 
+class HeldLost(StateError):
+    """The last cut counts more held keys of a table than are recorded."""
+
+    code = "STA613"
+    hint = "put the control table `held` back as it was, or run `cdc-lake rebuild`: it judges every change again"
+
+
 class TransactionUndecoded(StateError):
     """Silver cannot go on: the next transaction of bronze is there as bytes that could not be decoded."""
 

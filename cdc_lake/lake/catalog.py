@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CatalogUnreachable, IcebergMissing
+from cdc_lake.lake.disk import make_folder
 from cdc_lake.lake.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -81,7 +82,10 @@ def open_catalog(address: CatalogAddress) -> Catalog:
     if address.durable:
         given.setdefault("py-io-impl", "cdc_lake.lake.local_io.DurableFileIO")  # a store's own stands
     if address.file is not None:
-        address.file.parent.mkdir(parents=True, exist_ok=True)
+        if address.durable:
+            make_folder(address.file.parent)
+        else:
+            address.file.parent.mkdir(parents=True, exist_ok=True)
     with reaching(address):
         if address.kind == "rest":
             return PatientRestCatalog(address.name, **given)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
@@ -24,14 +25,17 @@ from deltalake.transaction import AddAction, RemoveAction
 from cdc_lake.config.project import Project
 from cdc_lake.errors import BronzeNotWritten, ControlNotWritten, LakeError
 from cdc_lake.lake.control_columns import ControlName, schema_of
-from cdc_lake.lake.control_rows import NAMES, ConfigurationRow, ControlRow, CutRow, SnapshotRow, StreamRow
+from cdc_lake.lake.control_rows import NAMES, ConfigurationRow, ControlRow, CutRow, PauseRow, SnapshotRow, StreamRow
 from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY, CONTROL_VERSION, check_version, version_of
 from cdc_lake.lake.cut_index import PLACE, newest_files, places_of
 from cdc_lake.lake.delta_log import NotLanded
 from cdc_lake.lake.delta_place import DeltaPlace, LocalPlace
 from cdc_lake.lake.delta_store import StorePlace
+from cdc_lake.lake.in_turn import BESIDE, RECORDED, behind, recorded_of
 from cdc_lake.lake.object_store import object_store
 
+_JSON = ("changed", "counts", "objections", "settings", "tables")
+_JSON_BOUNDS = ("[", "|")  # of lists and objects
 _COMPACTED = 8 << 20  # bytes of a file that small ones were put together into
 
 Places: TypeAlias = Callable[[ControlName], DeltaPlace]
@@ -57,6 +61,15 @@ class ControlTables:
         """Append one row to the table of its kind."""
         self.append(NAMES[type(row)], [asdict(row)])
 
+    def record_in_turn(self, row: CutRow | PauseRow) -> datetime:
+        """The same; when it was recorded, which is later than it says where the clock went back."""
+        name = NAMES[type(row)]
+        written = self._append(name, _arrow(name, [asdict(row)]), None)
+        assert written is not None, "there is one, and no version to pass over"
+        at = written[RECORDED][0].as_py()
+        assert isinstance(at, datetime)
+        return at
+
     def append(
         self, name: ControlName, rows: Sequence[Mapping[str, Any]] | pa.Table, app: tuple[str, int] | None = None
     ) -> bool:
@@ -65,23 +78,28 @@ class ControlTables:
         `app`: an application id and its version; where the table has that version or a later one, nothing is written,
         so a step that is repeated leaves its rows once. Raises ControlNotWritten.
         """
-        data = _arrow(name, rows)
+        return self._append(name, _arrow(name, rows), app) is not None
+
+    def _append(self, name: ControlName, data: pa.Table, app: tuple[str, int] | None) -> pa.Table | None:
+        """The rows as they were recorded; None where there was nothing to do."""
         if data.num_rows == 0:
-            return False
+            return None
         table = self._table(name) or self._create(name)
         place = self._place_of(name)
         if app is not None:
             last = place.ask(lambda: table.transaction_version(app[0]))
             if last is not None and app[1] <= last:
-                return False
+                return None
         apps = {} if app is None else {app[0]: app[1]}
+        if name in BESIDE:
+            data = behind(data, self._last_recorded((name, *BESIDE[name])))
         self._open.pop(name, None)
         try:
             place.commit(table, [self._write(name, data)], apps=apps, note={}, fenced=False)
         except (NotLanded, OSError) as cause:
             raise ControlNotWritten(f"the commit to `{name}` failed and did not land", where=place.name) from cause
         self._open[name] = table
-        return True
+        return data
 
     def read(
         self,
@@ -201,10 +219,20 @@ class ControlTables:
         self._open[name] = table
         return True
 
+    def _last_recorded(self, names: Sequence[ControlName]) -> pa.Scalar:
+        """When the newest row of some tables was recorded; null where there is none."""
+        times = []
+        for name in names:
+            told, left = recorded_of(self.files(name))
+            times += [*told.chunks, *self.read(name, files=left, columns=[RECORDED])[RECORDED].chunks]
+        return pc.max(pa.chunked_array(times, pa.timestamp("us", "UTC")))
+
     def _write(self, name: ControlName, rows: pa.Table) -> AddAction:
-        # The cuts are many: their places are read from the log, without opening a file for each (`lake.cut_index`).
-        stats = [column for column in rows.column_names if column != "tables"] if name == "cuts" else ()
-        return self._place_of(name).write(rows, stats=stats, loose={"tables": ("{", "|")}, plain=())
+        # When rows were recorded is read from the log, without opening a file, and so are the places of cuts, which are
+        # many (`lake.cut_index`).
+        names = rows.column_names if name in BESIDE else []
+        loose = {column: _JSON_BOUNDS for column in names if column in _JSON}
+        return self._place_of(name).write(rows, stats=[n for n in names if n not in loose], loose=loose, plain=())
 
     def cuts(self, places: pa.Table) -> list[CutRow]:
         """The cuts at some of these places, in their order."""

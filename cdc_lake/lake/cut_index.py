@@ -12,6 +12,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_lake.lake.in_turn import ours
+
 PLACE = ("epoch", "stream", "position", "commit_ts", "recorded_at")
 """The columns of a cut that say where and when it is."""
 
@@ -58,12 +60,11 @@ _SCHEMA = pa.schema(
 
 
 def _told(files: pa.Table) -> pa.Array:
-    """Of which files the bounds are the row: our own, of one row. deltalake may cut the bounds of those it writes."""
+    """Of which files the bounds are the row: our own, of one row."""
     if files.num_rows == 0 or "min.recorded_at" not in files.column_names:
         return pa.array([False] * files.num_rows, pa.bool_())
-    own = pc.invert(pc.starts_with(files["path"], "part-"))
     one = pc.and_(pc.equal(files["num_records"], 1), pc.is_valid(files["min.recorded_at"]))
-    return pc.fill_null(pc.and_(own, one), False).combine_chunks()
+    return pc.fill_null(pc.and_(ours(files), one), False).combine_chunks()
 
 
 def _bounds(files: pa.Table) -> pa.Table:

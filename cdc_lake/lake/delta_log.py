@@ -20,12 +20,13 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Sc
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
+from cdc_lake.errors import CommitNotOnDisk
 from cdc_lake.lake.bounds import Bounds
 from cdc_lake.lake.delta_mend import LINES, NOTE, mend
 from cdc_lake.lake.delta_stats import statistics
 from cdc_lake.lake.disk import make_folder, sync
 from cdc_lake.lake.parquet_file import Rows, write_parquet
-from cdc_lake.observe.failpoint import COMMIT_WRITTEN, failpoint
+from cdc_lake.observe.failpoint import COMMIT_DOUBTED, COMMIT_WRITTEN, failpoint
 
 CHECKPOINT_INTERVAL = 20
 """Commits between checkpoints. A commit reads the log since the last one: 12 ms with 20, 25 ms with 100 (measured)."""
@@ -88,12 +89,12 @@ def write_file(
     """
     path = folder / f"{uuid4()}.zstd.parquet"
     bounds = Bounds(stats, loose)
-    with path.open("xb") as sink:
-        write_parquet(bounds.seen(rows), sink, stats=stats, plain=plain)
-        size = sink.tell()
+    with path.open("xb") as file:
+        with pa.OSFile(str(path), "wb") as sink:  # it writes pages as they are, which a file of Python's copies first
+            write_parquet(bounds.seen(rows), sink, stats=stats, plain=plain)
+            size = sink.tell()
         if durable:
-            sink.flush()
-            os.fsync(sink.fileno())
+            os.fsync(file.fileno())
     if durable:
         sync(folder)
     return _added(path.name, size, bounds)
@@ -208,6 +209,8 @@ def _made(call: Callable[[], None], base: int, mark: str, read: ReadEntry) -> in
     except Exception as cause:  # noqa: BLE001 - any failure may have committed: the log decides
         failure = cause
     failpoint(COMMIT_WRITTEN)
+    if failure is not None:
+        failpoint(COMMIT_DOUBTED)
     version, overtaken = _find(read, base, mark)
     if version is None:
         raise NotLanded(overtaken=overtaken) from failure
@@ -238,13 +241,13 @@ def refresh(table: DeltaTable, folder: Path) -> None:
     which only a later checkpoint allows.
     """
     version = table.version()
-    if _log_entry(folder, version + 1).exists() or _last_checkpoint(folder) > version:
+    if log_entry(folder, version + 1).exists() or _last_checkpoint(folder) > version:
         table.update_incremental()
 
 
 def sync_version(folder: Path, version: int) -> None:
     """Put a version on disk that a library call made: its log entry and the data files it added."""
-    for line in _log_entry(folder, version).read_text().splitlines():
+    for line in log_entry(folder, version).read_text().splitlines():
         added = json.loads(line).get("add")
         if added is not None:
             sync(folder / added["path"])
@@ -266,7 +269,7 @@ def _find(read: ReadEntry, base: int, mark: str) -> tuple[int | None, bool]:
 def entry_at(folder: Path, version: int) -> str | None:
     """The log entry of a version; None where there is none, or it was cleaned up."""
     try:
-        return _log_entry(folder, version).read_text()
+        return log_entry(folder, version).read_text()
     except FileNotFoundError:
         return None
 
@@ -278,15 +281,21 @@ def _last_checkpoint(folder: Path) -> int:
         return -1
 
 
-def _log_entry(folder: Path, version: int) -> Path:
+def log_entry(folder: Path, version: int) -> Path:
+    """The file of a version's log entry."""
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
 def _sync_log(folder: Path, version: int) -> None:
-    entry = _log_entry(folder, version)
-    sync(entry)
+    """Raises CommitNotOnDisk: readers see the version by now."""
+    entry = log_entry(folder, version)
     checkpoint = entry.with_name(f"{version:020d}.checkpoint.parquet")
-    if checkpoint.exists():
-        sync(checkpoint)
-        sync(entry.with_name("_last_checkpoint"))
-    sync(entry.parent)
+    try:
+        sync(entry)
+        if checkpoint.exists():
+            sync(checkpoint)
+            sync(entry.with_name("_last_checkpoint"))
+        sync(entry.parent)
+    except OSError as failed:
+        msg = f"version {version} is in the log, and the disk failed to keep it: {failed.strerror}"
+        raise CommitNotOnDisk(msg, where=str(folder)) from failed

@@ -20,6 +20,7 @@ from cdc_lake.lake.delta_log import (
     create_checkpoint,
     create_table,
     entry_at,
+    log_entry,
     open_table,
     refresh,
     set_properties,
@@ -104,6 +105,10 @@ class DeltaPlace(Protocol):
 
     def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> Leftovers | None:
         """What nobody needs any more (`lake.delta_leftovers`), None where this place cannot say."""
+        ...
+
+    def written_at(self, table: DeltaTable) -> float | None:
+        """When the version at hand was written, by the clock of its files, in seconds; None: nobody knows."""
         ...
 
     def remove(self, found: Leftovers) -> None:
@@ -193,6 +198,10 @@ class LocalPlace:
     def leftovers(self, live: Collection[str], now: float, files_seconds: float | None) -> Leftovers | None:
         """By the times of files."""
         return leftovers(self.folder, live, now, files_seconds)
+
+    def written_at(self, table: DeltaTable) -> float | None:
+        """By the time of its log entry."""
+        return log_entry(self.folder, table.version()).stat().st_mtime
 
     def remove(self, found: Leftovers) -> None:
         """From the folder."""

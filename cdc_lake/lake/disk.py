@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+_FOREIGN: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
+)
+"""What syncing a folder says that is not ours, or of a kind that knows no syncing."""
+
+_ON_DISK: Final[set[tuple[Path, int]]] = set()
+"""Folders, by path and inode, whose names this process has put on disk."""
 
 
 def sync(path: Path) -> None:
@@ -19,12 +29,21 @@ def sync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, on disk."""
-    new = [f for f in (folder, *folder.parents) if not f.exists()]
+    """Make a folder and those above it, on disk; also what is there already, which somebody made who did not sync."""
+    new = {one for one in (folder, *folder.parents) if not one.exists()}
     folder.mkdir(parents=True, exist_ok=True)
-    for made in new:
-        sync(made)
-        sync(made.parent)
+    for one in (folder, *folder.parents):
+        known = (one, one.stat().st_ino)
+        if one not in new and known in _ON_DISK:
+            continue
+        if one in new:
+            sync(one)
+        try:
+            sync(one.parent)
+        except OSError as refused:
+            if one in new or refused.errno not in _FOREIGN:
+                raise
+        _ON_DISK.add(known)
 
 
 def write_rows(rows: pa.Table, path: Path) -> None:

@@ -41,7 +41,7 @@ from pyiceberg.table.update import (
 from cdc_lake.lake.iceberg_files import new_file
 from cdc_lake.lake.iceberg_manifests import Manifests
 from cdc_lake.lake.parquet_file import Rows
-from cdc_lake.observe.failpoint import COMMIT_WRITTEN, failpoint
+from cdc_lake.observe.failpoint import COMMIT_DOUBTED, COMMIT_WRITTEN, failpoint
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -227,6 +227,7 @@ class IcebergLog:
             response = self._catalog.commit_table(table, requirements, updates)
             failpoint(COMMIT_WRITTEN)
         except Exception as cause:
+            failpoint(COMMIT_DOUBTED)
             now = self._asked()
             if now is not None and any(_noted(v).get(COMMIT_PROPERTY) == mark for v in now.metadata.snapshots):
                 self._table = now

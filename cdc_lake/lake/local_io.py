@@ -44,8 +44,10 @@ class _Synced(io.BufferedWriter):
 
     def close(self) -> None:
         if not self.closed:
-            self.flush()
-            os.fsync(self.fileno())
-            super().close()
+            try:
+                self.flush()
+                os.fsync(self.fileno())
+            finally:
+                super().close()
             if self._folder is not None:
                 sync(self._folder)

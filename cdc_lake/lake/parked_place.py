@@ -93,8 +93,10 @@ class LocalParked:
         with self._failing():
             try:
                 with (self._folder / name).open("rb") as file:
+                    # a read asks for the memory of all that it may bring, and a damaged file may say anything
+                    left = max(0, os.fstat(file.fileno()).st_size - at)
                     file.seek(at)
-                    return file.read(size)
+                    return file.read(min(size, left))
             except FileNotFoundError:
                 return None
 

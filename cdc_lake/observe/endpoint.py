@@ -81,7 +81,7 @@ def _server(family: int, place: object, handler: type[BaseHTTPRequestHandler]) -
 
         def handle_error(self, request: object, client_address: object) -> None:
             if not isinstance(sys.exception(), OSError):  # a caller that went away is no matter of ours
-                super().handle_error(request, client_address)  # type: ignore[arg-type]
+                super().handle_error(request, client_address)  # type: ignore[arg-type]  # as they came
 
     return Server(place, handler)  # type: ignore[arg-type]  # as getaddrinfo gives it
 

@@ -2,7 +2,8 @@
 
 `CDC_LAKE_FAILPOINT=name` or `name:n` kills the process (SIGKILL, nothing is cleaned up) at the n-th passage of that
 place. Without the variable a failpoint is one comparison. They stand between two durable steps: wherever the process
-dies, the next start must end at the same state.
+dies, the next start must end at the same state. Which of the places to break a pipeline at they stand for is in
+`observe.crash_points`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from collections.abc import Callable
 
 CONNECTED = "receive.connected"
 STATE_READ = "receive.state-read"
+FRAMES_READ = "receive.frames-read"
+FRAME_PART = "receive.frame-part"
+BATCH_OPEN = "receive.batch-open"
+BEGUN = "receive.begun"
+CHANGE_TAKEN = "receive.change-taken"
 COMMIT_RECEIVED = "receive.commit-received"
 SPOOLED = "receive.spooled"
 PREPARE_KEPT = "receive.prepare-kept"
@@ -22,6 +28,7 @@ PREPARE_CLEANED = "receive.prepare-cleaned"
 FILE_OPEN = "lake.file-open"
 FILE_WRITTEN = "bronze.file-written"
 COMMIT_WRITTEN = "lake.commit-written"
+COMMIT_DOUBTED = "lake.commit-doubted"
 BRONZE_COMMITTED = "bronze.committed"
 COMPACTING = "bronze.compacting"
 COMPACTED = "bronze.compacted"
@@ -45,6 +52,7 @@ CUT_WRITTEN = "apply.cut-written"
 CUT_JUDGED = "apply.cut-judged"
 REREAD_LANDED = "apply.reread-landed"
 BATCH_ENTERED = "apply.batch-entered"
+BATCH_LEFT = "apply.batch-left"
 REBUILT = "rebuild.built"
 REPLACED = "rebuild.replaced"
 SILVER_COMPACTED = "maintain.silver-compacted"
@@ -54,6 +62,11 @@ CONTROL_STEP = "upgrade.control-step"
 FAILPOINTS = {
     STATE_READ: "a start has read what bronze holds, the stream is not open",
     CONNECTED: "the stream is open, nothing was read",
+    FRAMES_READ: "frames are read, and perhaps a part of the next; nothing was made of them",
+    FRAME_PART: "a part of a frame of the GaussDB family is read, the rest is not there",
+    BATCH_OPEN: "a batch has transactions, and more may come into it",
+    BEGUN: "the BEGIN of a transaction is read, none of its changes",
+    CHANGE_TAKEN: "a change of a transaction is read, its COMMIT is not",
     COMMIT_RECEIVED: "a transaction is complete in memory",
     SPOOLED: "a part of a transaction is in the spool, its COMMIT was not read",
     PREPARE_KEPT: "a prepared transaction is in its file, nothing behind its PREPARE was confirmed",
@@ -62,6 +75,7 @@ FAILPOINTS = {
     FILE_OPEN: "a data file of bronze or of a control table is open, its end is not written",
     FILE_WRITTEN: "a data file of bronze is on disk, no commit names it",
     COMMIT_WRITTEN: "a commit to bronze or to a control table is made, its reply was not seen",
+    COMMIT_DOUBTED: "a commit to bronze or to a control table failed, the table was not asked whether it landed",
     BRONZE_COMMITTED: "bronze holds a batch, the server was not told",
     CONFIRMED: "the server was told",
     COMPACTING: "a file that takes the place of small ones is on disk, no commit names it",
@@ -89,7 +103,8 @@ FAILPOINTS = {
     SILVER_COMPACTED: "small files of a silver table were put together, nothing was removed",
     SILVER_EXPIRED: "versions of an Iceberg table were expired, files without a commit are still there",
     CONTROL_STEP: "a step of an upgrade changed a control table, the table does not say so",
-    BATCH_ENTERED: "the stream on bronze has called, its offsets are not committed",
+    BATCH_ENTERED: "the stream on bronze has called, nothing was done",
+    BATCH_LEFT: "all that the stream on bronze called for is done, its offsets are not committed",
 }
 """Every failpoint, and what is true there."""
 
@@ -118,6 +133,11 @@ def arm(setting: str, die: Callable[[], None] = _killed) -> None:
     """
     global _name, _left, _die
     (_name, _left), _die = _armed(setting), die
+
+
+def armed(*names: str) -> bool:
+    """Whether one of these is set: what stands where every change passes is put in its place only then."""
+    return _name in names
 
 
 def failpoint(name: str) -> None:

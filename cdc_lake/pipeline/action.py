@@ -65,7 +65,7 @@ class TableFacts:
 
 def copies(project: Project, facts: Sequence[TableFacts]) -> Iterator[Action]:
     """The initial copy, a step a table."""
-    if project.pipeline.snapshot.mode == "initial":
+    if project.pipeline.snapshot.copies:
         for fact in facts:
             rows = "an unknown number of rows" if fact.rows is None else f"about {counted(fact.rows, 'row')}"
             text = f"snapshot {fact.table}: {rows}, {size(fact.size)} at the source"

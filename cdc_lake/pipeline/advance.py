@@ -36,6 +36,7 @@ from cdc_lake.pipeline.first_content import first_content
 from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.judging_clock import JudgingClock
 from cdc_lake.pipeline.keeping import Keeper
+from cdc_lake.pipeline.next_span import next_span
 from cdc_lake.pipeline.pauses import settled, stopped_tables
 from cdc_lake.pipeline.rebuild_plan import parts_of
 from cdc_lake.pipeline.renewing import Renewing
@@ -172,19 +173,10 @@ class Advance:
 
     def _next(self, state: BronzeState, ahead: Span) -> list[CommitRow]:
         """The transactions of the next span; none where there are no more. Raises TransactionUndecoded."""
-        bounds = self._project.pipeline.apply
-        taken: list[CommitRow] = []
-        rows = size = 0
-        for commit in self._bronze.commits_in_turn(ahead):
-            full = rows + commit.changes > bounds.span_rows or size + commit.size > bounds.span_bytes
-            if taken and (commit.undecoded is not None or full):
-                break
-            if commit.undecoded is not None:
-                self._stop_before(undecoded(state.stream, commit))
-                break
-            taken.append(commit)
-            rows += commit.changes
-            size += commit.size
+        commits = self._bronze.commits_in_turn(ahead)
+        taken, stuck = next_span(commits, self._project.pipeline.apply)
+        if stuck is not None:
+            self._stop_before(undecoded(state.stream, stuck))
         return taken
 
     def _stop_before(self, error: TransactionUndecoded) -> None:
@@ -263,9 +255,12 @@ class Advance:
         now = self._renewing.step(state, tables, position, stop)
         new = {name for name, one in now.items() if name not in tables or tables[name].generation < one.generation}
         if new:  # before it catches up: a process that dies on the way does not make it once more
+            for name in new:  # what kept its content from going on was of the old one
+                self.done.broken.pop(now[name].table, None)
             stays = {name: replace(now[name], state=RENEWING) for name in new if now[name].state == BROKEN}
             self._cut(state, position, None, now | stays)
-        return self._catch_up(state, now, position, stop)
+        there = self._catch_up(state, now, position, stop)
+        return self._renewed(state, there, position, stop) if self._renewing.freed(there) else there
 
     def _within_a_span(self, job: TableJob) -> TableJob:
         """As much of what a table catches up with as one span takes."""

@@ -21,7 +21,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import ApplyFailed, CdcLakeError, GroupWaits, RuleStopped, SparkDied
 from cdc_lake.lake.lease import lease
 from cdc_lake.lake.session import death, start
-from cdc_lake.observe.failpoint import BATCH_ENTERED, failpoint
+from cdc_lake.observe.failpoint import BATCH_ENTERED, BATCH_LEFT, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.allowed import Allowed
@@ -216,6 +216,7 @@ class _Clock:
         failpoint(BATCH_ENTERED)
         self.called = True
         self.tick()
+        failpoint(BATCH_LEFT)
 
     def tick(self) -> None:
         """Walk to the top of bronze."""

@@ -193,7 +193,7 @@ def _printing(project: Project) -> Iterator[CheckLine]:
 def _order(project: Project, session: WireSession) -> CheckLine:
     """What orders the stream: of one that was begun this is settled."""
     state = bronze_reader(project).state()
-    if state is not None and is_complete(control_tables(project), state.stream, state.epoch):
+    if is_complete(state, control_tables(project)):
         text = f"{order_in_words(domain_of(state.stream))}, as it was begun"
         return CheckLine(ok=True, subject="order", text=text)
     exports = exports_csn(session)

@@ -21,12 +21,15 @@ from cdc_lake.source.wire.session import WireSession
 
 def slot_line(project: Project, session: WireSession) -> CheckLine:
     """Whether the next run can go on with the slot, or make it: free, active, foreign, ahead, of another order."""
-    state, control = bronze_reader(project).state(), control_tables(project)
+    try:
+        found = find_slot(session, project.slot)
+    except CdcLakeError as error:
+        return failed("slot", error)
+    state, control = bronze_reader(project).state(), control_tables(project)  # behind the slot: receivers land first
     try:
         facts = who(project, session)
-        found = find_slot(session, project.slot)
-        if state is not None and is_complete(control, state.stream, state.epoch):
-            check_resume(project, session, facts, state)
+        if is_complete(state, control):
+            check_resume(project, session, facts, state, found)
             assert found is not None
             return _resumed(project, facts, found)
         if state is not None:

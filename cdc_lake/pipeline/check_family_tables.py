@@ -48,7 +48,7 @@ def tables(project: Project, session: WireSession, rights: FamilyRole) -> Iterat
 def came_and_gone(project: Project, session: WireSession) -> Iterator[CheckLine]:
     """What the next start does about tables that came to `source.tables` or went. Raises SourceError, LakeError."""
     state, control = bronze_reader(project).state(), control_tables(project)
-    if state is None or not is_complete(control, state.stream, state.epoch):
+    if not is_complete(state, control):
         return
     found = family_changes(project, session, state, control)
     yield from table_change_lines(project, found, publishes=False, placed=copies_have_a_place(state))

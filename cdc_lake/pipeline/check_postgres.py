@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.errors import CdcLakeError, NoPrimary, NoReplicaIdentity, NoTableMatches
+from cdc_lake.errors import CdcLakeError, NoPrimary, NoReplicaIdentity, NoTableMatches, RowsHidden, SourcePermission
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
@@ -20,6 +21,7 @@ from cdc_lake.pipeline.postgres_captured import by_publication, captured, wanted
 from cdc_lake.pipeline.postgres_facts import (
     RoleFacts,
     ServerLimits,
+    hiding,
     limits,
     reading,
     role,
@@ -32,8 +34,9 @@ from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.pipeline.table_changes import TableChanges
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import whole_identity, without_identity
-from cdc_lake.source.connection import Session, connect
+from cdc_lake.source.connection import Session, connect, named
 from cdc_lake.source.ddl import tells
+from cdc_lake.source.locks import holders_named
 from cdc_lake.source.plugins import PGOUTPUT
 from cdc_lake.source.product import OLDEST, Product
 from cdc_lake.source.quoting import identifier, quoted
@@ -47,15 +50,18 @@ def findings(project: Project) -> Iterator[CheckLine]:
         yield CheckLine(ok=True, subject="server", text=f"{facts.product} at {where.place}, as {where.user}")
         yield from qhb_lines(where, facts.product)
         yield from _server(project, session, facts)
+        yield from language_lines(facts.messages)
         yield from unchecked_text(project, session.info.parameter_status("server_encoding") or "")
         rights = role(session)
         yield from _role(project, rights)
-        yield from _slot(project, session)
-        if (kept := slot.find_slot(session, project.slot)) is not None:
-            yield from budget_lines(project, kept.retained, kept.safe)
+        found = slot.find_slot(session, project.slot)
+        yield from _slot(project, found)
+        if found is not None:
+            yield from budget_lines(project, found.retained, found.safe)
         yield from failover_lines(project, session, facts)
         yield from _tables(project, session, rights)
         yield from _options(project, session, facts.product)
+        yield from _prepares(project, session)
 
 
 def _options(project: Project, session: Session, server: Product) -> Iterator[CheckLine]:
@@ -74,6 +80,18 @@ def _options(project: Project, session: Session, server: Product) -> Iterator[Ch
         yield CheckLine(ok=True if there else None, subject="DDL", text=text, fix=fix)
 
 
+def _prepares(project: Project, session: Session) -> Iterator[CheckLine]:
+    """Whether what `two_phase` asks for can ever come."""
+    if not project.postgres.decoding.two_phase:
+        return
+    with named("reading the server's settings"):
+        row = session.execute("SELECT current_setting('max_prepared_transactions')::int").fetchone()
+    if row == (0,):
+        text = "`two_phase` is asked for, and the server lets nobody prepare a transaction"
+        fix = "take `two_phase` out of `source.decoding`, or set max_prepared_transactions on the server"
+        yield CheckLine(ok=None, subject="two_phase", text=text, fix=fix)
+
+
 def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator[CheckLine]:
     if (product := facts.product).major < OLDEST:
         oldest = f"{product.name} {product.oldest}"
@@ -89,7 +107,7 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
     # the first copy holds a temporary slot beside the lasting one; of one with two-phase decoding copies are read
     needed = int(project.postgres.decoding.two_phase) if have else 2
     yield room("replication slots", facts.slots_used, facts.slots_max, needed, "max_replication_slots", "SRC211")
-    if project.postgres.mode == "stream":
+    if project.postgres.streams:
         yield room("WAL senders", facts.senders_used, facts.senders_max, 1, "max_wal_senders", "SRC207")
     if facts.keep_size == "-1":
         fix = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB';  bounds it: a slot that falls further behind is lost"
@@ -99,12 +117,22 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
         yield CheckLine(ok=True, subject="WAL kept for slots", text=f"at most {facts.keep_size}")
 
 
+def language_lines(messages: str) -> Iterator[CheckLine]:
+    """A warning where a server's `lc_messages` is none of English: refused connections are told apart by words."""
+    language = messages.partition(".")[0].lower()
+    if language in {"", "c", "posix"} or language.startswith("en"):
+        return
+    text = f"{messages}: a changed password would be told as a server that is away (SRC201), and tried again"
+    fix = "ALTER SYSTEM SET lc_messages = 'C';  SELECT pg_reload_conf();"
+    yield CheckLine(ok=None, subject="lc_messages", text=text, fix=fix)
+
+
 def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
     may = rights.replication or rights.superuser
     fix = f"ALTER ROLE {identifier(rights.name)} REPLICATION;"
     text = "may replicate" if may else "lacks the REPLICATION attribute"
     yield CheckLine(ok=may, subject="role", text=f"{rights.name} {text}", fix="" if may else fix, code="SRC205")
-    if may and project.postgres.mode == "stream":
+    if may and project.postgres.streams:
         try:
             connect(project.postgres, project.root, replication=True).close()
         except CdcLakeError as error:
@@ -113,8 +141,7 @@ def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
             yield CheckLine(ok=True, subject="replication", text="a replication connection is accepted")
 
 
-def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
-    found = slot.find_slot(session, project.slot)
+def _slot(project: Project, found: slot.SlotFacts | None) -> Iterator[CheckLine]:
     state = bronze_reader(project).state()
     if found is None and state is None:
         yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the first run")
@@ -126,7 +153,7 @@ def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
         return
     assert state is not None
     try:
-        facts = check_own_slot(project, found, project.postgres.database, state.upto)
+        facts = check_own_slot(project, found, project.postgres.database, state.confirm)
     except CdcLakeError as error:
         yield failed("slot", error)
         return
@@ -140,7 +167,8 @@ def _slot(project: Project, session: Session) -> Iterator[CheckLine]:
 
 def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[CheckLine]:
     try:
-        names = captured(project, session)
+        with holders_named(session, project.postgres.tables):
+            names = captured(project, session)
         exists = _published(project, session)
         chosen = wanted(project, session)
     except CdcLakeError as error:
@@ -162,17 +190,28 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
         fix = "\n".join(f"GRANT SELECT ON {quoted(t)} TO {identifier(rights.name)};" for t in unreadable)
         text = f"no right to read {listed(unreadable)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
+    hidden = hiding(session, chosen)
+    if hidden:
+        text = f"row security hides rows of {listed(hidden)} from the role"
+        fix = f"a superuser runs: {_all_rows(rights.name)}"
+        yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=RowsHidden.code)
     known = [f.rows for f in facts if f.rows is not None]
     rows = f"about {counted(sum(known), 'row')}" if len(known) == len(facts) else "rows not counted yet by the server"
     yield CheckLine(ok=True, subject="tables", text=f"{len(chosen)}: {listed(chosen)}; {rows}")
     if found is not None:
-        yield from table_change_lines(project, found, publishes=alterable(project))
+        refused = publication.not_addable(session, project.publication, found.lacking) if alterable(project) else []
+        if refused:
+            text = f"{listed(refused)} came, and this role may not publish it: it has to own table and publication"
+            fix = f"a superuser runs: {publication.altering(project.publication, 'ADD', *refused)};"
+            yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=SourcePermission.code)
+        may = tuple(table for table in found.lacking if table not in refused)
+        yield from table_change_lines(project, replace(found, lacking=may), publishes=alterable(project))
 
 
 def _changes(project: Project, session: Session) -> TableChanges | None:
     """What came to `source.tables` or went; None before a stream is begun whole."""
     state, control = bronze_reader(project).state(), control_tables(project)
-    if state is None or not is_complete(control, state.stream, state.epoch):
+    if not is_complete(state, control):
         return None
     return table_changes(project, session, state, control)
 
@@ -222,18 +261,33 @@ def _identities(bare: list[TableName]) -> list[str]:
     return [f"{whole_identity(table)};" for table in bare]
 
 
+def _lacking(project: Project, session: Session, chosen: list[TableName]) -> list[TableName]:
+    """What a publication that is there does not carry, and a start does not add to it."""
+    carried = {one.table for one in publication.published(session, project.publication)}
+    lacking = [table for table in chosen if table not in carried]
+    return publication.not_addable(session, project.publication, lacking) if alterable(project) else lacking
+
+
+def _all_rows(role: str) -> str:
+    return f"ALTER ROLE {identifier(role)} BYPASSRLS;"
+
+
 def dba_sql(project: Project) -> str:
     """The SQL a superuser runs so that the pipeline's role can do everything. Raises SourceError for no connection."""
     with reading(project) as session:
         chosen = wanted(project, session)
         facts, rights = limits(session, project.postgres), role(session)
+        hidden = hiding(session, chosen)
         exists = _published(project, session)
         bare = [] if exists else without_identity(session, chosen)
+        lacking = _lacking(project, session, chosen) if exists else []
     user, lines = identifier(rights.name), []
     if facts.wal_level != "logical":
         lines.append("ALTER SYSTEM SET wal_level = logical;  -- then restart the server")
     if not rights.replication and not rights.superuser:
         lines.append(f"ALTER ROLE {user} REPLICATION;")
+    if hidden:
+        lines.append(_all_rows(rights.name))
     lines += [f"GRANT USAGE ON SCHEMA {identifier(s)} TO {user};" for s in sorted({t.schema for t in chosen})]
     lines += [f"GRANT SELECT ON {quoted(t)} TO {user};" for t in chosen]
     if bare:
@@ -241,4 +295,6 @@ def dba_sql(project: Project) -> str:
         lines += _identities(bare)
     if exists is False:
         lines.append(_create_publication(project.publication, chosen))
+    if lacking:
+        lines.append(f"{publication.altering(project.publication, 'ADD', *lacking)};")
     return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

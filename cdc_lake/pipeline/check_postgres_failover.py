@@ -34,11 +34,10 @@ def failover_lines(project: Project, session: Session, limits: ServerLimits) -> 
 
 def _history(project: Project) -> Iterator[CheckLine]:
     state, control = bronze_reader(project).state(), control_tables(project)
-    if state is None or not is_complete(control, state.stream, state.epoch):
+    if not is_complete(state, control):
         return
     try:
-        streams = project.postgres.mode == "stream"
-        with session_of(project, replication=streams) as replication:
+        with session_of(project, replication=project.postgres.streams) as replication:
             timeline, _ = check_same(project, replication, identify(replication, project.postgres), state, control)
     except CdcLakeError as error:
         yield failed("history", error)

@@ -16,7 +16,7 @@ def table_change_lines(
     """A line for each kind of change. `publishes`: a start publishes what is lacking; `placed`: a copy has a place in
     the stream.
     """
-    initial = project.pipeline.snapshot.mode == "initial"
+    initial = project.pipeline.snapshot.copies
     if publishes and found.lacking:
         copied = " and copies it, while the others flow" if initial else "; `snapshot.mode` asks for no copy"
         text = f"{listed(found.lacking)} came: the next start publishes what came{copied}"

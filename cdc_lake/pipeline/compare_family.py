@@ -20,7 +20,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.errors import DecodeError, SlotActive, SlotAhead, SlotUndecodable
+from cdc_lake.errors import DecodeError, SlotActive, SlotUndecodable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.compare_source import joined
@@ -30,9 +30,11 @@ from cdc_lake.pipeline.family_frames import assembler_of, codec_of, frames_of, r
 from cdc_lake.pipeline.family_stream import check_resume, server_facts
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.copy_csv import csv_statement, csv_tables
+from cdc_lake.source.ending import Opened, nobody
 from cdc_lake.source.gaussdb.catalog import FamilyTables
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn
+from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.gaussdb.snapshot import exported, own_encoding
 from cdc_lake.source.hash_sql import HashSql
 from cdc_lake.source.quoting import identifier, quoted
@@ -212,17 +214,23 @@ def family_side(project: Project, state: BronzeState) -> Iterator[FamilySide]:
         yield FamilySide(project, state, facts, reading, opened)
 
 
-def checked(project: Project, reading: WireSession, state: BronzeState) -> tuple[FamilyServerFacts, BronzeState]:
+def checked(
+    project: Project, reading: WireSession, state: BronzeState, told: Opened = nobody
+) -> tuple[FamilyServerFacts, BronzeState]:
     """The server's facts, and bronze as it was when they were asked for: a receiver may have landed and confirmed more
-    since `state`.
+    since `state`. `told`: of connections.
     """
     target, by_sql = target_of(project.family, project.root), reads_by_sql(project)
     while True:
-        asked = reading if by_sql else connect(target, application=_APPLICATION, replication=True)
-        facts = server_facts(asked, by_sql=by_sql)
+        with ExitStack() as opened:
+            asked = reading
+            if not by_sql:
+                asked = connect(target, application=_APPLICATION, replication=True, told=told)
+                opened.callback(asked.close)
+            facts = server_facts(asked, by_sql=by_sql)
         try:
-            check_resume(project, reading, facts, state)
-        except SlotAhead:
+            check_resume(project, reading, facts, state, find_slot(reading, project.slot))
+        except SlotActive:  # bronze went on while the slot was looked at
             now = bronze_reader(project).state()
             if now is None or now == state:
                 raise

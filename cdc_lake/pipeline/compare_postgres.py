@@ -97,7 +97,7 @@ class PostgresSide:
 @contextmanager
 def postgres_side(project: Project, state: BronzeState) -> Iterator[PostgresSide]:
     """Connect to the server that bronze was fed from. Raises SourceError, StateError."""
-    streams = project.postgres.mode == "stream"
+    streams = project.postgres.streams
     with connect(project.postgres, project.root, application=_APPLICATION, replication=streams) as replication:
         check_same(project, replication, identify(replication, project.postgres), state, control_tables(project))
     with connect(project.postgres, project.root, application=_APPLICATION) as reading:

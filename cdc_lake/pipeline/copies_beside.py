@@ -2,6 +2,7 @@
 
 What hinders them does not hinder the stream: it is told, and they are begun again after a while, and with the next
 connection. What is no hindrance but a mistake of this package ends the stream too, as one in the stream itself would.
+A server that answers them nothing does not hold up the end of the stream: their connections are ended then.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import CopiedTable
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.recopy import recopy
+from cdc_lake.source.ending import Ending
 
 AGAIN: Final = 30.0
 """Seconds until a copy that failed is begun again."""
@@ -38,6 +40,7 @@ class CopiesBeside:
         self._tell = tell
         self._lasting = lasting
         self._over = threading.Event()
+        self._connections = Ending()
         self._copied: tuple[CopiedTable, ...] = ()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="cdc-lake-came", daemon=True)
@@ -51,6 +54,7 @@ class CopiesBeside:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
+        self._connections.end()
         if self._tables:
             self._thread.join()
 
@@ -73,10 +77,14 @@ class CopiesBeside:
         while not self._over.is_set():
             try:
                 control = control_tables(self._project, self._project.pipeline.bronze.durability)
-                self._copied = recopy(self._project, self._state, self._tables, control, self._over, self._tell)
+                self._copied = recopy(
+                    self._project, self._state, self._tables, control, self._over, self._tell, self._connections.add
+                )
             except Stopped:
                 return
             except CdcLakeError as error:
+                if self._over.is_set():
+                    return
                 if not self._lasting:
                     self._failure = error
                     return
@@ -88,3 +96,5 @@ class CopiesBeside:
                 return
             else:
                 return
+            finally:
+                self._connections.forget()

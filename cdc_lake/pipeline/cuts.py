@@ -141,12 +141,14 @@ def write_cut(
     if last is not None and last.commit_ts is not None:
         commit_ts = max(last.commit_ts, commit_ts or last.commit_ts)
     now = datetime.now(UTC)
-    control.record(CutRow(state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables), now))
+    at = control.record_in_turn(
+        CutRow(state.epoch, state.stream, cut.position, commit_ts, table_facts(cut.tables), now)
+    )
     age = None if commit_ts is None else now - commit_ts
     facts = {"position": shown(state.stream, cut.position), "upto": cut.position}
     tell(Progress("cut", _text(cut.tables, age), facts=facts))
     control.compact("cuts", FILES)
-    return WrittenCut(state.epoch, state.stream, cut.position, commit_ts, now, dict(cut.tables))
+    return WrittenCut(state.epoch, state.stream, cut.position, commit_ts, at, dict(cut.tables))
 
 
 def _text(tables: Mapping[str, TableState], age: timedelta | None) -> str:

@@ -125,6 +125,7 @@ def frames_of(
         options,
         keepalives_confirm=serial and source.slot_order == "lsn",
         status_interval=source.reply_interval / 1000,
+        silence=source.silence_timeout / 1000,
     )
 
 

@@ -30,6 +30,7 @@ from cdc_lake.pipeline.encoding import sql_codec
 from cdc_lake.pipeline.family_facts import captured, catalog
 from cdc_lake.pipeline.family_facts import tables as table_facts
 from cdc_lake.pipeline.recopy import copy_name
+from cdc_lake.source.ending import Opened, nobody
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import CsnSnapshot
 from cdc_lake.source.gaussdb.snapshot import FamilyReader, exported
@@ -48,6 +49,7 @@ def copy_family(
     bronze: BronzeWriter,
     stop: threading.Event,
     tell: Tell,
+    opened: Opened = nobody,
 ) -> tuple[str, tuple[CopiedTable, ...]]:
     """Copy those of the tables that the stream carries; the name of their copy in bronze. Raises CopyUnplaced,
     SourceError, LakeError, StateError, Stopped.
@@ -56,8 +58,8 @@ def copy_family(
         raise CopyUnplaced("the stream is ordered by LSN, and a snapshot of this server is placed by its CSN")
     limits = project.pipeline.snapshot
     target, application = target_of(project.family, project.root), f"cdc_lake {project.name} copy"
-    with closing(connect(target, application=application)) as session:
-        facts, _ = checked(project, session, state)
+    with closing(connect(target, application=application, told=opened)) as session:
+        facts, _ = checked(project, session, state, opened)
         there = [table for table in captured(project, session) if table in set(tables)]
         expected = expected_rows(table_facts(session, there))
         with _taken(project, session, state, there) as taken:

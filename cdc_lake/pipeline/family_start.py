@@ -88,7 +88,7 @@ def begin(
         what = f"of all below CSN {taken.csn}" if taken.csn else f"as of about {made.consistent}: {_INEXACT}"
         tell(Progress("snapshot", f"initial copy {what}", facts={"epoch": state.epoch}))
         copied: tuple[CopiedTable, ...] = ()
-        if project.pipeline.snapshot.mode == "initial":
+        if project.pipeline.snapshot.copies:
             copied = _copy(project, start, taken, tables, bronze, state, stop, tell)
     return state, finish_copy(control, state, copied, tell)
 

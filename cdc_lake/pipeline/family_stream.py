@@ -51,6 +51,7 @@ from cdc_lake.pipeline.open_stream import OpenStream, patiently
 from cdc_lake.pipeline.order import ArrivalOrder, Order
 from cdc_lake.pipeline.policy import by_policy
 from cdc_lake.pipeline.rejoin import RejoiningFrames, RejoiningOrder, rejoining
+from cdc_lake.pipeline.slot_race import bronze_may_go_on
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
@@ -110,13 +111,14 @@ def open_family(
         facts = server_facts(session if by_sql else dial("identify", True), by_sql=by_sql)
         _check_fits(project, session, facts)
         state, copied, rejoin = bronze.state(), 0, None
-        if state is None or not is_complete(control, state.stream, state.epoch):
+        if not is_complete(state, control):
             start = family_start.FamilyStart(dial, session, facts)
             state, copied = patiently(
                 lambda: family_start.begin(project, start, bronze, control, stop, tell), stop, tell, patience
             )
         else:
-            there = check_resume(project, session, facts, state)
+            found = find_slot(session, project.slot)
+            there = check_resume(project, session, facts, state, found)
             if there.exact or not by_sql:  # by SQL an inexact position could not be read from
                 rejoin = rejoining(bronze_reader(project), state, there)
         if facts.timeline:
@@ -199,7 +201,11 @@ def check_options(project: Project, facts: FamilyServerFacts) -> None:
 
 
 def check_resume(
-    project: Project, session: WireSession, facts: FamilyServerFacts, state: BronzeState
+    project: Project,
+    session: WireSession,
+    facts: FamilyServerFacts,
+    state: BronzeState,
+    there: FamilySlotFacts | None,
 ) -> FamilySlotFacts:
     """Raise unless the stream that bronze holds can go on at this server, database and slot; the slot."""
     identity = StreamIdentity.parse(state.stream)
@@ -227,8 +233,8 @@ def check_resume(
         check_log_reaches(facts.flushed, reader, state)
     if identity.domain is OrderDomain.CSN:
         check_csns_reach(csn_now(session).value, reader, state)
-    there = find_slot(session, project.slot)
-    return check_slot(there, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
+    with bronze_may_go_on(project, state, None if there is None else there.confirmed):
+        return check_slot(there, project.slot, source.slot.plugin, facts.database, state.confirm, slot_order)
 
 
 def server_facts(session: WireSession, *, by_sql: bool) -> FamilyServerFacts:

@@ -18,11 +18,10 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
-from cdc_lake.observe.failpoint import TABLES_LEFT, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copies import courses, record_left
+from cdc_lake.pipeline.copies import courses
 from cdc_lake.pipeline.family_facts import captured, catalog
-from cdc_lake.pipeline.table_changes import TableChanges, changes_of, newcomers
+from cdc_lake.pipeline.table_changes import TableChanges, changes_of, leave, newcomers
 from cdc_lake.source.gaussdb.catalog import FamilyTables, check_identities, tables_in_database
 from cdc_lake.source.stream import domain_of
 from cdc_lake.source.wire.session import WireSession
@@ -37,7 +36,9 @@ def family_changes(project: Project, session: WireSession, state: BronzeState, c
     known = courses(control.snapshots(), state.stream)
     landed = bronze_reader(project).layouts(None, Span(state.epoch, -1, state.upto)).values()
     new = {table for table in chosen if str(table) not in known}
-    came = newcomers(new, landed, Layouts(FamilyTables(session)).relation_of) if _copies(project) else ()
+    came: set[TableName] = set()
+    if project.pipeline.snapshot.copies:
+        came = newcomers(new, landed, Layouts(FamilyTables(session)).relation_of)
     carried = {*chosen, *(layout.table for layout in landed)}
     return changes_of(chosen, carried, tables_in_database(session), known, came, published=False)
 
@@ -50,12 +51,7 @@ def settle_family(
     """
     found = family_changes(project, session, state, control)
     placed = copies_have_a_place(state)
-    leaves = [*found.gone, *(found.waiting if placed else ())]
-    if leaves := [table for table in leaves if table not in found.left]:
-        record_left(control, state, leaves)
-    failpoint(TABLES_LEFT)
-    for table in found.gone:
-        tell(Progress("connect", f"table {table} is not followed any more: `source.tables` leaves it out"))
+    leave(found, found.waiting if placed else (), control, state, tell)
     if not placed:
         for table in found.waiting:
             words = "it stays as it was left" if table in found.left else "it begins with its changes from now on"
@@ -68,10 +64,6 @@ def settle_family(
 def copies_have_a_place(state: BronzeState) -> bool:
     """Whether a table can be copied beside the stream."""
     return domain_of(state.stream) is OrderDomain.CSN
-
-
-def _copies(project: Project) -> bool:
-    return project.pipeline.snapshot.mode == "initial"
 
 
 def _identified(session: WireSession, table: TableName, tell: Tell) -> bool:

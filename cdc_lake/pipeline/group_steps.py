@@ -17,7 +17,7 @@ from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.sessions import Sessions, guarded
 from cdc_lake.pipeline.table_job import TableJob
 from cdc_lake.pipeline.table_span import Prepared, prepare
-from cdc_lake.pipeline.whole_groups import Ahead, ahead, settled_whole
+from cdc_lake.pipeline.whole_groups import Ahead, ahead, settled_whole, since_copy
 
 
 class GroupSteps:
@@ -106,12 +106,12 @@ class GroupSteps:
         """The tables of a group that have passed a part of what is judged now."""
         after, epoch = min(one.job.span.after for one in mine), mine[0].job.span.epoch
         states = {str(name): tables[str(name)] for name in group.tables if str(name) in tables}
-        passed = {relation: table for relation, table in states.items() if table.position > after}
+        passed = {name: table for name, table in states.items() if table.position > since_copy(table, after)}
         if not passed:
             return []
         log = hold_log(self._control)
         return [
-            ahead(log, relation, table.generation, Span(epoch, after, table.position))
+            ahead(log, relation, table.generation, Span(epoch, since_copy(table, after), table.position))
             for relation, table in passed.items()
         ]
 

@@ -24,6 +24,11 @@ from cdc_lake.errors import HashingDied
 WORTH: Final = 256 << 10
 """Bytes to hash in one chunk, of at most a mebibyte, from which on asking costs far less than it saves (an eighth)."""
 
+MOST: Final = 4 << 20
+"""Bytes of a chunk that is one large row: hashing it keeps nobody waiting, as Python gives its lock away for it, and in
+another process it would be there a second time.
+"""
+
 _PACKAGES: Final = str(Path(__file__).parents[2])
 _RUN: Final = (
     "import sys; sys.path.insert(0, sys.argv[1]); from cdc_lake.decode.hashing import serve;"
@@ -58,8 +63,8 @@ class HashingProcess:
 
     def __call__(self, parts: Sequence[Canonical]) -> Callable[[], list[bytes]]:
         """Begin to hash. Raises HashingDied, as what it returns does."""
-        small = sum(memoryview(part.data).nbytes for part in parts) < WORTH
-        if self._alone or small or not self._taken():
+        size = sum(memoryview(part.data).nbytes for part in parts)
+        if self._alone or not WORTH <= size <= MOST or not self._taken():
             return hashed_here(parts)
         if self._process is None:
             self._process = _started()

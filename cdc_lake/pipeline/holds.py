@@ -115,6 +115,15 @@ def open_holds(log: HoldLog, relation: str, epoch: int, generation: int, waterma
     return OpenHolds(mine.take(held.rows()), waiting, decisions.take(given_up.rows()), given_up.keys)
 
 
+def recorded_keys(log: HoldLog, relation: str, epoch: int, generation: int, watermark: int) -> frozenset[Key]:
+    """The keys of all changes of a generation of a table that were held up to its watermark, whatever became of them:
+    rows of those are not removed.
+    """
+    mine = (pc.field("relation") == relation) & (pc.field("epoch") == epoch) & (pc.field("generation") == generation)
+    rows = log.held.filter(mine & (pc.field("position") <= watermark) & (pc.field("reason") != CLOSED))
+    return frozenset().union(*map(_keys, rows.select(["key", "from_key"]).to_pylist()))
+
+
 class _Kept:
     """Changes by place: the keys that each still keeps, and the number of its row."""
 

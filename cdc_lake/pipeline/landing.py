@@ -12,8 +12,8 @@ it taught, so is what stands behind it in its batch; what the next batch has wai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from itertools import groupby
 from types import TracebackType
@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from cdc_lake.bronze.batch_rows import one_thread
 from cdc_lake.bronze.port import BronzeWriter, ClosedBatch, Landed, Tabulate
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.in_parts import InParts, dropped
@@ -102,11 +103,14 @@ class Landing:
     at the next start.
     """
 
-    def __init__(self, bronze: BronzeWriter, tabulate: Tabulate) -> None:
+    def __init__(
+        self, bronze: BronzeWriter, tabulate: Tabulate, worker: Callable[[str], Executor] = one_thread
+    ) -> None:
+        """`worker` makes what does one thing after the other, beside the caller."""
         self._bronze = bronze
         self._tabulate = tabulate
-        self._decoding = ThreadPoolExecutor(1, thread_name_prefix="cdc-lake-decode")
-        self._writing = ThreadPoolExecutor(1, thread_name_prefix="cdc-lake-bronze")
+        self._decoding = worker("decode")
+        self._writing = worker("bronze")
         self._parts: list[_Part | InParts | _Later] = []  # of the next batch
         self._behind: list[_Part] = []  # of any batch, not decoded yet when last looked at
         self._commit: Future[Landed] | None = None

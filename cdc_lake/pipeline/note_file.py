@@ -6,14 +6,15 @@ In full size from the start, so that a disk that is full later still takes what 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cdc_lake.observe.progress import Progress, Tell, silent
 
 _SIZE: Final = 4096  # bytes, a block of a disk
+T = TypeVar("T")
 
 
 class NoteFile:
@@ -41,9 +42,17 @@ class NoteFile:
         """What was last said; None where nothing is, or never was here."""
         try:
             said = json.loads(self._path.read_bytes().strip() or b"null")
-        except (FileNotFoundError, ValueError):  # never begun; read in the middle of a write
+        except (FileNotFoundError, ValueError, RecursionError):  # never begun; read in the middle of a write; damaged
             return None
         return said if isinstance(said, dict) else None
+
+    def read_as(self, value: Callable[[dict[str, Any]], T]) -> T | None:
+        """What was last said as a value; None also where it says something else: a hint that cannot be read is none."""
+        said = self.read()
+        try:
+            return None if said is None else value(said)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -1,13 +1,15 @@
 """Parked transactions of a stream: prepared, durable, and not landed (implements `decode.parking.Parking`).
 
-A file is named after epoch, xid and gid, and a note beside it says where the transaction ended, once that was read. It
-goes when bronze holds a transaction at that end or behind it: before, a failover may yet take the end back. Files of a
-PREPARE that this connection is to send again count only once it did; what it does not send again never was.
+A file is named after epoch, xid and gid, and a note beside it says where the transaction ended, once that was read;
+files of other names are nobody's business here. It goes when bronze holds a transaction at that end or behind it:
+before, a failover may yet take the end back. Files of a PREPARE that this connection is to send again count only once
+it did; what it does not send again never was.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -16,11 +18,13 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.decode.parked_form import read_back, written
 from cdc_lake.decode.parking import Parked
 from cdc_lake.decode.pgoutput_prepared import Prepared
+from cdc_lake.errors import PreparedDamaged
 from cdc_lake.lake.parked_place import ParkedPlace
 from cdc_lake.observe.failpoint import PREPARE_CLEANED, PREPARE_ENDED, PREPARE_KEPT, failpoint
 from cdc_lake.pipeline.spool import Spool
 
 _END: Final = ".end"
+_NAME: Final = re.compile(rf"([0-9]{{1,18}})-[0-9]+-[0-9a-f]{{16}}(?:{re.escape(_END)})?")
 
 
 @dataclass(slots=True)
@@ -39,7 +43,7 @@ class _Entry:
 def waiting_files(place: ParkedPlace, epoch: int) -> list[str]:
     """Names of the files of a stream's transactions whose end was not read. Raises LakeError."""
     names = place.sizes().keys()
-    mine = [name for name in names if name.startswith(f"{epoch}-") and not name.endswith(_END)]
+    mine = [name for name in names if _epoch_of(name) == epoch and not name.endswith(_END)]
     return [name for name in mine if f"{name}{_END}" not in names]
 
 
@@ -132,7 +136,9 @@ class ParkedTransactions:
     def _look(self, state: BronzeState) -> None:
         sizes = self._place.sizes()
         for name in sizes:
-            bare, epoch = name.removesuffix(_END), int(name.partition("-")[0])
+            if (epoch := _epoch_of(name)) is None:
+                continue
+            bare = name.removesuffix(_END)
             if epoch < state.epoch or bare not in sizes:
                 self._place.remove(name)  # of a stream before, or what is left of a removal
             elif name == bare and epoch == state.epoch:
@@ -148,6 +154,9 @@ class ParkedTransactions:
         text = self._place.read(note, 0, 20) if note in sizes else None
         if text is None:
             return None
+        if not text.isdigit():
+            where = f"{self._place.name}/{note}"
+            raise PreparedDamaged("the note that says where a prepared transaction ended is damaged", where=where)
         if int(text) > state.upto:
             self._place.remove(note)
             return None
@@ -176,6 +185,12 @@ class ParkedTransactions:
         for block in blocks:
             self._tick()
             yield block
+
+
+def _epoch_of(name: str) -> int | None:
+    """The epoch that a file's name says; None for one that is not a receiver's."""
+    ours = _NAME.fullmatch(name)
+    return None if ours is None else int(ours[1])
 
 
 def file_name(epoch: int, xid: int, gid: str) -> str:

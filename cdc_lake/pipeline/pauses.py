@@ -93,8 +93,8 @@ def _set(project: Project, given: str, *, paused: bool) -> PauseState:
     others = [one for one in every if paused != (one in newest and newest[one].paused)]
     changed = bool(others)
     for one in others:
-        newest[one] = PauseRow(one, paused, datetime.now(UTC))
-        control.record(newest[one])
+        row = PauseRow(one, paused, datetime.now(UTC))
+        newest[one] = replace(row, recorded_at=control.record_in_turn(row))
         control.compact("pauses")
     before, target = newest.get(relation), project.target(name)
     since = None if before is None else before.recorded_at

@@ -72,7 +72,7 @@ def plan(project: Project) -> Plan:
     """Work out what `run` would do. Raises SourceError, LakeError, StateError where it could not go on."""
     reader = bronze_reader(project)
     with source_view(project) as source:
-        at_source = list(source.steps(reader.state()))
+        at_source = list(source.steps(reader.state))
         actions = (*at_source, *_silver(project, source, reader, source.tables()))
         types = ledger_of(project, source, lambda target: silver_shape(project, target) or ())
         return Plan(project.name, actions, types)

@@ -25,6 +25,9 @@ from cdc_lake.source.captured import Shown, Unlanded
 WAIT_SECONDS = 25.0
 """How long a receiver that reads the slot gets to land what the snapshot shows: keepalives reach bronze every 10 s."""
 
+LOOK_AGAIN_SECONDS = 2.0
+"""After how long the slot is looked at again: its reader may have ended, which the server notices later."""
+
 CATCH_UP = "run `cdc-lake run --once`, then compare again"
 
 
@@ -101,21 +104,25 @@ def point(bronze: BronzeReader, shown: Shown, lowest: int, ahead: Callable[[int]
     state = bronze.state()
     assert state is not None  # the caller has read a marker of its stream
     more: Sequence[Unlanded] | None = ()
+    deadline: float | None = None
     while state.upto < shown.position:
         more = ahead(state.upto)
         now = bronze.state() or state
-        if more is None or now.upto == state.upto:
+        if more is None:
+            deadline = deadline or time.monotonic() + WAIT_SECONDS
+            state = _awaited(bronze, now, shown.position, min(deadline, time.monotonic() + LOOK_AGAIN_SECONDS))
+            if time.monotonic() >= deadline:
+                break
+            continue
+        if now.upto == state.upto:
             break
         state, more = now, ()  # what landed meanwhile may have left the slot before the look
-    if more is None:
-        state = _awaited(bronze, state, shown.position)
     touches = [Touch(one.position, one.number, one.tables, landed=False) for one in more or ()]
     touches += landed_near(bronze, state, shown, lowest)
     return Point(shown, tuple(touches), complete=more is not None or state.upto >= shown.position)
 
 
-def _awaited(bronze: BronzeReader, state: BronzeState, position: int) -> BronzeState:
-    deadline = time.monotonic() + WAIT_SECONDS
+def _awaited(bronze: BronzeReader, state: BronzeState, position: int, deadline: float) -> BronzeState:
     while state.upto < position and time.monotonic() < deadline:
         time.sleep(0.25)
         state = bronze.state() or state

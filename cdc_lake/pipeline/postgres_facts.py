@@ -15,6 +15,7 @@ from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.source.connection import Session, connect, named
+from cdc_lake.source.locks import holders_named, wait_for_locks
 from cdc_lake.source.product import Product, product_of
 from cdc_lake.source.quoting import quoted
 
@@ -31,6 +32,7 @@ class ServerLimits:
     senders_max: int
     senders_used: int
     keep_size: str
+    messages: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,12 @@ def session_of(
 
 @contextmanager
 def reading(project: Project) -> Iterator[Session]:
-    """A read-only SQL session on the source. Raises SourceError."""
+    """A read-only SQL session on the source. Raises SourceError; TableLocked where others hold a table for long."""
     with session_of(project) as session:
         session.execute("SET default_transaction_read_only = on")
-        yield session
+        wait_for_locks(session, looks=True)
+        with holders_named(session, project.postgres.tables):
+            yield session
 
 
 def sent_position(session: Session, slot: str) -> Lsn | None:
@@ -76,10 +80,10 @@ def limits(session: Session, source: PostgresSource) -> ServerLimits:
             "SELECT current_setting('wal_level'), pg_is_in_recovery(), "
             "current_setting('max_replication_slots')::int, (SELECT count(*) FROM pg_replication_slots), "
             "current_setting('max_wal_senders')::int, (SELECT count(*) FROM pg_stat_replication), "
-            "current_setting('max_slot_wal_keep_size', true), version()"
+            "current_setting('max_slot_wal_keep_size', true), current_setting('lc_messages'), version()"
         ).fetchone()
     assert row is not None
-    level, recovery, slots, slots_used, senders, senders_used, keep, says = row
+    level, recovery, slots, slots_used, senders, senders_used, keep, messages, says = row
     return ServerLimits(
         product_of(source, str(says), session.info.server_version),
         str(level),
@@ -89,6 +93,7 @@ def limits(session: Session, source: PostgresSource) -> ServerLimits:
         int(str(senders)),
         int(str(senders_used)),
         str(keep),
+        str(messages),
     )
 
 
@@ -120,3 +125,14 @@ def tables(session: Session, names: Sequence[TableName]) -> list[TableFacts]:
                 name, estimate if estimate >= 0 else None, int(str(size)), bool(readable), bool(owned)
             )
     return [found[name] for name in names if name in found]
+
+
+def hiding(session: Session, names: Sequence[TableName]) -> list[TableName]:
+    """Those of these tables whose policies of row security count for the role, in their order."""
+    with named("asking for row security"):
+        rows = session.execute(
+            "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE c.relrowsecurity AND row_security_active(c.oid)"
+        ).fetchall()
+    found = {TableName(str(schema), str(name)) for schema, name in rows}
+    return [name for name in names if name in found]

@@ -15,7 +15,6 @@ from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.frames import NewFrames
 from cdc_lake.decode.hashing import Hashing
 from cdc_lake.decode.kept import PgoutputFormat
-from cdc_lake.decode.large import decoded_or
 from cdc_lake.decode.mppdb.columnar import tabulate as tabulate_lines
 from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
@@ -56,7 +55,7 @@ def stream_options(project: Project, server: Product) -> Mapping[str, str]:
     if not by_publication(project):
         return plugin_options(project)
     source = project.postgres
-    more = chosen(server.major, source.decoding, str(server), streams=source.mode == "stream")
+    more = chosen(server.major, source.decoding, str(server), streams=source.streams)
     return {**plugin_options(project), **more}
 
 
@@ -108,7 +107,7 @@ def reading_of(
             landed=state.upto,
         )
         decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
-        columns = decoded_or(by_policy(project, decoded, tell))
+        columns = by_policy(project, decoded, tell)
         return Reading(assembler, columns, columns)
     return _of_lines(project, layouts(), state, tell, frames, hashing)
 

@@ -22,6 +22,7 @@ from cdc_lake.pipeline.postgres_resume import check_same
 from cdc_lake.pipeline.postgres_sessions import Dial
 from cdc_lake.pipeline.postgres_start import exported_point
 from cdc_lake.pipeline.recopy import copy_name
+from cdc_lake.source.ending import Opened, nobody
 from cdc_lake.source.server import identify
 
 
@@ -33,13 +34,14 @@ def copy_postgres(
     control: ControlTables,
     stop: threading.Event,
     tell: Tell,
+    told: Opened = nobody,
 ) -> tuple[str, tuple[CopiedTable, ...]]:
     """Copy those of the tables that the stream carries; the name of their copy in bronze. Raises SourceError,
     LakeError, StateError, Stopped.
     """
     with ExitStack() as opened:
-        dial = Dial(project, opened)
-        replication = dial("copy's slot", replication=project.postgres.mode == "stream")
+        dial = Dial(project, opened, told)
+        replication = dial("copy's slot", replication=project.postgres.streams)
         check_same(project, replication, identify(replication, dial.source), state, control)
         session = dial("copy")
         with exported_point(project, session, replication, dial, stop) as made:

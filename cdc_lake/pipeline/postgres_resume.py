@@ -7,6 +7,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.pipeline.failover import check_log_reaches, check_timeline, last_timeline
+from cdc_lake.pipeline.slot_race import bronze_may_go_on
 from cdc_lake.source import slot
 from cdc_lake.source.connection import Session
 from cdc_lake.source.resume import check_fed_from
@@ -25,7 +26,10 @@ def check_resume(
 ) -> tuple[Timeline, BronzeState]:
     """Raise unless the stream that bronze holds can go on at this server, database and slot; as `check_same`."""
     timeline, held = check_same(project, replication, facts, state, control)
-    check_own_slot(project, slot.find_slot(session, project.slot), facts.database, held.confirm)
+    found = slot.find_slot(session, project.slot)
+    confirmed = None if found is None or found.confirmed is None else found.confirmed.value
+    with bronze_may_go_on(project, state, confirmed):
+        check_own_slot(project, found, facts.database, held.confirm)
     return timeline, held
 
 

@@ -71,7 +71,7 @@ def begin(
             text = f"initial copy as of {made.consistent}"
         tell(Progress("snapshot", text, facts={"epoch": state.epoch}))
         had = sum(one.rows for one in whole)
-        if project.pipeline.snapshot.mode == "initial":
+        if project.pipeline.snapshot.copies:
             whole = copy_published(Copying(project, session, dial, bronze, control, state, stop, tell), made, whole)
     return state, finish_copy(control, state, whole, tell) - had
 

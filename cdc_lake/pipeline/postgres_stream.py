@@ -35,10 +35,12 @@ from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import slot
 from cdc_lake.source.connection import Session, place_of
+from cdc_lake.source.locks import holders_named, wait_for_locks
 from cdc_lake.source.polling import PollingStream
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.postgres_polling import PostgresFunctions
 from cdc_lake.source.server import ServerFacts, check_failover, check_server, goal, identify
+from cdc_lake.source.silence import of_postgres
 from cdc_lake.source.stream import FrameSource, shown
 from cdc_lake.source.unsent import UnsentPrepares
 
@@ -57,7 +59,7 @@ def open_postgres(
     """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
     before anything is read, otherwise beside it. Raises SourceError, LakeError, StateError, Stopped.
     """
-    streams = project.postgres.mode == "stream"
+    streams = project.postgres.streams
     with ExitStack() as opened:
         dial = Dial(project, opened)
         replication = dial("stream", replication=streams)
@@ -67,14 +69,19 @@ def open_postgres(
         if source.slot.failover:
             check_failover(facts, place_of(source), two_phase=source.decoding.two_phase)
         session = dial("catalog")
-        check_binary(project, session)
+        wait_for_locks(session)
+        with holders_named(session, project.postgres.tables):
+            check_binary(project, session)
         target = goal(session)
         state, copied = bronze.state(), 0
-        if state is None or not is_complete(control, state.stream, state.epoch):
-            state, copied = patiently(
-                lambda: postgres_start.begin(project, session, replication, dial, facts, bronze, control, stop, tell),
-                stop, tell, patience,
-            )  # fmt: skip
+        if not is_complete(state, control):
+            with holders_named(session, project.postgres.tables):
+                state, copied = patiently(
+                    lambda: postgres_start.begin(
+                        project, session, replication, dial, facts, bronze, control, stop, tell
+                    ),
+                    stop, tell, patience,
+                )  # fmt: skip
             replication.close()  # and with it goes the temporary slot
             replication = dial("stream", replication=streams)
         else:
@@ -84,21 +91,20 @@ def open_postgres(
                 tell(Progress("connect", f"the server's log is another one behind {Lsn(state.upto)}: read from there"))
             note_timeline(timeline, control, state, tell)
         _keep_on_standbys(project, session, replication)
-        frames = patiently(lambda: _start(project, replication, facts, state), stop, tell, patience)
-        came = settle_tables(project, session, state, control, tell)  # nobody else reads the slot now
+        frames = patiently(lambda: _start(project, replication, session, facts, state), stop, tell, patience)
+        with holders_named(session, project.postgres.tables):
+            came = settle_tables(project, session, state, control, tell)  # nobody else reads the slot now
         beside = opened.enter_context(CopiesBeside(project, state, came, tell, lasting=not first))
         if first:
             at = beside.finished(frames.tick, stop)
             copied, target = copied + sum(one.rows for one in at), max([target, *(one.position for one in at)])
-        after = shown(state.stream, state.upto)
-        tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         limits = project.pipeline.bronze.spool
         hashing = opened.enter_context(HashingProcess())
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
         parked = _parked(project, spool, state, session, facts, frames)
         reading = reading_of(project, session, lambda: dial("layouts"), state, tell, spool, hashing, parked)
-        if by_publication(project):
-            spool.decode_ahead(reading.tabulate)
+        after = shown(state.stream, state.upto)
+        tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         yield OpenStream(
             frames=frames,
             assembler=reading.assembler,
@@ -131,7 +137,9 @@ def _parked(
     def highest() -> int | None:
         return bronze_reader(project).highest_commit(state.epoch)
 
-    return ParkedTransactions(place, spool, state, highest=highest, changed=unsent.changed, tick=frames.tick)
+    # another receiver may have gone on before the slot was ours: an end that it read does not come again
+    held = bronze_reader(project).state() or state
+    return ParkedTransactions(place, spool, held, highest=highest, changed=unsent.changed, tick=frames.tick)
 
 
 def _keep_on_standbys(project: Project, session: Session, replication: Session) -> None:
@@ -141,7 +149,9 @@ def _keep_on_standbys(project: Project, session: Session, replication: Session) 
         slot.keep_on_standbys(replication, project.slot)
 
 
-def _start(project: Project, replication: Session, facts: ServerFacts, state: BronzeState) -> FrameSource:
+def _start(
+    project: Project, replication: Session, session: Session, facts: ServerFacts, state: BronzeState
+) -> FrameSource:
     interval = project.postgres.status_interval / 1000
     if facts.wal_sender_timeout:
         interval = min(interval, facts.wal_sender_timeout / 3)
@@ -149,7 +159,8 @@ def _start(project: Project, replication: Session, facts: ServerFacts, state: Br
         print_whole_names(replication)
     source, options = project.postgres, stream_options(project, facts.product)
     if source.mode == "polling":
-        functions = PostgresFunctions(replication, project.slot, source.slot.plugin, options)
+        functions = PostgresFunctions(replication, session, project.slot, source.slot.plugin, options)
         every, most = source.polling.interval / 1000, source.polling.max_changes
         return PollingStream(functions, state.confirm, interval=every, max_changes=most)
-    return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval)
+    silence = of_postgres(source.silence_timeout / 1000, facts.wal_sender_timeout)
+    return PostgresStream(replication, project.slot, options, state.confirm, status_interval=interval, silence=silence)

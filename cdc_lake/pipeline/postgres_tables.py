@@ -16,14 +16,14 @@ from functools import partial
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.errors import NoReplicaIdentity, NoTableMatches, SourceError
+from cdc_lake.errors import NoReplicaIdentity, NoTableMatches, SourceError, TableLocked
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.failpoint import PUBLICATION_ALTERED, TABLES_LEFT, failpoint
+from cdc_lake.observe.failpoint import PUBLICATION_ALTERED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copies import courses, record_left
+from cdc_lake.pipeline.copies import courses
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, in_database, layout_now, wanted
-from cdc_lake.pipeline.table_changes import TableChanges, changes_of, newcomers
+from cdc_lake.pipeline.table_changes import TableChanges, changes_of, leave, newcomers
 from cdc_lake.source import publication
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session
@@ -39,7 +39,7 @@ def table_changes(project: Project, session: Session, state: BronzeState, contro
     there = {one.table for one in carried(project, session)}
     new = {table for table in there.intersection(chosen) if str(table) not in known}
     came: set[TableName] = set()
-    if new and project.pipeline.snapshot.mode == "initial":
+    if new and project.pipeline.snapshot.copies:
         came = newcomers(new, bronze_reader(project).layouts().values(), partial(layout_now, project, session))
     existing = in_database(project, session)
     return changes_of(chosen, there, existing, known, came, published=by_publication(project))
@@ -52,14 +52,9 @@ def settle_tables(
     read meanwhile. Raises SourceError, LakeError.
     """
     found = table_changes(project, session, state, control)
-    copies, may = project.pipeline.snapshot.mode == "initial", alterable(project)
+    copies, may = project.pipeline.snapshot.copies, alterable(project)
     came = [table for table in found.lacking if not may or _identified(session, table, tell)]
-    leaves = [*found.gone, *((*came, *found.waiting) if copies else ())]
-    if leaves := [table for table in leaves if table not in found.left]:
-        record_left(control, state, leaves)
-    failpoint(TABLES_LEFT)
-    for table in found.gone:
-        tell(_told(f"table {table} is not followed any more: `source.tables` leaves it out"))
+    leave(found, (*came, *found.waiting) if copies else (), control, state, tell)
     added = [table for table in came if may and _altered(project, session, "ADD", table, tell)]
     for table in found.extra if may else ():
         _altered(project, session, "DROP", table, tell)
@@ -90,6 +85,8 @@ def _altered(project: Project, session: Session, verb: str, table: TableName, te
     """Alter the publication; False where the server refuses, which is told with what to run."""
     try:
         publication.alter_publication(session, project.publication, verb, table)
+    except TableLocked:
+        raise  # nobody refused
     except SourceError as refused:
         statement = publication.altering(project.publication, verb, table)
         facts = {"code": refused.code}

@@ -47,7 +47,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import REBUILT, REPLACED, failpoint
 from cdc_lake.observe.progress import Progress, Tell, silent
 from cdc_lake.pipeline.copying import Stopped
-from cdc_lake.pipeline.cuts import IN, Cut, TableState, last_cut, write_cut
+from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
 from cdc_lake.pipeline.division import check_divided, check_divisible
 from cdc_lake.pipeline.holds import forget, hold_log, open_holds, record
 from cdc_lake.pipeline.merging import merge
@@ -59,7 +59,7 @@ from cdc_lake.pipeline.span_shape import shape_of
 from cdc_lake.pipeline.table_job import Copied, TableJob
 from cdc_lake.pipeline.table_span import Prepared, prepare
 from cdc_lake.pipeline.transforms import projection_of
-from cdc_lake.pipeline.whole_groups import passed_by, settled_whole
+from cdc_lake.pipeline.whole_groups import passed_by, settled_whole, together_at
 from cdc_lake.silver.difference import Difference, difference
 from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
 from cdc_lake.silver.kinds import kind_of
@@ -103,10 +103,10 @@ def rebuild(
     """Build a table again, named by its source, up to where silver stands; with `into` up to `to` into a new table.
 
     `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told.
-    In a group it holds the transactions that the other tables of it hold.
+    In a group it holds the transactions that the other tables of it hold, and goes no further than these are.
     Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild,
     DivisionChanged, RuleStopped, AnotherApply, LakeError; GroupDisagrees where it would hold others than the group,
-    GroupWaits where a table of that is behind it.
+    HeldLost where nobody knows what that holds, GroupWaits where a table of it is behind this one.
     """
     began = time.monotonic()
     if to is not None and into is None:
@@ -137,7 +137,10 @@ class Rebuilding:
         self._listed = self._cut.tables.get(str(name)) if self._cut is not None else None
         if into is None and self._cut is None:
             raise NothingToRebuild(f"silver has no content of {name} yet: `cdc-lake run` makes it")
-        upto = to if to is not None else self._state.upto if self._cut is None else self._cut.position
+        if to is not None or self._cut is None:
+            upto = self._state.upto if to is None else to
+        else:
+            upto = self._cut.position if into else together_at(project, self._state.stream, self._cut, name)
         self._plan = rebuild_plan(project, self._reader, self._state, name, upto)
         self._grouped = project.group(name) is not None
         self._others = passed_by(project, self._log, self._state, self._cut, self._target, self._plan)
@@ -345,10 +348,11 @@ class Rebuilding:
         return version
 
     def _listing(self, version: int, held: _Held) -> TableState:
-        """The table with its new content, as a cut lists it."""
+        """The table with its new content, as a cut lists it: where its group is behind the cut it is too."""
         label, form, plan = self._target.label, self._target.format, self._plan
-        keys = len(held.waiting.keys)
-        return TableState(label, form, version, plan.upto, IN, keys, self._generation, plan.form.layout, plan.copied)
+        keys, behind = len(held.waiting.keys), self._cut is not None and plan.upto < self._cut.position
+        state = BROKEN if behind else IN
+        return TableState(label, form, version, plan.upto, state, keys, self._generation, plan.form.layout, plan.copied)
 
 
 @dataclass(frozen=True, slots=True)

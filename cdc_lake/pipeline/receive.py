@@ -20,18 +20,19 @@ from cdc_lake.errors import LakeError, Retry, SourceError
 from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.observe.failpoint import CONNECTED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.attempts import SOURCE_PAUSES, Attempts
 from cdc_lake.pipeline.beside_stream import beside_the_stream
 from cdc_lake.pipeline.connect import open_stream
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
-from cdc_lake.pipeline.outlasting import OutlastingBronze, retrying
+from cdc_lake.pipeline.outlasting import OutlastingBronze
 from cdc_lake.pipeline.pulse import Pulse
 from cdc_lake.pipeline.receiver_note import ReceiverNote
 from cdc_lake.pipeline.receiving import ReceiveSummary, Receiving
+from cdc_lake.pipeline.wal_watch import WalWatch
 
 ONCE_PATIENCE = 60.0
-"""Seconds a run with a goal goes on trying to reconnect."""
-_BACK_OFF = (0.5, 10.0)  # seconds: first and longest pause between attempts
+"""Seconds a run with a goal goes on trying, while nothing lands and no stream stands."""
 
 
 def receive(
@@ -44,11 +45,14 @@ def receive(
     control: ControlTables | None = None,
     slot_patience: float = PATIENCE,
     pulse: Pulse | None = None,
+    pauses: tuple[float, float] = SOURCE_PAUSES,
 ) -> ReceiveSummary:
     """Receive until `stop` is set or, with `once`, until bronze holds everything committed before the start.
 
-    Reconnects by itself once it was connected: without end, or with `once` for at most `ONCE_PATIENCE` seconds. A lake
-    that is away or full is waited for without end; with `once` the run ends. `pulse`: where the loop says how it does.
+    Reconnects by itself once it was connected: without end, or with `once` for at most `ONCE_PATIENCE` seconds in which
+    no attempt succeeds (`pipeline.attempts`). A lake that is away or full is waited for without end; with `once` the
+    run ends. `pulse`: where the loop says how it does; `pauses`: in seconds, the shortest and the longest before the
+    source is tried again.
     Raises SourceError, DecodeError, LakeError, StateError; bronze is then whole up to its last commit.
     """
     control = control or control_tables(project, project.pipeline.bronze.durability)
@@ -61,20 +65,37 @@ def receive(
                 project, bronze, control,
                 once=once, stop=stop, tell=tell, connected=waiting, pulse=pulse, watch=watch,
             )  # fmt: skip
-            connect = partial(open_stream, project, bronze, control, stop, tell, patience=slot_patience, first=once)
-            _connections(run, connect, note)
+            heeded = tell if watch is None else _heeding(watch, tell)
+            connect = partial(open_stream, project, bronze, control, stop, heeded, patience=slot_patience, first=once)
+            _connections(run, connect, note, Attempts(tell, pauses))
     return run.summary()
 
 
-def _connections(run: Receiving, connect: Callable[[], AbstractContextManager[OpenStream]], note: ReceiverNote) -> None:
+def _heeding(watch: WalWatch, tell: Tell) -> Tell:
+    """Tells, and where the slot is given up ends the initial copy, which tells of every chunk, as the stream would end.
+
+    Tables that are copied beside the stream are ended by it.
+    """
+    receiver = threading.current_thread()
+
+    def told(progress: Progress) -> None:
+        if threading.current_thread() is receiver:
+            watch.heed()
+        tell(progress)
+
+    return told
+
+
+def _connections(
+    run: Receiving, connect: Callable[[], AbstractContextManager[OpenStream]], note: ReceiverNote, attempts: Attempts
+) -> None:
     """One connection after the other, until the run is done or nothing can be waited for."""
     give_up: float | None = None
-    delay = _BACK_OFF[0]
     while not run.stop.is_set():
         run.heed()
         try:
             with connect() as stream:
-                give_up, delay = None, _BACK_OFF[0]
+                attempts.opened((stream.state.upto, stream.state.confirm))
                 note.goes_on()
                 failpoint(CONNECTED)
                 run.follow(stream)
@@ -83,15 +104,21 @@ def _connections(run: Receiving, connect: Callable[[], AbstractContextManager[Op
             return
         except SourceError as error:
             now = time.monotonic()
-            give_up = give_up or now + ONCE_PATIENCE
-            if error.retry is Retry.NEVER or not run.connected or (run.once and now + delay > give_up):
+            give_up = (None if attempts.over(_held(run)) else give_up) or now + ONCE_PATIENCE
+            if error.retry is Retry.NEVER or not run.connected or (run.once and now > give_up):
                 raise
-            run.tell(Progress("retry", f"{error.message}; next attempt in {delay:g} s", facts={"code": error.code}))
+            pause = attempts.after_source(error)
         except LakeError as error:
             if error.retry is Retry.NEVER or not run.connected or run.once:
                 raise
+            attempts.over(_held(run))
             note.waits(error)
-            run.tell(retrying(error, delay))
+            pause = attempts.after_lake(error)
         run.count(reconnects=1)
-        run.stop.wait(delay)
-        delay = min(2 * delay, _BACK_OFF[1])
+        run.stop.wait(pause)
+
+
+def _held(run: Receiving) -> tuple[int | None, int | None]:
+    """What bronze holds by now, and lets the server forget."""
+    summary = run.summary()
+    return summary.upto, summary.confirm

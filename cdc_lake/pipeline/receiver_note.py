@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from cdc_lake.errors import LakeError
 from cdc_lake.observe.progress import Tell, silent
@@ -59,8 +59,9 @@ class ReceiverNote:
 
     def read(self) -> Waiting | None:
         """What the receiver last said; None where it does not wait, or never ran here."""
-        said = self._file.read()
-        if said is None:
-            return None
-        since, tried = (datetime.fromisoformat(said[name]) for name in ("since", "tried"))
-        return Waiting(since, tried, said["code"], said["message"], said["where"])
+        return self._file.read_as(_waiting)
+
+
+def _waiting(said: dict[str, Any]) -> Waiting:
+    since, tried = (datetime.fromisoformat(said[name]) for name in ("since", "tried"))
+    return Waiting(since, tried, str(said["code"]), str(said["message"]), str(said["where"]))

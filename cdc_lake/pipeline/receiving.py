@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+from cdc_lake.bronze.batch_rows import one_thread
 from cdc_lake.bronze.port import BronzeWriter, Landed
 from cdc_lake.config.project import Project
 from cdc_lake.decode.raw import Raw
@@ -20,10 +22,11 @@ from cdc_lake.errors import DecodeError, LateTransaction
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.counting import counted
 from cdc_lake.model.position import OrderDomain, format_position
-from cdc_lake.observe.failpoint import BRONZE_COMMITTED, COMMIT_RECEIVED, CONFIRMED, failpoint
+from cdc_lake.observe.failpoint import BATCH_OPEN, BRONZE_COMMITTED, COMMIT_RECEIVED, CONFIRMED, FRAMES_READ, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.backlog import backlog
 from cdc_lake.pipeline.batches import OpenBatch
+from cdc_lake.pipeline.feeding import feeding
 from cdc_lake.pipeline.gaps import keep_late, record_gap
 from cdc_lake.pipeline.landing import PART_BYTES, Landing
 from cdc_lake.pipeline.open_stream import OpenStream
@@ -68,7 +71,10 @@ class Receiving:
         connected: AbstractContextManager[object],
         pulse: Pulse,
         watch: WalWatch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        worker: Callable[[str], Executor] = one_thread,
     ) -> None:
+        """`clock` counts seconds; `worker`: see `Landing`."""
         self._project = project
         self._limits = project.pipeline.bronze.batch
         self._bronze = bronze
@@ -79,10 +85,12 @@ class Receiving:
         self._while_connected = connected
         self._pulse = pulse
         self._watch = watch
+        self._clock = clock
+        self._worker = worker
         self._goal: int | None = None
         self._begins = 0
         self._last = 0  # position of the last transaction that was handed to bronze
-        self._started = time.monotonic()
+        self._started = clock()
         self._summary = ReceiveSummary()
 
     @property
@@ -100,8 +108,8 @@ class Receiving:
         self._summary = replace(self._summary, stream=state.stream)
         self._domain = stream.domain
         self._note(state.upto, state.confirm)
-        self._batch = OpenBatch(self._limits, time.monotonic, state.upto, state.confirm)
-        self._advanced_at = time.monotonic()
+        self._batch = OpenBatch(self._limits, self._clock, state.upto, state.confirm)
+        self._advanced_at = self._clock()
         try:
             with self._pulse.beating(state):
                 self._loop(stream)
@@ -109,7 +117,7 @@ class Receiving:
             self.count(repeats=stream.order.repeats)
 
     def _loop(self, stream: OpenStream) -> None:
-        with Landing(self._bronze, stream.tabulate) as landing, self._while_connected:
+        with Landing(self._bronze, stream.tabulate, self._worker) as landing, self._while_connected:
             while not self._done(landing):
                 self.heed()
                 stream.heed()
@@ -145,7 +153,9 @@ class Receiving:
     def _read(self, stream: OpenStream, landing: Landing) -> None:
         """Take what the server has sent, waiting as long as nothing else is due."""
         frames = stream.frames.poll(self._wait(landing))
-        feed = stream.assembler.feed
+        if frames:
+            failpoint(FRAMES_READ)
+        feed = feeding(stream.assembler)
         for lsn, payload in frames:
             try:
                 done = feed(payload, lsn)
@@ -157,6 +167,8 @@ class Receiving:
                     self._take(stream, transaction, landing)
         opened = stream.assembler.open_csn
         self._add(stream, stream.order.tend(() if opened is None else (opened,)), landing)
+        if len(self._batch):
+            failpoint(BATCH_OPEN)
 
     def _wait(self, landing: Landing) -> float:
         if landing.busy:
@@ -224,7 +236,7 @@ class Receiving:
         if self._domain is OrderDomain.LSN and not inside:
             end = stream.frames.keepalive_end
             upto, confirm = max(upto, end), max(confirm, end)
-        now = time.monotonic()
+        now = self._clock()
         asked, further = stream.frames.asked, upto > self._upto or confirm > self._confirmed
         waited_for = asked and further  # nothing more may come before it is confirmed
         if self.once and self._goal is not None and upto < self._goal and not waited_for:
@@ -290,4 +302,4 @@ class Receiving:
 
     def summary(self) -> ReceiveSummary:
         """What was done until now."""
-        return replace(self._summary, seconds=time.monotonic() - self._started)
+        return replace(self._summary, seconds=self._clock() - self._started)

@@ -25,6 +25,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.configuration import number_configuration
 from cdc_lake.pipeline.copies import CopiedTable, record_recopied
 from cdc_lake.pipeline.redaction import RedactedBronze, redaction_of
+from cdc_lake.source.ending import Opened, nobody
 from cdc_lake.source.stream import shown
 
 
@@ -35,8 +36,9 @@ def recopy(
     control: ControlTables,
     stop: threading.Event,
     tell: Tell,
+    opened: Opened = nobody,
 ) -> tuple[CopiedTable, ...]:
-    """Copy tables of a stream, all in one snapshot, and put the copies in force.
+    """Copy tables of a stream, all in one snapshot, and put the copies in force. `opened`: told of connections.
 
     Raises AnotherCopy, TableNotKnown, CopyUnplaced, ConfigError, SourceError, LakeError, StateError, Stopped.
     """
@@ -47,11 +49,11 @@ def recopy(
         if isinstance(project.pipeline.source, FamilySource):
             from cdc_lake.pipeline.family_recopy import copy_family  # noqa: PLC0415
 
-            name, copied = copy_family(project, state, tables, bronze, stop, tell)
+            name, copied = copy_family(project, state, tables, bronze, stop, tell, opened)
         else:
             from cdc_lake.pipeline.postgres_recopy import copy_postgres  # noqa: PLC0415
 
-            name, copied = copy_postgres(project, state, tables, bronze, control, stop, tell)
+            name, copied = copy_postgres(project, state, tables, bronze, control, stop, tell, opened)
         if missing := sorted(set(tables) - {one.relation for one in copied}):
             raise TableNotKnown(f"the stream does not carry {', '.join(map(str, missing))}")
         failpoint(RECOPIED)

@@ -28,6 +28,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.family_frames import STANDBY_ONLY
 from cdc_lake.pipeline.open_stream import PATIENCE, patiently
 from cdc_lake.pipeline.payload import PayloadReader, reading_of
+from cdc_lake.source import server as postgres
 from cdc_lake.source.capture import Capture, PostgresCapture
 from cdc_lake.source.connection import connect, encoding_of
 from cdc_lake.source.gaussdb.capture import FamilyCapture
@@ -36,6 +37,7 @@ from cdc_lake.source.gaussdb.server import identify
 from cdc_lake.source.gaussdb.version import check_product
 from cdc_lake.source.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, message_options
 from cdc_lake.source.recording_file import Alive, Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
+from cdc_lake.source.silence import of_postgres
 from cdc_lake.source.wire import connect as wire
 from cdc_lake.source.wire.session import WireSession
 
@@ -153,7 +155,15 @@ def _postgres(project: Project, source: PostgresSource, plugin: str, slot: str |
     elif plugin == TEST_DECODING:
         options = LINE_OPTIONS
     try:
-        capture = PostgresCapture(session, plugin, options, slot=slot, status_interval=source.status_interval / 1000)
+        timeout = postgres.identify(session, source).wal_sender_timeout
+        capture = PostgresCapture(
+            session,
+            plugin,
+            options,
+            slot=slot,
+            status_interval=source.status_interval / 1000,
+            silence=of_postgres(source.silence_timeout / 1000, timeout),
+        )
     except BaseException:
         session.close()
         raise
@@ -173,8 +183,15 @@ def _family(project: Project, source: FamilySource, plugin: str, slot: str | Non
     with closing(dial(True)) as session:
         facts = identify(session)
         check_product(facts.version, source.type, session.place)
-    order, every = OrderDomain(source.slot_order), source.reply_interval / 1000
-    capture = FamilyCapture(dial, plugin, options, slot=slot, order=order, status_interval=every)
+    capture = FamilyCapture(
+        dial,
+        plugin,
+        options,
+        slot=slot,
+        order=OrderDomain(source.slot_order),
+        status_interval=source.reply_interval / 1000,
+        silence=source.silence_timeout / 1000,
+    )
     return _Open(capture, capture.start, options, facts.encoding)
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.errors import CdcLakeError, RuleStopped
+from cdc_lake.errors import CdcLakeError, GroupWaits, RuleStopped
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.session import derive
 from cdc_lake.model.relation import TableName
@@ -40,10 +40,13 @@ _LOOK: Final = 0.2  # seconds between two looks at whether to stop
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A renewal that is under way, or over and not in a cut yet. `relation`: its source table."""
+    """A renewal that is under way, or over and not in a cut yet. `relation`: its source table; `others`: where the
+    other tables of its group were when it began.
+    """
 
     relation: str
     copy: CopiedTable
+    others: dict[str, int]
     made: Future[TableState | CdcLakeError]
 
 
@@ -62,6 +65,8 @@ class Renewing:
         self._courses: Mapping[str, Course] = {}
         self._failed: dict[str, int] = {}
         self.errors: dict[str, CdcLakeError] = {}
+        self._waits: dict[str, dict[str, int]] = {}
+        """Where the tables of its group were, by table whose renewal waits for them."""
         self._told: set[str] = set()
         self._running: _Running | None = None
         self._over = threading.Event()
@@ -114,6 +119,8 @@ class Renewing:
         again, which waits to be brought to where the others are. Waits for tables of groups, but not beyond `stop`.
         Raises RuleStopped.
         """
+        for name in [name for name in self._waits if self._moved(name, tables)]:
+            del self._waits[name], self._failed[name]
         gone = [name for name in tables if name in self._courses and not self._courses[name].follows(position)]
         for name in sorted(gone):
             at = shown(state.stream, tables[name].position)
@@ -126,10 +133,23 @@ class Renewing:
             if self._grouped(name) and self.outcome(stop):
                 out = self._taken(out, position)
             if self._running is None:
-                self._running = self._begun(state, name, copy, position)
+                self._running = self._begun(state, name, copy, self._places(name, out), position)
                 if self._grouped(name) and self.outcome(stop):
                     out = self._taken(out, position)
         return {name: self._settled(name, out, position) for name in out}
+
+    def freed(self, tables: Mapping[str, TableState]) -> bool:
+        """Whether a renewal that waited for its group may be tried again."""
+        return any(self._moved(name, tables) for name in self._waits)
+
+    def _moved(self, name: str, tables: Mapping[str, TableState]) -> bool:
+        return self._waits[name] != self._places(name, tables)
+
+    def _places(self, name: str, tables: Mapping[str, TableState]) -> dict[str, int]:
+        """Where the other tables of a table's group are."""
+        group = self._project.group(TableName.parse(name))
+        others = () if group is None else (str(other) for other in group.tables if str(other) != name)
+        return {other: tables[other].position for other in others if other in tables}
 
     def _grouped(self, name: str) -> bool:
         return self._project.group(TableName.parse(name)) is not None
@@ -152,7 +172,9 @@ class Renewing:
             return replace(table, state=RENEWING)
         return replace(table, state=BROKEN) if table.state == RENEWING else table
 
-    def _begun(self, state: BronzeState, name: str, copy: CopiedTable, position: int) -> _Running | None:
+    def _begun(
+        self, state: BronzeState, name: str, copy: CopiedTable, others: dict[str, int], position: int
+    ) -> _Running | None:
         """Begin to make a table's new content; None where it has to wait."""
         cut, target = last_cut(self._control, state.stream), self._project.target(copy.relation)
         if cut is None or cut.position != position:
@@ -160,14 +182,14 @@ class Renewing:
         begins = shown(state.stream, copy.position)
         facts = {"table": target.label, "position": begins}
         self._tell(Progress("renew", f"{target.label} begins again with the copy at {begins}", facts=facts))
-        work = guarded(lambda: Rebuilding(self._project, copy.relation, tell=self._tell), target)
+        work = guarded(lambda: Rebuilding(self._project, copy.relation, position, tell=self._tell), target)
 
         def build() -> TableState | CdcLakeError:
             if isinstance(work, CdcLakeError):
                 return work
             return guarded(lambda: work.renew(derive(self._spark), self._over), target)
 
-        return _Running(name, copy, self._pool.submit(build))
+        return _Running(name, copy, others, self._pool.submit(build))
 
     def _taken(self, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
         """The same with the content that has been made since; as they were where it could not be, which is told."""
@@ -181,6 +203,8 @@ class Renewing:
         if isinstance(made, CdcLakeError):
             self._failed[name] = running.copy.position
             self.errors[target.label] = made
+            if isinstance(made, GroupWaits):
+                self._waits[name] = running.others
             facts = {"table": target.label, "code": made.code}
             self._tell(Progress("broken", f"{target.label} keeps what it has: {made.message}", facts=facts))
             return tables

@@ -70,7 +70,7 @@ def resync(
     state = reader.state()
     if state is None:
         raise NoStream("bronze holds no stream yet: the first `cdc-lake run` copies every table", where=reader.place)
-    if not is_complete(control, state.stream, state.epoch):
+    if not is_complete(state, control):
         raise SnapshotIncomplete("the initial copy is not finished: it goes on with the next `cdc-lake run`")
     names = [*dict.fromkeys(map(source_table, tables))]
     _check_carried(project, names)

@@ -156,7 +156,7 @@ def _wait_for_stream(project: Project, over: threading.Event) -> bool:
     reader, control = bronze_reader(project), control_tables(project)
     while not over.is_set():
         state = reader.state()
-        if state is not None and is_complete(control, state.stream, state.epoch):
+        if is_complete(state, control):
             return True
         over.wait(_LOOK_EVERY)
     return False

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from cdc_lake.config.project import Target
-from cdc_lake.errors import ApplyFailed, CdcLakeError, MergeRefused, SparkDied, Unconvertible
+from cdc_lake.errors import ApplyFailed, CdcLakeError, ClockBehind, MergeRefused, SparkDied, Unconvertible
 from cdc_lake.lake.conversion import UNREADABLE
 from cdc_lake.lake.session import death, derive
 from cdc_lake.silver.complete import MISSING_BASE
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 MERGING = "merge"
 """What the names of threads that merge tables begin with."""
+
+_OLDER_THAN_THE_LAST = ("Expected sorted snapshot log entries", "Invalid update timestamp")
+"""What Iceberg says of a snapshot that is more than a minute older than the one before (1.12, tried)."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -78,6 +81,8 @@ def _explained(cause: Exception, target: Target) -> CdcLakeError:
         error = MergeRefused(f"a change refers to a row that {target.label} does not have")
     elif UNREADABLE in text:
         error = Unconvertible(f"old rows of {target.label} have texts that are no values of their column's new type")
+    elif any(words in text for words in _OLDER_THAN_THE_LAST):
+        error = ClockBehind(f"the last snapshot of {target.label} is from a later time than this machine's clock tells")
     else:
         error = ApplyFailed(f"{target.label} could not be merged: {type(cause).__name__}")
     error.__cause__ = cause

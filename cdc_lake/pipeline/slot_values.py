@@ -13,7 +13,7 @@ class SlotView:
     """A slot of the server. `own`: the pipeline's; `state`: active, idle or lost; `confirmed` as people paste it.
 
     `retained_bytes`: WAL kept for it; `safe_bytes`: what may still be written before it is in danger of being lost,
-    None where nothing bounds what is kept.
+    None where nothing bounds what is kept. `failover`: standbys have it too, None where the server does not tell.
     """
 
     name: str
@@ -22,7 +22,7 @@ class SlotView:
     plugin: str | None
     database: str | None
     temporary: bool
-    failover: bool
+    failover: bool | None
     state: str
     reason: str
     confirmed: str | None

@@ -7,20 +7,25 @@ more; advancing never passes what bronze holds; dropping says what is lost by it
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import FamilySource
-from cdc_lake.errors import NoStream, SlotMissing
+from cdc_lake.errors import NoStream, SlotActive, SlotMissing
 from cdc_lake.lake.control import control_tables
 from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.pipeline.action import size
 from cdc_lake.pipeline.connect import open_stream
+from cdc_lake.pipeline.slot_details import SlotDetails
 from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotFound, SlotList, SlotMade, SlotView
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.stream import shown
+
+_WAITED: Final = 60
+"""Seconds that a hint says to wait for who reads a slot: as long as a server keeps one that broke off, by default."""
 
 
 class SlotCare(Protocol):
@@ -34,8 +39,14 @@ class SlotCare(Protocol):
         """A slot, and where the server's log ends."""
         ...
 
-    def advance(self, state: BronzeState, upto: int | None) -> SlotAdvanced:
-        """Let the pipeline's slot forget what bronze holds. Raises AdvancePastBronze, SlotActive, StateError."""
+    def inspect(self, name: str, state: Callable[[], BronzeState | None]) -> SlotDetails | None:
+        """Everything of one slot; `state`: what bronze holds, asked behind it: receivers land before they confirm."""
+        ...
+
+    def advance(self, state: Callable[[], BronzeState], upto: int | None) -> SlotAdvanced:
+        """Let the pipeline's slot forget what bronze holds; `state` is asked behind the slot. Raises AdvancePastBronze,
+        SlotActive, StateError.
+        """
         ...
 
     def drop(self, name: str, wait: float) -> None:
@@ -48,6 +59,18 @@ def list_slots(project: Project) -> SlotList:
     return SlotList(project.name, project.pipeline.source.place, tuple(_care(project).views()))
 
 
+def inspect_slot(project: Project, name: str | None = None) -> SlotDetails:
+    """Everything of the pipeline's slot, or of the one named, and what is threatened by it. Nothing is changed.
+
+    Raises SlotMissing, SourceError, LakeError, NotForThisSource.
+    """
+    name = name or project.slot
+    found = _care(project).inspect(name, lambda: bronze_reader(project).state())
+    if found is None:
+        raise _not_there(project, name)
+    return found
+
+
 def create_slot(project: Project, *, tell: Tell = silent) -> SlotMade:
     """Begin the stream: publication, slot and initial copy as a first run makes them, and no more.
 
@@ -55,7 +78,7 @@ def create_slot(project: Project, *, tell: Tell = silent) -> SlotMade:
     SourceError, LakeError, StateError.
     """
     control, before = control_tables(project, project.pipeline.bronze.durability), bronze_reader(project).state()
-    there = before is not None and is_complete(control, before.stream, before.epoch)
+    there = is_complete(before, control)
     with open_stream(project, bronze_writer(project), control, threading.Event(), tell) as stream:
         state = stream.state
         return SlotMade(project.name, project.slot, not there, shown(state.stream, state.upto), stream.copied)
@@ -68,9 +91,13 @@ def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
     server that cannot do it NotForThisSource.
     """
     reader = bronze_reader(project)
-    if (state := reader.state()) is None:
-        raise NoStream("bronze holds no stream yet: there is nothing that a slot may forget", where=reader.place)
-    return _care(project).advance(state, upto)
+
+    def held() -> BronzeState:
+        if (state := reader.state()) is None:
+            raise NoStream("bronze holds no stream yet: there is nothing that a slot may forget", where=reader.place)
+        return state
+
+    return _care(project).advance(held, upto)
 
 
 def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, wait: float = 0) -> SlotDropped:
@@ -82,12 +109,21 @@ def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, w
     own = name == project.slot
     found = care.find(name)
     if found is None:
-        hint = "`cdc-lake slot list` shows those there are"
-        raise SlotMissing(f"slot `{name}` is not there", where=project.pipeline.source.place, hint=hint)
+        raise _not_there(project, name)
     lost = _lost(project, found) if own else f"who reads it loses what comes behind {found.confirmed or 'its position'}"
     if yes:
-        care.drop(name, wait)
+        try:
+            care.drop(name, wait)
+        except SlotActive as active:
+            which = "" if own else f"{name} "
+            hint = f"stop who reads it, or wait until it leaves: cdc-lake slot drop {which}--yes --wait {_WAITED}"
+            raise SlotActive(active.message, where=active.where, hint=hint) from active
     return SlotDropped(project.name, name, own, yes, lost, found.retained)
+
+
+def _not_there(project: Project, name: str) -> SlotMissing:
+    hint = "`cdc-lake slot list` shows those there are"
+    return SlotMissing(f"slot `{name}` is not there", where=project.pipeline.source.place, hint=hint)
 
 
 def _lost(project: Project, found: SlotFound) -> str:

@@ -6,6 +6,7 @@ alone: no function takes a CSN.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cdc_lake.bronze.port import BronzeState
@@ -14,6 +15,8 @@ from cdc_lake.errors import NotForThisSource, SlotActive
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.pipeline.family_facts import retained, session_of
 from cdc_lake.pipeline.family_stream import check_resume
+from cdc_lake.pipeline.slot_details import SlotDetails
+from cdc_lake.pipeline.slot_details_family import details
 from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotFound, SlotView, within_bronze
 from cdc_lake.pipeline.source_view_family import who
 from cdc_lake.source.gaussdb import slot
@@ -43,18 +46,28 @@ class FamilySlots:
             by_log = found.order is OrderDomain.LSN
             return SlotFound(_confirmed(found), retained(found, end), end.value if by_log else None)
 
-    def advance(self, state: BronzeState, upto: int | None) -> SlotAdvanced:
+    def inspect(self, name: str, state: Callable[[], BronzeState | None]) -> SlotDetails | None:
+        """See SlotCare."""
+        with session_of(self.project) as session:
+            facts, end, settings = slot.find_slot(session, name), current_lsn(session), read_settings(session)
+            if facts is None:
+                return None
+            view = self._view(facts, retained(facts, end), logged=settings.slots_logged)
+            return details(self.project, session, settings, facts, view, end, state())
+
+    def advance(self, state: Callable[[], BronzeState], upto: int | None) -> SlotAdvanced:
         """See SlotCare. Raises NotForThisSource for a slot in CSN order."""
         project, name, place = self.project, self.project.slot, self.project.family.place
         if project.family.slot_order == "csn":
             hint = "`cdc-lake run --once --only receive` confirms what bronze holds, and that moves it"
             raise NotForThisSource(f"slot `{name}` is in CSN order: no function moves it", where=place, hint=hint)
         with connect(target_of(project.family, project.root)) as session:
-            found = check_resume(project, session, who(project, session), state)
+            there, held = slot.find_slot(session, name), state()
+            found = check_resume(project, session, who(project, session), held, there)
             before = reached = found.confirmed
             assert before is not None  # `check_slot` says so
             assert reached is not None
-            if (target := within_bronze(state.confirm, upto)) > before:
+            if (target := within_bronze(held.confirm, upto)) > before:
                 if found.active:
                     raise SlotActive(f"advancing slot `{name}`: a receiver reads it", where=place)
                 reached = slot.advance_slot(session, name, Lsn(target)).value

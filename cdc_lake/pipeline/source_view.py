@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -52,8 +52,10 @@ class SourceView(Protocol):
         """The pipeline's slot."""
         ...
 
-    def steps(self, state: BronzeState | None) -> Iterator[Action]:
-        """What `run` would do at the source from this state of bronze. Raises StateError where it could not go on."""
+    def steps(self, state: Callable[[], BronzeState | None]) -> Iterator[Action]:
+        """What `run` would do at the source; `state`: what bronze holds, asked behind the slot: receivers land before
+        they confirm. Raises StateError where it could not go on.
+        """
         ...
 
     def layout(self, table: TableName) -> Relation | None:

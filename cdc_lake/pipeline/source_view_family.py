@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from cdc_lake.bronze.port import BronzeState
@@ -30,7 +30,7 @@ from cdc_lake.source.gaussdb.server import (
     check_server,
     current_lsn,
 )
-from cdc_lake.source.gaussdb.slot import find_slot
+from cdc_lake.source.gaussdb.slot import FamilySlotFacts, find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now, exports_csn
 from cdc_lake.source.gaussdb.version import check_product
 from cdc_lake.source.stream import domain_of, shown
@@ -71,19 +71,20 @@ class FamilyView:
             lost="it has no confirmed position" if found.confirmed is None else None,
         )
 
-    def steps(self, state: BronzeState | None) -> Iterator[Action]:
+    def steps(self, state: Callable[[], BronzeState | None]) -> Iterator[Action]:
         """See SourceView."""
+        there, held = find_slot(self._session, self._project.slot), state()
         facts = who(self._project, self._session)
         check_server(facts, self._session.place)
         check_product(facts.version, self._project.family.type, self._session.place)
-        if state is not None and is_complete(control_tables(self._project), state.stream, state.epoch):
-            check_resume(self._project, self._session, facts, state)
-            yield self._resume(state)
-            yield from self._came(state)
+        if is_complete(held, control_tables(self._project)):
+            check_resume(self._project, self._session, facts, held, there)
+            yield self._resume(held)
+            yield from self._came(held)
         else:
             names = self.tables()
             check_identities(catalog(self._session, names), self._session.place)
-            yield self._create(facts, state)
+            yield self._create(facts, held, there)
             yield from copies(self._project, tables(self._session, names))
         yield _decode(self._project)
 
@@ -92,8 +93,8 @@ class FamilyView:
         relation = Layouts(FamilyTables(self._session)).relation_of(table)
         return relation if relation.columns else None
 
-    def _create(self, facts: FamilyServerFacts, state: BronzeState | None) -> Action:
-        project, there = self._project, find_slot(self._session, self._project.slot)
+    def _create(self, facts: FamilyServerFacts, state: BronzeState | None, there: FamilySlotFacts | None) -> Action:
+        project = self._project
         if state is not None:
             check_unfinished(state)
         if there is not None and not intended(project, facts, control_tables(project)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from cdc_lake.bronze.port import BronzeState
@@ -22,6 +22,7 @@ from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, place_of
 from cdc_lake.source.server import check_server, wal_position
+from cdc_lake.source.slot import SlotFacts
 from cdc_lake.source.stream import StreamIdentity, shown
 
 
@@ -61,12 +62,13 @@ class PostgresView:
             counters=slot.slot_counters(self._session, self._project.slot),
         )
 
-    def steps(self, state: BronzeState | None) -> Iterator[Action]:
+    def steps(self, state: Callable[[], BronzeState | None]) -> Iterator[Action]:
         """See SourceView."""
         check_server(limits(self._session, self._project.postgres), place_of(self._project.postgres))
         names = self.tables()
         yield from self._publication(names)
-        yield from self._stream(state, names)
+        there = slot.find_slot(self._session, self._project.slot)
+        yield from self._stream(there, state(), names)
 
     def layout(self, table: TableName) -> Relation | None:
         """See SourceView."""
@@ -81,18 +83,19 @@ class PostgresView:
             listed = str(names[0]) if len(names) == 1 else f"{len(names)} tables"
             yield Action(ActionKind.CREATE_PUBLICATION, name, f"create publication `{name}` for {listed}")
 
-    def _stream(self, state: BronzeState | None, names: Sequence[TableName]) -> Iterator[Action]:
+    def _stream(
+        self, there: SlotFacts | None, state: BronzeState | None, names: Sequence[TableName]
+    ) -> Iterator[Action]:
         project, session = self._project, self._session
-        there = slot.find_slot(session, project.slot)
         started = state is not None and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
         if state is not None and started:
-            checked = check_own_slot(project, there, project.postgres.database, state.upto)
+            checked = check_own_slot(project, there, project.postgres.database, state.confirm)
             behind = max(0, wal_position(session).value - state.upto)
             retained = f", {size(checked.retained)} of WAL retained" if checked.retained is not None else ""
             after = shown(state.stream, state.upto)
             text = f"resume slot `{project.slot}` after {after}: {size(behind)} behind{retained}"
             yield Action(ActionKind.RESUME, project.slot, text, changes=False, bytes=behind)
-            if not is_complete(control := control_tables(project), state.stream, state.epoch):
+            if not is_complete(state, control := control_tables(project)):
                 whole = {one.relation for one in finished(control.snapshots(), state.stream, state.epoch)}
                 yield from copies(project, tables(session, [name for name in names if name not in whole]))
             else:
@@ -109,12 +112,18 @@ class PostgresView:
         if by_publication(project) and not publication.publication_exists(session, project.publication):
             return
         found, name = table_changes(project, session, state, control_tables(project)), project.publication
+        refused = publication.not_addable(session, name, found.lacking) if alterable(project) else ()
         for verb, words, some in (("ADD", "to", found.lacking), ("DROP", "from", found.extra)):
             for table in some:
-                statement = f"; it is not the pipeline's own: {publication.altering(name, verb, table)}"
-                text = f"{verb.lower()} {table} {words} publication `{name}`{'' if alterable(project) else statement}"
-                yield Action(ActionKind.ALTER_PUBLICATION, str(table), text, changes=alterable(project))
-        came = (*(found.lacking if alterable(project) else ()), *found.waiting)
+                statement, why = publication.altering(name, verb, table), ""
+                if not alterable(project):
+                    why = f"; it is not the pipeline's own: {statement}"
+                elif table in refused:
+                    why = f"; the role has to own both, a superuser may: {statement}"
+                text = f"{verb.lower()} {table} {words} publication `{name}`{why}"
+                yield Action(ActionKind.ALTER_PUBLICATION, str(table), text, changes=not why)
+        may = (table for table in found.lacking if alterable(project) and table not in refused)
+        came = (*may, *found.waiting)
         yield from copies(project, tables(session, came))
 
 

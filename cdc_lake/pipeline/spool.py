@@ -12,15 +12,11 @@ import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
-from cdc_lake.bronze.port import Tabulate
 from cdc_lake.config.quantity import format_bytes
 from cdc_lake.errors import SpoolFull, SpoolNotWritten
-from cdc_lake.pipeline.ahead import Ahead, ColumnsAhead
 from cdc_lake.pipeline.spooled import SpooledFrames
-
-_LENT: Final = 8
 
 
 class Spool:
@@ -37,9 +33,7 @@ class Spool:
         self._held = 0
         self._used = self._parked = 0
         self._stores: set[SpooledFrames] = set()
-        self._lent = 0
         self._lock = threading.Lock()  # stores are closed by the thread that landed them
-        self._ahead: Ahead | None = None
         self.written = 0
 
     def __enter__(self) -> Self:
@@ -50,16 +44,10 @@ class Spool:
     ) -> None:
         for store in list(self._stores):
             store.close()
-        if self._ahead is not None:
-            self._ahead.close()
-
-    def decode_ahead(self, tabulate: Tabulate) -> None:
-        """Have `tabulate` make columns of what goes to disk from now on (`pipeline.ahead`)."""
-        self._ahead = Ahead(tabulate, self)
 
     def __call__(self) -> SpooledFrames:
         """An empty store."""
-        store = SpooledFrames(self, None if self._ahead is None else ColumnsAhead(self._ahead))
+        store = SpooledFrames(self)
         with self._lock:
             self._stores.add(store)
         return store
@@ -99,45 +87,15 @@ class Spool:
         self._reserve(size)
         self.written += size
 
-    def take_back(self) -> bool:
-        """Frames need room: what is under way goes on without columns made ahead; False where there are none."""
-        if not self._lent:
-            return False
-        with self._lock:
-            stores = list(self._stores)
-        for store in stores:
-            store.drop_columns()
-        return True
-
-    def lend(self, size: int) -> bool:
-        """See ahead.Disk: what was decoded ahead may take an eighth of the budget, until frames need the room."""
-        with self._lock:
-            if self._lent + size > self._at_most // _LENT or self._used + size > self._at_most:
-                return False
-            self._lent += size
-            self._used += size
-            return True
-
-    def return_lent(self, size: int) -> None:
-        """See ahead.Disk."""
-        with self._lock:
-            self._lent -= size
-            self._used -= size
-
     def _reserve(self, size: int) -> None:
-        """Count so many bytes more. Raises SpoolFull where there is no room without columns either."""
-        while not self._counted(size):
-            if not self.take_back():
-                text = f"transactions without their COMMIT take more than {format_bytes(self._at_most)}"
-                more = f", {format_bytes(self._parked)} of them prepared ones" if self._parked else ""
-                raise SpoolFull(text + more, where=str(self._folder))
-
-    def _counted(self, size: int) -> bool:
+        """Count so many bytes more. Raises SpoolFull."""
         with self._lock:
-            if self._used + size > self._at_most:
-                return False
-            self._used += size
-            return True
+            if self._used + size <= self._at_most:
+                self._used += size
+                return
+        text = f"transactions without their COMMIT take more than {format_bytes(self._at_most)}"
+        more = f", {format_bytes(self._parked)} of them prepared ones" if self._parked else ""
+        raise SpoolFull(text + more, where=str(self._folder))
 
     def give_back(self, size: int) -> None:
         """So many bytes on disk are free again."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
-from cdc_lake.decode.frames import Decoded, Part
-from cdc_lake.model.relation import Relation
+from cdc_lake.decode.frames import Part
 from cdc_lake.observe.failpoint import SPOOLED, failpoint
-from cdc_lake.pipeline.ahead import ColumnsAhead, Waiting
 
 if TYPE_CHECKING:
     from cdc_lake.pipeline.spool import Spool
@@ -25,15 +23,11 @@ _LSNS: Final = array("Q")
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Frames in the file: one behind the other from `start` on, `size` bytes, behind them their sizes and LSNs.
-
-    `columns`: what they are decoded to, where they are.
-    """
+    """Frames in the file: one behind the other from `start` on, `size` bytes, behind them their sizes and LSNs."""
 
     start: int
     count: int
     size: int
-    columns: Waiting | None = None
 
     @property
     def whole(self) -> int:
@@ -44,9 +38,8 @@ class _Chunk:
 class SpooledFrames:
     """Frames of one transaction (implements `decode.frames.FrameStore`)."""
 
-    def __init__(self, spool: Spool, ahead: ColumnsAhead | None = None) -> None:
+    def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._ahead = ahead
         self._file: int | None = None
         self._chunks: list[_Chunk] = []
         self._end = 0  # of the file
@@ -86,21 +79,14 @@ class SpooledFrames:
         self.held += size
         self._spool.hold(size)
 
-    def follow(self, oid: bytes, layout: Relation | None) -> None:
-        """See FrameStore."""
-        if self._ahead is not None:
-            self._ahead.follow(oid, layout)
-
     def truncate(self, count: int) -> None:
         """See FrameStore; what is left of a chunk that is cut is held again."""
         if count >= self._stored:
             self._keep(count - self._stored)
             return
         self._keep(0)
-        gone: list[Waiting | None] = []
         while self._stored > count:
             chunk = self._chunks.pop()
-            gone.append(chunk.columns)
             self._stored -= chunk.count
             self._bytes -= chunk.size
             if self._stored < count:
@@ -110,8 +96,6 @@ class SpooledFrames:
             self._spool.give_back(chunk.whole)
         if self._file is not None:
             os.ftruncate(self._file, self._end)
-        if self._ahead is not None:
-            self._ahead.cut(gone)
         self.held = sum(map(len, self._frames))
         self._spool.hold(self.held)
 
@@ -122,12 +106,13 @@ class SpooledFrames:
         chunk = _Chunk(self._end, len(self._frames), self.held)
         self._spool.take(chunk.whole)
         try:
-            self._put()
+            if self._file is None:
+                self._file = self._spool.open()
+            self._write([*self._frames, array("I", map(len, self._frames)), array("Q", self._lsns)])
         except OSError as cause:
             self._spool.give_back(chunk.whole)
             raise self._spool.failed() from cause
-        columns = None if self._ahead is None else self._ahead.begin(self._frames, self._lsns)
-        self._chunks.append(replace(chunk, columns=columns))
+        self._chunks.append(chunk)
         self._end += chunk.whole
         self._stored += chunk.count
         self._bytes += chunk.size
@@ -149,21 +134,8 @@ class SpooledFrames:
         if self._frames:
             yield self._frames, self._lsns
 
-    def pieces(self) -> Iterator[Part | Decoded]:
-        """See FrameStore. Raises SpoolNotWritten, and what decoding raises."""
-        for chunks in self._together():
-            yield self._decoded(chunks) or self._part(chunks)
-        if self._frames:
-            yield self._frames, self._lsns
-
-    def drop_columns(self) -> None:
-        """What was decoded ahead is forgotten, and no more is: it is decoded when it is committed."""
-        if self._ahead is not None:
-            self._ahead.close()
-
     def close(self) -> None:
         """See FrameStore."""
-        self.drop_columns()
         self._spool.forget(self)
         if not self.sealed:
             self._spool.hold(-self.held)
@@ -201,20 +173,6 @@ class SpooledFrames:
             lsns += their_lsns
         return frames, lsns
 
-    def _decoded(self, chunks: Sequence[_Chunk]) -> Decoded | None:
-        return None if self._ahead is None else self._ahead.columns([chunk.columns for chunk in chunks])
-
-    def _put(self) -> None:
-        """Write what is held at the end of the file. Raises OSError, where there are no columns that take the room."""
-        try:
-            if self._file is None:
-                self._file = self._spool.open()
-            self._write([*self._frames, array("I", map(len, self._frames)), array("Q", self._lsns)])
-        except OSError:
-            if not self._spool.take_back():
-                raise
-            self._put()
-
     def _write(self, buffers: Sequence[bytes | array[int]]) -> None:
         """At the end of the file: small ones as one, which is ten times as quick as a vector of them (measured)."""
         assert self._file is not None
@@ -227,27 +185,30 @@ class SpooledFrames:
                     at, left = at + done, left[done:]
 
     def _read(self, chunk: _Chunk) -> tuple[list[bytes], list[int]]:
+        """The frames of a chunk, of which a large one is in memory once."""
+        sizes, lsns, frames = array("I"), array("Q"), list[bytes]()
+        at, behind = chunk.start, chunk.start + chunk.size
+        lsns_at = behind + chunk.count * sizes.itemsize
         try:
-            data = b"".join(self._blocks(chunk))
+            sizes.frombytes(self._bytes_at(behind, lsns_at))
+            lsns.frombytes(self._bytes_at(lsns_at, chunk.start + chunk.whole))
+            for large, some in groupby(sizes, lambda size: size >= _LARGE):
+                for together in ([size] for size in some) if large else (list(some),):
+                    data = self._bytes_at(at, at + sum(together))
+                    frames += [data[start:end] for start, end in pairwise(accumulate(together, initial=0))]
+                    at += len(data)
         except OSError as cause:
             raise self._spool.failed() from cause
-        sizes, lsns = array("I"), array("Q")
-        behind = chunk.size + chunk.count * sizes.itemsize
-        sizes.frombytes(data[chunk.size : behind])
-        lsns.frombytes(data[behind:])
-        frames, at = [], 0
-        for size in sizes:
-            frames.append(data[at : at + size])
-            at += size
         return frames, lsns.tolist()
 
-    def _blocks(self, chunk: _Chunk) -> Iterator[bytes]:
+    def _bytes_at(self, start: int, end: int) -> bytes:
+        """What the file has there. Raises OSError."""
         assert self._file is not None
-        at, end = chunk.start, chunk.start + chunk.whole
-        while at < end:
-            block = os.pread(self._file, min(end - at, _READ), at)
-            if not block:
+        blocks: list[bytes] = []
+        while start < end:
+            blocks.append(os.pread(self._file, min(end - start, _READ), start))
+            if not blocks[-1]:
                 msg = "the file ends early"
                 raise OSError(msg)
-            at += len(block)
-            yield block
+            start += len(blocks[-1])
+        return b"".join(blocks)

@@ -108,7 +108,7 @@ def _ask_lake(project: Project) -> LakeSide:
     state = reader.state()
     if state is None:
         return LakeSide(None, copied=False, cut=None, tables={}, waiting=(), last_commit=None, captured=())
-    copied = is_complete(control, state.stream, state.epoch)
+    copied = is_complete(state, control)
     cut = control.last_cut(state.stream)
     waiting = reader.commits(Span(state.epoch, cut.position, state.upto)) if cut and cut.position < state.upto else []
     if cut is None and copied:

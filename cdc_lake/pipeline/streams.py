@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.errors import CopyUnknown
@@ -74,12 +75,12 @@ def finish_copy(control: ControlTables, state: BronzeState, copied: Sequence[Cop
     return rows
 
 
-def is_complete(control: ControlTables, stream: str, epoch: int) -> bool:
-    """True where the initial copy of this stream was recorded as complete."""
-    return any(
-        row.state == COMPLETE and (row.stream, row.epoch, row.snapshot) == (stream, epoch, snapshot_id(epoch))
-        for row in control.snapshots()
-    )
+def is_complete(state: BronzeState | None, control: ControlTables) -> TypeGuard[BronzeState]:
+    """True where bronze holds a stream, and its initial copy was recorded as complete."""
+    if state is None:
+        return False
+    wanted = (state.stream, state.epoch, snapshot_id(state.epoch))
+    return any(row.state == COMPLETE and (row.stream, row.epoch, row.snapshot) == wanted for row in control.snapshots())
 
 
 def check_unfinished(state: BronzeState) -> StreamIdentity:

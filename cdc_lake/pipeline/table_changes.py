@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.pipeline.copies import Course
+from cdc_lake.observe.failpoint import TABLES_LEFT, failpoint
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.copies import Course, record_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,17 @@ def changes_of(
         extra=tuple(sorted(carried - chosen if published else ())),
         left=left,
     )
+
+
+def leave(
+    found: TableChanges, waiting: Collection[TableName], control: ControlTables, state: BronzeState, tell: Tell
+) -> None:
+    """Record as left what went, and what is `waiting` for a copy; tell of what went. Raises ControlNotWritten."""
+    if leaves := [table for table in (*found.gone, *waiting) if table not in found.left]:
+        record_left(control, state, leaves)
+    failpoint(TABLES_LEFT)
+    for table in found.gone:
+        tell(Progress("connect", f"table {table} is not followed any more: `source.tables` leaves it out"))
 
 
 def newcomers(

@@ -30,8 +30,8 @@ from cdc_lake.pipeline.applied import Applied
 from cdc_lake.pipeline.copies import initial_copies
 from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, STAYS, TableState, found
 from cdc_lake.pipeline.group_steps import GroupSteps
-from cdc_lake.pipeline.holds import hold_log, open_holds, record
-from cdc_lake.pipeline.intact import damage, may_go_on
+from cdc_lake.pipeline.holds import HoldLog, hold_log, open_holds, record
+from cdc_lake.pipeline.intact import damage, forgotten, may_go_on
 from cdc_lake.pipeline.merging import Merged, merge
 from cdc_lake.pipeline.reread import reread_tables, rereads_of
 from cdc_lake.pipeline.sessions import Sessions, guarded
@@ -99,6 +99,8 @@ class TableSteps:
             target = self._project.target(TableName.parse(relation))
             if table.version is None or table.state == PAUSED:
                 continue
+            if not self._remembers(state, target, table, held, out):
+                continue
             if table.state == IN and untouched(self._project, target, table.version):
                 continue
             marker = read_marker(self._project, target, state.stream)
@@ -141,7 +143,10 @@ class TableSteps:
             known = after if listed is None else listed.position
             watermark = max(known, marker.position if marker.position is not None else known)
             layout = None if listed is None else listed.layout
-            if listed is not None and not self._intact(state.stream, target, listed, marker, tables):
+            if listed is not None and not (
+                self._intact(state.stream, target, listed, marker, tables)
+                and self._remembers(state, target, listed, held, tables)
+            ):
                 continue
             if listed is not None and marker.position is not None and marker.generation > listed.generation:
                 watermark = known = marker.position  # what the cut says is of a content that was replaced
@@ -236,6 +241,16 @@ class TableSteps:
             tables[str(target.source)] = replace(listed, version=marker.version)
             self._tell(Progress("warning", error.message, facts={"code": error.code}))
         return True
+
+    def _remembers(
+        self, state: BronzeState, target: Target, listed: TableState, held: HoldLog, tables: dict[str, TableState]
+    ) -> bool:
+        """Whether what the last cut counts as held is recorded; noted as broken where it is not."""
+        error = forgotten(held, target, state.epoch, listed)
+        if error is None or read_marker(self._project, target, state.stream).generation > listed.generation:
+            return True  # what is recorded of a content that was replaced is gone
+        self._break(target, listed.position, error, tables)
+        return False
 
     def first(self, state: BronzeState, target: Target, position: int, layout: int, marker: Marker) -> TableJob:
         """The job that gives a table at `marker` its first content: its rows of the snapshot, with the layout they

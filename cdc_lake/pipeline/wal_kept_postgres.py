@@ -36,5 +36,5 @@ class PostgresWal:
 
     def drop(self, patience: float) -> None:
         """See KeptWal."""
-        with session_of(self.project, replication=True) as replication:
-            slot.drop_slot_when_free(replication, self.project.slot, patience)
+        with session_of(self.project, replication=self.project.postgres.streams) as session:
+            slot.drop_slot_when_free(session, self.project.slot, patience)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import Progress, Tell, silent
@@ -45,9 +45,9 @@ class WalNote:
 
     def begin(self) -> list[Mark]:
         """Make the note; the marks that a receiver before left."""
-        before = self._file.read() or {}
+        before = self._file.read_as(_marks)
         self._file.begin()
-        return [(float(at), int(end)) for at, end in before.get("marks", [])]
+        return before or []
 
     def write(self, at: float, seen: BudgetStatus | None, marks: Sequence[Mark]) -> None:
         """Say what was seen at a time, None: nothing now; `marks` are for the next receiver."""
@@ -55,11 +55,28 @@ class WalNote:
 
     def read(self) -> BudgetStatus | None:
         """What a receiver that runs saw last."""
-        said = self._file.read() or {}
-        seen = said.get("seen")
-        if seen is None or abs(time.time() - said["at"]) > FRESH:
-            return None
-        return BudgetStatus(**seen)
+        return self._file.read_as(_seen)
+
+
+def _marks(said: dict[str, Any]) -> list[Mark]:
+    return [(float(at), int(end)) for at, end in said["marks"]]
+
+
+def _seen(said: dict[str, Any]) -> BudgetStatus | None:
+    seen = said["seen"]
+    if seen is None or abs(time.time() - said["at"]) > FRESH:
+        return None
+    growth, exceeded_in = (None if (one := seen[name]) is None else float(one) for name in ("growth", "exceeded_in"))
+    return BudgetStatus(
+        step=str(seen["step"]),
+        reason=str(seen["reason"]),
+        used=float(seen["used"]),
+        retained_bytes=int(seen["retained_bytes"]),
+        age_seconds=float(seen["age_seconds"]),
+        growth=growth,
+        exceeded_in=exceeded_in,
+        pauses_apply=seen["pauses_apply"] is True,
+    )
 
 
 class GivesWay:

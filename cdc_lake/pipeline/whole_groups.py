@@ -10,7 +10,7 @@ the control table `held` says what it held. That is deterministic, so it agrees;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
@@ -18,13 +18,17 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import GroupDisagrees, GroupWaits, NoKey, TruncateHeld
-from cdc_lake.lake.marker import read_marker
+from cdc_lake.errors import GroupDisagrees, GroupWaits, HeldLost, NoKey, TruncateHeld
+from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.model.decision import CEILING, RELEASE
+from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.cuts import Cut
+from cdc_lake.pipeline.copies import Course, courses
+from cdc_lake.pipeline.cuts import Cut, TableState
 from cdc_lake.pipeline.follow import check_few
 from cdc_lake.pipeline.holds import CLOSED, HoldLog
+from cdc_lake.pipeline.intact import forgotten
 from cdc_lake.pipeline.rebuild_plan import RebuildPlan
 from cdc_lake.pipeline.table_job import TableJob
 from cdc_lake.pipeline.table_span import Prepared
@@ -60,23 +64,74 @@ def ahead(log: HoldLog, relation: str, generation: int, span: Span) -> Ahead:
     return Ahead(relation, span.after, span.upto, units_of(kept, truncates), frozenset(decided))
 
 
+def since_copy(table: TableState, after: int) -> int:
+    """From where on what a table held behind a position counts: before its copy nothing of it was judged."""
+    return after if table.copied is None else max(after, table.copied)
+
+
+def together_at(project: Project, stream: str, cut: Cut, name: TableName) -> int:
+    """Where a table is built again to that its group may be behind the cut with: no table of it may wait for another
+    that it is to be built from first. One that the cut does not list is built up to its copy at least.
+    """
+    listed = cut.tables.get(str(name))
+    others = [position for _, _, _, position in _others(project, stream, cut, name)]
+    course = courses(control_tables(project).snapshots(), stream).get(str(name), Course())
+    own = course.at(cut.position).begins if listed is None else listed.position
+    return min(cut.position, max(own, min(others, default=cut.position)))
+
+
+def _others(
+    project: Project, stream: str, cut: Cut | None, name: TableName
+) -> Iterator[tuple[Target, TableState | None, Marker, int]]:
+    """The other tables of a group that bronze has something of up to the cut, and where they are."""
+    group = project.group(name)
+    for other in () if group is None else group.tables:
+        listed = None if cut is None else cut.tables.get(str(other))
+        if other != name and (cut is None or listed is not None):
+            marker = read_marker(project, target := project.target(other), stream)
+            known = -1 if listed is None else listed.position
+            yield target, listed, marker, known if marker.position is None else max(known, marker.position)
+
+
 def passed_by(
     project: Project, log: HoldLog, state: BronzeState, cut: Cut | None, target: Target, plan: RebuildPlan
 ) -> list[Ahead]:
-    """What the other tables of a group held of what one of them is built from again. Raises GroupWaits."""
-    group, out = project.group(target.source), []
-    for name in () if group is None else group.tables:
-        other, listed = project.target(name), None if cut is None else cut.tables.get(str(name))
-        if name == target.source or (cut is not None and listed is None):  # bronze has nothing of it up to the cut
-            continue
-        marker = read_marker(project, other, state.stream)
-        known = -1 if listed is None else listed.position
-        position = known if marker.position is None else max(known, marker.position)
-        if position < plan.upto:
-            hint = f"`cdc-lake run` brings them to one position, or says what keeps {other.label}"
+    """What the other tables of a group held of what one of them is built from again, and has to be judged: rows of a
+    copy are what the source had, whatever was held then. Raises GroupWaits; HeldLost where that is recorded no more.
+    Neither of a table that a copy is in force of and has not begun again with it: before the copy nothing of it counts
+    any more but what is known.
+    """
+    out = []
+    judged = max((part.span.upto for part in plan.parts if part.copy is None), default=-1)  # -1: nothing is
+    known = courses(control_tables(project).snapshots(), state.stream)
+    for other, listed, marker, position in _others(project, state.stream, cut, target.source):
+        course = known.get(str(other.source), Course())
+        copy = None if listed is None else course.renewal(plan.upto, listed.copied)
+        renewed = copy is not None and copy.position >= judged
+        if position < judged and not renewed:
+            first = f"where that is {target.label}, `cdc-lake rebuild {other.source}` comes first"
+            hint = f"`cdc-lake run` brings them to one position, or says what keeps {other.label}; {first}"
             raise GroupWaits(f"{other.label}, of the same group as {target.label}, is behind it", hint=hint)
-        out.append(ahead(log, str(name), marker.generation, Span(state.epoch, plan.begins, plan.upto)))
+        begins = plan.begins if listed is None else since_copy(listed, plan.begins)
+        if begins >= min(judged, position):
+            continue
+        if listed is not None and marker.generation <= listed.generation:
+            lost = forgotten(log, other, state.epoch, listed)
+            if lost is not None and renewed:
+                continue
+            _check_recorded(project, lost, target)
+        span = Span(state.epoch, begins, min(position, plan.upto))
+        out.append(ahead(log, str(other.source), marker.generation, span))
     return out
+
+
+def _check_recorded(project: Project, lost: HeldLost | None, target: Target) -> None:
+    """Raise what is missing of what another table of the group of `target` held: it could not hold the same."""
+    if lost is not None:
+        group = project.group(target.source)
+        tables = " ".join(() if group is None else map(str, group.tables))
+        hint = f"put the control table `held` back as it was, or copy the whole group again: cdc-lake resync {tables}"
+        raise HeldLost(f"{target.label} holds what its group holds, and {lost.message}", where=lost.where, hint=hint)
 
 
 def settled_whole(

@@ -132,7 +132,7 @@ def _fit(rule: ColumnRule, data_type: str) -> None:
                 raise Unfit("only numbers, dates and timestamps have bounds")
             _some_range(low, high)
             limits = bounds(low, high, data_type)
-            if limits.low is not None and limits.high is not None and limits.low > limits.high:  # type: ignore[operator]
+            if limits.low is not None and limits.high is not None and limits.low > limits.high:  # type: ignore[operator]  # of one type
                 raise Unfit("no value lies between min and max")
         case InSet(values=values):
             for value in values:

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 import psycopg
-from psycopg import pq
 
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
+from cdc_lake.source.connection import Session, command, lost, raise_end, send_as_stored
 from cdc_lake.source.quoting import command_literal, identifier
+from cdc_lake.source.silence import LONGEST, Silence
 
 _STATUS: Final = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
 _START: Final = struct.Struct(">Q")  # of 'w', behind its letter
@@ -44,9 +44,18 @@ class PostgresCapture:
     """A capture of a PostgreSQL slot (implements `Capture`). `start` is the position it began at."""
 
     def __init__(
-        self, session: Session, plugin: str, options: Mapping[str, str], *, slot: str | None, status_interval: float
+        self,
+        session: Session,
+        plugin: str,
+        options: Mapping[str, str],
+        *,
+        slot: str | None,
+        status_interval: float,
+        silence: float = LONGEST,
     ) -> None:
-        """`session` is a replication connection; `slot` None: a temporary one. Raises SourceError."""
+        """`session` is a replication connection; `slot` None: a temporary one. `silence`: see PostgresStream. Raises
+        SourceError.
+        """
         self._session = session
         self._pgconn = session.pgconn
         self._interval = status_interval
@@ -71,11 +80,15 @@ class PostgresCapture:
         self._pgconn.nonblocking = 1
         self._poller = select.poll()
         self._poller.register(self._pgconn.socket, select.POLLIN)
+        self._silence = Silence(silence, time.monotonic)
 
     def poll(self, timeout: float) -> list[bytes]:
         """See Capture; also answers keepalives, and in time where there are none."""
         if not (bodies := self._drain()):
-            self._poller.poll(max(0.0, min(timeout, self._told_at + self._interval - time.monotonic())) * 1000)
+            if self._poller.poll(max(0.0, min(timeout, self._told_at + self._interval - time.monotonic())) * 1000):
+                self._silence.heard()
+            elif self._silence.long and self._silence.to_ask():
+                self._tell(ping=True)
             self._consume()
             bodies = self._drain()
         if time.monotonic() - self._told_at >= self._interval:
@@ -96,7 +109,7 @@ class PostgresCapture:
             if length == 0:
                 return bodies
             if length < 0:
-                self._ended()
+                raise_end(self._pgconn, "reading the stream")
             body = bytes(view)
             bodies.append(body)
             if body[0] == _DATA:
@@ -110,17 +123,11 @@ class PostgresCapture:
         except psycopg.OperationalError as broken:
             raise lost(self._pgconn, "reading the stream") from broken
 
-    def _tell(self) -> None:
+    def _tell(self, *, ping: bool = False) -> None:
         now = int((time.time() - _EPOCH_2000) * 1_000_000)
         try:
-            self._pgconn.put_copy_data(_STATUS.pack(b"r", self._received, 0, 0, now, False))
+            self._pgconn.put_copy_data(_STATUS.pack(b"r", self._received, 0, 0, now, ping))
             self._pgconn.flush()
         except psycopg.OperationalError as broken:
             raise lost(self._pgconn, "answering the server") from broken
         self._told_at = time.monotonic()
-
-    def _ended(self) -> None:
-        result = self._pgconn.get_result()
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            raise result_error(result, self._pgconn, "reading the stream")
-        raise lost(self._pgconn, "reading the stream")

@@ -91,7 +91,7 @@ class _Types(dict[int, str]):
         super().__init__(known)
         self._session = session
 
-    def get(self, oid: int, default: str | None = None) -> str | None:  # type: ignore[override]
+    def get(self, oid: int, default: str | None = None) -> str | None:  # type: ignore[override]  # as it is called
         if oid not in self:
             with named(f"looking up type {oid} in the catalog"):
                 row = self._session.execute(

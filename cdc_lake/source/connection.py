@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import DriverMissing, ServerUnreachable, SourceError
+from cdc_lake.source.ending import Opened, nobody
 from cdc_lake.source.primary import find_primary
 from cdc_lake.source.printing import PRINTING
 from cdc_lake.source.refusals import connection_error, first_line, statement_error
+from cdc_lake.source.silence import probes
 
 try:
     import psycopg
@@ -36,14 +38,26 @@ SETTINGS: dict[str, str] = {
     "statement_timeout": "0",  # a role's own time limits would cut the copy and the stream
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    "row_security": "off",  # a query that policies would leave rows out of is refused: the stream has them all
 }
-"""How values are printed, in copy and stream alike, and no time limits."""
+"""How values are printed, in copy and stream alike, no time limits, and no row left out unseen."""
+_PROBES = {"idle": "TCP_KEEPIDLE", "interval": "TCP_KEEPINTVL", "count": "TCP_KEEPCNT"}
+"""What comes behind `keepalives_` in libpq, and behind `tcp_keepalives_` at the server."""
+_TRANSACTION_TIMEOUT = 170000
+"""The version that brought one more time limit, of whole transactions: before, a session with it is refused."""
 _CANCELLED = "57014"  # PostgreSQL docs, appendix A: query_canceled
 
 
 def parameters(source: PostgresSource, root: Path, application: str, host: tuple[str, int]) -> dict[str, str]:
     """Parameters of libpq for one host of the `source` section; files are relative to `root`."""
-    options = " ".join(f"-c {name}={value}" for name, value in SETTINGS.items())
+    probing = probes(source.silence_timeout / 1000)
+    settings = {
+        **SETTINGS,
+        # a client that vanished leaves its temporary slot, which is in the way of the next one. Not TCP's time-out for
+        # what is not acknowledged: that would end who waits for his lake, and reads nothing meanwhile
+        **{f"tcp_keepalives_{word}": str(probing[name]) for word, name in _PROBES.items()},
+    }
+    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
     given: dict[str, str] = {
         "host": host[0],
         "port": str(host[1]),
@@ -56,10 +70,9 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
         "options": options,
         # libpq counts whole seconds and takes 2 for 1
         "connect_timeout": str(max(2, round(source.connect_timeout / 1000))),
-        "keepalives_idle": "30",
-        "keepalives_interval": "10",
-        "keepalives_count": "3",
     }
+    given |= {f"keepalives_{word}": str(probing[name]) for word, name in _PROBES.items()}
+    given["tcp_user_timeout"] = str(probing["TCP_USER_TIMEOUT"])
     if source.service is not None:
         given["service"] = source.service
     if source.password is not None:
@@ -79,13 +92,21 @@ def place_of(source: PostgresSource) -> str:
     return source.place
 
 
-def connect(source: PostgresSource, root: Path, *, application: str = "cdc_lake", replication: bool = False) -> Session:
-    """Open a connection in autocommit, to the primary where several hosts are given. The caller closes it.
+def connect(
+    source: PostgresSource,
+    root: Path,
+    *,
+    application: str = "cdc_lake",
+    replication: bool = False,
+    told: Opened = nobody,
+) -> Session:
+    """Open a connection in autocommit, to the primary where several hosts are given. The caller closes it. `told`: of
+    each one before anything is asked on it, also of those to other hosts.
 
     Raises the SourceError that fits; with several hosts its message says of each why not. SeveralPrimaries.
     """
     hosts = [
-        (f"{host}:{port}/{source.database}", partial(_open, source, root, application, (host, port), replication))
+        (f"{host}:{port}/{source.database}", partial(_open, source, root, application, (host, port), replication, told))
         for host, port in source.addresses
     ]
     return hosts[0][1]() if len(hosts) == 1 else find_primary(hosts, _in_recovery, _started)
@@ -96,18 +117,24 @@ def pinned(source: PostgresSource, session: Session) -> PostgresSource:
     return source.model_copy(update={"host": session.info.host, "hosts": None, "port": session.info.port})
 
 
-def _open(source: PostgresSource, root: Path, application: str, host: tuple[str, int], replication: bool) -> Session:
+def _open(
+    source: PostgresSource, root: Path, application: str, host: tuple[str, int], replication: bool, told: Opened
+) -> Session:
     given = parameters(source, root, application, host)
     if replication:
         given["replication"] = "database"
     place = f"{host[0]}:{host[1]}/{source.database}"
     try:
-        return psycopg.connect(conninfo.make_conninfo("", **given), autocommit=True)
+        session = psycopg.connect(conninfo.make_conninfo("", **given), autocommit=True)
     except psycopg.Error as refused:
         error = connection_error(str(refused), user=source.user, database=source.database, place=place)
         if source.type == "qhb":
             error.remedy = error.remedy.replace("pg_hba.conf", "qhb_hba.conf")
         raise error from refused
+    told(session.pgconn.socket)
+    if session.info.server_version >= _TRANSACTION_TIMEOUT:
+        command(session.pgconn, "SET transaction_timeout = 0", "opening the session")
+    return session
 
 
 def _in_recovery(session: Session) -> bool:
@@ -178,6 +205,17 @@ def command(pgconn: pq.abc.PGconn, text: str, doing: str) -> list[dict[str, str 
     raise result_error(result, pgconn, doing)
 
 
+def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
+    """The next result of what was asked, waited for; None after the last. Raises psycopg.OperationalError.
+
+    The driver's own call waits too, and holds every thread of the process meanwhile.
+    """
+    while pgconn.is_busy():
+        select.select([pgconn.socket], [], [])
+        pgconn.consume_input()
+    return pgconn.get_result()
+
+
 def finished_within(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str) -> bool:
     """Run a replication command that may wait at the server; False where it was cancelled after so long.
 
@@ -185,15 +223,18 @@ def finished_within(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str
     """
     pgconn.send_query(text.encode())
     until = time.monotonic() + seconds
-    while pgconn.is_busy():
-        left = until - time.monotonic()
-        if seconds and left <= 0:
-            pgconn.get_cancel().cancel()
-        select.select([pgconn.socket], [], [], min(max(left, 0.05), 0.2) if seconds else None)
-        pgconn.consume_input()
-    result = pgconn.get_result()
-    while pgconn.get_result() is not None:  # the end of the answer
-        continue
+    try:
+        while pgconn.is_busy():
+            left = until - time.monotonic()
+            if seconds and left <= 0:
+                pgconn.get_cancel().cancel()
+            select.select([pgconn.socket], [], [], min(max(left, 0.05), 0.2) if seconds else None)
+            pgconn.consume_input()
+        result = next_result(pgconn)
+        while next_result(pgconn) is not None:  # the end of the answer
+            continue
+    except psycopg.OperationalError as broken:
+        raise lost(pgconn, doing) from broken
     if result is None or result.status == pq.ExecStatus.COMMAND_OK:
         return True
     if _text(result.error_field(pq.DiagnosticField.SQLSTATE)) == _CANCELLED:
@@ -207,6 +248,17 @@ def result_error(result: pq.abc.PGresult, pgconn: pq.abc.PGconn, doing: str) -> 
     if state is None:
         return lost(pgconn, doing)
     return statement_error(state, _text(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)) or "", doing)
+
+
+def raise_end(pgconn: pq.abc.PGconn, doing: str) -> NoReturn:
+    """Raise the SourceError that says why the server ended a copy while `doing`."""
+    try:
+        result = next_result(pgconn)
+    except psycopg.OperationalError as broken:
+        raise lost(pgconn, doing) from broken
+    if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+        raise result_error(result, pgconn, doing)
+    raise lost(pgconn, doing)
 
 
 def _text(value: bytes | None) -> str | None:

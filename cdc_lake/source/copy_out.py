@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from cdc_lake.source.connection import Session, lost, result_error
+from cdc_lake.source.connection import Session, lost, next_result, result_error
 
 
 def copy_out(session: Session, statement: str, doing: str) -> Iterator[Any]:
@@ -51,8 +51,8 @@ def _rows(pgconn: pq.abc.PGconn, doing: str) -> Iterator[Any]:
                 pgconn.consume_input()
             else:
                 break
+        while (result := next_result(pgconn)) is not None:
+            if result.status != pq.ExecStatus.COMMAND_OK:
+                raise result_error(result, pgconn, doing)
     except psycopg.OperationalError as broken:
         raise lost(pgconn, doing) from broken
-    while (result := pgconn.get_result()) is not None:
-        if result.status != pq.ExecStatus.COMMAND_OK:
-            raise result_error(result, pgconn, doing)

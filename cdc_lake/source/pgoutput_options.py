@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.config.pgoutput import FIRST_WITH, ORIGINS, PARALLEL, STREAMS, TWO_PHASE, newest_protocol
+from cdc_lake.config.pgoutput import ORIGINS, PARALLEL, STREAMS, TWO_PHASE, newest_protocol
 from cdc_lake.config.source import Pgoutput
 from cdc_lake.errors import OptionRefused
 
@@ -24,7 +24,7 @@ def chosen(major: int, given: Pgoutput, called: str = "", *, streams: bool = Tru
         text = f"{server} has no `streaming 'parallel'`"
         raise OptionRefused(text, hint="set `streaming: on` in `source.decoding`: it carries the same changes")
     if given.two_phase and version < TWO_PHASE:
-        text = f"`two_phase` needs PostgreSQL {FIRST_WITH[TWO_PHASE]} and version {TWO_PHASE} of pgoutput's protocol"
+        text = f"`two_phase` needs version {TWO_PHASE} of pgoutput's protocol"
         raise OptionRefused(
             f"{text}; {server} is asked for version {version}",
             hint="take `two_phase` out of `source.decoding`: prepared transactions arrive whole at COMMIT PREPARED",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
-from cdc_lake.errors import SlotAhead
+from cdc_lake.errors import ServerUnreachable, SlotAhead
 from cdc_lake.model.position import Lsn
 
+UNREAD: Final = 60.0
+"""Seconds for which an answer may wait to be read on: the server holds a snapshot for it, and old rows for that."""
 _LOOK = 0.05  # seconds between looks while what was sent is not confirmed yet
 
 
@@ -29,9 +31,12 @@ class SlotFunctions(Protocol):
         """Where the server's log ends now."""
         ...
 
-    def peek(self, least: int) -> Sequence[tuple[int, bytes]] | None:
+    def peek(self, least: int) -> Iterator[Sequence[tuple[int, bytes]]] | None:
         """Changes of whole transactions behind the slot's position as `(position, payload)`, ending with the
         transaction that makes them `least` or more; None where somebody else reads the slot just now.
+
+        They come in pieces, none of which is empty. What is not taken of an answer is lost with the next one; the other
+        functions may be called in between.
         """
         ...
 
@@ -53,6 +58,10 @@ class PollingStream:
 
     Nothing more is asked for until everything that was sent is confirmed. But one that `looks` reads on, each time from
     the slot's position, until something is confirmed: what is behind `start` has to be seen before.
+
+    An answer is handed over piece by piece: of a large transaction no more than two are in memory. Where what comes
+    behind the first is not asked for, `tick` raises ServerUnreachable after `UNREAD`: who closes the sessions then lets
+    the server let go of it, and is shown it again.
 
     `keepalive_end` is where the log ended a moment before an answer that was empty: long enough for a commit written
     without waiting to be decoded too. Or where an answer ends: it is of whole transactions, and of nothing under way.
@@ -80,7 +89,10 @@ class PollingStream:
         self._max_changes = max_changes
         self._seen: int | None = 0 if looks else None
         """Changes behind the slot's position that were looked at; None where there is nothing to be looked at first."""
-        self._next = clock()
+        self._next = self._read_at = clock()
+        self._answer: Iterator[Sequence[tuple[int, bytes]]] = iter(())
+        self._piece: Sequence[tuple[int, bytes]] | None = None
+        """The next one of the answer; None behind its end."""
         self._ends: deque[tuple[float, int]] = deque()
         self._advanced: int | None = None
         if start:
@@ -94,11 +106,13 @@ class PollingStream:
 
     @property
     def asked(self) -> bool:
-        """See FrameSource: true while something was sent that is not confirmed, as nothing follows until it is."""
-        return self._sent > self._confirmed
+        """See FrameSource: true while an answer was sent whole and is not confirmed: nothing follows until it is."""
+        return self._piece is None and self._sent > self._confirmed
 
     def poll(self, timeout: float) -> list[tuple[int, bytes]]:
         """See FrameSource."""
+        if self._piece is not None:
+            return self._frames(self._piece)
         due = self._next - self._clock()
         if self._seen is None and self._sent > self._confirmed:
             self._pause(min(timeout, _LOOK))
@@ -110,9 +124,11 @@ class PollingStream:
         before = self._functions.end()
         seen = self._seen or 0
         peeked = self._functions.peek(seen + self._max_changes)
+        self._answer = iter(()) if peeked is None else _behind(peeked, seen)
+        self._piece = next(self._answer, None)
         self._check_unmoved()
-        if peeked is not None and len(peeked) > seen:
-            return self._frames(list(peeked[seen:]))
+        if self._piece is not None:
+            return self._frames(self._piece)
         self._next = self._clock() + (_LOOK if peeked is None else self._interval)
         if peeked is not None:
             self._ends.append((self._clock(), before))
@@ -129,6 +145,9 @@ class PollingStream:
 
     def tick(self, *, ping: bool = False) -> None:
         """See FrameSource: nobody waits for a status here; with `ping` the server is asked at once."""
+        if self._piece is not None and self._clock() - self._read_at > UNREAD:
+            text = f"of what the server sends nothing could be taken for {UNREAD:g} s: its slot is read anew"
+            raise ServerUnreachable(text)
         if ping:
             self._next = self._clock()
 
@@ -136,13 +155,16 @@ class PollingStream:
         """See FrameSource."""
         self._functions.close()
 
-    def _frames(self, frames: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+    def _frames(self, frames: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        """A piece of the answer; the one behind it is asked for."""
+        self._piece = next(self._answer, None)
+        self._read_at = self._clock()
         self._sent = max(self._sent, frames[-1][0])
         if self._seen is not None:
             self._seen += len(frames)
-        else:
+        elif self._piece is None:
             self._keepalive_end = max(self._keepalive_end, self._sent)
-        return frames
+        return list(frames)
 
     def _advance(self, position: int) -> None:
         self._functions.advance(position)
@@ -156,3 +178,11 @@ class PollingStream:
         if there > here:
             text = f"the slot is confirmed up to {Lsn(there)}, and was read up to {Lsn(here)}"
             raise SlotAhead(f"{there - here} bytes are missing: {text}")
+
+
+def _behind(pieces: Iterator[Sequence[tuple[int, bytes]]], seen: int) -> Iterator[Sequence[tuple[int, bytes]]]:
+    """The pieces of an answer without its first `seen` changes."""
+    for piece in pieces:
+        if seen < len(piece):
+            yield piece[seen:] if seen else piece
+        seen = max(0, seen - len(piece))

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 
 import psycopg
-from psycopg import pq
 
 from cdc_lake.errors import StreamProtocol
-from cdc_lake.source.connection import Session, command, lost, result_error, send_as_stored
+from cdc_lake.source.connection import Session, command, lost, raise_end, send_as_stored
 from cdc_lake.source.gathering import Gathering
 from cdc_lake.source.left_out import LeftOut
+from cdc_lake.source.silence import LONGEST, Silence
 from cdc_lake.source.start_command import start_command
 
 _STATUS = struct.Struct(">cQQQqB")  # 'r', written, flushed, applied, clock, reply wanted
@@ -42,11 +42,13 @@ class PostgresStream:
         start: int,
         *,
         status_interval: float,
+        silence: float = LONGEST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start streaming after `start` (which must not lie before the slot's confirmed position: see `source.slot`).
 
-        `options`: the output plugin's (`source.plugins`).
+        `options`: the output plugin's (`source.plugins`). `silence`: seconds after which a server that says nothing is
+        given up (`source.silence`).
         `session` is a replication connection; where starting fails (SlotActive), it may be tried again on it.
         """
         self._session = session
@@ -62,7 +64,8 @@ class PostgresStream:
         send_as_stored(self._pgconn)
         command(self._pgconn, start_command(slot, start, options), f"starting replication from slot `{slot}`")
         self._pgconn.nonblocking = 1
-        self._gathering = Gathering(self._pgconn.socket, clock)
+        self._silence = Silence(silence, clock)
+        self._gathering = Gathering(self._pgconn.socket, clock, self._silence, self._ask)
 
     @property
     def keepalive_end(self) -> int:
@@ -95,6 +98,10 @@ class PostgresStream:
         self._gathering.close()
         self._session.close()
 
+    def _ask(self) -> None:
+        """Ask the server for a keepalive."""
+        self._tell(ping=True)
+
     def _due(self) -> float:
         """Tell the server where we are if it is time; the seconds until it is again."""
         self.tick()
@@ -123,7 +130,7 @@ class PostgresStream:
             if length == 0 or left_out.error is not None:
                 return size
             if length < 0:
-                self._ended()
+                raise_end(self._pgconn, "reading the stream")
             kind = view[0]
             if kind == _DATA and length >= _DATA_HEADER:
                 size += length
@@ -132,6 +139,7 @@ class PostgresStream:
             elif kind == _ALIVE and length == 1 + _KEEPALIVE.size:
                 end, _, wanted = _KEEPALIVE.unpack_from(view, 1)
                 self._keepalive_end = max(self._keepalive_end, end)
+                self._silence.heard()
                 if wanted:
                     self._asked = True
                     self._tell()
@@ -159,10 +167,3 @@ class PostgresStream:
         except psycopg.OperationalError as broken:
             raise lost(self._pgconn, "confirming a position") from broken
         self._told_at = self._clock()
-
-    def _ended(self) -> None:
-        """The server ended the copy: say why."""
-        result = self._pgconn.get_result()
-        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            raise result_error(result, self._pgconn, "reading the stream")
-        raise lost(self._pgconn, "reading the stream")

@@ -63,6 +63,21 @@ def alter_publication(session: Session, name: str, verb: str, *tables: TableName
         session.execute(altering(name, verb, *tables).encode())
 
 
+def not_addable(session: Session, name: str, tables: Iterable[TableName]) -> list[TableName]:
+    """Those of the tables that the role may not add to a publication, where that is there: it has to own both."""
+    out = []
+    for table in tables:
+        with named(f"looking who owns {table}"):
+            row = session.execute(
+                "SELECT pg_has_role(p.pubowner, 'USAGE') AND pg_has_role(c.relowner, 'USAGE') "
+                "FROM pg_publication AS p CROSS JOIN pg_class AS c WHERE p.pubname = %s AND c.oid = to_regclass(%s)",
+                [name, quoted(table)],
+            ).fetchone()
+        if row is not None and not row[0]:
+            out.append(table)
+    return out
+
+
 def published(session: Session, name: str) -> list[Published]:
     """What a publication carries, sorted by table; raises PublicationMissing, and PublicationUnfit where partitions
     come under their own names.

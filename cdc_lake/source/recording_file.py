@@ -30,6 +30,7 @@ from cdc_lake.lake.disk import sync
 FORMAT: Final = "cdc-lake/recording/1"
 _HEAD: Final = b'{"format": "cdc-lake/recording/'
 _HEAD_LIMIT: Final = 1 << 20  # bytes: a header longer than this is none
+_ORDINARY: Final = 1 << 20  # bytes of an entry that are asked for without a look whether the file has so many
 _LENGTH: Final = struct.Struct(">I")
 _DATA: Final = struct.Struct(">cQQq")  # 'w', start, end, clock: PostgreSQL's documentation, XLogData
 _ALIVE: Final = {18: struct.Struct(">cQ"), 33: struct.Struct("<cQ")}  # 'k', WAL end; by the length of the message
@@ -129,12 +130,19 @@ class RecordingReader:
         if len(head) < _LENGTH.size:
             raise self._unreadable("the file ends inside the length of an entry", at)
         size = _LENGTH.unpack(head)[0]
-        body = self._file.read(size)
+        body = self._file.read(size if size <= _ORDINARY else min(size, self._left()))
         if len(body) < size:
             raise self._unreadable(f"the file ends inside an entry: {size} bytes announced, {len(body)} left", at)
         if (entry := copy_data(body)) is None:
             raise self._unreadable(f"an entry of {size} bytes that is neither data nor a keepalive", at)
         return entry
+
+    def _left(self) -> int:
+        """Bytes up to the end: a read asks for the memory of all that it may bring."""
+        at = self._file.tell()
+        left = self._file.seek(0, io.SEEK_END) - at
+        self._file.seek(at)
+        return left
 
     def _read_header(self) -> RecordingHeader | None:
         if self._file.read(len(_HEAD)) != _HEAD:
@@ -146,13 +154,22 @@ class RecordingReader:
             if body["format"] != FORMAT:
                 raise self._unreadable(f"a recording of another format than {FORMAT}", 0)
             options = {str(name): str(value) for name, value in body["options"].items()}
-            told = (body["source"], body["plugin"], options, body["encoding"], body["start"], body["started"])
-            return RecordingHeader(*told, redacted=body.get("redacted") is True)
-        except (ValueError, KeyError, TypeError, AttributeError) as malformed:
+            names = ("source", "plugin", "encoding", "start", "started")
+            source, plugin, encoding, start, started = (_word(body[name]) for name in names)
+            redacted = body.get("redacted") is True
+            return RecordingHeader(source, plugin, options, encoding, start, started, redacted)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as malformed:
             raise self._unreadable("the header of the recording is not one", 0) from malformed
 
     def _unreadable(self, what: str, at: int) -> RecordingUnreadable:
         return RecordingUnreadable(what, offset=at, where=self._name)
+
+
+def _word(value: object) -> str:
+    if not isinstance(value, str):
+        msg = "a text is expected"
+        raise TypeError(msg)
+    return value
 
 
 def copy_data(body: bytes) -> Data | Alive | None:

@@ -14,6 +14,7 @@ from cdc_lake.errors import (
     PublicationMissing,
     QueryRefused,
     RoleLacksReplication,
+    RowsHidden,
     ServerBusy,
     ServerSettings,
     ServerUnreachable,
@@ -52,6 +53,7 @@ _CONNECTING: tuple[tuple[str, type[SourceError]], ...] = (
     ("in recovery mode", ServerBusy),
     ("not yet accepting connections", ServerBusy),
     ("unrecognized configuration parameter", ServerSettings),
+    ("unsupported startup parameter", ServerSettings),  # of a pooler
     *((words, ServerSettings) for words in _OF_FAMILY),
     ("SSL", TlsRefused),
     ("certificate", TlsRefused),
@@ -108,6 +110,8 @@ def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
             kind = ServerUnreachable
         case "42501" if "replication" in said.lower() and not said.startswith("permission denied for "):
             kind = RoleLacksReplication
+        case "42501" if "row-level security policy" in said:
+            kind = RowsHidden
         case "42501":  # also of an object that is called something with `replication`
             kind = SourcePermission
         case "42710" if "replication slot" in said:  # another receiver is just making it, or its end goes unnoticed

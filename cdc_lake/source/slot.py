@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing, SlotTwoPhase
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.slot_counters import SlotCounters
-from cdc_lake.source.connection import Session, command, finished_within, named
+from cdc_lake.source.connection import Session, command, finished_within, for_replication, named
 from cdc_lake.source.plugins import PGOUTPUT
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.slot_fit import Wanted, check_fits, useless
+from cdc_lake.source.slot_wait import dropped_when_free
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class SlotFacts:
     """A slot as `pg_replication_slots` shows it. `retained` is the log it holds back, in bytes.
 
     `safe`: bytes that may still be written before it is in danger, None where nothing bounds what is kept; `failover`:
-    standbys may keep a copy of it (PostgreSQL 17); `two_phase`: transactions are sent when they are prepared.
+    standbys may keep a copy of it, None before PostgreSQL 17, which does not tell; `two_phase`: transactions are sent
+    when they are prepared.
     """
 
     name: str
@@ -41,7 +44,7 @@ class SlotFacts:
     invalidation: str | None
     retained: int | None
     safe: int | None = None
-    failover: bool = False
+    failover: bool | None = None
     two_phase: bool = False
 
     @property
@@ -102,7 +105,7 @@ def _facts(row: Sequence[object]) -> SlotFacts:
         invalidation=_text(invalidation),
         retained=_number(retained),
         safe=_number(safe),
-        failover=failover == "true",
+        failover=None if failover is None else failover == "true",
         two_phase=bool(two_phase),
     )
 
@@ -111,11 +114,15 @@ def slot_counters(session: Session, name: str) -> SlotCounters | None:
     """What decoding a slot took the server; None where it has no such slot."""
     with named(f"reading the statistics of slot `{name}`"):
         row = session.execute(
-            "SELECT spill_txns, spill_bytes, stream_txns, stream_bytes, total_txns, total_bytes "
+            "SELECT spill_txns, spill_bytes, stream_txns, stream_bytes, total_txns, total_bytes, stats_reset "
             "FROM pg_stat_replication_slots WHERE slot_name = %s",
             [name],
         ).fetchone()
-    return None if row is None else SlotCounters(*(int(str(number)) for number in row))
+    if row is None:
+        return None
+    spills, spilled, streams, streamed, total, decoded = (int(str(number)) for number in row[:6])
+    since = row[6].astimezone(UTC) if isinstance(row[6], datetime) else None
+    return SlotCounters(spills, spilled, streams, streamed, total, decoded, since)
 
 
 def temporary_name(slot: str) -> str:
@@ -165,15 +172,19 @@ def drop_slot(session: Session, name: str) -> None:
         session.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
 
-def drop_slot_when_free(replication: Session, name: str, patience: float) -> None:
-    """Drop a slot on a replication connection, waiting up to `patience` seconds for who reads it to leave.
+def drop_slot_when_free(session: Session, name: str, patience: float) -> None:
+    """Drop a slot, waiting up to `patience` seconds for who reads it to leave: on a replication connection at the
+    server, on another one by attempts.
 
     Raises SlotActive where it is read until then, and what else the server says.
     """
     doing = f"dropping slot `{name}`"
-    text = f"DROP_REPLICATION_SLOT {identifier(name)}{' WAIT' if patience > 0 else ''}"
-    if not finished_within(replication.pgconn, text, patience, doing):
-        raise SlotActive(f"{doing}: it was still read after {patience:g} s")
+    if for_replication(session):
+        text = f"DROP_REPLICATION_SLOT {identifier(name)}{' WAIT' if patience > 0 else ''}"
+        if not finished_within(session.pgconn, text, patience, doing):
+            raise SlotActive(f"{doing}: it was still read after {patience:g} s")
+        return
+    dropped_when_free(lambda: drop_slot(session, name), patience)
 
 
 def advance_slot(session: Session, name: str, upto: Lsn) -> Lsn:

@@ -18,32 +18,31 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.source.connection import Session, as_stored, named
 from cdc_lake.source.copy_out import copy_out
 from cdc_lake.source.copy_text import chunks_of
+from cdc_lake.source.locks import LOCK_WAIT
 from cdc_lake.source.quoting import identifier, literal, quoted
 from cdc_lake.source.ranges import Range
 
 _UTF8: Final = Codec()
 
 
-LOCK_WAIT: Final = "30s"
-"""How long one of several readers waits for a table that somebody wants to alter, who waits for another reader."""
-
-
 @contextmanager
 def exported(session: Session, snapshot: str, *, others: bool = False) -> Iterator[Session]:
     """A transaction in which `session` sees exactly the exported snapshot; raises SourceError where it is gone.
 
-    `others`: sessions beside it read the same tables.
+    `others`: sessions beside it read the same tables, and who wants to alter one may wait for those; alone it waits
+    for a lock as long as it takes.
     """
     with named("taking over the slot's snapshot"):
         session.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         session.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}".encode())
-        if others:
-            session.execute(f"SET LOCAL lock_timeout = {literal(LOCK_WAIT)}".encode())
+        wait = LOCK_WAIT if others else "0"
+        session.execute(f"SET LOCAL lock_timeout = {literal(wait)}".encode())
     try:
         yield session
     finally:
         if not session.broken and not session.closed:
-            session.execute("ROLLBACK")
+            with named("ending the snapshot"):  # a session that rested does not know yet that its peer is gone
+                session.execute("ROLLBACK")
 
 
 def read_chunks(

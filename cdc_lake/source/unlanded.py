@@ -54,7 +54,7 @@ def unlanded(
     whole = whole_copy(session, slot) if two_phase else nullcontext(slot)
     with whole as name, named(f"looking ahead in slot `{slot}`"), as_stored(session):
         rows = session.execute(_PEEK, [name, str(Lsn(upto)), identifier(publication)]).fetchall()
-    messages = ((int(str(xid)), bytes(data)) for xid, data in rows)  # type: ignore[call-overload]
+    messages = ((int(str(xid)), bytes(data)) for xid, data in rows)  # type: ignore[call-overload]  # a bytea
     return transactions(messages, after)
 
 

@@ -1,13 +1,15 @@
-"""A loop that runs beside a test in a thread, and waiting for what it does."""
+"""A loop that runs beside a test in a thread, and waiting for what it does and tells."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
+
+from cdc_lake.observe.progress import Progress
 
 Value = TypeVar("Value")
 
@@ -33,3 +35,8 @@ def until(condition: Callable[[], Value], what: str = "it did not happen in time
             raise AssertionError(what)
         time.sleep(0.02)
     return found
+
+
+def streams(told: Iterable[Progress]) -> int:
+    """How many times the receiver has begun to stream, by what it told."""
+    return sum(one.stage == "connect" and "streams" in one.text for one in told)

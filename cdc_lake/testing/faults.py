@@ -117,6 +117,11 @@ class Command:
             with self._news:
                 assert self._news.wait(end - time.monotonic()), f"no `{stage}` in time:\n{self.said}"
 
+    @property
+    def running(self) -> bool:
+        """False once it ended."""
+        return self._process.poll() is None
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the process, not to its group."""
         self._process.send_signal(number)

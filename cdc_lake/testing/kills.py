@@ -8,15 +8,18 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
 
-from cdc_lake.bronze.open import bronze_reader, bronze_table
+from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
 from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
@@ -37,26 +40,31 @@ from cdc_lake.pipeline.run import run
 RECEIVING = (
     at.STATE_READ,
     at.CONNECTED,
+    at.FRAMES_READ,
+    at.BATCH_OPEN,
+    at.BEGUN,
+    at.CHANGE_TAKEN,
     at.COMMIT_RECEIVED,
     at.FILE_OPEN,
     at.FILE_WRITTEN,
     at.COMMIT_WRITTEN,
+    at.COMMIT_DOUBTED,
     at.BRONZE_COMMITTED,
     at.CONFIRMED,
     at.COMPACTING,
     at.COMPACTED,
 )
-"""Every durable step of a receiver that goes on with its stream."""
+"""Where a receiver that goes on with its stream may die, whatever it reads."""
 
 COPYING = (
     at.SLOT_KEPT,
+    at.FILE_WRITTEN,
+    at.COMMIT_WRITTEN,
     at.SNAPSHOT_CHUNK,
     at.TABLE_COPIED,
     at.SNAPSHOT_DONE,
-    at.FILE_WRITTEN,
-    at.COMMIT_WRITTEN,
 )
-"""Those of a first run."""
+"""Where one of PostgreSQL may die in its first run, in an order in which each is still to come behind those before."""
 
 KILLED = -signal.SIGKILL
 
@@ -87,6 +95,30 @@ def receive_boasting(document: str, root: Path, setting: str) -> None:
     at.arm(setting)
     project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
     receive(project, Boastful(bronze_table(project)), once=True, stop=threading.Event(), tell=silent)
+
+
+def receive_on(document: str, root: Path, setting: str) -> None:
+    """What a process does that is killed from outside: `run --only receive`, without end."""
+    at.arm(setting)
+    project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
+    receive(project, bronze_writer(project), once=False, stop=threading.Event(), tell=silent, slot_patience=120)
+
+
+def receive_unanswered(document: str, root: Path, setting: str) -> None:
+    """As `receive_until_killed`; every commit to a table is made, and the call that made it fails."""
+
+    def unanswered(call: Callable[..., Any]) -> Callable[..., Any]:
+        def lost(*given: Any, **named: Any) -> Any:
+            call(*given, **named)
+            msg = "the reply was lost"
+            raise OSError(msg)
+
+        return lost
+
+    # the process is for nothing else
+    DeltaTable.create_write_transaction = unanswered(DeltaTable.create_write_transaction)
+    SqlCatalog.commit_table = unanswered(SqlCatalog.commit_table)
+    receive_until_killed(document, root, setting)
 
 
 def receive_until_message(document: str, root: Path, setting: str) -> None:
@@ -130,6 +162,18 @@ class Receivers:
             raise AssertionError(msg)
         assert process.exitcode is not None
         return process.exitcode
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """One beside what is inside, killed at its end. Raises AssertionError where it ended before that."""
+        process = self._processes.Process(target=receive_on, args=(self._document, self._project.root, ""))
+        process.start()
+        try:
+            yield
+        finally:
+            process.kill()
+            process.join()
+        assert process.exitcode == KILLED, f"the receiver ended by itself, with {process.exitcode}"
 
 
 class Watching:

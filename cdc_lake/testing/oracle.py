@@ -49,11 +49,10 @@ class Oracle:
     grouped: frozenset[TableName] = frozenset()
 
     def apply(
-        self, transaction: Transaction, first: int | Mapping[TableName, int] = 1, together: Sequence[int] = ()
+        self, transaction: Transaction, ordinals: Sequence[int] | None = None, together: Sequence[int] = ()
     ) -> None:
-        """Apply one transaction, whose changes count from `first`, or in each table from its own; within it keys may
-        clash, at its end they may not. `together`: which changes came in one transaction at the source, where they are
-        of several.
+        """Apply one transaction, whose changes have these ordinals, or count from 1; within it keys may clash, at its
+        end they may not. `together`: which changes came in one transaction at the source, where they are of several.
 
         Where a clash comes from a hold, the change that brought the younger row is held too, and the transaction is
         applied again from its start. Raises TruncateIsHeld.
@@ -78,7 +77,8 @@ class Oracle:
                 self.held_keys[table] = set(waiting.get(table, ()))
                 self.apart[table] = set(apart.get(table, ()))
             held = self._hold(transaction, held)
-        ordinals = _ordinals(transaction, first)
+        if ordinals is None:
+            ordinals = range(1, len(transaction.changes) + 1)
         self.held += [(transaction.bounds.position, ordinals[at]) for at in held]
         for at, change in enumerate(transaction.changes):
             if isinstance(change, Truncate):
@@ -110,27 +110,26 @@ class Oracle:
     def release(self, table: TableName, place: tuple[int, int], places: Iterable[tuple[int, int]]) -> None:
         """Held changes, all that wait for each other, are made from a place on, whatever they break."""
         position, first = place
-        self.release_together(position, {table: (first, places)})
+        self.release_together(position, {table: dict(zip(sorted(places), itertools.count(first)))})
 
-    def release_together(self, position: int, of: Mapping[TableName, tuple[int, Iterable[tuple[int, int]]]]) -> None:
-        """The same in several tables, in each from a place of its own on."""
-        wanted = {table: sorted(places) for table, (_, places) in of.items()}
-        changes = [change for table, places in wanted.items() for change in self._decided(table, places)]
-        came = [at for places in wanted.values() for at, _ in places]
+    def release_together(self, position: int, of: Mapping[TableName, Mapping[tuple[int, int], int]]) -> None:
+        """The same in several tables, whatever waits for what in them: held changes, each with its ordinal there. All
+        that is let through at a position is one transaction.
+        """
+        wanted = [(table, place, at) for table, places in of.items() for place, at in _by_ordinal(places)]
+        changes = [self.waiting[table].pop(place) for table, place, _ in wanted]
+        for change, (table, _, _) in zip(changes, wanted, strict=True):
+            self.held_keys[table] -= self.keys_of(change)
         fails, self.fails = self.fails, None
         let = Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes))
-        self.apply(let, {table: first for table, (first, _) in of.items()}, came)
+        self.apply(let, [at for _, _, at in wanted], [came for _, (came, _), _ in wanted])
         self.fails = fails
 
     def discard(self, table: TableName, places: Iterable[tuple[int, int]]) -> None:
         """Held changes, all that wait for each other, are given up: their keys keep the rows they have here."""
-        changes = self._decided(table, places)
-        self.apart.setdefault(table, set()).update(key for change in changes for key in self.keys_of(change))
-
-    def _decided(self, table: TableName, places: Iterable[tuple[int, int]]) -> list[Change]:
-        changes = [self.waiting[table].pop(place) for place in sorted(places)]
-        self.held_keys[table] -= {key for change in changes for key in self.keys_of(change)}
-        return changes
+        keys = {key for place in places for key in self.keys_of(self.waiting[table].pop(place))}
+        self.held_keys[table] -= keys
+        self.apart.setdefault(table, set()).update(keys)
 
     def keys_of(self, change: Change) -> set[Key]:
         """The keys that a change of a row touches."""
@@ -369,9 +368,9 @@ class Versions:
     def release(self, table: TableName, place: tuple[int, int], places: Iterable[tuple[int, int]]) -> None:
         """See Oracle: each row that comes of it begins a version."""
         position, first = place
-        self.release_together(position, {table: (first, places)})
+        self.release_together(position, {table: dict(zip(sorted(places), itertools.count(first)))})
 
-    def release_together(self, position: int, of: Mapping[TableName, tuple[int, Iterable[tuple[int, int]]]]) -> None:
+    def release_together(self, position: int, of: Mapping[TableName, Mapping[tuple[int, int], int]]) -> None:
         """The same in several tables."""
         before = {table: dict(self.oracle.tables.get(table, {})) for table in of}
         self.oracle.release_together(position, of)
@@ -406,12 +405,8 @@ def _table(change: Change) -> TableName | None:
     return None if isinstance(change, Message) else change.relation.table
 
 
-def _ordinals(transaction: Transaction, first: int | Mapping[TableName, int]) -> list[int]:
-    """The ordinals of a transaction's changes."""
-    if isinstance(first, int):
-        return list(range(first, first + len(transaction.changes)))
-    following = {table: itertools.count(at) for table, at in first.items()}
-    return [next(following[change.relation.table]) for change in transaction.changes if not isinstance(change, Message)]
+def _by_ordinal(places: Mapping[tuple[int, int], int]) -> list[tuple[tuple[int, int], int]]:
+    return sorted(places.items(), key=lambda item: item[1])
 
 
 def _row(relation: Relation, values: Tuple, before: Row) -> Row:

@@ -165,7 +165,8 @@ class RestCatalogServer:
         if self.loss is Loss.ERROR:
             msg = "the answer was lost inside the server"
             raise RuntimeError(msg)
-        return json.loads(response.model_dump_json(by_alias=True))  # type: ignore[no-any-return]
+        answer: dict[str, Any] = json.loads(response.model_dump_json(by_alias=True))
+        return answer
 
 
 def _handler(server: RestCatalogServer) -> type[BaseHTTPRequestHandler]:

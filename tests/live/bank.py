@@ -18,18 +18,20 @@ ACCOUNTS, EACH = 240, 1000
 BANKS = ("accounts", "vault")
 SPLIT = {"parallelism": 3, "chunk_rows": 7}
 
-_BANK = """
-CREATE TABLE accounts (id int PRIMARY KEY, coins bigint NOT NULL, note text NOT NULL);
-CREATE TABLE vault (LIKE accounts INCLUDING ALL) PARTITION BY RANGE (id);
+_ACCOUNTS = "CREATE TABLE accounts (id int PRIMARY KEY, coins bigint NOT NULL, note text NOT NULL)"
+_VAULT = "CREATE TABLE vault (LIKE accounts INCLUDING ALL)"
+_PARTITIONED = f"""
+{_VAULT} PARTITION BY RANGE (id);
 CREATE TABLE vault_low PARTITION OF vault FOR VALUES FROM (0) TO (100);
 CREATE TABLE vault_high PARTITION OF vault FOR VALUES FROM (100) TO (1000) PARTITION BY LIST (id);
 CREATE TABLE vault_rest PARTITION OF vault_high DEFAULT;
-CREATE TABLE empty (id int PRIMARY KEY);
 """
 
 
-def make_bank(connection: psycopg.Connection[Any]) -> None:
-    connection.execute(_BANK)
+def make_bank(connection: psycopg.Connection[Any], *, partitioned: bool = True) -> None:
+    """`partitioned`: rows of one bank are in partitions, under whose names `test_decoding` prints them."""
+    for statement in (_ACCOUNTS, _PARTITIONED if partitioned else _VAULT, "CREATE TABLE empty (id int PRIMARY KEY)"):
+        connection.execute(statement)
     for name in BANKS:
         connection.execute(
             f"INSERT INTO {name} SELECT n, {EACH}, repeat('x', 400) FROM generate_series(1, {ACCOUNTS}) AS n"

@@ -219,12 +219,16 @@ def random_rows(conn: Connection, dice: Dice) -> None:
     conn.execute("DELETE FROM random_values WHERE id % 3 = 2")
 
 
-def every_case(conn: Connection) -> None:
-    """The edge values of all types that are read."""
-    columns = [one for one in type_cases.every(conn) if one[1] not in REFUSED and one[1] != '"char"']
+def create_cases(conn: Connection) -> list[type_cases.Values]:
+    """A table `every_type` for the edge values of all types that are read; its columns."""
+    columns = [
+        # versions print the other letters differently, and they are refused
+        (name, kind, ("", "a", "~") if kind == '"char"' else fit, misfit)
+        for name, kind, fit, misfit in type_cases.every(conn)
+        if kind not in REFUSED
+    ]
     type_cases.create(conn, "every_type", columns)
-    for half in (0, 1):
-        type_cases.insert(conn, "every_type", columns, half)
+    return columns
 
 
 class Slot:
@@ -283,7 +287,9 @@ def test_every_value_is_the_text_that_the_server_prints(
     print(f"seed {seed}")
     with database.connect() as conn:
         random_rows(conn, Dice(seed))
-        every_case(conn)
+        cases = create_cases(conn)
+        for half in (0, 1):
+            type_cases.insert(conn, "every_type", cases, half)
     in_text, in_binary = slot.transactions(), slot.transactions(binary="true")
     assert sum(frame.count(b"b") for raw in in_binary for frame in raw.frames) > 0
     expected = tabulate_plain(in_text)

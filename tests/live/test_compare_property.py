@@ -19,13 +19,17 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
+from pyarrow import csv
 
 from cdc_lake.config.model import Silver
+from cdc_lake.lake.marker import FIRST, app_id
+from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.comparison import Verdict
 from cdc_lake.source.printing import PRINTING
 from tests.conftest import Database
 from tests.live.test_compare_tables import Lake
-from tests.seeds import seeds
+from tests.seeds import one_seed, seeds
 from tests.tally import tally
 
 pytestmark = [pytest.mark.live, pytest.mark.filterwarnings("ignore:The 'without_files' parameter:DeprecationWarning")]
@@ -275,3 +279,65 @@ def test_exactly_the_planted_differences_are_told(seed: int, database: Database,
         lake.receive()
         assert compared(lake, tables, oracle) > 0
     tally("R19", comparisons=2)
+
+
+LARGE = 5_000_000 if BUDGET > 1 else 200_000
+"""Rows of a table in which one value is another one."""
+FILL = """
+CREATE TABLE large (id int8 PRIMARY KEY, customer int8, price numeric(12,3), at timestamp, note text);
+INSERT INTO large SELECT n, hashint8(n), (n % 1000003) / 1000.0, timestamp '2020-01-01' + n * interval '1 second',
+  CASE WHEN n % 7 <> 0 THEN md5(n::text) END FROM generate_series(1, {rows}) n;
+"""
+COLUMNS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("customer", pa.int64()),
+        ("price", pa.decimal128(12, 3)),
+        ("at", pa.timestamp("us")),
+        ("note", pa.string()),
+    ]
+)
+
+
+def large_silver(lake: Lake, file: Path, planted: int | None = None) -> None:
+    """Silver as the source is, but for the note of one row."""
+    selected = ", ".join(COLUMNS.names).replace("note", f"CASE WHEN id = {planted or 0} THEN 'other' ELSE note END")
+    with (
+        file.open("wb") as out,
+        lake.sql.cursor().copy(f"COPY (SELECT {selected} FROM large) TO STDOUT (FORMAT csv)") as rows,
+    ):
+        for part in rows:
+            out.write(part)
+    convert = csv.ConvertOptions(column_types=COLUMNS, strings_can_be_null=True, quoted_strings_can_be_null=False)
+    target, state = lake.project.target(TableName("public", "large")), lake.state
+    marker = CommitProperties(app_transactions=[Transaction(app_id(state.stream, target, FIRST), state.upto)])
+    named = csv.ReadOptions(column_names=COLUMNS.names)
+    with csv.open_csv(file, read_options=named, convert_options=convert) as blocks:
+        place = str(lake.project.silver_path(target))
+        write_deltalake(place, blocks, mode="overwrite", commit_properties=marker)
+    file.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_one_value_of_a_large_table_is_found_and_nothing_where_there_is_none(
+    database: Database, tmp_path: Path
+) -> None:
+    seed = one_seed()
+    print(f"seed {seed}")
+    with closing(Lake(database, tmp_path)) as lake:
+        silver = Silver.model_validate({"tables": [{"from": "public.large", "format": "delta"}]})
+        lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"silver": silver}))
+        lake.sql.execute(FILL.format(rows=LARGE))
+        lake.receive()
+        large_silver(lake, tmp_path / "rows.csv")
+        found = lake.compare()["large"]
+        assert (found.verdict, found.source_rows, found.silver_rows) == (Verdict.EQUAL, LARGE, LARGE)
+        planted = random.Random(seed).randint(1, LARGE)
+        large_silver(lake, tmp_path / "rows.csv", planted)
+        found = lake.compare()["large"]
+        assert (found.verdict, found.changed) == (Verdict.DIFFERENT, 1), found
+        assert (found.missing, found.extra, found.repeated) == (0, 0, 0)
+        assert found.columns == (("note", 1),)
+        assert dict(found.samples) == {"changed": ((str(planted),),)}
+    tally("R19", **{"comparisons": 2, "rows compared": 2 * LARGE})

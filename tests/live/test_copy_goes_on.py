@@ -32,8 +32,8 @@ from cdc_lake.testing.beside import beside
 from cdc_lake.testing.kills import COPYING, KILLED
 from tests.conftest import Database
 from tests.live.bank import BANKS, SPLIT, assert_sums_right, bank, transfers
+from tests.live.kill_grounds import receivers_of
 from tests.live.test_receive_loop import once, project_of, tables_at_source
-from tests.live.test_receiver_kills import receivers_of
 from tests.live.test_source_stream import ROOT, settings
 from tests.replay import tables_from_bronze
 from tests.seeds import seeds

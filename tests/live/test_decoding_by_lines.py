@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ from cdc_lake.testing.workload import Workload
 from tests import decoded_both
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
+from tests.live.kill_grounds import receivers_of
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source, tables_from_bronze
-from tests.live.test_receiver_kills import receivers_of
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live
@@ -105,6 +106,36 @@ def test_every_type_and_odd_names_are_decoded_as_pgoutput_has_them(database: Dat
     assert decoded_both.changes(tabulate_plain(raws, sent.layouts())) == changes
     assert decoded_both.changes(tabulate(raws, sent.layouts())) == changes
     assert {change["op"] for change in changes} == set("IUDT")
+
+
+XMLS = ("", "<a b='1'>ü &amp; <!-- c --></a>", "text only\n", "<?xml version='1.0'?><a/>")
+QUERIES = ("", "'it''s' & !b:*AD", "a <-> (b | c) <3> d")
+
+
+def test_documents_and_queries_land_as_the_server_prints_them(database: Database, tmp_path: Path) -> None:
+    with database.connect() as conn:
+        kinds: dict[str, tuple[str, ...]] = {"tsquery": QUERIES}
+        try:
+            conn.execute("SELECT '<a/>'::xml")
+        except psycopg.errors.FeatureNotSupported:
+            print("the server has no xml")
+        else:
+            kinds["xml"] = XMLS
+        for name, values in kinds.items():
+            conn.execute(f"CREATE TABLE t_{name} (id int PRIMARY KEY, value {name}, several {name}[])")
+            conn.execute(f"ALTER TABLE t_{name} REPLICA IDENTITY FULL")
+            for number, value in enumerate(values):
+                conn.execute(f"INSERT INTO t_{name} VALUES (%s, %s, %s)", [number, value, [value, None]])
+        projects = both(database, tmp_path, 4 << 20)
+        for project in projects:
+            assert once(project).snapshot_rows == sum(map(len, kinds.values()))
+        for name in kinds:
+            conn.execute(f"INSERT INTO t_{name} SELECT id + 100, value, several FROM t_{name}")
+            conn.execute(f"INSERT INTO t_{name} VALUES (99, NULL, NULL)")
+            conn.execute(f"UPDATE t_{name} SET id = -id WHERE id > 100; DELETE FROM t_{name} WHERE id = 1")
+        for project in projects:
+            assert once(project).changes > 0
+            assert tables_from_bronze(project) == tables_at_source(database)
 
 
 def test_a_large_transaction_lands_in_parts_whatever_kills_the_receiver(database: Database, tmp_path: Path) -> None:
@@ -184,7 +215,7 @@ def test_check_and_plan_speak_of_no_publication(database: Database, tmp_path: Pa
     with database.connect() as conn:
         conn.execute("CREATE TABLE notes (id int PRIMARY KEY, body text)")
         with source_view(project) as view:
-            said = [action.text for action in view.steps(None)]
+            said = [action.text for action in view.steps(lambda: None)]
             layout = view.layout(TableName("public", "notes"))
         assert said[0] == "create slot `by_lines` (test_decoding)"
         assert layout is not None
@@ -285,22 +316,27 @@ def test_a_table_without_a_key_and_a_slot_of_another_plugin_are_refused(database
         once(project_of(database, tmp_path, source={"slot": {"name": "by_lines"}}))
 
 
+def refuse(patched: pytest.MonkeyPatch, wrong: Callable[[Any], object]) -> None:
+    """No row that is `wrong` can be decoded while this holds."""
+    plan = layouts_module.Layouts.plan
+
+    def refusing(self: Any, row: Any) -> Any:
+        if wrong(row):
+            raise MalformedMessage("refused by the test")
+        return plan(self, row)
+
+    patched.setattr(layouts_module.Layouts, "plan", refusing)
+
+
 def test_what_cannot_be_decoded_is_kept_and_decoded_once_it_is_mended(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = project_of(database, tmp_path, source=LINES, bronze={"undecodable": "land"})
-    plan = layouts_module.Layouts.plan
-
-    def refusing(self: Any, row: Any) -> Any:
-        if row.new and row.new[0].value == "2":
-            raise MalformedMessage("refused by the test")
-        return plan(self, row)
-
     with database.connect() as conn:
         conn.execute("CREATE TABLE notes (id int PRIMARY KEY, body text)")
         once(project)
         with monkeypatch.context() as patched:
-            patched.setattr(layouts_module.Layouts, "plan", refusing)
+            refuse(patched, lambda row: row.new and row.new[0].value == "2")
             for at in (1, 2, 3):
                 conn.execute("INSERT INTO notes VALUES (%s, 'it''s')", [at])
             once(project)
@@ -315,18 +351,11 @@ def test_a_large_transaction_that_cannot_be_decoded_is_kept_in_parts(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = project_of(database, tmp_path, source=LINES, bronze={"undecodable": "land", "spool": {"part": 300}})
-    plan = layouts_module.Layouts.plan
-
-    def refusing(self: Any, row: Any) -> Any:
-        if row.table.name == "others":
-            raise MalformedMessage("refused by the test")
-        return plan(self, row)
-
     with database.connect() as conn:
         conn.execute("CREATE TABLE notes (id int PRIMARY KEY, body text); CREATE TABLE others (a int PRIMARY KEY)")
         once(project)
         with monkeypatch.context() as patched:
-            patched.setattr(layouts_module.Layouts, "plan", refusing)
+            refuse(patched, lambda row: row.table.name == "others")
             with conn.transaction():
                 conn.execute("INSERT INTO notes SELECT n, 'a note' FROM generate_series(1, 30) n")
                 conn.execute("INSERT INTO others VALUES (1)")

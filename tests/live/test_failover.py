@@ -24,12 +24,14 @@ from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.inspect_parked import inspect_parked
+from cdc_lake.pipeline.slots import inspect_slot
 from cdc_lake.source.server import FAILOVER_SLOTS, TWO_PHASE_ON_STANDBYS
 from cdc_lake.testing.beside import until
 from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.standby import promote, standby_of
 from tests.conftest import CDC_PASSWORD, CDC_USER, Database, make_database, make_role, start_server
 from tests.live.test_receive_loop import once
+from tests.losses import lived_through
 from tests.replay import bronze_rows
 
 pytestmark = pytest.mark.live
@@ -150,6 +152,10 @@ def test_a_standby_that_has_all_of_bronze_goes_on_with_the_stream(cluster: Clust
     assert (ahead.ok, "does not wait for a standby" in ahead.text) == (None, True)
     assert "synchronized_standby_slots = 'standby'" in ahead.fix
     assert "will not have the slot" in line(cluster.project(), "failover").text
+    there = inspect_slot(cluster.project(standby, slot={"failover": True}))
+    assert (there.synced, there.slot.failover, there.wal_status) == (True, True, "reserved")
+    assert any("a standby's copy" in threat.text for threat in there.threats)
+    assert not inspect_slot(project).synced
     cluster.caught_up(standby)
     cluster.primary.stop("immediate")
     promote(standby)
@@ -286,8 +292,10 @@ def test_bronze_ahead_of_the_switch_stops_and_lists_what_the_new_primary_never_h
 
     # another standby that had everything takes over instead, but without the slot
     promote(rival)
-    with pytest.raises(SlotMissing):
+    with pytest.raises(SlotMissing) as without:
         once(cluster.project(rival))
+    assert inserted(project) == ["1", "2", "3"]
+    lived_through("failover without slot", cluster.root, [], without.value)
 
 
 def test_the_primary_is_found_behind_a_host_that_is_down_and_a_standby(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import family_start, source_looks
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.source.stream import StreamIdentity
-from cdc_lake.testing.beside import until
+from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.live import LivePostgres
 from cdc_lake.testing.gaussdb.server import GaussServer
@@ -141,7 +141,7 @@ def test_a_slot_that_others_advance_between_two_looks_ends_the_run(stand_in: Sta
     project = project_of(stand_in, Kind(Style.SERIAL), tmp_path, source=POLLING)
     told: list[Progress] = []
     with pytest.raises(SlotAhead), running(project, told) as receiver:  # noqa: PT012 - what it lives through
-        until(lambda: any("streams" in one.text for one in told))
+        until(lambda: streams(told))
         state = stand_in.servers[False].state
         state.slots.confirm(project.slot, state.ledger.end_lsn + (1 << 20))
         receiver.result(timeout=60)

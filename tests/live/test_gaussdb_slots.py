@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cdc_lake
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.cli.render_slot import details_text
 from cdc_lake.cli.render_slots import advanced_text, list_text
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import AdvancePastBronze, NoStream, NotForThisSource, SlotActive, SlotGivenUp, SlotMissing
 from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.check import check
+from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, list_slots
+from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
 from cdc_lake.pipeline.status import status
 from cdc_lake.pipeline.wal_note import GivesWay, WalNote
+from cdc_lake.source.gaussdb import slot
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.wire.connect import connect
-from cdc_lake.testing.beside import beside, until
+from cdc_lake.testing.beside import beside, streams, until
 from cdc_lake.testing.workload import Workload
 from tests.live.test_gaussdb_receive import SEED, assert_equal_to_source, project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once, running
+from tests.live.test_slot_verbs import receiver_beside
 from tests.live.test_wal_budget_live import MIB, Stuck, quick
 
 pytestmark = pytest.mark.live
@@ -33,6 +39,22 @@ pytestmark = pytest.mark.live
 __all__ = ["quick", "stand_in"]
 
 ORDINARY, BY_CSN = Kind(Style.BINARY, batch=True), Kind(Style.BINARY, batch=True, by_csn=True)
+
+
+def has_look(path: Path) -> bool:
+    """Whether a module has `find_slot` of the family's slots."""
+    imports = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom))
+    names = (name.name for node in imports if node.module == slot.__name__ for name in node.names)
+    return path == Path(slot.__file__) or "find_slot" in names
+
+
+PACKAGE = Path(cdc_lake.__file__).parent
+LOOK_SLOTS_UP = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if has_look(path)
+]
+"""The modules that have `find_slot`."""
 
 
 def confirmed(project: Project) -> int | None:
@@ -61,12 +83,13 @@ def test_a_slot_made_beforehand_is_listed_keeps_every_change_and_goes_where_it_i
     assert project.slot in list_text(list_slots(project))
     assert once(project).transactions
     assert_equal_to_source(project, stand_in)
+    assert_inspected(project)
 
     told = drop_slot(project)
     assert (told.own, told.done) == (True, False)
     assert told.lost.startswith("all changes behind")
     with running(project, progress := []):
-        until(lambda: any("streams" in one.text for one in progress))
+        until(lambda: streams(progress))
         assert {one.state for one in list_slots(project).slots if one.own} == {"active"}
         with pytest.raises(SlotActive):
             drop_slot(project, yes=True)
@@ -74,6 +97,25 @@ def test_a_slot_made_beforehand_is_listed_keeps_every_change_and_goes_where_it_i
     assert confirmed(project) is None
     with pytest.raises(SlotMissing):
         drop_slot(project, yes=True)
+
+
+def assert_inspected(project: Project) -> None:
+    """Everything that the server has of the slot is told, and what may come of it."""
+    found, state = inspect_slot(project), bronze_reader(project).state()
+    assert state is not None
+    with connect(target_of(project.family, project.root)) as session:
+        facts = find_slot(session, project.slot)
+    assert facts is not None
+    assert (found.order, found.catalog_xmin, found.restart) == (facts.order, facts.catalog_xmin, str(facts.restart))
+    assert found.catalog_xmin is not None
+    assert found.bronze is not None
+    assert facts.confirmed is not None
+    assert found.bronze.unconfirmed == state.confirm - facts.confirmed
+    assert (found.wal_status, found.two_phase, found.counters) == (None, None, None)
+    assert ["nothing bounds" in one.text for one in found.threats] == [True]
+    text = details_text(found, 80)
+    assert f"in {facts.order.upper()} order" in text
+    assert f"→ {found.threats[0].remedy}" in text
 
 
 def test_an_ordinary_slot_goes_as_far_as_bronze_and_never_further(stand_in: StandIn, tmp_path: Path) -> None:
@@ -105,6 +147,26 @@ def test_an_ordinary_slot_goes_as_far_as_bronze_and_never_further(stand_in: Stan
     assert_equal_to_source(project, stand_in)
 
 
+@pytest.mark.parametrize("kind", [ORDINARY, BY_CSN], ids=["lsn", "csn"])
+def test_a_receiver_that_lands_while_a_verb_looks_takes_nothing_away(
+    stand_in: StandIn, tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = project_of(stand_in, kind, tmp_path)
+    with stand_in.database.connect() as conn:
+        conn.execute("CREATE TABLE orders (id int PRIMARY KEY); INSERT INTO orders VALUES (1)")
+    once(project)
+    runs = receiver_beside(stand_in.database, project, monkeypatch, *LOOK_SLOTS_UP)
+    if kind is ORDINARY:
+        assert advance_slot(project).bytes == 0
+    assert not [
+        threat for threat in inspect_slot(project).threats if "missing" in threat.text or "read by" in threat.text
+    ]
+    assert any("resume slot" in action.text for action in plan(project).actions)
+    assert [line for line in check(project) if line.subject == "slot" and line.ok is False] == []
+    assert len(runs) >= 3
+    assert all(run.transactions for run in runs)
+
+
 def test_a_slot_in_csn_order_is_moved_by_its_receiver_alone(stand_in: StandIn, tmp_path: Path) -> None:
     project = project_of(stand_in, BY_CSN, tmp_path)
     once(project)
@@ -121,7 +183,7 @@ def test_where_bronze_is_away_the_ladder_is_climbed_and_left_again(stand_in: Sta
     with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append)):
         fill(stand_in, project, bronze, told)
         try:
-            assert gives_way()
+            until(gives_way)
             seen = status(project).wal_budget
             assert seen is not None
             assert (seen.step, seen.pauses_apply) == ("exceeded", True)
@@ -164,7 +226,7 @@ def with_big(stand_in: StandIn, kind: Kind, root: Path, budget: dict[str, Any]) 
 
 def fill(stand_in: StandIn, project: Project, bronze: Stuck, told: list[Progress]) -> None:
     """Write more than the budget while bronze is away, until it is told."""
-    until(lambda: any("streams" in one.text for one in told))
+    until(lambda: streams(told))
     until(lambda: WalNote(project.lake, project.name).read(), "it is looked at")
     bronze.away.set()
     with stand_in.database.connect() as conn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from cdc_lake.source.gaussdb.slot import create_slot_by_function, find_slot
 from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.target import WireTarget, WireTls
+from cdc_lake.testing.gaussdb.live import LivePostgres
 from cdc_lake.testing.gaussdb.standin import Settings, StandIn
 from tests.conftest import Database
 
@@ -82,6 +84,28 @@ def test_what_came_while_it_was_down_comes_with_the_next_csns(
         assert facts.confirmed > made.consistent.value
         assert received(where, 2) == [(2001, 1), (2002, 1)]
         session.close()
+
+
+def test_transactions_that_it_makes_begin_behind_what_is_confirmed_of_others(database: Database) -> None:
+    """A slot is confirmed by the place of a COMMIT: one that began before it would not come again."""
+    with database.connect() as one, database.connect() as other:
+        one.execute("CREATE TABLE items (id int PRIMARY KEY)")
+        with LivePostgres(database.server.dsn(database.name), foreign=0.5) as live:
+            for number in range(20):
+                with one.transaction():  # its COMMIT is the record behind what is read meanwhile
+                    one.execute("INSERT INTO items VALUES (%s)", [number])
+                    other.execute("INSERT INTO items VALUES (%s)", [number + 100])
+                    live.beat()
+                    live.beat()
+            live.settled()
+            for _ in range(9):  # nothing is written beside them
+                live.beat()
+            live.settled()
+            told = live.ledger.since(0)
+    assert len(told) >= 89
+    for one, following in itertools.pairwise(told):
+        assert following.commit_start >= one.commit_end, "what is confirmed of one lies before its end"
+        assert following.commit_start > one.commit_start + 1, "or right behind its start"
 
 
 def test_a_second_start_finds_the_running_process(database: Database, stand_in: tuple[StandIn, Settings]) -> None:

@@ -18,6 +18,7 @@ LIVE = {
     "plan-first": Step(["plan"], "plan.plan"),
     "slot-create": Step(["slot", "create", "-q"], "slots.create_slot"),
     "slot-list": Step(["slot", "list"], "slots.list_slots"),
+    "slot-inspect": Step(["slot", "inspect"], "slots.inspect_slot"),
     "compare-too-early": Step(["compare", "-q"], "compare.compare", 1),
     "plan-paused": Step(["plan"], "plan.plan", first=["pause", "customers"]),
     "run-receive": Step(

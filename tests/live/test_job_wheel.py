@@ -226,8 +226,7 @@ def received(workspace: Workspace, project: Project, database: Database) -> None
 
 
 def copied(project: Project) -> bool:
-    state = bronze_reader(project).state()
-    return state is not None and is_complete(control_tables(project), state.stream, state.epoch)
+    return is_complete(bronze_reader(project).state(), control_tables(project))
 
 
 def upto(project: Project) -> int:

@@ -14,11 +14,11 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import SpoolFull
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress
-from cdc_lake.testing.beside import until
+from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.kills import KILLED, assert_whole_transactions
 from tests.conftest import Database
+from tests.live.kill_grounds import receivers_of
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
-from tests.live.test_receiver_kills import receivers_of
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live
@@ -159,7 +159,7 @@ def test_a_large_transaction_is_one_commit_of_many_files_seen_when_it_commits(
     once(project)
     reader, told = bronze_reader(project), list[Progress]()
     with running(project, told), streaming.connect(autocommit=False) as conn:
-        until(lambda: any(p.stage == "connect" and "streams" in p.text for p in told), "it streams")
+        until(lambda: streams(told), "it streams")
         version = reader.version()
         conn.execute("INSERT INTO a SELECT g, 1, repeat('y', 100) FROM generate_series(1, 3000) g")
         with streaming.connect() as other:

@@ -19,7 +19,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check import ddl_sql
 from cdc_lake.pipeline.check_postgres import findings
-from cdc_lake.testing.beside import until
+from cdc_lake.testing.beside import streams, until
 from tests.conftest import Database
 from tests.live.old_rows import layouts, words
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
@@ -113,7 +113,7 @@ def test_a_transaction_whose_commit_follows_a_landed_message_in_the_log_is_not_p
         conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
         told: list[Progress] = []
         with running(project, told):
-            until(lambda: any("streams" in one.text for one in told))
+            until(lambda: streams(told))
             open_.execute("INSERT INTO t VALUES (1)")
             open_.execute("SELECT pg_logical_emit_message(false, 'p', 'x', flush => true)")
             until(lambda: landed_messages(project))

@@ -10,6 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from cdc_lake.cli.app import app
+from cdc_lake.cli.process import run_command
 from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.errors import AuthenticationRefused, NoReplicaIdentity, SlotMissing
@@ -95,6 +97,15 @@ def test_check_names_each_thing_to_fix(database: Database, project: Project) -> 
     with database.connect() as conn:
         conn.execute("INSERT INTO bare VALUES (1); UPDATE bare SET a = 2")
     assert [line.code for line in check(project) if line.subject == "identity"] == []
+
+
+def test_both_kinds_of_sql_are_printed_where_both_are_asked_for(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given, kinds in ((["--sql"], {"GRANT"}), (["--ddl"], {"TRIGGER"}), (["--ddl", "--sql"], {"GRANT", "TRIGGER"})):
+        assert run_command(app, ["check", "-p", str(project.file), *given]) == 0
+        said = capsys.readouterr().out
+        assert {word for word in ("GRANT", "TRIGGER") if f"{word} " in said} == kinds
 
 
 def test_check_of_a_wrong_password_stops_at_the_connection(

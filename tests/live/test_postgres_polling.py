@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,40 @@ import psycopg
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.port import BronzeState, ClosedBatch, Landed, Tabulate
+from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource
-from cdc_lake.errors import ServerUnreachable, SlotActive
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.raw import Raw
+from cdc_lake.errors import BronzeNotWritten, ServerBusy, SlotActive
+from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline import receiving
 from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
+from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.slots import advance_slot, drop_slot, list_slots
 from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.wal_kept import kept_wal
+from cdc_lake.source import polling, postgres_polling
 from cdc_lake.source import settled as settled_module
 from cdc_lake.source.connection import connect
 from cdc_lake.source.plugins import message_options
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.postgres_polling import PostgresFunctions
 from cdc_lake.source.server import identify
+from cdc_lake.testing.beside import beside, until
+from cdc_lake.testing.kills import receive_until_killed
+from cdc_lake.testing.memory import peak_mib
+from cdc_lake.testing.server import EmbeddedServer
 from cdc_lake.testing.workload import Workload
-from tests.conftest import Database
+from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_decoding_by_lines import streamed
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source, tables_from_bronze
+from tests.live.test_receiver_kills import BUDGET, receivers_of
+from tests.live.test_wal_budget_live import assert_no_log_kept_beside_a_busy_one
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live
@@ -46,8 +63,10 @@ def polled(database: Database, root: Path, plugin: str, **source: Any) -> Projec
 @PLUGINS
 @pytest.mark.parametrize("seed", seeds(1))
 def test_a_workload_lands_the_rows_that_a_stream_lands(
-    database: Database, tmp_path: Path, plugin: str, seed: int
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: str, seed: int
 ) -> None:
+    """However much of an answer is handed over at once: what is landed of it is confirmed before its rest is read."""
+    monkeypatch.setattr(postgres_polling, "PIECE", random.Random(seed).choice([1, 1000, 4 << 20]))
     (tmp_path / "stream").mkdir()
     stream = project_of(database, tmp_path / "stream", source={"slot": {"name": "streamed", "plugin": plugin}})
     project = polled(database, tmp_path, plugin)
@@ -71,6 +90,32 @@ def test_a_workload_lands_the_rows_that_a_stream_lands(
             "SELECT confirmed_flush_lsn - %s::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 'polled'",
             [f"{state.confirm >> 32:X}/{state.confirm & 0xFFFFFFFF:X}"],
         ).fetchone() == (0,)
+
+
+def peak_of_receiving(document: str, root: Path, setting: str) -> None:
+    """What a process of its own does: receive, and write the most memory that it had, in MiB, to the file `setting`."""
+    receive_until_killed(document, root, "")
+    (root / setting).write_text(str(peak_mib()))
+
+
+@pytest.mark.parametrize("plugin", ["pgoutput", "test_decoding"][:BUDGET])
+def test_memory_does_not_grow_with_the_transaction(database: Database, tmp_path: Path, plugin: str) -> None:
+    project = polled(database, tmp_path, plugin)
+    receivers, peaks = receivers_of(project, database.password), []
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY, body text)")
+        assert receivers.run() == 0
+        for first, megabytes in ((1, 5), (1_000_000, 150 * BUDGET)):
+            rows = "SELECT n, repeat('x', 100000) FROM generate_series(%s::int, %s::int) AS n"
+            conn.execute(f"INSERT INTO notes {rows}", [first, first + megabytes * 10 - 1])
+            assert receivers.run("peak", target=peak_of_receiving) == 0
+            peaks.append(float((tmp_path / "peak").read_text()))
+    assert peaks[1] < 1.3 * peaks[0], peaks
+    reader = bronze_reader(project)
+    state = reader.state()
+    assert state is not None
+    commits = reader.commits(Span(state.epoch, -1, state.upto))
+    assert sum(commit.changes for commit in commits) == (5 + 150 * BUDGET) * 10
 
 
 @pytest.mark.parametrize("seed", seeds(1))
@@ -250,7 +295,7 @@ def test_somebody_who_looks_into_the_slot_is_waited_for(database: Database, tmp_
             connect(source, Path("/"), replication=True), "polled", options, state.confirm, status_interval=10
         )
         functions = PostgresFunctions(
-            session, "polled", "pgoutput", options, clock=lambda: now[0], pause=lambda _: holder.close()
+            session, session, "polled", "pgoutput", options, clock=lambda: now[0], pause=lambda _: holder.close()
         )
         assert functions.peek(1) is None
         now[0] = 20
@@ -258,6 +303,65 @@ def test_somebody_who_looks_into_the_slot_is_waited_for(database: Database, tmp_
             functions.peek(1)
         functions.advance(state.confirm)
         assert functions.peek(1) is not None
+
+
+def snapshots_held(database: Database) -> int:
+    """How many sessions hold one for what they read of a slot: while it is held, rows of before stay in the tables."""
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database() "
+        "AND query LIKE '%pg_logical_slot_peek%' AND state = 'active' AND backend_xmin IS NOT NULL"
+    )
+    with database.connect() as conn:
+        row = conn.execute(query.encode()).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+class Outage(DeltaBronze):
+    """A lake that can be neither written nor read from the third batch until `over`."""
+
+    over = False
+    tried = 0
+
+    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+        """See BronzeWriter."""
+        self.tried += 1
+        self._reach()
+        return super().append(batch, tabulate)
+
+    def state(self) -> BronzeState | None:
+        """See BronzeWriter."""
+        self._reach()
+        return super().state()
+
+    def _reach(self) -> None:
+        if self.tried >= 3 and not self.over:
+            raise BronzeNotWritten("the lake is away")
+
+
+def test_while_the_lake_is_away_the_server_holds_no_snapshot_for_what_is_not_read(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "UNREAD", 2.0)
+    monkeypatch.setattr(postgres_polling, "PIECE", 100_000)
+    source = {**POLLING, "slot": {"name": "polled"}, "polling": {"interval": "20 ms", "max_changes": 1_000_000}}
+    project = project_of(database, tmp_path, source=source, bronze={"batch": {"max_transactions": 2}})
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY, word text)")
+        once(project)
+        for n in range(40):  # more than the buffers between hold
+            rows = "INSERT INTO notes SELECT %s + n, repeat('x', 6000) FROM generate_series(1, 100) AS n"
+            conn.execute(rows, [100 * n])
+    bronze = Outage(project.bronze, "os")
+    with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=silent)) as receiver:
+        until(lambda: bronze.tried >= 3 or receiver.done(), "the lake goes away")
+        assert snapshots_held(database) == 1
+        until(lambda: not snapshots_held(database) or receiver.done(), "the server's snapshot goes")
+        bronze.over, tried = True, bronze.tried
+        until(lambda: bronze.tried > tried + 1 or receiver.done(), "it goes on by itself")
+    assert receiver.result().reconnects >= 1
+    once(project)
+    assert tables_from_bronze(project) == tables_at_source(database)
 
 
 def test_the_server_is_known_by_sql_as_by_its_command(database: Database) -> None:
@@ -269,9 +373,28 @@ def test_the_server_is_known_by_sql_as_by_its_command(database: Database) -> Non
     assert (by_sql.product, by_sql.wal_level, by_sql.in_recovery) == (by_command.product, "logical", False)
 
 
-def test_no_replication_connection_is_opened(database: Database, tmp_path: Path) -> None:
-    project = polled(database, tmp_path, "pgoutput")
-    with database.connect() as conn, mock.patch("cdc_lake.source.server.command", side_effect=ServerUnreachable("no")):
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[EmbeddedServer]:
+    """A server that takes no replication connection."""
+    embedded = start_server(settings={"max_wal_senders": "0"})
+    make_role(embedded)
+    yield embedded
+    embedded.remove()
+
+
+@pytest.fixture
+def guarded(refusing: EmbeddedServer) -> Iterator[Database]:
+    """A database of that server."""
+    made = make_database(refusing)
+    yield made
+    drop_database(made)
+
+
+def test_no_replication_connection_is_opened(guarded: Database, tmp_path: Path) -> None:
+    with pytest.raises(ServerBusy):
+        connect(PostgresSource(**guarded.source), Path("/"), replication=True)
+    project = polled(guarded, tmp_path, "pgoutput")
+    with guarded.connect() as conn:
         conn.execute("CREATE TABLE notes (id int PRIMARY KEY); INSERT INTO notes VALUES (1)")
         once(project)
         conn.execute("INSERT INTO notes VALUES (2)")
@@ -287,3 +410,55 @@ def test_no_replication_connection_is_opened(database: Database, tmp_path: Path)
             ahead = side.ahead(shown, state.upto)
         assert ahead is not None
         assert len(ahead) == 1
+        assert advance_slot(project).bytes == 0
+        assert once(project).transactions == 1
+        assert drop_slot(project, yes=True).done
+        assert [one.name for one in list_slots(project).slots] == []
+
+
+def test_a_slot_is_given_up_without_a_replication_connection(guarded: Database, tmp_path: Path) -> None:
+    project = polled(guarded, tmp_path, "pgoutput", wal_budget={"max_bytes": 1 << 20, "on_exceeded": "drop_slot"})
+    with guarded.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY)")
+    once(project)
+    kept_wal(project).drop(1.0)
+    assert [one.name for one in list_slots(project).slots] == []
+
+
+def test_who_reads_a_slot_is_waited_for_before_it_is_dropped(database: Database, tmp_path: Path) -> None:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY)")
+    project = polled(database, tmp_path, "pgoutput")
+    once(project)
+    state = bronze_reader(project).state()
+    assert state is not None
+    options = message_options(project.publication)
+    with connect(PostgresSource(**database.source), Path("/"), replication=True) as reading:
+        PostgresStream(reading, "polled", options, state.confirm, status_interval=10)
+        with pytest.raises(SlotActive):
+            drop_slot(project, yes=True)
+        with pytest.raises(SlotActive):
+            drop_slot(project, yes=True, wait=0.3)
+        assert [one.name for one in list_slots(project).slots if one.own]
+        with beside(lambda _: drop_slot(project, yes=True, wait=60)) as dropping:
+            time.sleep(0.3)
+            assert not dropping.done()
+            reading.close()
+            assert dropping.result(30).done
+    assert not [one.name for one in list_slots(project).slots if one.own]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [POLLING, {**POLLING, "slot": {"plugin": "test_decoding"}}, {"slot": {"plugin": "test_decoding"}}],
+    ids=["polling", "polling test_decoding", "test_decoding"],
+)
+def test_a_database_that_rests_beside_a_busy_one_keeps_no_log(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(receiving, "ADVANCE_EVERY", 0.2)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    project = project_of(database, tmp_path, source=source)
+    once(project)
+    assert_no_log_kept_beside_a_busy_one(database, project, times=2, mib=4)

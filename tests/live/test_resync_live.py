@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +23,88 @@ from cdc_lake.lake.lease import copy_lease
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.action import ActionKind
 from cdc_lake.pipeline.against_source import against_source
-from cdc_lake.pipeline.check import check
+from cdc_lake.pipeline.check import check, dba_sql
 from cdc_lake.pipeline.copies import courses
 from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.postgres_captured import by_publication
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.resync import resync
 from cdc_lake.source.connection import connect
 from cdc_lake.source.publication import published
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.kills import KILLED
-from tests.conftest import Database
-from tests.live.bank import ACCOUNTS, SPLIT, assert_sums_right, bank, transfers
+from tests.conftest import Database, drop_database, make_database
+from tests.decoding_postgres import server as decoding_server
+from tests.live.bank import ACCOUNTS, SPLIT, assert_sums_right, make_bank, transfers
+from tests.live.kill_grounds import receivers_of
 from tests.live.test_receive_loop import once, project_of, tables_at_source
-from tests.live.test_receiver_kills import receivers_of
 from tests.live.test_source_stream import ROOT, settings
 from tests.replay import tables_from_bronze
-from tests.seeds import seeds
+from tests.seeds import one_seed, seeds
 
 pytestmark = pytest.mark.live
 
-__all__ = ["bank"]
+__all__ = ["decoding_server"]
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 ACCOUNTS_ONLY, BOTH = ["public.accounts"], ["public.accounts", "public.vault"]
+POLLING = {"mode": "polling", "polling": {"interval": "20 ms", "max_changes": 50}}
+LINES = {"slot": {"plugin": "test_decoding"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "pgoutput": {},
+    "lines": LINES,
+    "pgoutput polled": POLLING,
+    "lines polled": POLLING | LINES,
+}
+IN_EVERY_WAY = pytest.mark.parametrize(
+    "database", [*WAYS] if BUDGET > 1 else ["pgoutput", "lines polled"], indirect=True
+)
+"""With a small budget in two that have nothing in common."""
+IN_SOME_WAY = pytest.mark.parametrize(
+    "database", [*WAYS] if BUDGET > 1 else random.Random(one_seed()).sample([*WAYS], 1), indirect=True
+)
+"""With a small budget in one by chance."""
+
+
+@dataclass(frozen=True)
+class Reached(Database):
+    """A database with the way in which its log is read."""
+
+    way: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def source(self) -> dict[str, Any]:
+        return super().source | self.way
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> Iterator[Reached]:
+    """A fresh one, read in the way that a test asks for."""
+    way = getattr(request, "param", "pgoutput")
+    server = request.getfixturevalue("decoding_server" if "lines" in way else "server")
+    made = Reached(server, make_database(server).name, way=WAYS[way])
+    yield made
+    drop_database(made)
+
+
+@pytest.fixture
+def bank(database: Reached) -> Iterator[psycopg.Connection[Any]]:
+    with database.connect() as connection:
+        make_bank(connection, partitioned="slot" not in database.way)
+        yield connection
 
 
 def taking(database: Database, root: Path, tables: Sequence[str] = BOTH, **sections: Any) -> Project:
     return project_of(database, root, source={"tables": [*tables]}, snapshot=SPLIT, **sections)
 
 
-def in_publication(database: Database, project: Project) -> list[str]:
-    session = connect(settings(database), ROOT)
-    try:
-        return [one.table.name for one in published(session, project.publication)]
-    finally:
-        session.close()
+def assert_published(database: Database, project: Project, names: list[str]) -> None:
+    """Where a publication says what is captured."""
+    if by_publication(project):
+        with closing(connect(settings(database), ROOT)) as session:
+            assert [one.table.name for one in published(session, project.publication)] == names
 
 
 def course_of(project: Project, name: str) -> list[tuple[bool, bool]]:
@@ -91,6 +140,7 @@ def receiving(project: Project, told: list[str]) -> Any:
     return beside(run)
 
 
+@IN_EVERY_WAY
 @pytest.mark.parametrize("seed", seeds(1))
 def test_tables_are_copied_again_by_several_readers_while_they_change_and_are_received(
     database: Database, tmp_path: Path, bank: psycopg.Connection[Any], seed: int
@@ -112,21 +162,21 @@ def test_tables_are_copied_again_by_several_readers_while_they_change_and_are_re
     assert not [text for text in told if "another" in text], "the receiver takes a copy for upkeep"
 
 
+@IN_EVERY_WAY
 def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when_it_comes_back(
     database: Database, tmp_path: Path, bank: psycopg.Connection[Any]
 ) -> None:
     one, both = taking(database, tmp_path, ACCOUNTS_ONLY), taking(database, tmp_path)
     once(one)
     with beside(lambda stop: transfers(database, 1, stop)):
-        assert said(both) == [
-            "public.vault came: the next start publishes what came and copies it, while the others flow"
-        ]
-        assert {line.ok for line in check(both) if line.subject == "publication"} == {True}
+        does = "publishes what came and copies it" if by_publication(both) else "copies what came"
+        assert said(both) == [f"public.vault came: the next start {does}, while the others flow"]
+        assert {line.ok for line in check(both) if line.subject == "publication"} <= {True}
         assert "public.vault" in {action.subject for action in plan(both).actions}
         done = once(both)
         assert done.snapshot_rows == ACCOUNTS
     once(both)
-    assert in_publication(database, both) == ["accounts", "vault"]
+    assert_published(database, both, ["accounts", "vault"])
     assert course_of(both, "vault") == [(False, True), (True, False)]
     assert said(both) == []
     assert_as_at_source(both, database, "accounts", "vault")
@@ -135,7 +185,7 @@ def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when
     assert said(one) == ["public.vault went: not followed from the next start on, and silver keeps what it has"]
     once(one, lambda progress: told.append(progress.text))
     assert "table public.vault is not followed any more: `source.tables` leaves it out" in told
-    assert in_publication(database, one) == ["accounts"]
+    assert_published(database, one, ["accounts"])
     bank.execute("DELETE FROM vault WHERE id < 50")
     bank.execute("UPDATE accounts SET coins = 0 WHERE id = 1")
     assert once(one, lambda progress: told.append(progress.text)).snapshot_rows == 0
@@ -149,6 +199,7 @@ def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when
     assert_as_at_source(both, database, "accounts", "vault")
 
 
+@IN_SOME_WAY
 def test_others_flow_while_a_table_that_came_is_copied(
     database: Database, tmp_path: Path, bank: psycopg.Connection[Any]
 ) -> None:
@@ -192,6 +243,7 @@ def test_a_mistake_of_ours_in_the_copy_ends_the_receiver_and_the_next_one_copies
 STEPS = (at.TABLES_LEFT, at.PUBLICATION_ALTERED, at.SNAPSHOT_CHUNK, at.FILE_WRITTEN, at.RECOPIED)
 
 
+@IN_SOME_WAY
 @pytest.mark.parametrize("seed", seeds(1))
 def test_killed_at_every_step_only_the_table_that_came_is_copied_again(
     database: Database, tmp_path: Path, bank: psycopg.Connection[Any], seed: int
@@ -214,6 +266,29 @@ def test_killed_at_every_step_only_the_table_that_came_is_copied_again(
     assert course_of(project, "accounts") == [(False, False)]
     assert course_of(project, "vault") == [(False, True), (True, False)]
     assert_as_at_source(project, database, "accounts", "vault")
+
+
+def test_a_table_that_the_role_may_not_publish_is_named_with_what_a_superuser_runs(
+    database: Database, tmp_path: Path, bank: psycopg.Connection[Any]
+) -> None:
+    del bank
+    one, both = taking(database, tmp_path, ACCOUNTS_ONLY), taking(database, tmp_path)
+    once(one)
+    with database.admin() as admin:
+        admin.execute("ALTER TABLE vault OWNER TO CURRENT_USER")
+        admin.execute(f'GRANT SELECT ON vault TO "{database.user}"')
+        [line] = [line for line in check(both) if " came" in line.text]
+        assert (line.ok, line.code) == (False, "SRC224")
+        assert 'ADD TABLE "public"."vault"' in line.fix
+        [action] = [one for one in plan(both).actions if one.kind is ActionKind.ALTER_PUBLICATION]
+        assert not action.changes
+        assert "a superuser may: ALTER PUBLICATION" in action.text
+        sql = dba_sql(both)
+        assert 'ADD TABLE "public"."vault";' in sql
+        admin.execute(sql.encode())
+    assert not [line for line in check(both) if line.code == "SRC224"]
+    assert once(both).snapshot_rows == ACCOUNTS
+    assert_as_at_source(both, database, "accounts", "vault")
 
 
 def test_a_publication_that_the_pipeline_names_is_left_to_its_owner(

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from tests.canary import CANARY, Told, leaks
 from tests.conftest import Database
+from tests.tally import tally
 
 pytestmark = pytest.mark.live
 
@@ -53,6 +54,7 @@ def test_a_server_that_refuses_shows_no_secret(told: Told, database: Database, f
     (tmp_path / "password").unlink()
     (tmp_path / "secret.pem").unlink()
     assert leaks(tmp_path, [CANARY]) == []
+    tally("R20", {fault}, paths=failed)
 
 
 def test_a_whole_run_leaves_no_secret_behind(told: Told, database: Database, tmp_path: Path) -> None:

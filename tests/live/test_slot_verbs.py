@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,10 +26,13 @@ from cdc_lake.errors import (
     WalGone,
 )
 from cdc_lake.model.position import Lsn
-from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, list_slots
+from cdc_lake.pipeline.check import check
+from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.receiving import ReceiveSummary
+from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
 from cdc_lake.source import slot
 from cdc_lake.source.slot_fit import useless
-from cdc_lake.testing.beside import beside, until
+from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import Database, drop_database, make_database, start_server
 from tests.live.test_receive_loop import assert_equal_to_source, once, running
 from tests.pipeline_file import with_orders
@@ -110,6 +116,53 @@ def test_a_slot_goes_as_far_as_bronze_and_never_further(database: Database, proj
         assert_equal_to_source(project, database)
 
 
+def settled(project: Project) -> bool:
+    """Whether the server has heard all that the last run confirmed, and knows that nobody reads the slot."""
+    found = inspect_slot(project)
+    return found.slot.state != "active" and found.bronze is not None and (found.bronze.unconfirmed or 0) <= 0
+
+
+def receiver_beside(
+    database: Database, project: Project, monkeypatch: pytest.MonkeyPatch, *modules: str
+) -> list[ReceiveSummary]:
+    """Have a receiver land and confirm one more row whenever one of the modules looks the slot up, just before;
+    its runs.
+    """
+    runs: list[ReceiveSummary] = []
+    under_way = False
+
+    def wrapped(look: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(*given: Any) -> Any:
+            nonlocal under_way
+            if not under_way:
+                under_way = True
+                with database.connect() as conn:
+                    conn.execute("INSERT INTO orders SELECT max(id) + 1 FROM orders")
+                runs.append(once(project))
+                until(lambda: settled(project), "the server heard what was confirmed")
+                under_way = False
+            return look(*given)
+
+        return looked
+
+    # all are imported before the first is replaced: who imports from another one would keep what is put there
+    for module in [importlib.import_module(name) for name in modules]:
+        monkeypatch.setattr(module, "find_slot", wrapped(module.find_slot))
+    return runs
+
+
+def test_a_receiver_that_lands_while_a_verb_looks_takes_nothing_away(
+    database: Database, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once(project)
+    runs = receiver_beside(database, project, monkeypatch, "cdc_lake.source.slot")
+    assert advance_slot(project).bytes == 0
+    assert any("resume slot" in action.text for action in plan(project).actions)
+    assert [line for line in check(project) if line.subject == "slot" and line.ok is False] == []
+    assert len(runs) >= 3
+    assert all(run.transactions == 1 for run in runs)
+
+
 def test_a_slot_that_fell_back_is_brought_to_where_bronze_is(database: Database, project: Project) -> None:
     """As after a crash of the server, which saves what was confirmed now and then only."""
     once(project)
@@ -158,16 +211,17 @@ def test_a_drop_says_what_is_lost_and_waits_for_who_reads(database: Database, pr
     assert (told.own, told.done) == (True, False)
     assert "all changes behind" in told.lost
     with running(project, said := []):
-        until(lambda: any("streams" in p.text for p in said))
-        with pytest.raises(SlotActive):
+        until(lambda: streams(said))
+        with pytest.raises(SlotActive) as active:
             drop_slot(project, yes=True)
+        assert "cdc-lake slot drop --yes --wait" in active.value.remedy
         with pytest.raises(SlotActive, match=r"still read after 0\.3 s"):
             drop_slot(project, yes=True, wait=0.3)
     assert project.slot in {one.name for one in list_slots(project).slots}
 
     with ExitStack() as dropping, database.admin() as admin:
         with running(project, said := []):
-            until(lambda: any("streams" in p.text for p in said))
+            until(lambda: streams(said))
             done = dropping.enter_context(beside(lambda _: drop_slot(project, yes=True, wait=60).done))
             until(lambda: waits(admin), "it waits for the reader")
             assert not done.done()
@@ -201,12 +255,48 @@ def test_each_reason_to_refuse_a_slot_is_its_own_error(database: Database, proje
         (WalGone, {"wal_status": "lost"}),
         (WalGone, {"invalidation": "wal_removed"}),
         (SlotInvalidated, {"invalidation": "idle_timeout"}),
+        (SlotInvalidated, {"invalidation": "rows_removed"}),
+        (SlotInvalidated, {"invalidation": "wal_level_insufficient"}),
         (SlotInvalidated, {"confirmed": None}),
     ):
         with pytest.raises(error) as caught:
             check(**changed)
         assert type(caught.value) is error
-    assert "idle_replication_slot_timeout" in useless("s", "idle_timeout", "0/0").remedy
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("idle_timeout", "idle_replication_slot_timeout"),
+        ("rows_removed", "hot_standby_feedback = on"),
+        ("wal_level_insufficient", "wal_level = logical"),
+    ],
+)
+def test_each_reason_of_the_server_has_its_remedy(reason: str, remedy: str) -> None:
+    assert remedy in useless("s", reason, "0/0").remedy
+
+
+def test_a_slot_that_nobody_read_for_too_long_is_told() -> None:
+    resting = start_server(version=18, settings={"idle_replication_slot_timeout": "1s"})
+    try:
+        with psycopg.connect(resting.dsn(), autocommit=True) as admin:
+            admin.execute("SELECT pg_create_logical_replication_slot('late', 'pgoutput')")
+            until(lambda: given_up(admin), "the server gives it up")
+            found = slot.find_slot(admin, "late")
+            with pytest.raises(SlotInvalidated, match="idle_timeout") as told:
+                slot.check_slot(found, "late", "postgres", end(admin))
+            assert "idle_replication_slot_timeout" in told.value.remedy
+            with pytest.raises(SlotInvalidated):
+                slot.advance_slot(admin, "late", Lsn(end(admin)))
+    finally:
+        resting.remove()
+
+
+def given_up(conn: psycopg.Connection) -> bool:
+    """Whether a checkpoint, which looks for such slots, made it so."""
+    conn.execute("SELECT pg_switch_wal(); CHECKPOINT")
+    found = slot.find_slot(conn, "late")
+    return found is not None and found.lost
 
 
 def test_a_slot_that_was_given_up_is_told_also_by_the_attempt_to_read_it() -> None:

@@ -11,6 +11,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from cdc_lake.config.source import PostgresSource
+from cdc_lake.errors import ServerUnreachable
+from cdc_lake.source.connection import connect
+from cdc_lake.source.ending import Ending
 from cdc_lake.testing.server import EmbeddedServer
 from tests.conftest import Database, start_server
 
@@ -61,3 +65,13 @@ def test_the_command_starts_a_server_that_outlives_it() -> None:
     finally:
         EmbeddedServer(folder).remove()
         shutil.rmtree(folder.parents[1])
+
+
+def test_connections_are_told_of_before_anything_is_asked_on_them(database: Database) -> None:
+    address = f"{database.source['host']}:{database.source['port']}"
+    given = {name: value for name, value in database.source.items() if name not in {"host", "port"}}
+    source, ending = PostgresSource(**given, hosts=[address] * 2), Ending()
+    ending.end()
+    with pytest.raises(ServerUnreachable):
+        connect(source, Path("/"), told=ending.add)
+    ending.forget()

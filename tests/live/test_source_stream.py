@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +44,7 @@ from cdc_lake.source.plugins import message_options
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.source.tables import select_tables
-from tests.conftest import CDC_PASSWORD, Database, make_role, start_server
+from tests.conftest import CDC_PASSWORD, Database, make_database, make_role, start_server
 from tests.mistakes import kept
 
 pytestmark = pytest.mark.live
@@ -423,3 +424,33 @@ def test_a_server_without_logical_wal_is_refused_with_the_remedy() -> None:
             connect(there, ROOT)
     finally:
         plain.remove()
+
+
+@pytest.mark.parametrize("replication", [False, True], ids=["a session", "a replication connection"])
+def test_no_time_limit_of_the_role_cuts_a_connection(database: Database, replication: bool) -> None:
+    limits = ["statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
+    with database.admin() as admin:
+        limits += ["transaction_timeout"] if admin.info.server_version >= 170000 else []
+        for limit in limits:
+            admin.execute(f"ALTER ROLE {database.user} IN DATABASE {database.name} SET {limit} = '9min'".encode())
+    session = connect(PostgresSource(**database.source), Path("/"), replication=replication)
+    try:
+        for limit in limits:
+            assert session.pgconn.exec_(f"SHOW {limit}".encode()).get_value(0, 0) == b"0", limit
+    finally:
+        session.close()
+
+
+def test_a_snapshot_whose_server_went_ends_by_the_servers_error() -> None:
+    """Not by the driver's: the session rested, so it learns of it only where it ends its transaction."""
+    own = start_server()
+    try:
+        make_role(own)
+        database = make_database(own)
+        with closing(connect(settings(database), ROOT)) as holder, closing(connect(settings(database), ROOT)) as reader:
+            holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            (name,) = holder.execute("SELECT pg_export_snapshot()").fetchone() or ("",)
+            with pytest.raises(ServerUnreachable, match="ending the snapshot"), snapshot.exported(reader, name):
+                own.stop("immediate")
+    finally:
+        own.remove()

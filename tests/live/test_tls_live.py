@@ -15,12 +15,15 @@ from pydantic import SecretStr
 
 from cdc_lake.config.source import PostgresSource, PostgresTls
 from cdc_lake.errors import AuthenticationRefused, SourceError, TlsRefused
+from cdc_lake.observe.progress import Progress
 from cdc_lake.source.connection import connect
+from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.server import EmbeddedServer
 from tests.certificates import make_authority
 from tests.conftest import CDC_PASSWORD, Database, make_database, make_role
 from tests.decoding_postgres import start_decoding_server
-from tests.live.test_receive_loop import assert_equal_to_source, once, project_of
+from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running
+from tests.losses import lived_through
 
 pytestmark = pytest.mark.live
 
@@ -130,6 +133,36 @@ def test_a_pipeline_runs_by_its_certificate_alone(encrypted: Database, authority
         assert once(project).transactions == 1
         assert_equal_to_source(project, encrypted)
         conn.execute("SELECT pg_drop_replication_slot(%s)", [project.slot])
+
+
+def test_a_server_that_another_authority_vouches_for_ends_the_run(
+    encrypted: Database, authority: Path, tmp_path: Path
+) -> None:
+    """As after a change of certificates that the receiver's own file did not follow."""
+    with encrypted.connect() as conn:
+        conn.execute("CREATE TABLE moved (id int PRIMARY KEY)")
+    shutil.copyfile(authority / "ca.pem", tmp_path / "trusted.pem")
+    trusting = {"host": "localhost", "tls": {"mode": "verify-full", "root_cert": "trusted.pem"}}
+    project = project_of(
+        encrypted, tmp_path, source={**trusting, "tables": ["public.moved"], "slot": {"name": "moved"}}
+    )
+    told: list[Progress] = []
+    try:
+        with pytest.raises(TlsRefused) as caught, running(project, told) as receiver:  # noqa: PT012 - what it lives through
+            until(lambda: streams(told), "it streams")
+            shutil.copyfile(authority / "other.pem", tmp_path / "trusted.pem")
+            with encrypted.admin() as admin:
+                admin.execute("INSERT INTO moved VALUES (1)")
+                admin.execute("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots")
+            receiver.exception(timeout=120)
+            receiver.result()
+        lived_through("wrong authority", tmp_path, told, caught.value)
+        shutil.copyfile(authority / "ca.pem", tmp_path / "trusted.pem")
+        once(project)
+        assert [row["new"] for row in bronze_rows(project) if row["op"] == "I"] == [["1"]]
+    finally:
+        with encrypted.admin() as admin:
+            admin.execute("SELECT pg_drop_replication_slot('moved'); DROP TABLE moved")
 
 
 def test_who_shows_no_certificate_or_leaves_its_key_open_is_refused(

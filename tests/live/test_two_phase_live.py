@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -18,10 +19,11 @@ from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.render_status import status_text
 from cdc_lake.config.project import Project
-from cdc_lake.errors import PreparedDamaged, PreparedUnknown, ServerUnreachable, SlotTwoPhase
+from cdc_lake.errors import AnotherReceiver, PreparedDamaged, PreparedUnknown, ServerUnreachable, SlotTwoPhase
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline import postgres_stream
 from cdc_lake.pipeline.check import check, ddl_sql
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.inspect_parked import inspect_parked
@@ -29,18 +31,21 @@ from cdc_lake.pipeline.status import status
 from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.plugins import message_options
 from cdc_lake.source.server import wal_position
+from cdc_lake.source.stream import FrameSource
 from cdc_lake.source.unsent import UnsentPrepares
-from cdc_lake.testing.beside import until
+from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.kills import KILLED, assert_whole_transactions, receive_until_message
 from cdc_lake.testing.server import EmbeddedServer
-from tests.conftest import ROOT, TESTED, Database, make_role, start_server
+from tests.conftest import ROOT, TESTED, Database, make_database, make_role, start_server
+from tests.live.kill_grounds import receivers_of
 from tests.live.old_rows import layouts, words
 from tests.live.test_large_transactions import landed, pipeline, streaming
 from tests.live.test_receive_loop import assert_equal_to_source, once, running
-from tests.live.test_receiver_kills import BUDGET, receivers_of
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live
+
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 
 __all__ = ["streaming"]
 
@@ -109,6 +114,15 @@ def confirmed_beyond(database: Database, project: Project) -> bool:
     return row == (True, True)
 
 
+def parked_and_passed(database: Database, project: Project) -> None:
+    """Begun, with the transaction `one` prepared and another committed behind it, all of it received."""
+    once(project)
+    prepared(database, "one", "INSERT INTO a VALUES (1, 1, 'prepared')")
+    once(project)
+    write(database, "INSERT INTO b VALUES (1, 1, 'behind')")
+    once(project)
+
+
 def test_by_default_a_prepared_transaction_arrives_whole_at_its_commit(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "whole")
     once(project)
@@ -121,6 +135,22 @@ def test_by_default_a_prepared_transaction_arrives_whole_at_its_commit(phased: D
     assert [row["relation"] for row in landed(project) if row["op"] == "I"] == ["public.b", "public.a"]
     assert parked(project) == []
     assert_whole(project, phased)
+
+
+def test_a_server_on_which_nothing_can_be_prepared_is_told_of(tmp_path: Path) -> None:
+    embedded = start_server(settings={"max_prepared_transactions": "0"}, **{} if TESTED >= 15 else {"version": 18})
+    try:
+        make_role(embedded)
+        database = make_database(embedded)
+        with database.connect() as conn:
+            conn.execute("CREATE TABLE a (id int PRIMARY KEY)")
+        [line] = [line for line in check(pipeline(database, tmp_path, "on", **ON)) if line.subject == "two_phase"]
+        assert "nobody" in line.text
+        assert "max_prepared_transactions" in line.fix
+        off = check(pipeline(database, tmp_path, "off"))
+        assert not [line for line in off if line.subject == "two_phase"]
+    finally:
+        embedded.remove()
 
 
 def test_a_parked_transaction_outlives_its_receiver_and_lands_where_it_commits(
@@ -302,11 +332,7 @@ def changed(project: Project, decoding: dict[str, Any]) -> Project:
 
 def test_a_lost_or_damaged_file_is_an_error_and_no_change_is_lost_unseen(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "lost", **ON)
-    once(project)
-    prepared(phased, "one", "INSERT INTO a VALUES (1, 1, 'prepared')")
-    once(project)
-    write(phased, "INSERT INTO b VALUES (1, 1, 'behind')")
-    once(project)
+    parked_and_passed(phased, project)
     with phased.admin() as admin:  # whatever the server does, it keeps the log of what is prepared
         for _ in range(3):
             admin.execute("SELECT pg_switch_wal()")
@@ -330,13 +356,34 @@ def test_a_lost_or_damaged_file_is_an_error_and_no_change_is_lost_unseen(phased:
     assert_whole(project, phased)
 
 
+def test_an_end_that_another_receiver_read_meanwhile_is_not_forgotten(
+    phased: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slot is confirmed behind it, so nobody would read it again, and the file would wait for ever."""
+    project = pipeline(phased, tmp_path, "meanwhile", decoding={"two_phase": True})
+    parked_and_passed(phased, project)
+    started = postgres_stream._start
+
+    def start(*given: Any) -> FrameSource:
+        monkeypatch.undo()
+        ended(phased, "one", "ROLLBACK")
+        once(project)
+        assert len(parked(project)) == 2, "the file and the note of its end"
+        return started(*given)
+
+    monkeypatch.setattr(postgres_stream, "_start", start)
+    with contextlib.suppress(AnotherReceiver):
+        once(project)
+    assert len(parked(project)) == 2
+    write(phased, "INSERT INTO b VALUES (2, 1, 'last')")
+    once(project)
+    assert parked(project) == []
+    assert_whole(project, phased)
+
+
 def test_without_the_file_the_server_still_sends_it_whole(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "gone", **ON)
-    once(project)
-    prepared(phased, "one", "INSERT INTO a VALUES (1, 1, 'prepared')")
-    once(project)
-    write(phased, "INSERT INTO b VALUES (1, 1, 'behind')")
-    once(project)
+    parked_and_passed(phased, project)
     for name in parked(project):
         (project.control / "prepared" / name).unlink()
     taken_back(phased, project.slot)
@@ -410,7 +457,7 @@ def test_a_connection_that_is_lost_meanwhile_ends_the_look(
 def test_a_comparison_waits_for_the_receiver_that_reads_the_slot(phased: Database, tmp_path: Path) -> None:
     project, told = pipeline(phased, tmp_path, "read", **ON), list[Progress]()
     with running(project, told):
-        until(lambda: any("streams" in one.text for one in told))
+        until(lambda: streams(told))
         assert ahead(project) is None
     assert ahead(project) == []
 
@@ -423,7 +470,7 @@ def test_ddl_in_a_prepared_transaction_is_told_where_it_commits(phased: Database
     told: list[Progress] = []
     with running(project, told):
         # one that starts waits for the lock of what is prepared
-        until(lambda: any("streams" in one.text for one in told))
+        until(lambda: streams(told))
         write(phased, "INSERT INTO a VALUES (1, 1, 'before')")
         prepared(
             phased, "alters",

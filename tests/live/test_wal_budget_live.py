@@ -23,7 +23,7 @@ from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.status import status
 from cdc_lake.pipeline.wal_note import GivesWay, WalNote
-from cdc_lake.testing.beside import beside, until
+from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import Database, drop_database, make_database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of, running
 
@@ -93,34 +93,38 @@ def write(conn: psycopg.Connection, mib: int) -> None:
     conn.execute("INSERT INTO t SELECT g, repeat(md5(g::text), 32) FROM generate_series(1, %s) AS g", [mib * 1000])
 
 
+def assert_no_log_kept_beside_a_busy_one(database: Database, project: Project, *, times: int, mib: int) -> None:
+    """The slot of a database where nothing happens moves on with what another one writes, and nothing of that lands."""
+    neighbour = make_database(database.server)
+    try:
+        with running(project, told := []), database.admin() as admin, neighbour.connect() as busy:
+            until(lambda: streams(told))
+            busy.execute("CREATE TABLE t (id int, words text)")
+            for _ in range(times):
+                before = end_of(admin)
+                write(busy, mib)
+                until(lambda end=before: (slot_of(admin, project) or (0, 0))[1] > end + mib * MIB, "it moves on")  # type: ignore[misc]
+                until(lambda: freed(admin, project, MIB), "the server keeps nothing")
+        assert not [p for p in told if p.stage == "landed"], "no rows of the neighbour, none of a heartbeat"
+    finally:
+        drop_database(neighbour)
+
+
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("heartbeat", [{}, {"heartbeat": 1000}], ids=["keepalives", "heartbeat"])
 def test_a_database_that_rests_beside_a_busy_one_keeps_no_log(
     database: Database, tmp_path: Path, heartbeat: dict[str, int]
 ) -> None:
     project = made(database, tmp_path, **heartbeat)
-    neighbour = make_database(database.server)
-    try:
-        with running(project, told := []), database.admin() as admin, neighbour.connect() as busy:
-            until(lambda: any("streams" in p.text for p in told))
-            busy.execute("CREATE TABLE t (id int, words text)")
-            for _ in range(3):
-                before = end_of(admin)
-                write(busy, 8)
-                until(lambda end=before: (slot_of(admin, project) or (0, 0))[1] > end + 8 * MIB, "it moves on")  # type: ignore[misc]
-                until(lambda: freed(admin, project, MIB), "the server keeps nothing")
-        state = bronze_reader(project).state()
-        assert state is not None
-        assert not [p for p in told if p.stage == "landed"], "no rows of the neighbour, none of the heartbeat"
-    finally:
-        drop_database(neighbour)
+    assert_no_log_kept_beside_a_busy_one(database, project, times=3, mib=8)
+    assert bronze_reader(project).state() is not None
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_heartbeat_moves_a_server_that_rests_altogether(database: Database, tmp_path: Path) -> None:
     project = made(database, tmp_path, heartbeat=1000)
     with running(project, told := []), database.admin() as admin:
-        until(lambda: any("streams" in p.text for p in told))
+        until(lambda: streams(told))
         for _ in range(2):
             at = end_of(admin)
             until(lambda end=at: (slot_of(admin, project) or (0, 0))[1] > end, "its own commit came back")  # type: ignore[misc]
@@ -149,7 +153,7 @@ def test_where_bronze_is_away_the_ladder_is_climbed_and_left_again(database: Dat
     with database.admin() as admin:
         freed(admin, project, MIB)
         with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append)):
-            until(lambda: any("streams" in p.text for p in told))
+            until(lambda: streams(told))
             until(lambda: WalNote(project.lake, project.name).read(), "it is looked at")
             bronze.away.set()
             try:
@@ -179,7 +183,7 @@ def test_a_slot_is_dropped_where_the_pipeline_says_so_and_bronze_stays_whole(
 
     def receive_until_it_is_gone(admin: psycopg.Connection) -> None:
         with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append)):
-            until(lambda: any("streams" in p.text for p in told))
+            until(lambda: streams(told))
             bronze.away.set()
             write(admin, 8)
             until(lambda: slot_of(admin, project) is None, "it is gone")
@@ -193,6 +197,26 @@ def test_a_slot_is_dropped_where_the_pipeline_says_so_and_bronze_stays_whole(
     assert bronze.state() == before
     with pytest.raises(SlotMissing):
         once(project)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_slot_is_dropped_while_its_copy_still_runs(database: Database, tmp_path: Path) -> None:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY, words text)")
+        write(conn, 4)
+    budget = {"wal_budget": {**BUDGET, "on_exceeded": "drop_slot"}}
+    project, told = project_of(database, tmp_path, source=budget, snapshot={"max_rows_per_second": 100}), []
+    bronze = DeltaBronze(project.bronze, "os")
+
+    def receive_until_it_is_gone(admin: psycopg.Connection) -> None:
+        with beside(lambda stop: receive(project, bronze, once=False, stop=stop, tell=told.append)):
+            until(lambda: any(p.text.startswith("copying") for p in told), "the copy runs")
+            admin.execute("CREATE TABLE other AS SELECT repeat('x', 900) FROM generate_series(1, 9000)")
+            until(lambda: slot_of(admin, project) is None, "it is gone")
+
+    with database.connect() as conn, pytest.raises(SlotGivenUp, match="the slot is dropped"):
+        receive_until_it_is_gone(conn)
+    assert not streams(told), "the copy was not done"
 
 
 @pytest.mark.usefixtures("quick")

@@ -98,9 +98,10 @@ def a_change(dice: random.Random, way: Way) -> list[Record]:
 def sent(dice: random.Random, way: Way, *, wrong: bool) -> list[tuple[int, bytes]]:
     """The frames of some transactions, small ones and large ones; with `wrong` some cannot be decoded."""
     frames = []
-    for nth in range(1, 7):
+    sizes = [1, 3, 120, 120, *dice.choices([1, 3, 120], k=2)]
+    for nth, size in enumerate(dice.sample(sizes, len(sizes)), 1):
         records: list[Record] = [Begin(lsn=nth, csn=50 + nth, first_lsn=100 * nth, xid=nth)]
-        for _ in range(dice.choice([1, 3, 120])):
+        for _ in range(size):
             records += a_change(dice, way)
         if wrong and dice.random() < 0.4:
             records.insert(dice.randrange(1, len(records) + 1), WRONG)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import random
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pytest
 
+from cdc_lake.decode import walk
 from cdc_lake.decode.changes import ChangeColumns
-from cdc_lake.decode.mppdb import columnar
+from cdc_lake.decode.mppdb import columnar, json_walk, literal_values, statements
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.literals import NUMBER
@@ -21,12 +23,13 @@ from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style, Truncated
 from cdc_lake.decode.mppdb.runs import Lsns, Rows, Run
-from cdc_lake.decode.mppdb.statements import Statements
-from cdc_lake.errors import DecodeError
+from cdc_lake.decode.mppdb.statements import LARGE, Statements
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Print, statement
+from tests.columns import assert_same_outcome, outcome
+from tests.fuzz.mutation import mutants
 from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
@@ -130,24 +133,7 @@ def batch(source: random.Random, how: Print, *, odd: bool) -> list[RecordTransac
 
 def decoded(make, raws):
     layouts = Layouts(facts, tables=frozenset(TABLES))
-    try:
-        return make(raws, layouts)
-    except DecodeError as error:
-        return (error.code, error.message, error.where)
-
-
-def assert_same(one, other) -> None:
-    assert type(one) is type(other)
-    if not isinstance(one, ChangeColumns):
-        assert one == other
-        return
-    assert one.relations == other.relations
-    for name in ("transaction", "op", "relation", "lsn"):
-        assert np.array_equal(getattr(one, name), getattr(other, name)), name
-    for name in ("new", "old", "old_kind", "unchanged", "info"):
-        getattr(one, name).validate(full=True)
-        assert getattr(one, name).equals(getattr(other, name)), name
-    assert one.digests == other.digests
+    return outcome(lambda: make(raws, layouts))
 
 
 def in_runs(source: random.Random, raw: RecordTransaction) -> RecordTransaction:
@@ -179,20 +165,60 @@ def test_rows_are_the_same_where_they_stand_in_their_payload(form):
             raws = [replace(raw, lsns=[1] * raw.count) for raw in batch(source, PRINTS[form], odd=nth % 10 == 0)]
             expected = decoded(columnar.tabulate, raws)
             assert isinstance(expected, ChangeColumns), f"CDC_LAKE_SEED={SEED}"
-            assert_same(decoded(columnar.tabulate, [in_runs(source, raw) for raw in raws]), expected)
+            assert_same_outcome(decoded(columnar.tabulate, [in_runs(source, raw) for raw in raws]), expected)
+
+
+@contextmanager
+def outlines():
+    """Sets from which size on the shape of a statement is told from its outline; from nothing on, rows are read as
+    large ones are, in pieces of a few bytes.
+    """
+
+    def outlined(size):
+        statements.LARGE = size
+        walk._LARGE = walk._EACH = size
+        literal_values._PIECE = json_walk._BLOCK = size or 7
+
+    with (
+        mock.patch.object(statements, "LARGE", LARGE),
+        mock.patch.object(json_walk, "_LONG", 0),
+        mock.patch.multiple(walk, _LARGE=LARGE, _EACH=LARGE),
+        mock.patch.object(literal_values, "_PIECE", 7),
+        mock.patch.object(json_walk, "_BLOCK", 7),
+    ):
+        yield outlined
 
 
 @pytest.mark.parametrize("form", PRINTS)
 def test_both_decoders_agree_on_what_is_printed(form):
     source = random.Random(f"{SEED} {form}")
     walked = mock.Mock(side_effect=columnar._tabulate)
-    with mock.patch.object(columnar, "_tabulate", walked), mock.patch.object(columnar, "CHUNK_BYTES", 5_000):
+    with (
+        mock.patch.object(columnar, "_tabulate", walked),
+        mock.patch.object(columnar, "CHUNK_BYTES", 5_000),
+        outlines() as outlined,
+    ):
         for nth in range(40 * BUDGET):
+            outlined(source.choice([0, LARGE]))
             raws = batch(source, PRINTS[form], odd=nth % 10 == 0)
             fast = decoded(columnar.tabulate, raws)
             assert isinstance(fast, ChangeColumns), f"CDC_LAKE_SEED={SEED}"
-            assert_same(fast, decoded(tabulate_plain, raws))
+            assert_same_outcome(fast, decoded(tabulate_plain, raws))
     assert walked.called
+
+
+@pytest.mark.parametrize("form", PRINTS)
+def test_outlines_hide_nothing_that_makes_another_shape(form):
+    source, how = random.Random(f"{SEED} {form} outlines"), PRINTS[form]
+    pool = [statement(some_row(source, odd=False), how) for _ in range(400)]
+    altered = mutants(f"{SEED} {form}", pool, [b"'", b'"', b"\\", b"[", b"]:", b",", b" "])
+    with mock.patch.object(columnar, "SMALL", 1), outlines() as outlined:
+        outlined(0)
+        for _ in range(100 * BUDGET):
+            found = [*source.sample(pool, 11), next(altered)]
+            source.shuffle(found)
+            raw = RecordTransaction(Boundaries(1, 1, commit_lsn=1), how.style, found, [1] * 12, sum(map(len, found)))
+            assert_same_outcome(decoded(columnar.tabulate, [raw]), decoded(tabulate_plain, [raw]))
 
 
 @pytest.mark.parametrize("form", PRINTS)
@@ -222,40 +248,11 @@ def test_a_truncate_leaves_the_other_transactions_of_its_batch_regular(form):
         with mock.patch.object(columnar, "tabulate_plain", plain), mock.patch.object(columnar, "SMALL", 1):
             fast = decoded(columnar.tabulate, raws)
         assert isinstance(fast, ChangeColumns), f"CDC_LAKE_SEED={SEED}"
-        assert_same(fast, decoded(tabulate_plain, raws))
+        assert_same_outcome(fast, decoded(tabulate_plain, raws))
         line_by_line = [raw for call in plain.call_args_list for raw in call.args[0]]
         others += sum(raw.count for raw in raws if raw not in truncating)
         left += sum(raw.count for raw in line_by_line if raw not in truncating)
     assert left < others // 4, f"CDC_LAKE_SEED={SEED}: but for runs of few rows in many shapes"
-
-
-def mutated(source: random.Random, data: bytes) -> bytes:
-    out = bytearray(data)
-    at = source.randrange(len(out) + 1)
-    match source.randrange(4):
-        case 0:
-            out[at : at + 1] = bytes([source.randrange(256)])
-        case 1:
-            del out[at : at + source.randrange(1, 5)]
-        case 2:
-            out[at:at] = bytes(source.choices(b"'\"\\[]:,{} .-1\xff", k=source.randrange(1, 3)))
-        case 3:
-            out[at:at] = out[at : at + source.randrange(20)]
-    return bytes(out)
-
-
-@pytest.mark.parametrize("form", PRINTS)
-def test_both_decoders_agree_on_what_is_not(form):
-    source = random.Random(f"{SEED} {form} mutated")
-    how = PRINTS[form]
-    pool = [statement(some_row(source, odd=False), how) for _ in range(400)]
-    with mock.patch.object(columnar, "SMALL", 1):
-        for _ in range(300 * BUDGET):
-            found = source.sample(pool, 12)
-            at = source.randrange(12)
-            found[at] = mutated(source, found[at])
-            raw = RecordTransaction(Boundaries(1, 1, commit_lsn=1), how.style, found, [1] * 12, sum(map(len, found)))
-            assert_same(decoded(columnar.tabulate, [raw]), decoded(tabulate_plain, [raw]))
 
 
 def test_numbers_judged_by_the_column_are_numbers():

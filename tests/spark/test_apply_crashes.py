@@ -10,8 +10,9 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.apply import apply
 from cdc_lake.pipeline.cuts import last_cut
-from cdc_lake.testing.broken_off import Failed, broken_off
+from cdc_lake.pipeline.maintain_silver import maintain_silver
+from cdc_lake.testing.broken_off import BrokenOff, Failed, broken_off
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
 from cdc_lake.testing.histories import History, interleave, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction
@@ -46,6 +48,8 @@ pytestmark = pytest.mark.spark
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 TABLES = (PLAIN.table, WHOLE.table)
+TRIES = 4
+"""Advances until a point came about: not every span has something to hold."""
 
 
 @dataclass
@@ -62,6 +66,7 @@ class World:
     states: dict[int, dict[TableName, list[Row]]] = field(default_factory=dict)
     markers: dict[TableName, Marker] = field(default_factory=dict)
     plain: Relation = PLAIN
+    breaks: int = 0
 
     def land(self, count: int) -> None:
         """Transactions arrive."""
@@ -80,6 +85,17 @@ class World:
 
     def apply(self) -> None:
         apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
+
+    def broken_at(self, settings: Sequence[str], *, in_stream: bool = False) -> None:
+        """Break off at a failpoint, by the first setting that is reached; more lands before the next one is tried."""
+        for setting in settings:
+            with broken_off(setting, Failed if in_stream else BrokenOff) as reached:
+                (self.apply if in_stream else self.advance)()
+            if reached:
+                self.breaks += 1
+                return
+            self.land(4)
+        pytest.fail(f"none of {', '.join(settings)} was passed")
 
     def check_readers(self) -> None:
         """I3, I5: the last cut is whole, and no watermark went back."""
@@ -127,28 +143,46 @@ def _text(row: dict[str, str | None]) -> str:
 
 def at_failpoint(name: str, passages: int = 1) -> Callable[[World], None]:
     def crash(world: World) -> None:
-        with broken_off(f"{name}:{world.dice.randint(1, passages)}"):
-            world.advance()
+        world.broken_at([f"{name}:{passage}" for passage in (world.dice.randint(1, passages), *[1] * TRIES)])
 
     return crash
 
 
-def batch_entered(world: World) -> None:
-    """12: the stream on bronze has called; the same run then calls again, from a checkpoint of its own."""
-    with broken_off(at.BATCH_ENTERED, Failed):
-        world.apply()
+def twice(world: World) -> None:
+    """24: the next start dies at the same point, over the same transactions or over more."""
+    crash = at_failpoint(world.dice.choice([at.PREPARED, at.HELD_RECORDED, at.TABLE_MERGED, at.ALL_MERGED]))
+    crash(world)
+    if world.dice.random() < 0.5:
+        world.land(2)
+    crash(world)
+
+
+def in_the_stream(name: str) -> Callable[[World], None]:
+    """12: the stream on bronze has called; the same run then calls again, from a checkpoint of its own. 17: all is done,
+    and the stream was not told.
+    """
+
+    def crash(world: World) -> None:
+        world.broken_at([name] * TRIES, in_stream=True)
+
+    return crash
 
 
 def half_written(world: World) -> None:
     """14: a merge died after its first file: rows that no commit names. On Iceberg a branch, too."""
-    at_failpoint(at.BRANCH_WRITTEN)(world)
+    own = world.project.target(PLAIN.table).format == "iceberg"
+    at_failpoint(at.BRANCH_WRITTEN if own else at.TABLE_MERGED)(world)
+    left = 0
     for name in TABLES:
         target = world.project.target(name)
         folder = world.project.silver_path(target)
         if target.format == "iceberg":
             folder = Path(str(world.project.iceberg_warehouse).removeprefix("file://")) / target.namespace / target.name
-        for file in sorted(folder.rglob("*.parquet"))[:1]:
+        data = (file for file in sorted(folder.rglob("*.parquet")) if file.parent.name != "_delta_log")
+        for file in [*data][:1]:
             shutil.copy(file, file.with_name(f"part-dead-{world.dice.randrange(1 << 30)}.parquet"))
+            left += 1
+    assert left, "no table has a file"
 
 
 def offset_not_written(world: World) -> None:
@@ -161,6 +195,7 @@ def not_committed(world: World) -> None:
     """17: the batch ran to its end, and Spark had not written that it did."""
     world.apply()
     forget(world, "commits")
+    world.breaks += 1
 
 
 def forget(world: World, *logs: str) -> None:
@@ -187,6 +222,20 @@ def put_together(world: World) -> None:
     at_failpoint(at.TABLE_MERGED, 2)(world)
 
 
+def kept_up(world: World) -> None:
+    """18: upkeep of silver dies between two of its steps, of versions that are all old."""
+    state = world.bronze.state()
+    assert state is not None
+    own = world.project.target(PLAIN.table).format == "iceberg"
+    name = world.dice.choice([at.SILVER_COMPACTED, at.SILVER_EXPIRED]) if own else at.SILVER_COMPACTED
+    late = datetime.now(UTC) + timedelta(days=30)
+    world.apply()
+    with broken_off(f"{name}:{world.dice.randint(1, len(TABLES))}") as reached:
+        maintain_silver(world.project, state, dry_run=False, now=late, tell=silent, spark=derive(world.spark))
+    assert reached, f"{name} was not passed"
+    world.breaks += 1
+
+
 def schema_changed(world: World) -> None:
     """19: the table has its new column, the rows that need it are not merged."""
     world.plain = with_column(world.plain, f"note{world.position}", "text", TYPE_OIDS["text"])
@@ -196,19 +245,22 @@ def schema_changed(world: World) -> None:
 
 
 POINTS: dict[str, Callable[[World], None]] = {
-    "12 batch entered": batch_entered,
+    "12 batch entered": in_the_stream(at.BATCH_ENTERED),
     "13 prepared": at_failpoint(at.PREPARED),
     "13 held recorded": at_failpoint(at.HELD_RECORDED),
     "14 half written": half_written,
     "15 one table merged": at_failpoint(at.TABLE_MERGED),
     "16 all merged": at_failpoint(at.ALL_MERGED),
     "16 offset not written": offset_not_written,
+    "17 batch left": in_the_stream(at.BATCH_LEFT),
     "17 not committed": not_committed,
     "18 put together": put_together,
+    "18 kept up": kept_up,
     "19 schema changed": schema_changed,
+    "24 twice": twice,
 }
 
-STREAMED = {"12 batch entered", "16 offset not written", "17 not committed"}
+STREAMED = {"12 batch entered", "16 offset not written", "17 batch left", "17 not committed"}
 """Where it is Spark's checkpoint that the next start finds."""
 
 
@@ -235,4 +287,4 @@ def test_a_start_after_any_break_ends_at_the_oracles_state(spark: Any, lake_root
             (world.apply if point in STREAMED else world.advance)()
             world.check_readers()
         world.check_end()
-        tally("R3", points, breaks=len(points))
+        tally("R3", points, breaks=world.breaks)

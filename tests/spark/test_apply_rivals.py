@@ -36,12 +36,14 @@ from cdc_lake.pipeline.table_span import Prepared, prepare
 from cdc_lake.silver.holding import NOTHING_WAITS
 from cdc_lake.testing.faults import assert_cuts_are_true
 from tests.seeds import one_seed
+from tests.tally import tally
 
 from .test_apply_cases import FORMATS, Lake, T, insert, row
 
 pytestmark = pytest.mark.spark
 LONG = os.environ.get("CDC_LAKE_BUDGET", "1") != "1"
-STATES = ["older", "foreign", "torn", "behind a cleaned log"]
+ROUNDS = 10 if LONG else 1
+STATES = ["older", "gone", "foreign", "torn", "behind a cleaned log"]
 """What may have become of a checkpoint; with a small budget two of them, by the seed."""
 
 
@@ -116,7 +118,6 @@ def test_of_two_commits_that_overlap_one_is_refused_and_leaves_nothing(spark: An
     lake.apply()
     target, sessions = lake.target(), (derive(spark), derive(spark))
     ours, rivals = (store(session, lake.project, target) for session in sessions)
-    base = ours.marker("test")
 
     def put(session: Any, value: int, meanwhile: Callable[[], None] = lambda: None) -> Callable[[str], None]:
         def work(table: str) -> None:
@@ -125,13 +126,17 @@ def test_of_two_commits_that_overlap_one_is_refused_and_leaves_nothing(spark: An
 
         return work
 
-    def rival() -> None:
-        rivals.commit("test", base, 500, put(sessions[1], 50))
+    for number in range(ROUNDS):
+        base, upto = ours.marker("test"), 1000 * (number + 1)
 
-    with pytest.raises(TableChangedMeanwhile):
-        ours.commit("test", base, 400, put(sessions[0], 40, rival))
-    assert lake.rows() == [row(1, 50)]
-    assert lake.marker().position == 500
+        def rival(known: Marker = base, upto: int = upto) -> None:
+            rivals.commit("test", known, upto, put(sessions[1], upto))
+
+        with pytest.raises(TableChangedMeanwhile):
+            ours.commit("test", base, upto - 100, put(sessions[0], 40, rival))
+        assert lake.rows() == [row(1, upto)]
+        assert lake.marker().position == upto
+    tally("R16", {"two appliers"}, rounds=ROUNDS)
 
 
 def test_a_rival_that_comes_before_delta_looks_makes_the_table_wait_and_not_hold_rows_twice_unseen(
@@ -169,6 +174,7 @@ def test_a_second_apply_on_one_machine_is_refused_before_it_does_anything(spark:
     assert refused.value.exit_status == 4
     lake.apply()
     assert lake.rows() == [row(1, 1)]
+    tally("R13", ["two deployments of one name apply"], losses=1, refused=1)
 
 
 @FORMATS
@@ -193,6 +199,7 @@ def test_cuts_that_were_lost_come_back_true(spark: Any, lake_root: Path, fmt: st
     lake.apply()
     assert_cuts_are_true(lake.project)
     assert lake.rows() == [row(n, n) for n in range(1, 5)]
+    tally("R13", ["cuts lost"], losses=2)
 
 
 @pytest.mark.parametrize("state", STATES if LONG else random.Random(one_seed()).sample(STATES, 2))
@@ -204,7 +211,9 @@ def test_a_checkpoint_is_only_a_hint(spark: Any, lake_root: Path, tmp_path: Path
     shutil.copytree(checkpoint, tmp_path / "older")
     lake.land(insert("2", "2"))
     lake.apply()
-    if state == "torn":
+    if state == "gone":
+        shutil.rmtree(checkpoint)
+    elif state == "torn":
         newest = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda f: int(f.name))
         newest.write_text("v1\n{")
     else:
@@ -228,7 +237,8 @@ def test_a_checkpoint_is_only_a_hint(spark: Any, lake_root: Path, tmp_path: Path
         lake.apply()
     assert lake.rows() == [row(n, n) for n in range(1, 5)]
     aside = list(checkpoint.parent.glob(f"{checkpoint.name}.aside-*"))
-    assert len(aside) == (state != "older")
+    assert len(aside) == (state not in {"older", "gone"})
+    tally("R13", [f"checkpoint {state}"], losses=1)
 
 
 def put_back(lake: Lake, version: int) -> None:
@@ -272,6 +282,7 @@ def test_a_table_that_was_put_back_waits_until_it_is_put_forward_or_rebuilt(
     lake.advance()
     assert lake.rows() == [row(n, n) for n in range(1, 5)]
     assert_cuts_are_true(lake.project)
+    tally("R13", ["a table that its watermark is ahead of"], losses=2, refused=2)
 
 
 @pytest.mark.parametrize("fmt", ["delta", "iceberg"] if LONG else ["delta"])

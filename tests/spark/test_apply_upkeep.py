@@ -17,6 +17,7 @@ from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.advance import Advance
 from cdc_lake.pipeline.apply import apply
 from cdc_lake.testing.faults import assert_cuts_are_true
+from tests.tally import tally
 
 from .test_apply_cases import Lake, insert, row
 
@@ -109,3 +110,4 @@ def test_a_table_that_stands_below_what_left_bronze_is_refused(spark: Any, lake_
     with pytest.raises(SpanTrimmed, match=r"public\.t stands at"):
         apply(lake.project, once=True, stop=threading.Event(), tell=silent, spark=spark)
     assert lake.rows() == [row(1, 1)]
+    tally("R13", ["bronze let go behind the reader"], losses=1, refused=1)

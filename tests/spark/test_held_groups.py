@@ -4,6 +4,7 @@ tables, decisions and rebuilds give the oracle's silver and holds.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
@@ -22,7 +23,7 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.change import UNCHANGED, Change, Insert, Truncate, Update
 from cdc_lake.model.decision import FIRST_ORDINAL, Verb
 from cdc_lake.model.position import parse_position
-from cdc_lake.model.relation import Relation, ReplicaIdentity
+from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
@@ -115,6 +116,7 @@ class Lake:
     def decide(self) -> None:
         """Decide on some of what waits together."""
         waiting = [one for one in held_list(self.project).changes if one.source != str(ALONE.table)]
+        made: dict[TableName, dict[tuple[int, int], int]] = {}
         for one in self.dice.sample(waiting, min(2, len(waiting))):
             if any((c.source, c.key) == (one.source, one.key) and c.decided for c in held_list(self.project).changes):
                 continue  # by a decision on another key that it is connected with
@@ -124,7 +126,7 @@ class Lake:
             except HoldStays:
                 verb = "discard"
                 done = decide(self.project, verb, one.source, Choice(one.key), "looked at", yes=True)
-            position, made = parse_position(done.position), {}
+            position = parse_position(done.position)
             for relation in (ORDERS, LINES):
                 places = [places_of(c) for c in done.changes if c.source == str(relation.table)]
                 first = FIRST_ORDINAL + self.decided[relation.table, position]
@@ -132,7 +134,8 @@ class Lake:
                 if places and verb == "discard":
                     self.versions.oracle.discard(relation.table, places)
                 elif places:
-                    made[relation.table] = (first, places)
+                    made.setdefault(relation.table, {}).update(zip(places, itertools.count(first)))
+        if made:
             self.versions.release_together(position, made)
 
     def check(self, when: str) -> None:

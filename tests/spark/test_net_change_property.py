@@ -38,6 +38,7 @@ from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction, table
 from cdc_lake.testing.oracle import Oracle
 from tests.seeds import one_seed
+from tests.tally import tally
 
 pytestmark = pytest.mark.spark
 
@@ -215,6 +216,7 @@ def test_any_cut_gives_the_oracles_state_and_the_same_holds(spark: Any, tmp_path
     assert sorted(held) == sorted(place for oracle in oracles for place in oracle.held)
     assert held_keys == {key for oracle in oracles for key in oracle.held_keys.get(T, set())}
     assert set(rules) == {*["between_amount"] * case.rules, *["missing_row"] * case.missing}
+    tally("R4", **{"histories in Spark": SEEDS})
 
 
 class Copies:
@@ -268,3 +270,4 @@ def test_a_table_without_a_key_has_each_row_as_often_as_the_oracle(spark: Any, t
     assert silver.counted() == oracle.rows
     assert sorted(held) == sorted(oracle.held)
     assert waiting == oracle.waiting
+    tally("R4", **{"histories in Spark": SEEDS})

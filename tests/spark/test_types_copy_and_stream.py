@@ -1,5 +1,5 @@
-"""Every type of two live PostgreSQL versions, and every declared type, through copy and stream: by pgoutput into Delta,
-by test_decoding into Iceberg.
+"""Every type of two live PostgreSQL versions, and every declared type, through copy and stream: by pgoutput into Delta
+and Iceberg, by test_decoding into Iceberg.
 
 `compare` proves it, by code that shares no cast with the projection; CDC_LAKE_TEST_POSTGRES names another version.
 """
@@ -39,7 +39,9 @@ pytestmark = [
 ]
 
 SESSION, OTHER = "types_session", "types_other"
-"""The PostgreSQL that all tests have, by pgoutput into Delta, and another version by test_decoding into Iceberg."""
+"""The PostgreSQL that all tests have, by pgoutput, and another version by test_decoding."""
+TABLES = {SESSION: {"every": "delta", "every_too": "iceberg"}, OTHER: {"every": "iceberg"}}
+"""Tables alike, by the format that silver has of each."""
 
 # column: (type at the source, declared, values that fit, values that do not)
 DECLARED: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
@@ -94,24 +96,26 @@ def other_database() -> Iterator[Database]:
 
 def project_of(database: Database, root: Path, name: str) -> Project:
     types = {"columns": {column: declared for column, (_, declared, _, _) in DECLARED.items()}}
-    table = {"from": "public.every", "format": "delta" if name == SESSION else "iceberg", "types": types}
-    silver = {"tables": [table], "defaults": {"namespace": name}}
+    tables = [{"from": f"public.{table}", "format": fmt, "types": types} for table, fmt in TABLES[name].items()]
+    silver = {"tables": tables, "defaults": {"namespace": name}}
     plugin = "pgoutput" if name == SESSION else "test_decoding"
     source = {**database.source, "slot": {"name": database.name, "plugin": plugin}}
     return make_project(root, name, source=source, silver=silver, bronze={"durability": "os"})
 
 
-def step(project: Project, spark: Any) -> str:
+def step(project: Project, spark: Any) -> set[str]:
+    """Receive and apply; what `compare` says of the tables."""
     bronze = DeltaBronze(project.bronze, "os")
     receive(project, bronze, once=True, stop=threading.Event(), tell=silent, slot_patience=60)
     apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
-    (table,) = compare(project, (), silent).tables
-    return table.text + (f": {table.reason}" if table.reason else "")
+    tables = compare(project, (), silent).tables
+    assert len(tables) == len(TABLES[project.name])
+    return {table.text + (f": {table.reason}" if table.reason else "") for table in tables}
 
 
-def expected(sql: psycopg.Connection) -> str:
+def expected(sql: psycopg.Connection) -> set[str]:
     held = sql.execute("SELECT count(*) FROM every WHERE note = 'held'").fetchone()[0]
-    return f"equal but for {held} held keys"
+    return {f"equal but for {held} held keys"}
 
 
 @pytest.mark.parametrize("version", [SESSION, OTHER])
@@ -123,27 +127,35 @@ def test_copy_and_stream_of_every_type_end_equal_but_for_what_does_not_fit_until
     with database.connect() as sql:
         columns = columns_of(sql)
         create_types(sql)
-        create(sql, "every", columns)
-        # a number that an update of another column does not send
-        sql.execute('ALTER TABLE every ALTER "both ways" SET STORAGE EXTERNAL')
-        insert(sql, "every", columns, 0)
+        for table in TABLES[version]:
+            create(sql, table, columns)
+            # a number that an update of another column does not send
+            sql.execute(f'ALTER TABLE {table} ALTER "both ways" SET STORAGE EXTERNAL')
+            insert(sql, table, columns, 0)
         assert step(project, spark) == expected(sql)
-        insert(sql, "every", columns, 1)
-        sql.execute("UPDATE every SET \"count\" = 3 WHERE note = 'fits'")
-        sql.execute("UPDATE every SET id = id + 1000 WHERE id % 3 = 0 AND note = 'fits'")
+        for table in TABLES[version]:
+            insert(sql, table, columns, 1)
+            sql.execute(f"UPDATE {table} SET \"count\" = 3 WHERE note = 'fits'")
+            sql.execute(f"UPDATE {table} SET id = id + 1000 WHERE id % 3 = 0 AND note = 'fits'")
         assert step(project, spark) == expected(sql)
-        check_companion(project)
-        sql.execute("UPDATE every SET \"a b\" = 'NaN' WHERE id = 1")  # a key that was not held yet
-        sql.execute("TRUNCATE every")  # all holds end
-        sql.execute("INSERT INTO every (id, note, exact) VALUES (1, 'fits', '-0.5')")
-        assert step(project, spark) == "equal"
-    (ledger,) = type_ledger(project)
-    assert all(column.loss is not Loss.REFUSED for column in ledger.columns)
-    assert len(ledger.columns) == 2 + len(columns) + 2
+        check_companions(project)
+        for table in TABLES[version]:
+            sql.execute(f"UPDATE {table} SET \"a b\" = 'NaN' WHERE id = 1")  # a key that was not held yet
+            sql.execute(f"TRUNCATE {table}")  # all holds end
+            sql.execute(f"INSERT INTO {table} (id, note, exact) VALUES (1, 'fits', '-0.5')")
+        assert step(project, spark) == {"equal"}
+    for ledger in type_ledger(project):
+        assert all(column.loss is not Loss.REFUSED for column in ledger.columns)
+        assert len(ledger.columns) == 2 + len(columns) + 2
 
 
-def check_companion(project: Project) -> None:
-    found = read_silver(project, project.target(TableName("public", "every"))).to_pylist()
+def check_companions(project: Project) -> None:
+    for table in TABLES[project.name]:
+        check_companion(project, TableName("public", table))
+
+
+def check_companion(project: Project, table: TableName) -> None:
+    found = read_silver(project, project.target(table)).to_pylist()
     text = next(name for name in found[0] if name.startswith("both_ways_"))
     assert {str(row[text])[:9]: str(row[f"{text}_decimal"]) for row in found} == {
         "1.50": "1.50",

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from cdc_lake.bronze import upkeep
+from cdc_lake.bronze import compaction, upkeep
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.compaction import plan
 from cdc_lake.bronze.contract import SCHEMA
@@ -272,6 +272,19 @@ def test_a_streaming_reader_sees_nothing_new_in_a_compaction(folder: Path):
     assert 'dataChange":true' not in entry
 
 
+def test_what_many_small_files_hold_is_measured_once_each(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Arrow looks at every buffer of a table to say its size: of 3,000 chunks of a copy, again with each, for minutes."""
+    sizes: list[int] = []
+    size = compaction._size
+    monkeypatch.setattr(compaction, "_size", lambda part: sizes.append(size(part)) or sizes[-1])
+    writer = writer_of(folder)
+    writer.begin_stream("test", 0)
+    for position in range(1, 31):
+        writer.append([transaction(position)])
+    (group,) = upkeep.compact(delta(folder), 2, whole=True)
+    assert len(group.paths) == len(sizes) == 30
+
+
 def test_retention_lets_whole_files_leave_and_the_chain_starts_behind_them(place: Place, dice: random.Random):
     writer = a_year(place, dice)
     state = writer.state()
@@ -364,6 +377,26 @@ def test_only_what_nobody_needs_for_long_enough_is_removed(folder: Path):
     assert rows_of(reader).equals(expected), "also for a reader that was open all the time"
     commits(writer, 31, 25)
     assert verify(BronzeReader(folder)).transactions == 55
+
+
+def test_a_file_that_is_to_be_committed_stays_though_the_clock_went_on_by_days(place: Place):
+    """The time of day was set forward, which makes every file old, between the writing of one and its commit."""
+    writer = place.writer()
+    writer.begin_stream("s", 0)
+    commits(writer, 1, 3)
+    table = kept_up(place)
+    assert table.look()
+    before = {path for path in place.folder.rglob("*") if path.is_file()}
+    files = table.files()
+    table.write(files.read(files.paths, SCHEMA.names))
+    (written,) = {path for path in place.folder.rglob("*.parquet") if path.is_file()} - before
+    for path in before | {written}:
+        os.utime(path, (time.time() - 2 * 86_400 + (path == written),) * 2)
+    upkeep.tidy(kept_up(place), 3600.0)
+    assert written.exists()
+    commits(writer, 4, 1)
+    upkeep.tidy(kept_up(place), 3600.0)
+    assert not written.exists(), "by then it is a leftover of a day ago"
 
 
 def test_a_table_without_a_stream_has_nothing_to_keep_up(place: Place):

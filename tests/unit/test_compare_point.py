@@ -103,6 +103,33 @@ def test_what_lands_between_the_look_at_bronze_and_the_look_into_the_slot_is_not
     assert [one.position for one in found.touches if not one.landed] == [300]
 
 
+def test_a_slot_whose_reader_has_just_ended_is_looked_at_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("cdc_lake.pipeline.point.LOOK_AGAIN_SECONDS", 0.01)
+    relation, bronze = table("public.a", id="int4"), DeltaBronze(tmp_path / "bronze", durability="os")
+    bronze.begin_stream("test", 50)
+    one = Transaction(boundaries(100, xid=12), (Insert(relation, ("1",)),), (100,))
+    bronze.append([raw_transaction(one)])
+    looks = iter([None, None, [Unlanded(200, 13, frozenset({A}))]])
+    found = point(BronzeReader(tmp_path / "bronze"), Visible.parse("12:20:", 300), 100, lambda _: next(looks))
+    assert found.complete
+    assert [one.position for one in found.touches if not one.landed] == [200]
+
+
+@pytest.mark.parametrize("lands", [False, True])
+def test_a_slot_that_is_being_read_is_waited_for_and_not_for_ever(tmp_path, monkeypatch, lands):
+    monkeypatch.setattr("cdc_lake.pipeline.point.LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("cdc_lake.pipeline.point.WAIT_SECONDS", 0.1)
+    relation, bronze = table("public.a", id="int4"), DeltaBronze(tmp_path / "bronze", durability="os")
+    bronze.begin_stream("test", 50)
+    later = iter([raw_transaction(Transaction(boundaries(300, xid=12), (Insert(relation, ("1",)),), (300,)))])
+
+    def ahead(_):
+        bronze.append([one for one in later if lands])
+
+    found = point(BronzeReader(tmp_path / "bronze"), Visible.parse("12:20:", 300), 100, ahead)
+    assert found.complete == lands
+
+
 def test_peeked_messages_become_transactions_above_a_position():
     def relation(oid, name):
         return b"R" + struct.pack(">I", oid) + b"public\0" + name + b"\0d\0\0"

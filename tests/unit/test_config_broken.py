@@ -104,6 +104,7 @@ CASES = {
         HEAD.replace("host: h", "host: h, slot: {plugin: test_decoding}, decoding: {streaming: off}"),
         "CFG129 3:76",
     ),
+    "authorities that nobody asks": (HEAD.replace("host: h", "host: h, tls: {root_cert: ca.pem}"), "CFG129 3:52"),
     "hosts with a port that is none": (HEAD.replace("host: h", "hosts: [a, b:x]"), "CFG129 3:37"),
     "missing section": ("version: 1\npipeline: shop\n", "CFG106 1:1"),
     "a rule without its kind": (RULES + "        - {column: a}\n", "CFG106 8:11"),
@@ -162,6 +163,14 @@ CASES = {
     "origins that a QHB does not tell apart": (
         QHB.replace("host: h", "host: h, decoding: {origin: none}"),
         "CFG129 3:49",
+    ),
+    "prepared transactions that a QHB does not send": (
+        QHB.replace("host: h", "host: h, decoding: {two_phase: true}"),
+        "CFG129 3:52",
+    ),
+    "copies of a slot that standbys of a QHB do not keep": (
+        QHB.replace("host: h", "host: h, slot: {failover: true}"),
+        "CFG129 3:47",
     ),
     "a source without its type": (HEAD.replace("type: postgres, ", ""), "CFG106 3:9"),
     "a key of another source": (HEAD.replace("host: h", "host: h, order: csn"), "CFG104 3:35"),

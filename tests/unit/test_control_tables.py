@@ -248,6 +248,7 @@ def test_nothing_appended_makes_no_table(control: ControlTables, tmp_path: Path)
 def test_the_places_of_cuts_are_those_of_their_rows_whoever_wrote_the_file(control: ControlTables, tmp_path: Path):
     rows = [cut(position, epoch) for epoch, position in ((2, 5), (1, 300), (1, 100), (2, 70))]
     rows[1] = replace(rows[1], commit_ts=T0.replace(microsecond=123_457), recorded_at=T0.replace(microsecond=1))
+    rows[2:] = [replace(row, recorded_at=T0.replace(microsecond=2)) for row in rows[2:]]
     for row in rows[:2]:
         control.record(row)
     control.append("cuts", [asdict(row) for row in rows[2:]])  # a file of several rows

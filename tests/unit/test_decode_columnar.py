@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from cdc_lake.decode import columnar, plain
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.digest import canonical_relation, canonical_tuple, digest_of
-from cdc_lake.decode.plain import tabulate_plain
+from cdc_lake.decode.plain import Numbering, tabulate_plain
 from cdc_lake.errors import BatchTooLarge, InvalidText
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
@@ -62,6 +63,26 @@ def test_columns_stand_in_the_order_of_the_changes(decode):
     assert columns.old_kind.to_pylist() == [None, None, "key", "full", None]
     assert columns.unchanged.to_pylist() == [None, None, [1], None, None]
     assert columns.info.to_pylist() == [None] * 5
+
+
+def test_a_large_row_among_small_ones_has_the_same_columns(decode):
+    large = "\u00e9" * (9 << 20)  # 18 MiB: copied value by value
+    around = tuple(Insert(ITEMS, (str(n), "", None)) for n in range(3))
+    [raw] = batch((*around, Update(ITEMS, (large, UNCHANGED, "c"), ("a", None, ""), OldKind.FULL), *around))
+    columns = decode([raw])
+    assert columns.new.to_pylist() == [[str(n), "", None] for n in range(3)] + [[large, None, "c"]] + [
+        [str(n), "", None] for n in range(3)
+    ]
+    assert columns.old.to_pylist() == [None] * 3 + [["a", None, ""]] + [None] * 3
+    assert columns.unchanged.to_pylist() == [None] * 3 + [[1]] + [None] * 3
+
+
+@pytest.mark.parametrize("tail", [b"\xc3", b"\xff"])
+def test_a_large_text_that_is_not_utf8_is_refused(decode, tail):
+    [raw] = batch((Insert(ORDERS, ("1", "x" * (17 << 20))), Insert(ORDERS, ("2", "y"))))
+    raw.frames[0] = raw.frames[0][:-1] + tail
+    with pytest.raises((InvalidText, TypeError)):  # a way back, as the fixture has it
+        decode([raw])
 
 
 def test_a_truncate_of_several_tables_and_a_message_are_rows_with_info(decode):
@@ -150,3 +171,17 @@ def test_a_batch_beyond_32_bit_offsets_is_refused(decode, monkeypatch):
     monkeypatch.setattr(plain, "MAX_BYTES", 1000)
     with pytest.raises(BatchTooLarge):
         decode(batch((Insert(ORDERS, ("1", "x")),) * 100))
+
+
+def test_a_relation_that_takes_the_place_in_memory_of_an_equal_one_has_a_number_of_its_own():
+    """Of equal relations one is kept; where another one came to the place of the one that was let go, it had its number:
+    changes of one table were those of another.
+    """
+    first = table("public.orders", id="int8")
+    numbering = Numbering()
+    numbering.number(first)
+    for n in range(200):
+        name = TableName("public", f"t{n}")
+        numbering.number(replace(first))  # equal, and nobody else has it
+        other = replace(first, table=name)
+        assert numbering.relations[numbering.number(other)] == other

@@ -4,6 +4,7 @@ merges of two tables matter. Without Spark.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from functools import partial
 
 import pytest
 
-from cdc_lake.model.relation import ReplicaIdentity
+from cdc_lake.model.decision import Place
+from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.held_groups import together
 from cdc_lake.pipeline.whole_groups import ahead, units_of
@@ -189,14 +191,16 @@ def test_any_spans_and_deaths_hold_the_transactions_that_the_oracle_holds(seed: 
 
 
 def decide(dice: random.Random, lakes: list[Lake], oracle: Oracle, position: int) -> None:
-    """Some of what waits together is let through or given up, in all tables of the group."""
+    """Some of what waits together is let through or given up, in all tables of the group; what is let through at a
+    position is one transaction.
+    """
     names = {str(relation.table): relation.table for relation in (ORDERS, LINES)}
     open_ = [row for name in names for row in lakes[0].tables[name].open().rows.to_pylist()]
+    made: dict[TableName, dict[Place, int]] = {}
     for group in together(open_):
         if dice.random() < 0.5:
             continue
         verb = "release" if group.broken <= {"rule"} and dice.random() < 0.6 else "discard"
-        made = {}
         for name, its in names.items():
             places = [(row["position"], row["ordinal"]) for row in group.rows if row["relation"] == name]
             first = AT + sum(one["position"] == position + 1 for one in lakes[0].tables[name].decisions)
@@ -206,6 +210,6 @@ def decide(dice: random.Random, lakes: list[Lake], oracle: Oracle, position: int
             if places and verb == "discard":
                 oracle.discard(its, places)
             elif places:
-                made[its] = (first, places)
-        if made:
-            oracle.release_together(position + 1, made)
+                made.setdefault(its, {}).update(zip(places, itertools.count(first)))
+    if made:
+        oracle.release_together(position + 1, made)

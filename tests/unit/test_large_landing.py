@@ -17,7 +17,7 @@ from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.config.model import Batch
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.kept import READING, PgoutputFormat
-from cdc_lake.decode.large import Growing, LargeTransaction, decoded_or
+from cdc_lake.decode.large import Growing, LargeTransaction
 from cdc_lake.decode.raw import Raw, RawTransaction
 from cdc_lake.decode.undecodable import Keeping, Stopping
 from cdc_lake.errors import InvalidText
@@ -59,11 +59,9 @@ def raws() -> list[RawTransaction]:
     ]
 
 
-@pytest.fixture(params=["at the COMMIT", "ahead"])
-def spool(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Spool]:
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
     with Spool(tmp_path / "spool", 1 << 20, 500) as opened:
-        if request.param == "ahead":
-            opened.decode_ahead(tabulate)
         yield opened
 
 
@@ -82,7 +80,6 @@ def bronze(folder: Path, name: str) -> DeltaBronze:
 
 def land(writer: TableBronze, transactions: Sequence[Raw], columns: Tabulate = tabulate) -> Landing:
     """As the receiver does it, in one commit."""
-    columns = decoded_or(columns)
     batch, order = OpenBatch(Batch(), lambda: 0.0, 50, 50), ArrivalOrder()
     with Landing(writer, columns) as landing:
         for nth, one in enumerate(transactions):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.errors import JavaMissing, OtherWriter
+from cdc_lake.cli.render_error import error_text
+from cdc_lake.errors import CdcLakeError, JavaMissing, OtherWriter
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.session import require_java
 from cdc_lake.model.relation import TableName
@@ -36,6 +37,15 @@ def test_another_writer_is_named_with_what_it_did(tmp_path: Path) -> None:
     found = damage(lake.project, target, lake.stream, state, now)
     assert isinstance(found, OtherWriter)
     kept("another-writer", found)
+
+
+def test_a_name_tells_a_terminal_nothing() -> None:
+    name = TableName("public", "a\x1b[2J\x07\u202eb\x9bé日\xa0c")
+    text = error_text(CdcLakeError(f"no key: {name}", where=f"{name}", hint=f"two\nlines of {name}"))
+    assert r"no key: public.a\x1b[2J\x07\u202eb\x9bé日" in text
+    assert not any(one in text for one in "\x1b\x07\u202e\x9b")
+    assert "é日\xa0c" in text
+    assert "two\nlines" in text
 
 
 def test_the_page_lists_each_as_it_is_printed() -> None:

@@ -7,7 +7,6 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from cdc_lake.decode.changes import ChangeColumns
@@ -19,13 +18,15 @@ from cdc_lake.decode.mppdb.facts import FamilyTableFacts
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.plain import tabulate_plain
 from cdc_lake.decode.mppdb.raw import RecordTransaction
-from cdc_lake.decode.mppdb.records import Style
+from cdc_lake.decode.mppdb.records import Operation, Row, Style
 from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.decode.mppdb.text_columnar import text_groups
 from cdc_lake.decode.walk import Irregular
-from cdc_lake.errors import DecodeError
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
+from cdc_lake.model.transaction import Boundaries
+from cdc_lake.testing.gaussdb.encode import Print, statement
+from tests.columns import assert_same_outcome, outcome
 
 DATA = Path(__file__).parents[1] / "data" / "opengauss"
 TABLES = frozenset({TableName("My Schema", 'Tab.le "x"')})
@@ -59,23 +60,7 @@ def recorded(version: str, name: str, style: Style, batch: bool) -> list[RecordT
 
 
 def decoded(make, batch, layouts):
-    try:
-        return make(batch, layouts)
-    except DecodeError as error:
-        return error.code, error.message, error.where
-
-
-def assert_same(one, other) -> None:
-    assert type(one) is type(other)
-    if not isinstance(one, ChangeColumns):
-        assert one == other
-        return
-    assert one.relations == other.relations
-    for name in ("transaction", "op", "relation", "lsn"):
-        assert np.array_equal(getattr(one, name), getattr(other, name)), name
-    for name in ("new", "old", "old_kind", "unchanged", "info"):
-        assert getattr(one, name).equals(getattr(other, name)), name
-    assert one.digests == other.digests
+    return outcome(lambda: make(batch, layouts))
 
 
 @pytest.mark.parametrize(("version", "name", "style", "batch"), list(streams()))
@@ -88,7 +73,7 @@ def test_recorded_streams_are_the_same_plain_and_by_the_column(version, name, st
     plain, fast = (Layouts(lambda _: FACTS, tables=TABLES) for _ in range(2))
     for at in range(0, len(transactions), 100):
         part = transactions[at : at + 100]
-        assert_same(decoded(tabulate, part, fast), decoded(tabulate_plain, part, plain))
+        assert_same_outcome(decoded(tabulate, part, fast), decoded(tabulate_plain, part, plain))
     assert walked
 
 
@@ -119,6 +104,20 @@ def test_statements_that_are_not_regular_are_left_to_the_plain_decoder(statement
     for statements in ([*REGULAR, statement], [statement, *REGULAR]):
         with pytest.raises(Irregular):
             text_groups(Statements([statements]), Style.TEXT, Codec())
+
+
+@pytest.mark.parametrize(
+    "how", [Print(Style.TEXT), Print(Style.JSON), Print(Style.SERIAL), Print(Style.SERIAL, plugin="test_decoding")]
+)
+def test_deletes_that_bring_no_values_are_rows_too(how):
+    """Of a table without replica identity: nothing but these may stand in a chunk."""
+    gone = Row(Operation.DELETE, TableName("public", "a 'table'"))
+    records = [statement(gone, how)] * 2 * columnar.SMALL
+    raw = RecordTransaction(Boundaries(1, 1), how.style, records, [1] * len(records), sum(map(len, records)))
+    tables = frozenset({gone.table})
+    plain, fast = (decoded(make, [raw], Layouts(lambda _: FACTS, tables=tables)) for make in (tabulate_plain, tabulate))
+    assert isinstance(plain, ChangeColumns)
+    assert_same_outcome(fast, plain)
 
 
 def test_other_encodings_and_styles_are_left_to_the_plain_decoder():

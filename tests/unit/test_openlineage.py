@@ -96,7 +96,7 @@ def target_of(kind: str = "current", **source: Any) -> Any:
     return replace(project_of(**source).target(TableName("public", "t")), kind=kind)
 
 
-def project_of(root: Path = Path("/work/shop"), lake: dict[str, Any] | None = None, **source: Any) -> Project:
+def project_of(root: Path = Path("/srv/shop"), lake: dict[str, Any] | None = None, **source: Any) -> Project:
     given = {"type": "postgres", "host": "db1", "database": "d", "user": "u", "tables": ["public.*"], **source}
     rules = [{"rule": "between", "column": "qty", "max": 9}, {"rule": "expression", "expression": "qty < price"}]
     silver = {"tables": [{"from": "public.t", "rules": rules}]}
@@ -145,8 +145,8 @@ def test_an_error_of_ours_is_told_in_its_words_and_another_by_its_kind(error: Ex
 @pytest.mark.parametrize(
     ("source", "lake", "namespace", "silver"),
     [
-        ({}, {}, "postgres://db1:5432", ("file", "/work/shop/lake/warehouse/silver/t")),
-        ({"host": None, "hosts": ["a:1", "b:2"]}, {}, "postgres://a:1", ("file", "/work/shop/lake/warehouse/silver/t")),
+        ({}, {}, "postgres://db1:5432", ("file", "/srv/shop/lake/warehouse/silver/t")),
+        ({"host": None, "hosts": ["a:1", "b:2"]}, {}, "postgres://a:1", ("file", "/srv/shop/lake/warehouse/silver/t")),
         ({"type": "opengauss", "port": 8000}, {"iceberg": {"warehouse": "s3://lake/wh"}}, "opengauss://db1:8000", ("s3://lake", "wh/silver/t")),
         ({}, {"iceberg": {"type": "rest", "uri": "https://u:hunter2canary@cat:8181/x"}}, "postgres://db1:5432", ("iceberg://cat:8181", "silver.t")),
         ({}, {"iceberg": {"type": "rest", "uri": "https://cat", "warehouse": "main"}}, "postgres://db1:5432", ("iceberg://cat", "main.silver.t")),
@@ -159,7 +159,7 @@ def test_tables_have_the_names_that_others_give_them(
     target = project.target(TableName("public", "t"))
     assert source_name(project, target.source) == (namespace, "d.public.t")
     assert silver_name(project, replace(target, format="iceberg")) == silver
-    assert silver_name(project, target) == ("file", "/work/shop/lake/silver/t")
+    assert silver_name(project, target) == ("file", "/srv/shop/lake/silver/t")
 
 
 @pytest.mark.parametrize("to", ["", "lineage.txt", "ftp://h", f"http://u:{CANARY}@h", "http://h?x=1", "s3://b/x.jsonl"])

@@ -48,6 +48,11 @@ def test_a_file_is_there_whole_is_replaced_and_goes(parked_at: ParkedPlace) -> N
     assert (parked_at.sizes(), parked_at.read("one", 0, 10)) == ({"one": 5}, b"other")
 
 
+def test_more_than_a_file_has_asks_for_no_memory(parked_at: ParkedPlace) -> None:
+    parked_at.put("one", lambda: [b"something"])
+    assert [parked_at.read("one", at, (1 << 64) - 1) for at in (0, 4, 99)] == [b"something", b"thing", b""]
+
+
 def test_what_one_machine_parked_another_one_lands(parked_at: ParkedPlace, tmp_path: Path) -> None:
     layout, state = table("public.a", id="int8", note="text"), BronzeState("pg:1:d:s:0/0", 1, 50, 50, b"")
     rows = [insert(layout, (str(n), "x" * 100)) for n in range(100)]
@@ -62,7 +67,7 @@ def test_what_one_machine_parked_another_one_lands(parked_at: ParkedPlace, tmp_p
     with Spool(tmp_path / "other", 1 << 20, 1_000) as spool:
         parked = ParkedTransactions(parked_at, spool, state, highest=lambda: 0, changed=never)
         [large] = Assembler(catalog_of(layout), frames=spool, parking=parked).feed(commit_prepared(7, "g", 300), 300)
-        parts = list(large.in_frames())  # type: ignore[union-attr]
+        parts = list(large.parts())  # type: ignore[union-attr]
         assert len(parts) > 5
         assert [frame for part in parts for frame in part.frames] == rows
         parked.clean(340, 340)

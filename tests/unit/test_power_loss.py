@@ -121,6 +121,20 @@ def test_without_syncing_a_loss_of_power_loses_what_was_confirmed(tmp_path: Path
     assert len(found) > bench.losses / 2
 
 
+def test_a_folder_that_was_there_and_not_synced_is_on_disk_with_what_is_made_in_it(tmp_path: Path, dice: random.Random):
+    """As the receiver's own note makes the lake's folder before bronze is begun."""
+    root = tmp_path / "root"
+    root.mkdir()
+    with LyingDisk(root) as disk:
+        (root / "lake" / "logs").mkdir(parents=True)
+        writer = DeltaBronze(root / "lake" / "bronze" / "shop")
+        writer.begin_stream("s", 10)
+        upto = writer.append([transaction(11)]).upto
+        for _ in range(10):
+            disk.image(tmp_path / "image", dice)
+            recovered(tmp_path / "image" / "lake" / "bronze" / "shop", upto)
+
+
 @pytest.mark.parametrize("what", ["entry", "entry at a line", "empty entry", "checkpoint", "empty checkpoint", "hint"])
 def test_what_a_loss_of_power_cut_is_taken_out_of_the_way(tmp_path: Path, what: str):
     writer = DeltaBronze(tmp_path, "os")

@@ -109,7 +109,6 @@ class Family:
         self._recording = recording
         self.confirmed: list[int] = []
         monkeypatch.setattr(loop, "open_stream", self.open)
-        monkeypatch.setattr(loop, "_BACK_OFF", (0.01, 0.01))
 
     @contextmanager
     def open(
@@ -182,7 +181,7 @@ def project_of(root: Path, **batch: Any) -> Project:
 
 def receive(project: Project, tell: Any = silent) -> ReceiveSummary:
     bronze = DeltaBronze(project.bronze, "os")
-    return loop.receive(project, bronze, once=True, stop=threading.Event(), tell=tell)
+    return loop.receive(project, bronze, once=True, stop=threading.Event(), tell=tell, pauses=(0.01, 0.01))
 
 
 def states(project: Project) -> Iterator[tuple[int, dict[str, list[list[str | None]]]]]:
@@ -260,6 +259,17 @@ def test_connections_that_break_lose_and_repeat_nothing(
     check(project, LAST)
     expected = {s["csn"]: {name: s[name] for name in TABLES} for s in snapshots()}
     assert dict(states(project)) == expected
+
+
+def test_a_run_with_an_end_gives_a_source_up_that_drops_each_stream(
+    beginning: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "ONCE_PATIENCE", 0.5)
+    family = Family(beginning, monkeypatch)
+    family.cuts = [0] * 100
+    with pytest.raises(ServerUnreachable, match="the connection broke off"):
+        receive(project_of(tmp_path))
+    assert 3 < family.opened < 20
 
 
 def test_a_transaction_that_the_server_lost_is_named_and_nothing_above_it_is_landed(

@@ -6,6 +6,8 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from cdc_lake.cli.render_status import status_text
 from cdc_lake.errors import StoreUnavailable
 from cdc_lake.observe.progress import Progress
@@ -50,6 +52,13 @@ def test_a_note_torn_by_a_reader_in_the_middle_of_a_write_says_nothing(tmp_path:
         path = tmp_path / "logs" / "shop.receiver"
         path.write_bytes(json.dumps({"since": "2026"}).encode()[:9].ljust(4096))
         assert ReceiverNote(tmp_path, "shop").read() is None
+
+
+@pytest.mark.parametrize("said", [b'{"at": 1}', b'{"since": 5}', b'{"since": "2026", "tried": "soon"}', b"[" * 4000])
+def test_a_note_that_says_something_else_says_nothing(tmp_path: Path, said: bytes) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "shop.receiver").write_bytes(said.ljust(4096))
+    assert ReceiverNote(tmp_path, "shop").read() is None
 
 
 def test_status_shows_what_the_receiver_waits_for(tmp_path: Path) -> None:

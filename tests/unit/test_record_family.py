@@ -21,9 +21,9 @@ from cdc_lake.source.recording import RecordingSource
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.target import WireTarget, WireTls
 from cdc_lake.testing.gaussdb.ledger import Ledger
-from cdc_lake.testing.gaussdb.scripted import Rule, ScriptedAnswers
+from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
-from cdc_lake.testing.gaussdb.sql import ResultColumn, ResultSet
+from tests.unit.test_wire_against_server import catalog
 
 PIPELINE = """\
 version: 1
@@ -45,19 +45,6 @@ STYLES = [
     *({"parallel-decode-num": 2, "decode-style": s, "sending-batch": b} for s in "btj" for b in (0, 1)),
 ]
 
-CATALOG = [
-    Rule(
-        "from pg_settings",
-        ResultSet(
-            (ResultColumn("name"), ResultColumn("setting")),
-            [("wal_level", "logical"), ("enable_thread_pool", "on"), ("logical_sender_timeout", "30000")],
-        ),
-    ),
-    Rule(
-        "datcompatibility",
-        ResultSet(tuple(map(ResultColumn, ("datname", "encoding", "compatibility"))), [("postgres", "GBK", "PG")]),
-    ),
-]
 TABLE = TableName("public", "orders")
 
 
@@ -68,7 +55,7 @@ def row(ledger: Ledger, number: int) -> Row:
 
 @pytest.fixture
 def server() -> Iterator[GaussServer]:
-    ledger, answers = Ledger(), ScriptedAnswers(CATALOG)
+    ledger, answers = Ledger(), ScriptedAnswers(catalog("GBK"))
     with GaussServer(ledger, users={"cdc": "Gauss@123"}, answers=answers, encoding="GBK") as running:
         yield running
 

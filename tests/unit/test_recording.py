@@ -107,6 +107,25 @@ def test_a_header_that_is_none_is_said(line):
         RecordingReader(io.BytesIO(line), "odd")
 
 
+def test_a_header_of_other_things_than_words_is_said():
+    whole = RecordingHeader("gaussdb", "mppdb_decoding").line()
+    for wrong in (b'"source": ["gaussdb"]', b'"source": null', b'"source": ' + b"[" * 5000):
+        line = whole.replace(b'"source": "gaussdb"', wrong)
+        with pytest.raises(RecordingUnreadable, match="the header of the recording"):
+            RecordingReader(io.BytesIO(line), "f")
+
+
+def test_a_length_beyond_the_end_asks_for_no_memory():
+    class Careful(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            assert size is None or size <= 1 << 20
+            return super().read(size)
+
+    reader = RecordingReader(Careful(struct.pack(">I", (1 << 32) - 1) + b"w" * 50), "f")
+    with pytest.raises(RecordingUnreadable, match="4294967295 bytes announced, 50 left"):
+        reader.next()
+
+
 def test_an_entry_of_another_kind_is_said():
     for body in (b"", b"z", b"w" + bytes(20), b"k" + bytes(5)):
         with pytest.raises(RecordingUnreadable):

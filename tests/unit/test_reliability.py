@@ -1,13 +1,19 @@
-"""The runner of the fault tests: what it adds up, and when it is red."""
+"""The runner of the fault tests: what it adds up, when it is red, what it keeps; the page is made of what is kept."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests import reliability
-from tests.reliability import PROMISES, ROOT, Promise, table, tried
+from tests.promises import PROMISES, Found, Promise
+from tests.reliability import ROOT, Row, counted, keep, kept, page, tried
 
 KEPT = """\
 from tests.tally import tally
@@ -15,7 +21,8 @@ from tests.tally import tally
 def test_one():
     tally("R1", ["stalled"], kills=2)
 
-def test_two():
+def test_two(monkeypatch):
+    monkeypatch.delenv("CDC_LAKE_TALLY")  # as where a command is to see nothing of the environment
     tally("R1", ["cut"], kills=3, changes=1000)
     tally("R2", kills=50)
 """
@@ -31,13 +38,22 @@ def test_counts_of_all_tests_of_a_promise_are_added_up(tmp_path: Path) -> None:
     found = tried(promise(tmp_path, KEPT, kills=5), "a chance", small=False)
     assert found.verdict(small=False) == "green"
     assert (found.counts, found.faults) == ({"kills": 5, "changes": 1000}, ["cut", "stalled"])
-    assert "| R1 | nothing is lost | 5 kills, 1,000 changes | cut, stalled |" in table([found], small=False)
+    assert counted(found) == "5 kills, 1,000 changes"
 
 
-def test_too_few_are_red_but_in_a_small_run(tmp_path: Path) -> None:
-    found = tried(promise(tmp_path, KEPT, kills=6, restarts=1), "a chance", small=False)
-    assert found.verdict(small=False) == "red: too few kills, restarts"
+def test_too_few_are_red_and_in_a_small_run_only_none_at_all(tmp_path: Path) -> None:
+    found = tried(promise(tmp_path, KEPT, kills=6), "a chance", small=False)
+    assert found.verdict(small=False) == "red: too few kills"
     assert found.verdict(small=True) == "green"
+    none = tried(promise(tmp_path, KEPT, restarts=2), "a chance", small=True)
+    assert none.verdict(small=True) == "red: too few restarts"
+
+
+def test_too_few_kinds_of_faults_are_red(tmp_path: Path) -> None:
+    asked = replace(promise(tmp_path, KEPT), kinds=3)
+    found = tried(asked, "a chance", small=False)
+    assert found.verdict(small=False) == "red: too few kinds of faults"
+    assert replace(found, promise=replace(asked, kinds=2)).verdict(small=False) == "green"
 
 
 @pytest.mark.parametrize("body", [f"{KEPT}    assert False\n", "", "import nothing_of_the_kind\n"])
@@ -50,16 +66,125 @@ def test_the_tests_of_the_promises_are_there_and_count_for_them() -> None:
     assert [p.number for p in PROMISES] == sorted({p.number for p in PROMISES}, key=lambda number: int(number[1:]))
     for one in PROMISES:
         texts = [(ROOT / test).read_text(encoding="utf-8") for test in one.tests]
-        assert all(f'tally("{one.number}"' in text for text in texts), one.number
+        counted = [f'tally("{one.number}"', *(["lived_through("] if one.number in {"R12", "R20"} else [])]
+        assert all(any(word in text for word in counted) for text in texts), one.number
 
 
-def test_only_a_whole_run_at_full_budget_writes_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Where rows are kept, and the page; of two promises, and a tree without changes of its own."""
+    second = Promise("R2", "nothing is there twice", ("test_of_another.py",))
+    monkeypatch.setattr(reliability, "PROMISES", (promise(tmp_path, KEPT, kills=5), second))
+    monkeypatch.setattr(reliability, "KEPT", rows := tmp_path / "kept.json")
+    monkeypatch.setattr(reliability, "PAGE", shown := tmp_path / "page.md")
+    monkeypatch.setattr(reliability, "version", lambda: "0.3.0-7-gabc1234")
+    monkeypatch.setattr(reliability, "of_git", lambda *words: f"hash of {words[-1]}")
+    monkeypatch.setenv("CDC_LAKE_CHANCE", "a chance")
+    return rows, shown
+
+
+def lines(shown: str, number: str) -> list[str]:
+    return [line for line in shown.splitlines() if line.startswith(f"| {number} |")]
+
+
+def test_a_run_at_full_budget_keeps_its_row_and_the_page_has_the_others_as_never_run(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(reliability, "PAGE", page := tmp_path / "page.md")
-    monkeypatch.setattr(reliability, "PROMISES", (promise(tmp_path, KEPT, kills=9),))
-    assert reliability.main(["--small"]) == 0
-    assert not page.exists()
-    assert reliability.main([]) == 1
-    assert "red: too few kills" in page.read_text()
-    assert "5 kills, 1,000 changes" in capsys.readouterr().out
+    rows, shown = places
+    assert reliability.main(["R1"]) == 0
+    (row,) = json.loads(rows.read_text()).values()
+    assert row["counts"] == {"kills": 5, "changes": 1000}
+    assert (row["version"], row["chance"], row["faults"]) == ("0.3.0-7-gabc1234", "a chance", ["cut", "stalled"])
+    assert row["trees"] == {"cdc_lake": "hash of HEAD:cdc_lake", "tests": "hash of HEAD:tests"}
+    page = shown.read_text()
+    seconds = f"{row['seconds']:,}"
+    assert lines(page, "R1")[0] == (
+        f"| R1 | nothing is lost | green | 5 kills, 1,000 changes | {seconds} | 0.3.0-7-gabc1234 | {row['day']} |"
+    )
+    assert lines(page, "R1")[1].startswith("| R1 | cut; stalled | `")
+    assert lines(page, "R1")[1].endswith("| `a chance` | `hash of HEAD` `hash of HEAD` |")
+    assert lines(page, "R2")[0] == "| R2 | nothing is there twice | **never run** |  |  |  |  |"
+    assert "1 of 2 promises are green; 1 was never run at full budget." in page
+    assert "R1: green; 5 kills, 1,000 changes; cut, stalled;" in capsys.readouterr().out
+
+
+def test_a_row_takes_the_place_of_the_one_before_and_leaves_those_of_others(places: tuple[Path, Path]) -> None:
+    rows, shown = places
+    first, second = reliability.PROMISES
+    for found in (
+        Found(second, False, {}, (), 1),
+        Found(first, True, {"kills": 5}, (), 1),
+        Found(first, True, {"kills": 9}, (), 1),
+    ):
+        keep(Row(found, found.promise.tests, "v", "2026-01-01", "c"))
+    assert list(json.loads(rows.read_text())) == ["R1", "R2"]
+    assert "| green | 9 kills | 1 |" in lines(shown.read_text(), "R1")[0]
+    assert "| **red: a test failed** |" in lines(shown.read_text(), "R2")[0]
+
+
+def test_a_run_at_a_small_budget_or_of_a_changed_tree_keeps_nothing(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reliability.main(["--small", "R1"]) == 0
+    assert "not kept" not in capsys.readouterr().out
+    monkeypatch.setattr(reliability, "version", lambda: None)
+    assert reliability.main(["R1"]) == 0
+    assert "R1 is not kept: the tree has changes that no commit has" in capsys.readouterr().out
+    found = iter(["one", "another"])
+    monkeypatch.setattr(reliability, "version", lambda: next(found))
+    assert reliability.main(["R1"]) == 0
+    assert not any(path.exists() for path in places)
+
+
+def test_a_version_is_that_of_a_commit_whatever_was_kept_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=Nobody", "-c", "user.email=nobody@example.com")
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        env = {**ours, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, env=env)
+
+    monkeypatch.setattr(reliability, "ROOT", tmp_path)
+    for name in ("KEPT", "PAGE"):
+        monkeypatch.setattr(reliability, name, tmp_path / name)
+    git("init")
+    (tmp_path / "code.py").write_text("")
+    git("add", ".")
+    git("commit", "--message", "First")
+    before = reliability.version()
+    assert before
+    for name in ("KEPT", "PAGE"):
+        (tmp_path / name).write_text("kept")
+    assert reliability.version() == before
+    (tmp_path / "code.py").write_text("changed = True")
+    assert reliability.version() is None
+
+
+def test_a_row_is_green_by_what_its_promise_asks_for_today() -> None:
+    asked = Promise("R1", "nothing is lost", ("tests/test_of_it.py",), {"kills": 5})
+
+    def verdict(counts: Mapping[str, int], *tests: str, passed: bool = True) -> str:
+        return Row(Found(asked, passed, counts, (), 1), tests, "v", "d", "c").verdict
+
+    assert verdict({"kills": 5}, "tests/test_of_it.py") == "green"
+    assert verdict({"kills": 4}, "tests/test_of_it.py") == "red: too few kills"
+    assert verdict({"kills": 5}, "tests/test_of_it.py", passed=False) == "red: a test failed"
+    assert (
+        verdict({"kills": 5}, "tests/test_of_it.py", "tests/test_gone.py")
+        == "to be run again: its tests are others now"
+    )
+
+
+def test_the_other_tests_are_those_of_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reliability.main(["--others"]) == 0
+    told = capsys.readouterr().out.split()
+    assert "--ignore=tests/property/test_fuzz.py" in told
+    assert {word.removeprefix("--ignore=") for word in told} == {test for one in PROMISES for test in one.tests}
+
+
+def test_the_page_is_made_of_what_is_kept() -> None:
+    """And what is kept is of promises that there are, in their order: `kept` knows no other."""
+    rows = kept()
+    assert reliability.PAGE.read_text(encoding="utf-8") == page(rows), "python -m tests.reliability --page"
+    assert list(rows) == [p.number for p in PROMISES if p.number in rows]
+    assert json.loads(reliability.KEPT.read_text(encoding="utf-8")) == {n: row.document() for n, row in rows.items()}
+    assert all(row.version and row.day and row.chance and row.found.seconds for row in rows.values())

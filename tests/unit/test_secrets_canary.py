@@ -18,6 +18,7 @@ from cdc_lake.testing.gaussdb.authentication import Credentials, Method
 from cdc_lake.testing.gaussdb.ledger import Ledger
 from cdc_lake.testing.gaussdb.server import GaussServer
 from tests.canary import CANARY, Told, leaks
+from tests.tally import tally
 
 HEAD = "version: 1\npipeline: shop\n"
 PLAIN = "type: postgres, host: 127.0.0.1, port: 1, database: d, user: u, connect_timeout: 1 s, tables: ['public.*']"
@@ -197,6 +198,7 @@ def test_a_verb_that_fails_shows_no_secret(
     (tmp_path / "conf").mkdir()
     for target in ("dev", "prod"):
         (tmp_path / "conf" / f"{target}.yaml").write_text("snapshot: {}\n")
+    failed = 0
     for arguments in FAILING:
         # errors are told on standard error too, with their traceback
         code, said = told(pipelines(refusing)[pipeline], "--json", "--debug", *arguments)
@@ -205,11 +207,13 @@ def test_a_verb_that_fails_shows_no_secret(
             said += more
         assert CANARY not in said, (arguments, said)
         assert code in {0, 1, 2, 3, 4}, (arguments, said)
+        failed += code != 0
         if arguments == [*RECEIVING]:
             assert f'"{ENDS_WITH[pipeline]}"' in said
             assert "Traceback" in said, "what is asked for is everything"
     (tmp_path / "secret.pem").unlink()
     assert leaks(tmp_path, [CANARY]) == []
+    tally("R20", {pipeline}, paths=failed)
 
 
 @pytest.mark.parametrize("method", [Method.PASSWORD, Method.MD5, Method.SHA256, Method.SM3, Method.REJECT])
@@ -223,7 +227,11 @@ def test_a_server_of_the_gaussdb_family_that_refuses_shows_no_secret(
     with GaussServer(Ledger(), users=users, method=method) as server:
         at = f"port: {server.port}, replication_port: {server.replication_port}, tls: {{mode: disable}}"
         source = flow('password: "${env:CANARY_PASSWORD}"').replace("postgres", "opengauss").replace("port: 1", at)
+        failed = 0
         for arguments in (["check"], ["plan"], ["run", "--once", "--only", "receive"], ["status"]):
             code, said = told(source, "--json", "--debug", *arguments)
             assert CANARY not in said, (arguments, said)
             assert code in {0, 1, 4}, (arguments, said)
+            failed += code != 0
+    assert failed >= 2
+    tally("R20", {f"the family's login, {method.name.lower()}"}, paths=failed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,7 @@ class Source:
     def slot(self) -> SlotSeen | None:
         return SlotSeen("0/3E8", 77, "server process 1", None)
 
-    def steps(self, state: BronzeState | None) -> Iterator[Action]:
+    def steps(self, state: Callable[[], BronzeState | None]) -> Iterator[Action]:
         return iter(())
 
     def layout(self, table: TableName) -> Relation | None:

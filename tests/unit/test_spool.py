@@ -11,6 +11,7 @@ import pytest
 
 from cdc_lake.decode.frames import FrameStore, MemoryFrames
 from cdc_lake.errors import Retry, SpoolFull, SpoolNotWritten
+from cdc_lake.pipeline import spooled
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.pipeline.spooled import SpooledFrames
 from tests.open_files import open_in
@@ -22,8 +23,13 @@ def content(store: FrameStore) -> list[tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("seed", seeds(1))
-def test_several_transactions_keep_what_they_would_keep_in_memory(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("large", [1 << 20, 700, 30], ids=["small frames", "some large", "most large"])
+def test_several_transactions_keep_what_they_would_keep_in_memory(
+    seed: int, large: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dice = random.Random(seed)
+    monkeypatch.setattr(spooled, "_LARGE", large)
+    monkeypatch.setattr(spooled, "_READ", 100)  # no read gives all of what is wanted
     with Spool(tmp_path, 1 << 30, 500) as spool:
         pairs: list[tuple[SpooledFrames, MemoryFrames]] = [(spool(), MemoryFrames()) for _ in range(3)]
         for step in range(2000):
@@ -93,6 +99,7 @@ def test_a_folder_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from cdc_lake.pipeline import spooled
 from cdc_lake.pipeline.spool import Spool
 store = Spool(Path(sys.argv[1]), 1 << 30, 10)()
 store.append(b"x" * 100, 1)

@@ -29,6 +29,7 @@ from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.pipeline.spool import Spool
 from tests import decoded_both
+from tests.tally import tally
 
 T = TableName("public", "t")
 ROW = b"table public.t: INSERT: id[integer]:1"
@@ -198,6 +199,7 @@ def test_what_a_server_printed_is_what_pgoutput_sent(file: Path, monkeypatch: py
         parts = [decoded_both.changes(tabulate(raws[at : at + size], layouts)) for at in range(0, len(raws), size)]
         found = [change for part in parts for change in part]
         assert [one | {"transaction": 0} for one in found] == [one | {"transaction": 0} for one in changes]
+    tally("R7", **{"recorded streams": 1, "recorded rows": len(changes)})
 
 
 @pytest.mark.parametrize("file", decoded_both.recorded()[:1], ids=lambda file: file.stem)

@@ -28,7 +28,7 @@ from cdc_lake.errors import (
 )
 from cdc_lake.lake.parked_place import LocalParked
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.parked import ParkedTransactions, forget
+from cdc_lake.pipeline.parked import ParkedTransactions, file_name, forget, waiting_files
 from cdc_lake.pipeline.spool import Spool
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import catalog_of, table
@@ -300,3 +300,22 @@ def test_a_file_that_is_cut_off_or_changed_anywhere_is_noticed() -> None:
             read(whole[:at])
         with pytest.raises(PreparedDamaged):
             read(whole[:at] + bytes([whole[at] ^ 64]) + whole[at + 1 :])
+
+
+@pytest.mark.parametrize("note", [b"", b"-5", b"4 0", b"\xff", b"four"])
+def test_a_note_of_an_end_that_is_no_number_is_damage(place: Counting, spool: Spool, note: bytes) -> None:
+    fed(assembler(parking(place, spool)), [*PREPARED, commit_prepared(7, "g", 400)])
+    [end] = [name for name in place.sizes() if name.endswith(".end")]
+    place.put(end, lambda: [note])
+    with pytest.raises(PreparedDamaged, match="where a prepared transaction ended"):
+        parking(place, spool)
+
+
+def test_what_others_put_into_the_folder_is_let_be(place: Counting, spool: Spool, tmp_path: Path) -> None:
+    fed(assembler(parking(place, spool)), PREPARED)
+    for name in (".nfs0000beef", "README", "3-x", "-1", "2-7-of somebody"):
+        (tmp_path / "prepared" / name).write_bytes(b"?")
+    again = parking(place, spool)
+    assert [one.gid for one in again.waiting] == ["g"]
+    assert len(place.sizes()) == 6
+    assert waiting_files(place, STATE.epoch) == [file_name(STATE.epoch, 7, "g")]

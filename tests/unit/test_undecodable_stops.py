@@ -25,6 +25,7 @@ from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers
 from cdc_lake.testing.gaussdb.server import GaussServer
 from tests.replay import bronze_rows
+from tests.tally import tally
 from tests.unit.test_gaussdb_capture import NAME, TABLE, Way, fields, once, project_of, row
 
 WAYS = [Way(Style.BINARY, 1), Way(Style.TEXT, 1), Way(Style.SERIAL), Way(Style.BINARY, 1, by_csn=True)]
@@ -64,6 +65,7 @@ def stops_twice_before(project: Project, server: GaussServer, bad: LedgerTransac
         with pytest.raises(MalformedMessage):
             once(project)
         whole_before(project, server, bad)
+    tally("R15", {"undecodable, by the policy stop"}, stops=1)
 
 
 def inserts(server: GaussServer) -> LedgerTransaction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -255,6 +256,27 @@ def test_a_receiver_that_ends_leaves_its_marks_and_no_state(project: Project, to
         watch.look(look(10, 80))
     assert WalNote(project.lake, project.name).read() is None
     assert WalNote(project.lake, project.name).begin() == [(10, 1080 * MIB)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"at": 0, "seen": {}}',
+        b'{"at": "now", "seen": {"step": "calm"}}',
+        b'{"seen": {"step": "calm"}}',
+        b'{"marks": 5}',
+        b'{"marks": [5]}',
+        b'{"marks": [[1, 1e999]]}',
+        b'{"marks": [["a", 1]]}',
+        b"[" * 4000,
+    ],
+)
+def test_a_note_that_says_something_else_says_nothing(tmp_path: Path, said: bytes) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "shop.wal").write_bytes(said.replace(b'"at": 0', f'"at": {time.time()}'.encode()).ljust(4096))
+    note = WalNote(tmp_path, "shop")
+    assert note.read() is None
+    assert note.begin() == []
 
 
 def test_status_and_its_page_show_the_budget(

@@ -55,24 +55,22 @@ SERIAL = {"parallel-decode-num": "1"}
 BINARY = {"parallel-decode-num": "4", "decode-style": "b", "sending-batch": "1"}
 TEXT = {"parallel-decode-num": "2", "decode-style": "t", "sending-batch": "0"}
 
-CATALOG = [
-    Rule(
-        "from pg_settings",
-        ResultSet(
-            (ResultColumn("name"), ResultColumn("setting")),
-            [("wal_level", "logical"), ("enable_thread_pool", "on"), ("logical_sender_timeout", "30000")],
-        ),
-    ),
-    Rule(
-        "datcompatibility",
-        ResultSet(tuple(map(ResultColumn, ("datname", "encoding", "compatibility"))), [("postgres", "UTF8", "PG")]),
-    ),
-]
+
+def catalog(encoding: str = "UTF8") -> list[Rule]:
+    """What the server says of itself and of the database, whose encoding is this."""
+    database = ResultSet(
+        tuple(map(ResultColumn, ("datname", "encoding", "compatibility"))), [("postgres", encoding, "PG")]
+    )
+    settings = ResultSet(
+        (ResultColumn("name"), ResultColumn("setting")),
+        [("wal_level", "logical"), ("enable_thread_pool", "on"), ("logical_sender_timeout", "30000")],
+    )
+    return [Rule("from pg_settings", settings), Rule("datcompatibility", database)]
 
 
 @contextmanager
 def serving(ledger: Ledger | None = None, **given: object) -> Iterator[GaussServer]:
-    settings: dict[str, object] = {"users": {"cdc": "Gauss@123"}, "answers": ScriptedAnswers(CATALOG), **given}
+    settings: dict[str, object] = {"users": {"cdc": "Gauss@123"}, "answers": ScriptedAnswers(catalog()), **given}
     with GaussServer(Ledger() if ledger is None else ledger, **settings) as server:  # type: ignore[arg-type]
         yield server
 

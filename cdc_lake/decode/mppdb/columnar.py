@@ -18,7 +18,7 @@ import pyarrow as pa
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.digest import Digests
 from cdc_lake.decode.hashing import Hashing, hashed_here, meanwhile
-from cdc_lake.decode.joined import joined
+from cdc_lake.decode.joined import concatenated, joined
 from cdc_lake.decode.mppdb.codec import Policy
 from cdc_lake.decode.mppdb.cuts import Piece, chunk_of, cuts, lsns_of
 from cdc_lake.decode.mppdb.layouts import Layouts, Plan
@@ -42,7 +42,9 @@ CHUNK_BYTES: Final = 1 << 20
 """As for pgoutput: larger chunks miss the cache."""
 
 SMALL: Final = 32
-"""Below this many rows the plain decoder is faster than setting up a walk."""
+"""Below this many rows the plain decoder is faster than setting up a walk, unless they are large: it copies them more
+often.
+"""
 
 _INSERT: Final = ord("I")
 _TRUNCATE: Final = b": TRUNCATE: "
@@ -57,7 +59,8 @@ def tabulate(batch: Sequence[RecordTransaction], layouts: Layouts, hashing: Hash
     the catalog, so also SourceError. `hashing` is what makes digests of large chunks.
     """
     sizes = [raw.count for raw in batch]
-    if sum(sizes) >= SMALL and layouts.codec.python == "utf-8" and len({raw.style for raw in batch}) == 1:
+    worth = sum(sizes) >= SMALL or sum(raw.size for raw in batch) >= CHUNK_BYTES
+    if worth and layouts.codec.python == "utf-8" and len({raw.style for raw in batch}) == 1:
         before = layouts.mark()
         try:
             return _tabulate(batch, sizes, layouts, hashing)
@@ -92,20 +95,16 @@ def _tabulate(
         op=np.concatenate([part.op for part in parts]),
         relation=np.concatenate([part.relation for part in parts]),
         lsn=lsns_of(batch),
-        new=_joined([part.new for part in parts]),
-        old=_joined([part.old for part in parts]),
-        old_kind=_joined([part.old_kind for part in parts]),
-        unchanged=_joined([part.unchanged for part in parts]),
+        new=concatenated([part.new for part in parts]),
+        old=concatenated([part.old for part in parts]),
+        old_kind=concatenated([part.old_kind for part in parts]),
+        unchanged=concatenated([part.unchanged for part in parts]),
         info=pa.nulls(count, pa.string()),
         digests=Digests.of([part.digests for part in parts]),
     )
     require(layouts.codec.policy is Policy.STOP or not (any_prefixed(columns.new) or any_prefixed(columns.old)))
     cancels = np.concatenate([part.cancels for part in parts])
     return _without_cancelled(columns, cancels) if cancels.any() else columns
-
-
-def _joined(arrays: list[pa.Array]) -> pa.Array:
-    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,10 @@ the new ones and the old ones, and behind them; so the n-th value of a row stand
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +25,10 @@ from cdc_lake.errors import DecodeError
 _QUOTE: Final = ord('"')
 _BACKSLASH: Final = ord("\\")
 _COMMA: Final = ord(",")
+_LITERAL: Final = ord("'")
+_LONG: Final = 64  # bytes of a literal
+_BLOCK: Final = 4 << 20
+_NO_BACKSLASH: Final = re.compile(rb"[^\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +42,23 @@ class _Quotes:
 def json_rows(source: Statements, codec: Codec) -> list[Found]:
     """The rows by shape, in the order of their first rows. Raises Irregular."""
     quotes = _quotes(source)
+    long = partial(_long, source, quotes)
 
     def next_shape(left: Any) -> Found:
-        row, shape = _shape(source.at(int(left[0])), codec)
+        row, shape = _shape(source.outline(int(left[0]), long), codec)
         rows, new, old = _walk(source, quotes, left, shape)
         return Found(row, rows, None if row.new is None else new, None if row.old is None else old)
 
     return by_shape(len(source.start), next_shape)
+
+
+def _long(source: Statements, quotes: _Quotes, start: int, end: int) -> Any:
+    """The bounds of what long literals of a statement hold in their quotes, which is no part of its shape."""
+    first, behind = np.searchsorted(quotes.at, [start, end])
+    borders = quotes.at[first : behind - (behind - first) % 2].reshape(-1, 2)
+    opening, closing = borders[:, 0] + 1, borders[:, 1] - 1  # of a literal in a string
+    long = (closing - opening > _LONG) & (source.data[opening] == _LITERAL) & (source.data[closing] == _LITERAL)
+    return np.stack([opening[long] + 1, closing[long]], axis=1)
 
 
 def _shape(statement: bytes, codec: Codec) -> tuple[Row, Shape]:
@@ -55,18 +72,35 @@ def _shape(statement: bytes, codec: Codec) -> tuple[Row, Shape]:
 
 
 def _quotes(source: Statements) -> _Quotes:
-    at = np.flatnonzero(source.data == _QUOTE)
-    backslashes = np.flatnonzero(source.data == _BACKSLASH)
+    at = np.concatenate([_opening_or_closing(source, *block) for block in _blocks(source)])
+    return _Quotes(at, np.searchsorted(at, source.start))
+
+
+def _blocks(source: Statements) -> Iterator[tuple[int, int]]:
+    """Bounds of pieces none of which ends with a backslash: of each byte of text there may be a few numbers."""
+    first, end = 0, len(source.bytes)
+    while first < end:
+        found = _NO_BACKSLASH.search(source.bytes, min(first + _BLOCK, end) - 1)
+        behind = end if found is None else found.end()
+        yield first, behind
+        first = behind
+
+
+def _opening_or_closing(source: Statements, first: int, behind: int) -> Any:
+    """Where quotes stand between these bounds that are not escaped."""
+    data = source.data[first:behind]
+    at = np.flatnonzero(data == _QUOTE)
+    backslashes = np.flatnonzero(data == _BACKSLASH)
     if len(backslashes):
         # of backslashes that touch, the first, third … one escapes what follows
         begins = np.ones(len(backslashes), bool)
         begins[1:] = backslashes[1:] != backslashes[:-1] + 1
-        first = np.maximum.accumulate(np.where(begins, np.arange(len(backslashes)), 0))
-        escaping = (np.arange(len(backslashes)) - first) % 2 == 0
-        escaped = np.zeros(len(source.data) + 1, bool)
+        head = np.maximum.accumulate(np.where(begins, np.arange(len(backslashes)), 0))
+        escaping = (np.arange(len(backslashes)) - head) % 2 == 0
+        escaped = np.zeros(len(data) + 1, bool)
         escaped[backslashes[escaping] + 1] = True
         at = at[~escaped[at]]
-    return _Quotes(at, np.searchsorted(at, source.start))
+    return at + first
 
 
 def _walk(source: Statements, quotes: _Quotes, rows: Any, shape: Shape) -> tuple[Any, Literals, Literals]:

@@ -45,14 +45,16 @@ class LargeRecords:
 
     def parts(self, fault: DecodeError | None = None) -> Iterator[RecordTransaction]:
         """Its parts in order; with `fault`, to be kept as bytes. Can be asked for again. Raises LakeError."""
-        before = first = 0
+        before = first = behind = 0
         records: list[bytes] = []
         lsns: list[int] = []
-        for nth, (some, numbers) in enumerate(self.frames.parts()):
-            records, lsns = records + some, lsns + numbers
-            if nth + 1 not in self._cuts.joined:
-                yield self._part(records, lsns, PartOf(before, self._start, fault), (first, nth))
-                before, first, records, lsns = before + len(records), nth + 1, [], []
+        for some, numbers in self.frames.parts():
+            records, lsns, behind = records + some, lsns + numbers, behind + 1
+            del some
+            if behind not in self._cuts.joined:
+                made = [self._part(records, lsns, PartOf(before, self._start, fault), (first, behind - 1))]
+                before, first, records, lsns = before + len(records), behind, [], []
+                yield made.pop()  # nothing here keeps it in memory
 
     def cut_otherwise(self, error: DecodeError) -> bool:
         """Whether the newest part could not be decoded because of where it begins: then it begins one earlier now.

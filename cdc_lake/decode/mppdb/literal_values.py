@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -15,21 +16,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_lake.decode.mppdb.statements import ROOM, Statements
-from cdc_lake.decode.walk import Chunk, Irregular, require
+from cdc_lake.decode.walk import PADDING, Chunk, Irregular, is_large, require, require_offsets
 
 _DOUBLED: Final = r"^(?:[^']|'')*$"
 _NO_BYTE: Final = re.compile(rb"\\u(?!00[0-7])")  # the server escapes bytes below 0x20 so, and no others
+
+_PIECE: Final = 1 << 20
+_BORDER: Final = re.compile(rb"(?<!\\)(?<!\\u)(?<!\\u.)(?<!\\u..)[^\\'](?![\x80-\xbf])", re.DOTALL)
+"""A byte with which no escape begins or goes on, no doubled quote begins, and a letter ends."""
 
 
 def rewritten(source: Statements, start: Any, end: Any, *, escaped: bool, inner: bool) -> tuple[Chunk, Any]:
     """A chunk of the values between these bounds (int64 ndarrays), and their slots (n, 2) in it.
 
     `escaped`: backslashes are JSON's; `inner`: there are quotes inside values. Before each value stands its length.
+    Raises Irregular, also where they are more bytes than slots (int32) reach.
     """
-    data, sizes = _data(source, start, end, escaped=escaped, inner=inner)
-    behind = np.cumsum(sizes + ROOM)
-    content: Any = memoryview(data)[: int(behind[-1])] if len(sizes) else b""
-    chunk = Chunk([content], writable=True)
+    require_offsets(int((end - start).sum()) + ROOM * len(start))
+    if is_large(len(source.bytes), len(start)):
+        chunk, sizes = _large(source, start, end, escaped=escaped)
+        behind = np.cumsum(sizes + ROOM)
+    else:
+        data, sizes = _data(source, start, end, escaped=escaped, inner=inner)
+        behind = np.cumsum(sizes + ROOM)
+        content: Any = memoryview(data)[: int(behind[-1])] if len(sizes) else b""
+        chunk = Chunk([content], writable=True)
     first = behind - sizes
     write_lengths(chunk, first, sizes)
     return chunk, np.stack([first, behind], axis=1).astype(np.int32)
@@ -60,6 +71,42 @@ def _data(source: Statements, start: Any, end: Any, *, escaped: bool, inner: boo
     take[:, 0], take[:, 1] = 2 * count, np.arange(0, 2 * count, 2) if places is None else 2 * places
     _, _, data = every.take(pa.array(take.ravel())).buffers()
     return data, end - start
+
+
+def _large(source: Statements, start: Any, end: Any, *, escaped: bool) -> tuple[Chunk, Any]:
+    """The same as a chunk, value by value and those in pieces: of a large one there is no copy but this."""
+    data = bytearray(int((end - start).sum()) + ROOM * len(start) + len(PADDING))
+    sizes = np.empty(len(start), np.int64)
+    at = 0
+    for nth, (first, behind) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        at += ROOM
+        begins = at
+        for piece in _in_pieces(source, first, behind):
+            text = _meant(piece, escaped=escaped)
+            data[at : at + len(text)] = text
+            at += len(text)
+        sizes[nth] = at - begins
+    del data[at + len(PADDING) :]
+    nothing = np.zeros(0, np.int64)
+    return Chunk.of(data, nothing, nothing), sizes
+
+
+def _meant(piece: bytes, *, escaped: bool) -> bytes:
+    """A piece of a value with escapes undone and quotes made single; most of the small ones have neither."""
+    if b"'" not in piece and not (escaped and b"\\" in piece):
+        return piece
+    text = pa.array([piece], pa.binary())
+    found: bytes = _undoubled(_unescaped(text) if escaped else text)[0].as_py()
+    return found
+
+
+def _in_pieces(source: Statements, first: int, end: int) -> Iterator[bytes]:
+    """What stands between these bounds, a piece at a time. No escape is cut."""
+    while first < end:
+        found = _BORDER.search(source.bytes, first + _PIECE - 1, end) if end - first > _PIECE else None
+        behind = end if found is None else found.end()
+        yield bytes(source.bytes[first:behind])
+        first = behind
 
 
 def _pieces(source: Statements, start: Any, end: Any) -> tuple[pa.Array, Any]:

@@ -111,8 +111,8 @@ def regular_chunk(source: Statements, found: Sequence[Found], *, escaped: bool) 
     """
     parts = [part for each in found for part in each.parts()]
     told, closed = _told(source, parts)
-    inner = np.count_nonzero(source.data == _QUOTE) != 2 * closed
-    if escaped or inner:
+    inner = source.bytes.count(_QUOTE) != 2 * closed
+    if parts and (escaped or inner):  # deletes may bring no values at all
         chunk, slots = _rewritten(source, told, _row_order(found), escaped=escaped, inner=inner)
     else:
         chunk, slots = _in_place(source, told)

@@ -83,7 +83,7 @@ class Rows(Sequence[bytes]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._all() == list(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # Python's way to have none
 
 
 class Lsns(Sequence[int]):
@@ -116,7 +116,7 @@ class Lsns(Sequence[int]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._all() == list(other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # Python's way to have none
 
 
 def long_runs(payload: bytes) -> dict[int, tuple[Run, int]]:

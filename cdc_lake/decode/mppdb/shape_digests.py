@@ -16,7 +16,7 @@ from cdc_lake.decode.digest import DIGEST_SIZE, Digests, canonical_relation
 from cdc_lake.decode.hashing import Canonical
 from cdc_lake.decode.mppdb.layouts import Plan
 from cdc_lake.decode.mppdb.shapes import Group, Values
-from cdc_lake.decode.walk import PADDING, Chunk, evens
+from cdc_lake.decode.walk import PADDING, Chunk, evens, gathered, is_large
 from cdc_lake.model.change import OldKind
 
 _BEFORE: Final = 5  # the OID's last byte and the length
@@ -70,7 +70,11 @@ def _tails(chunk: Chunk, group: Group, plan: Plan, prefix: bytes, head: bytes) -
     every = pa.BinaryArray.from_buffers(
         pa.binary(), 2 * pieces + 3, [None, pa.py_buffer(offsets), pa.py_buffer(chunk.bytes)]
     )
-    _, ends, data = every.take(take).buffers()
+    if is_large(len(chunk.bytes), len(take)):
+        which = np.asarray(take)
+        ends, data = gathered(chunk, offsets[which], offsets[which + 1])
+    else:
+        _, ends, data = every.take(take).buffers()
     borders = np.ascontiguousarray(np.frombuffer(ends, np.int32, len(group.rows) * each + 1)[::each])
     return Canonical(prefix, borders, b"" if data is None else memoryview(data)[: int(borders[-1])])
 

@@ -101,7 +101,7 @@ def groups(chunk: Chunk) -> Iterator[Group]:
         require(allowed)
         allowed -= 1
         first = int(left[0])
-        shape = _shape(bytes(chunk.bytes[chunk.start[first] : chunk.end[first]]))
+        shape = _shape(memoryview(chunk.bytes)[chunk.start[first] : chunk.end[first]])
         alike = left[_alike(chunk, left, shape.head)]
         rows, new, old = _walk(chunk, alike, shape)
         yield Group(shape.row, rows, new, old)
@@ -112,25 +112,25 @@ def groups(chunk: Chunk) -> Iterator[Group]:
         left = left[~gone[left]]
 
 
-def _shape(frame: bytes) -> _Shape:
+def _shape(frame: memoryview) -> _Shape:
     """The shape of a row: all of it but its values. Raises Irregular where its parts do not fit."""
     head = 1
     for _ in range(2):
         head += _COUNT + int.from_bytes(frame[head : head + _COUNT], "big")
     tuples, at, size = [], head, len(frame)
     while at < size:
-        before = frame[at : at + 1 + _COUNT]
+        before = bytes(frame[at : at + 1 + _COUNT])
         at += 1 + _COUNT
         columns = []
         for _ in range(int.from_bytes(before[1:], "big")):
             behind = at + _COUNT + int.from_bytes(frame[at : at + _COUNT], "big")
             length = int.from_bytes(frame[behind + 4 : behind + _TAIL], "big")
             require(behind + _TAIL <= size)
-            columns.append((frame[at:behind], frame[behind : behind + 4]))
+            columns.append((bytes(frame[at:behind]), bytes(frame[behind : behind + 4])))
             at = behind + _TAIL + (0 if length == NULL else length)
         tuples.append((before, tuple(columns)))
     require(at == size)
-    return _shape_of(frame[:head], tuple(tuples))
+    return _shape_of(bytes(frame[:head]), tuple(tuples))
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +10,9 @@ import numpy as np
 from cdc_lake.decode.mppdb.cuts import Piece
 from cdc_lake.decode.mppdb.framing import HEAD
 from cdc_lake.decode.mppdb.runs import Run
+
+LARGE: Final = 64 << 10
+"""Bytes of a statement that is worth not being copied."""
 
 ROOM: Final = 5
 """Zero bytes at `Statements.room`."""
@@ -56,6 +59,14 @@ class Statements:
     def at(self, nth: int) -> bytes:
         """One of the statements."""
         return bytes(self.bytes[self.start[nth] : self.end[nth]])
+
+    def outline(self, nth: int, holes: Callable[[int, int], Any]) -> bytes:
+        """One of the statements, a large one without its `holes`: by its bounds an int64 ndarray of pairs of bounds."""
+        start, end = int(self.start[nth]), int(self.end[nth])
+        if end - start < LARGE:
+            return self.at(nth)
+        borders = [start, *holes(start, end).ravel().tolist(), end]
+        return b"".join(self.bytes[first:behind] for first, behind in zip(borders[::2], borders[1::2], strict=True))
 
     def has(self, at: Any, end: Any, wanted: bytes) -> Any:
         """Whether `wanted` stands at each place, and ends at `end` or before: a bool ndarray."""

@@ -137,11 +137,8 @@ class Shape:
 
 def shape_of(statement: bytes, codec: Codec, known: TableHeads | None, *, serial: bool) -> tuple[RowCells, Shape]:
     """A row, and what stands around its literals. Raises DecodeError."""
-    if serial:
-        row, scanned = serial_row(statement, codec), _scan_dotted(statement.decode("latin-1"))
-    else:
-        row = parallel_row(statement, codec, known)
-        scanned = _scan_raw(statement.decode("latin-1"), known, bytewise=True)
+    row = serial_row(statement, codec) if serial else parallel_row(statement, codec, known)
+    scanned = _scanned(statement.decode("latin-1"), known, serial=serial)
     between, done = [], 0
     for part in (scanned.old, scanned.new):
         at = 0 if part is None else part.at
@@ -150,6 +147,15 @@ def shape_of(statement: bytes, codec: Codec, known: TableHeads | None, *, serial
             between.append(statement[done:at])
             at = done = at + len(literal)
     return row, Shape((*between, statement[done:]), 0 if scanned.old is None else len(scanned.old.columns))
+
+
+def _scanned(text: str, known: TableHeads | None, *, serial: bool) -> _Scanned:
+    """The parts of a row by bytes. Raises MalformedMessage where it is readable as text only, as damage makes it."""
+    try:
+        return _scan_dotted(text) if serial else _scan_raw(text, known, bytewise=True)
+    except _Unreadable as unreadable:
+        message, wrong = unreadable.message, unreadable.at
+    raise MalformedMessage(message, offset=wrong)
 
 
 def _row(statement: bytes, codec: Codec, at: int, scan: Callable[[str, bool], _Scanned]) -> RowCells:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.json_walk import json_rows
 from cdc_lake.decode.mppdb.literal_walk import regular_chunk
@@ -11,6 +13,8 @@ from cdc_lake.decode.mppdb.statements import Statements
 from cdc_lake.decode.mppdb.text import TableHeads
 from cdc_lake.decode.mppdb.text_walk import text_rows
 from cdc_lake.decode.walk import Chunk, require
+
+_JSON: Final = ord("{")
 
 
 def text_groups(
@@ -22,7 +26,7 @@ def text_groups(
     are by name. Only for databases in UTF-8. Raises Irregular where a statement is no row, or no regular one.
     """
     require(codec.python == "utf-8")
-    if source.at(0)[:1] == b"{":
+    if source.data[source.start[0]] == _JSON:
         require(style is not Style.TEXT)
         return regular_chunk(source, json_rows(source, codec), escaped=True)
     require(style is not Style.JSON)

@@ -37,6 +37,11 @@ class _Quotes:
     closing: Any
     before: Any
 
+    def within(self, start: int, end: int) -> Any:
+        """The bounds of what quoted literals of a statement hold, which is no part of its shape."""
+        mine = slice(*np.searchsorted(self.opening, [start, end]).tolist())
+        return np.stack([self.opening[mine] + 1, self.closing[mine]], axis=1)
+
 
 def text_rows(source: Statements, codec: Codec, known: TableHeads | None, *, serial: bool) -> list[Found]:
     """The rows by shape, in the order of their first rows. Raises Irregular."""
@@ -44,7 +49,7 @@ def text_rows(source: Statements, codec: Codec, known: TableHeads | None, *, ser
     seen = _seen(codec, known, serial=serial)
 
     def next_shape(left: Any) -> Found:
-        statement = source.at(int(left[0]))
+        statement = source.outline(int(left[0]), quotes.within)
         head = statement[: statement.find(b"]:")]
         row, shape = seen.get(head) or _shape(statement, codec, known, serial=serial)
         walked = _walk(source, quotes, left, shape)

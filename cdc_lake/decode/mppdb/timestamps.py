@@ -23,6 +23,8 @@ _PARTS: Final = re.compile(
 )
 _DAYS_BEFORE: Final = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 _DAYS_TO_1970: Final = 719_162  # from 0001-01-01
+_ROOM: Final = 1 << 63
+"""Microseconds that a column of times has room for, before 1970 and behind it: up to the year 294247."""
 
 
 def micros(text: str) -> int:
@@ -40,7 +42,10 @@ def micros(text: str) -> int:
         raise UnreadableTime
     away = east * 3600 + south * 60 + seconds
     utc = hour * 3600 + minute * 60 + second + (away if sign == "-" else -away)
-    return (_days(year, month, day) * 86_400 + utc) * 1_000_000 + int((fraction or "").ljust(6, "0"))
+    found = (_days(year, month, day) * 86_400 + utc) * 1_000_000 + int((fraction or "").ljust(6, "0"))
+    if not -_ROOM <= found < _ROOM:
+        raise UnreadableTime
+    return found
 
 
 def _leap(year: int) -> bool:

@@ -17,10 +17,12 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Final
 
-from cdc_lake.errors import SlotActive
+from cdc_lake.errors import ServerUnreachable
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.source.gaussdb.slot import create_slot, create_slot_by_function, drop_slot
+from cdc_lake.source.gaussdb.slot import create_slot, create_slot_by_function, drop_slot_when_free
 from cdc_lake.source.gaussdb.stream import GaussStream
+from cdc_lake.source.quoting import literal
+from cdc_lake.source.silence import LONGEST
 from cdc_lake.source.wire.session import WireSession
 
 _DATA: Final = struct.Struct(">cQQq")  # 'w', start, end, clock
@@ -43,8 +45,11 @@ class FamilyCapture:
         slot: str | None,
         order: OrderDomain = OrderDomain.LSN,
         status_interval: float,
+        silence: float = LONGEST,
     ) -> None:
-        """`slot` None: one of its own, in the order that the options are for. Raises SourceError."""
+        """`slot` None: one of its own, in the order that the options are for. `status_interval`, `silence`: as of
+        GaussStream. Raises SourceError.
+        """
         self._dial = dial
         self._own: str | None = None
         self.start = "0/0"
@@ -54,8 +59,9 @@ class FamilyCapture:
             self._own = slot
         try:
             self._stream = GaussStream(
-                dial(True), slot, 0, options, keepalives_confirm=False, status_interval=status_interval
-            )
+                dial(True), slot, 0, options,
+                keepalives_confirm=False, status_interval=status_interval, silence=silence,
+            )  # fmt: skip
         except BaseException:
             self._drop()
             raise
@@ -80,17 +86,15 @@ class FamilyCapture:
     def _drop(self) -> None:
         if self._own is None:
             return
-        until = time.monotonic() + _PATIENCE
-        session = self._dial(False)
         try:
-            while True:
-                try:
-                    drop_slot(session, self._own)
-                    break
-                except SlotActive:
-                    if time.monotonic() > until:
-                        raise
-                time.sleep(0.2)
+            session = self._dial(False)
+        except ServerUnreachable as away:
+            hint = f"when it is back: SELECT pg_drop_replication_slot({literal(self._own)})"
+            raise ServerUnreachable(
+                f"slot `{self._own}` of the recording is left: {away.message}", where=away.where, hint=hint
+            ) from away
+        try:
+            drop_slot_when_free(session, self._own, _PATIENCE)
         finally:
             session.close()
         self._own = None

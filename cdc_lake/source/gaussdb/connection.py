@@ -24,4 +24,5 @@ def target_of(source: FamilySource, root: Path) -> WireTarget:
         tls=WireTls(tls.mode, file(tls.root_cert), file(tls.cert), file(tls.key)),
         alike=source.node == "coordinator",
         connect_timeout=source.connect_timeout / 1000,
+        silence=source.silence_timeout / 1000,
     )

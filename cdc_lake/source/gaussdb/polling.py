@@ -5,7 +5,7 @@ Serial decoding; payloads are lines in UTF-8. The columns are taken by place: po
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from cdc_lake.errors import SlotMissing, StreamProtocol
 from cdc_lake.model.position import Lsn
@@ -33,10 +33,11 @@ class FamilyFunctions:
         """See SlotFunctions."""
         return current_lsn(self._session).value
 
-    def peek(self, least: int) -> list[tuple[int, bytes]]:
-        """See SlotFunctions."""
+    def peek(self, least: int) -> Iterator[list[tuple[int, bytes]]]:
+        """See SlotFunctions; the whole answer is one piece."""
         sql = f"SELECT * FROM pg_logical_slot_peek_changes({literal(self._slot)}, NULL, {least}{self._options})"
-        return [_frame(row) for row in self._session.query(sql, doing=f"reading slot `{self._slot}`").rows]
+        rows = self._session.query(sql, doing=f"reading slot `{self._slot}`").rows
+        return iter([[_frame(row) for row in rows]] if rows else [])
 
     def advance(self, position: int) -> None:
         """See SlotFunctions."""

@@ -7,19 +7,17 @@ whose confirmed position is a CSN wherever an ordinary slot has an LSN; it is ma
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
-from cdc_lake.errors import SlotActive, SlotAhead, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
+from cdc_lake.errors import SlotAhead, SlotInvalidated, SlotMissing, SlotNameInvalid, WrongOutputOrder
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.source.quoting import identifier, literal
 from cdc_lake.source.slot_fit import Wanted, check_fits
+from cdc_lake.source.slot_wait import dropped_when_free
 from cdc_lake.source.wire.session import WireSession
 
 _NAME = re.compile(r"[a-z0-9_?.-]{1,63}")
-_LOOK: Final = 0.2  # seconds between attempts to drop a slot that is read
 _BACKUP = "gs_roach"  # names of the backup tool begin so
 
 
@@ -28,7 +26,7 @@ class FamilySlotFacts:
     """A slot as `pg_replication_slots` shows it. `confirmed` is an LSN or a CSN, by `order`.
 
     Servers of the 3.0 line do not show what was confirmed: there it is `restart`, which is never above it, and `exact`
-    is False.
+    is False. Vacuum has to leave rows of catalogs that were deleted since `catalog_xmin`.
     """
 
     name: str
@@ -40,6 +38,7 @@ class FamilySlotFacts:
     confirmed: int | None
     order: OrderDomain
     exact: bool = True
+    catalog_xmin: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +88,7 @@ def _facts(row: Mapping[str, str | None]) -> FamilySlotFacts:
         confirmed=confirmed,
         order=order,
         exact=order is OrderDomain.CSN or "confirmed_flush" in row,
+        catalog_xmin=int(xmin) if (xmin := row.get("catalog_xmin")) else None,
     )
 
 
@@ -121,14 +121,7 @@ def drop_slot(session: WireSession, name: str) -> None:
 
 def drop_slot_when_free(session: WireSession, name: str, patience: float) -> None:
     """The same, waiting up to `patience` seconds for who reads it to leave. Raises SlotActive, SourceError."""
-    until = time.monotonic() + patience
-    while True:
-        try:
-            return drop_slot(session, name)
-        except SlotActive:
-            if time.monotonic() + _LOOK > until:
-                raise
-        time.sleep(_LOOK)
+    dropped_when_free(lambda: drop_slot(session, name), patience)
 
 
 def advance_slot(session: WireSession, name: str, upto: Lsn) -> Lsn:

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from cdc_lake.errors import ServerUnreachable, SourceError, StreamProtocol
+from cdc_lake.observe.failpoint import FRAME_PART, failpoint
 from cdc_lake.source.gathering import Frames, Gathering
 from cdc_lake.source.gaussdb.messages import DATA, DATA_HEADER, read_keepalive, reply
+from cdc_lake.source.silence import LONGEST, Silence
 from cdc_lake.source.start_command import start_command
 from cdc_lake.source.wire import protocol
 from cdc_lake.source.wire.session import WireSession
@@ -43,6 +45,7 @@ class GaussStream:
         *,
         keepalives_confirm: bool,
         status_interval: float,
+        silence: float = LONGEST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start streaming after `start`; 0 is the slot's own confirmed position.
@@ -50,8 +53,8 @@ class GaussStream:
         `session` is a replication connection; it is closed where starting fails (SlotActive: try again on a new one).
         `keepalives_confirm`: everything before a keepalive's position was sent, so it may be taken for reached. True of
         serial decoding in LSN order only; otherwise `keepalive_end` stays at `start`. `status_interval` is in
-        seconds. Options the server refuses are OptionUnknown or OptionRefused, from here or, in serial decoding, from
-        the first `poll`.
+        seconds, and so is `silence`, after which a server that says nothing is given up (`source.silence`). Options the
+        server refuses are OptionUnknown or OptionRefused, from here or, in serial decoding, from the first `poll`.
         """
         self._session = session
         self._channel = session.channel
@@ -71,7 +74,8 @@ class GaussStream:
             raise
         self._channel.enlarge(_BUFFER)
         self._channel.socket.setblocking(False)
-        self._gathering = Gathering(self._channel.socket.fileno(), clock)
+        self._silence = Silence(silence, clock)
+        self._gathering = Gathering(self._channel.socket.fileno(), clock, self._silence, self._ask)
 
     @property
     def keepalive_end(self) -> int:
@@ -105,6 +109,10 @@ class GaussStream:
         self._gathering.close()
         self._session.close()
 
+    def _ask(self) -> None:
+        """Ask the server for a keepalive."""
+        self._tell(ping=True)
+
     def _due(self) -> float:
         """Reply if it is time; the seconds until it is again."""
         self.tick()
@@ -115,7 +123,11 @@ class GaussStream:
         size = 0
         while True:
             size += self._drain(frames, limit - size)
-            if size >= limit or not self._receive(has_frames=bool(frames)):
+            if size >= limit:
+                return size
+            if not self._receive(has_frames=bool(frames)):
+                if self._channel.holds_some:
+                    failpoint(FRAME_PART)
                 return size
 
     def _receive(self, *, has_frames: bool) -> bool:
@@ -185,6 +197,7 @@ class GaussStream:
 
     def _keepalive(self, body: bytes) -> None:
         alive = read_keepalive(body)
+        self._silence.heard()
         if self._keepalives_confirm:
             self._keepalive_end = max(self._keepalive_end, alive.end)
         if alive.reply_wanted:

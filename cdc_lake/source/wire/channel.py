@@ -42,6 +42,11 @@ class Channel:
         """False after `close`."""
         return self.socket.fileno() >= 0
 
+    @property
+    def holds_some(self) -> bool:
+        """Whether bytes were received that nobody has taken."""
+        return self._end > self._start
+
     def settle(self) -> None:
         """The start-up is over: messages of any length, and they may take their time."""
         self._limit = _LIMIT

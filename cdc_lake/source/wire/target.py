@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from cdc_lake.source.printing import PRINTING
+from cdc_lake.source.silence import LONGEST
 
 TlsMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 
@@ -40,7 +41,8 @@ class WireTarget:
 
     `hosts` are `(host, port)` with the service port; a host that begins with `/` is the folder of a Unix socket.
     `replication_port` is the HA port of every host, where replication connections go; None: the service port + 1.
-    `connect_timeout` is in seconds and counts for each host. `alike`: any host will do that is no standby, as the
+    `connect_timeout` is in seconds and counts for each host; so is `silence`, after which a peer that TCP hears nothing
+    of is given up (`source.silence`). `alike`: any host will do that is no standby, as the
     coordinators of a distributed server; otherwise there must not be two.
     """
 
@@ -51,6 +53,7 @@ class WireTarget:
     replication_port: int | None = None
     tls: WireTls = WireTls()
     connect_timeout: float = 10.0
+    silence: float = LONGEST
     alike: bool = False
     settings: Mapping[str, str] = field(default_factory=lambda: SETTINGS)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 from typing import Final
 
-from psycopg import pq
+from psycopg import OperationalError, pq
 from psycopg.pq import DiagnosticField as Diagnostic
 from psycopg.pq import ExecStatus, TransactionStatus
 
@@ -35,7 +36,7 @@ class Relay:
         """The answers of a simple query. A COPY is read while it is sent on."""
         self._pgconn.send_query(statement.encode())
         answers: list[Answer] = []
-        while (result := self._pgconn.get_result()) is not None:
+        while (result := self._result()) is not None:
             if result.status == ExecStatus.COPY_OUT:
                 # what stands behind a COPY in one query is read and left out: the family's clients send one statement
                 answers.append(CopyOut(self._copied(), result.nfields))
@@ -69,14 +70,31 @@ class Relay:
     def _follow(self) -> None:
         self._session.status = _STATUS[TransactionStatus(self._pgconn.transaction_status)]
 
+    def _result(self) -> pq.abc.PGresult | None:
+        while self._pgconn.is_busy() and self._consume():
+            pass
+        return self._pgconn.get_result()
+
+    def _consume(self) -> bool:
+        """Wait for more, by `select`: libpq's own calls hold the interpreter's lock, and the process stands still.
+        False: the connection is over, and a result says so.
+        """
+        select.select([self._pgconn.socket], [], [])
+        try:
+            self._pgconn.consume_input()
+        except OperationalError:
+            return False
+        return True
+
     def _copied(self) -> Iterator[bytes]:
         while True:
-            size, data = self._pgconn.get_copy_data(0)
-            if size < 0:
+            size, data = self._pgconn.get_copy_data(1)
+            if size < 0 or (size == 0 and not self._consume()):
                 break
-            yield bytes(data)
+            if size:
+                yield bytes(data)
         failure = None
-        while (result := self._pgconn.get_result()) is not None:
+        while (result := self._result()) is not None:
             if result.status == ExecStatus.FATAL_ERROR:
                 failure = _text(result.error_field(Diagnostic.MESSAGE_PRIMARY))
         self._follow()

@@ -34,7 +34,7 @@ from cdc_lake.source.visible import Visible
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.live_errands import Errands
 from cdc_lake.testing.gaussdb.live_journal import Journal, Numbered, Opening
-from cdc_lake.testing.gaussdb.live_order import LiveOrder, Waiting
+from cdc_lake.testing.gaussdb.live_order import EMPTY, LiveOrder, Places, Waiting
 from cdc_lake.testing.gaussdb.live_rows import LiveRows, Told
 from cdc_lake.testing.gaussdb.live_setup import TypeNames, begin, connect, current_snapshot, open_stream, prepare
 
@@ -42,7 +42,6 @@ _IDLE: Final = 0.02  # seconds: the longest a request for a snapshot waits for t
 _GATHER: Final = 0.05  # seconds a block of transactions that may be exchanged waits to be full
 _STANDSTILL: Final = 60.0  # seconds without any progress towards what is committed
 _BEFORE: Final = 8  # bytes: a slot of the 3.0 line sends what starts behind its point, not what starts there
-_FOREIGN_STEP: Final = 8  # bytes: an empty transaction of another database fits behind a commit record
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +107,12 @@ class LivePostgres:
         for relation, rows in opening.rows:
             self._rows.load(relation, rows)
         self.ledger = Ledger(start=opening.start, first_csn=self._first_csn)
-        self._end = opening.start
+        self._places = Places(opening.start)
         self._order.resume([entry.csn for entry in numbered])
         for entry in numbered:
             self._add(self._waiting(entry.raw, entry.commit_lsn, entry.commit_ts, entry.csn))
         self._append(journaled=True)
-        self._stream = open_stream(replication, opening.slot, self._end)
+        self._stream = open_stream(replication, opening.slot, self._places.end)
         self._thread.start()
         return self
 
@@ -204,27 +203,30 @@ class LivePostgres:
             for raw in self._assembler.feed(payload, lsn):
                 assert isinstance(raw, RawTransaction), "none is large to an assembler without a spool"
                 self._take(raw)
-        self._end = max(self._end, self._stream.keepalive_end)
+        self._places.reach(self._stream.keepalive_end)
 
     def _take(self, raw: RawTransaction) -> None:
         bounds = raw.bounds
         assert bounds.commit_lsn is not None
         assert bounds.commit_ts is not None
-        self._add(self._waiting(raw, bounds.commit_lsn, bounds.commit_ts))
+        at = self._places.recorded(bounds.commit_lsn, bounds.position)
+        self._add(self._waiting(raw, at, bounds.commit_ts))
         if self._random.random() < self._foreign:
-            self._add(self._waiting(None, bounds.position, bounds.commit_ts))
+            beside = self._places.own()
+            assert beside is not None, "a record ends where the next one may begin"
+            self._add(self._waiting(None, beside, bounds.commit_ts))
 
     def _waiting(self, raw: RawTransaction | None, at: int, time_us: int, csn: int | None = None) -> Waiting:
         """A transaction as it waits for the ledger; without `raw` an empty one of another database."""
         if raw is None:
-            return Waiting(Told(()), None, at, at, at + _FOREIGN_STEP, time_us, csn)
+            return Waiting(Told(()), None, at, at, at + EMPTY, time_us, csn)
         first = raw.lsns[0] if raw.lsns else at
         assert raw.bounds.xid is not None
         return Waiting(self._rows.tell(raw), raw.bounds.xid, first, at, raw.bounds.position, time_us, csn, raw)
 
     def _add(self, waiting: Waiting) -> None:
         self._order.add(waiting)
-        self._end = max(self._end, waiting.end_lsn)
+        self._places.reach(waiting.end_lsn)
         self._added_at = time.monotonic()
 
     def _number(self) -> None:
@@ -263,8 +265,9 @@ class LivePostgres:
         assert row is not None
         xid = int(str(row[0]))
         self._read_to(current_snapshot(self._sql).position)
-        at = self._end
-        self._add(Waiting(Told(()), xid, at, at, at + _FOREIGN_STEP, time.time_ns() // 1000))
+        while (at := self._places.own()) is None:
+            self._read_to(current_snapshot(self._sql).position)  # behind what this wrote before
+        self._add(Waiting(Told(()), xid, at, at, at + EMPTY, time.time_ns() // 1000))
         self._number()
         return xid
 
@@ -287,11 +290,11 @@ class LivePostgres:
         The server decodes the log of all its databases to get there, which may take long: a standstill is an error.
         """
         self._sql.execute("SELECT pg_logical_emit_message(true, 'gaussdb_standin', '')")  # its commit is flushed
-        moved, at = time.monotonic(), self._end
-        while self._end < position:
-            if self._end > at:
-                moved, at = time.monotonic(), self._end
+        moved, at = time.monotonic(), self._places.end
+        while self._places.end < position:
+            if self._places.end > at:
+                moved, at = time.monotonic(), self._places.end
             if time.monotonic() - moved > _STANDSTILL:
-                raise RuntimeError(f"the slot stands at {Lsn(self._end)} and does not reach {Lsn(position)}")
+                raise RuntimeError(f"the slot stands at {Lsn(at)} and does not reach {Lsn(position)}")
             self._stream.tick(ping=True)
             self._read(0.005)

@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.model.change import Tuple
@@ -70,11 +71,11 @@ class Journal:
             file.write(b"".join(map(pickle.dumps, entries)))
 
 
-def _entries(file: object) -> Iterator[tuple[object, int]]:
+def _entries(file: BinaryIO) -> Iterator[tuple[object, int]]:
     """Each entry and where it ends."""
     while True:
         try:
-            entry = pickle.load(file)  # type: ignore[arg-type]
+            entry = pickle.load(file)
         except (EOFError, pickle.UnpicklingError):
             return
-        yield entry, file.tell()  # type: ignore[attr-defined]
+        yield entry, file.tell()

@@ -21,6 +21,11 @@ from cdc_lake.testing.gaussdb.live_rows import Told
 WINDOW: Final = 10
 """Inversions stay within so many transactions: the widest distance recorded from a server is 9."""
 _REMEMBERED: Final = 100_000
+EMPTY: Final = 2
+"""Bytes of a transaction of our own making, which the log has no record of: enough that the one behind it begins above
+its start plus 1, which is what is confirmed of it where frames name the start."""
+ALIGNED: Final = 8
+"""Records begin at multiples of it, and none is shorter than three."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,37 @@ class Waiting:
     commit_ts: int
     csn: int | None = None
     raw: RawTransaction | None = None
+
+
+class Places:
+    """Where transactions stand: each begins at the end of all before it or behind that, as in a log, and so behind what
+    is confirmed of them.
+
+    Those of our own making take the first bytes behind a record, and a commit record that is there is told to begin
+    behind them. There is room for three: a place that is known of the log stays below any other that may become known.
+    """
+
+    def __init__(self, end: int) -> None:
+        """`end`: where the log begins to be read; then, how far it was read and told."""
+        self.end = end
+
+    def reach(self, end: int) -> None:
+        """Everything before `end` was read."""
+        self.end = max(self.end, end)
+
+    def recorded(self, start: int, end: int) -> int:
+        """The start to tell of a commit record that the log has from `start` to `end`."""
+        told, self.end = max(start, self.end), end
+        assert told < end, "records come in their order"
+        return told
+
+    def own(self) -> int | None:
+        """The start of the next one of our own making; None where there is no room before the log goes on."""
+        start = self.end
+        if start % ALIGNED + EMPTY >= ALIGNED:
+            return None
+        self.end += EMPTY
+        return start
 
 
 class SnapshotPassed(Exception):

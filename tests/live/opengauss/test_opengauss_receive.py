@@ -16,7 +16,7 @@ import pytest
 from cdc_lake.errors import ServerSettings
 from cdc_lake.source.stream import StreamIdentity
 from tests.live.opengauss.receiving import FAST, KINDS, SERIAL, Kind, Place, assert_equal, once
-from tests.live.test_receive_loop import CHILD
+from tests.live.test_gaussdb_faults import CHILD
 from tests.replay import bronze_rows
 from tests.seeds import one_seed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_lake.decode.mppdb.records import Begin, Commit, Row
+from tests.tally import tally
 from tests.unit.samples.checks import bags, prove, values
 from tests.unit.samples.recorded import stream, streams_of
 from tests.unit.samples.withheld import WITH_DDL
@@ -54,6 +55,7 @@ def test_no_recording_is_left_out():
 @pytest.mark.parametrize("name", [*WHOLE, *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS)])
 def test_a_stream_gives_the_final_tables_but_for_what_the_server_withholds(name):
     prove(VERSION, name)
+    tally("R7", **{"recorded streams": 1})
 
 
 def test_serial_and_parallel_give_the_same_state_but_for_what_parallel_drops():

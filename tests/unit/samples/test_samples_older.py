@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tally import tally
 from tests.unit.samples.checks import bags, prove
 from tests.unit.samples.recorded import stream, streams_of
 
@@ -38,6 +39,7 @@ def test_no_recording_is_left_out(version):
 )
 def test_a_stream_gives_the_final_tables_but_for_what_the_server_withholds(version, name):
     prove(version, name)
+    tally("R7", **{"recorded streams": 1})
 
 
 def test_speculative_inserts_come_out_the_same_in_serial_and_parallel():

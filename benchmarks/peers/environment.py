@@ -1,0 +1,57 @@
+"""The environment of the peers: `.venv-peers`, made once from `requirements.txt`, never part of the product's.
+
+    python benchmarks/peers/environment.py [--source DIR]
+
+dlt's `pg_replication` is no package: `dlt init` writes it, from the repository of dlt's verified sources, which has to
+be reachable; `--source` names a folder that has `pg_replication` instead. Without it dlt is not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / ".venv-peers"
+PYTHON = FOLDER / "bin" / "python"
+SOURCES = FOLDER / "sources"
+"""Where `pg_replication` is."""
+
+
+def install() -> None:
+    """Make the environment, or bring it to what is asked for."""
+    if not PYTHON.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
+    words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(HERE / "requirements.txt")]
+    subprocess.run([str(PYTHON), *words], check=True)
+
+
+def fetch(source: Path | None) -> bool:
+    """Put dlt's source in its place; whether it is there."""
+    there = SOURCES / "pg_replication"
+    if source is not None:
+        shutil.rmtree(there, ignore_errors=True)
+        shutil.copytree(source / "pg_replication", there)
+    if not there.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            words = [str(FOLDER / "bin" / "dlt"), "--non-interactive", "init", "pg_replication", "duckdb"]
+            subprocess.run(words, cwd=folder, check=False)
+            if (Path(folder) / "pg_replication").exists():
+                shutil.copytree(Path(folder) / "pg_replication", there)
+    return there.exists()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--source", type=Path, help="folder with dlt's `pg_replication`")
+    given = options.parse_args()
+    install()
+    print("dlt's pg_replication is there" if fetch(given.source) else "without dlt's pg_replication, dlt is left out")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Arrow for a process that only receives: without pandas, and with memory that goes back to the system.
+
+Arrow imports pandas, where it is installed, as soon as it is given a list: 36 MiB and most of a second for nothing, as
+nobody gives it any there. It is found all the same by who asks for a data frame later. What Arrow's own allocator keeps
+for later was 60 MiB and more with a backlog; the system's is as quick (docs/performance.md).
+
+Only `cdc-lake run --only receive` does so, whose process is its own. `cdc_lake.run` is called in anybody's process, and
+the job `receive` in one that the platform began: other threads may import pandas there meanwhile, and Spark and the
+caller have a say in the allocator.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def load() -> None:
+    """Load Arrow in this way; where it is loaded already, nothing happens. To be called before other threads run."""
+    if "pyarrow" in sys.modules:
+        return
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # what somebody chose, counts
+    with _hidden("pandas"):
+        import pyarrow as pa
+
+        pa.array([0])  # it looks for pandas once
+
+
+@contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """As if it were not installed."""
+    if package in sys.modules:
+        yield
+        return
+    finder = _Hiding(package)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Hiding:
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002 - as imports ask
+        if name == self._package:
+            msg = f"No module named {name!r}"
+            raise ModuleNotFoundError(msg, name=name)

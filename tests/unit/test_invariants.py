@@ -1,0 +1,119 @@
+"""The checker of the invariants: each can be broken, and what nobody looked at is not held.
+
+Bugs of the product that it has to find are planted in tests/property/test_negative_controls.py and in
+tests/spark/test_negative_controls_of_silver.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.errors import SlotMissing
+from cdc_lake.model.change import Change, Insert, Update
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing.committed import Committed
+from cdc_lake.testing.invariants import Bound, Known, Standing, invariants
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake.testing.verdict import INVARIANTS
+from cdc_lake.testing.watermarks import Watch
+
+ORDERS = table("public.orders", id="int8", note="text")
+
+
+def transaction(position: int, *changes: Change) -> Transaction:
+    return Transaction(boundaries(position), changes or (Insert(ORDERS, (str(position), "note")),))
+
+
+MADE = [transaction(20), transaction(30), transaction(40, Update(ORDERS, ("20", "another note")))]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    document = {"version": 1, "pipeline": "shop", "source": source}
+    return Project(Pipeline.model_validate(document), tmp_path / "p.yaml", tmp_path)
+
+
+@pytest.fixture
+def bronze(project: Project) -> DeltaBronze:
+    bronze = DeltaBronze(project.bronze, "os")
+    bronze.begin_stream("test", 10)
+    bronze.append([raw_transaction(one) for one in MADE])
+    return bronze
+
+
+KNOWN = Known(silver=False, committed=Committed(MADE, confirmed=40))
+
+
+@pytest.mark.usefixtures("bronze")
+def test_what_is_in_order_is_held_and_the_rest_was_not_looked_at(project: Project) -> None:
+    verdict = invariants(project, KNOWN)
+    verdict.assert_held("I1", "I2", "I3", "I4", "I5", "I6")
+    assert {one for one in INVARIANTS if verdict[one] is Standing.NOT_LOOKED_AT} == {"I7", "I8"}
+    with pytest.raises(AssertionError, match="nobody looked at I8"):
+        verdict.assert_held("I8")
+
+
+@pytest.mark.usefixtures("bronze")
+@pytest.mark.parametrize(
+    ("invariant", "known"),
+    [
+        ("I1", replace(KNOWN, committed=Committed([*MADE, transaction(35)]))),
+        ("I1", replace(KNOWN, committed=Committed([*MADE[:2], transaction(40)]))),
+        ("I2", replace(KNOWN, committed=Committed(MADE[:2]))),
+        ("I4", replace(KNOWN, committed=Committed([*MADE[:2], transaction(40)]))),
+        ("I4", Known(committed=Committed(MADE[:1]), silver=False)),
+        ("I5", replace(KNOWN, committed=Committed(MADE, confirmed=41))),
+        ("I6", replace(KNOWN, committed=Committed([*MADE, transaction(50)]))),
+        ("I6", replace(KNOWN, ended=KeyError("something"))),
+        ("I7", replace(KNOWN, bounds=[Bound("open files", 3, 4), Bound("MiB", 401, 400)])),
+        ("I8", replace(KNOWN, secrets=["another note"])),
+        ("I8", replace(KNOWN, secrets=["hunter2"], said=["the password is hunter2"])),
+    ],
+)
+def test_what_is_not_so_is_broken(project: Project, invariant: str, known: Known) -> None:
+    verdict = invariants(project, known)
+    print(verdict)
+    assert invariant in verdict.broken
+    with pytest.raises(AssertionError, match=f"{invariant} broken"):
+        verdict.assert_held()
+
+
+def test_a_watermark_that_goes_back_is_seen(project: Project, bronze: DeltaBronze) -> None:
+    watch = Watch(project)
+    watch.look()
+    assert not watch.wrong
+    bronze.turn_back(30)
+    watch.look()
+    assert "I5" in invariants(project, replace(KNOWN, watch=watch)).broken
+
+
+def test_a_stream_that_is_gone_is_seen(project: Project, bronze: DeltaBronze) -> None:
+    watch = Watch(project)
+    watch.look()
+    project.bronze.rename(project.bronze.with_name("away"))
+    watch.look()
+    broken = invariants(project, replace(KNOWN, watch=watch)).broken
+    assert {"I5", "I6"} <= broken.keys()
+    del bronze
+
+
+@pytest.mark.usefixtures("bronze")
+def test_readers_that_see_a_part_of_a_transaction_break_what_they_are_promised(project: Project) -> None:
+    """A file whose rows are fewer than those that were landed."""
+    (file,) = project.bronze.glob("*.parquet")
+    pq.write_table(pq.read_table(file).slice(0, 5), file)
+    assert {"I1", "I3"} <= invariants(project, KNOWN).broken.keys()
+
+
+def test_an_error_that_says_what_it_is_ends_a_run_well(project: Project) -> None:
+    verdict = invariants(project, Known(ended=SlotMissing("the slot is gone")))
+    verdict.assert_held("I6")
+    assert "I6" in invariants(project, Known()).broken, "nothing was received, and nothing said why"

@@ -1,0 +1,64 @@
+"""A process that only receives: Arrow takes its memory from the system there, and pandas is not loaded for nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.testing.ports import free_port
+
+SAYS = """
+import json, sys
+import pyarrow as pa
+print(json.dumps({"pandas": "pandas" in sys.modules, "memory": pa.default_memory_pool().backend_name}))
+"""
+RECEIVES = f"""
+import sys
+from cdc_lake.cli.app import main
+try:
+    main()
+except SystemExit as end:
+    print(end.code, file=sys.stderr)
+{SAYS}
+"""
+
+
+def told(code: str, *words: str, **variables: str) -> dict[str, Any]:
+    """What a Python of its own says on its last line."""
+    given = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"} | variables
+    done = subprocess.run([sys.executable, "-c", code, *words], env=given, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_the_receiver_loads_arrow_without_pandas_and_with_the_memory_of_the_system(tmp_path: Path) -> None:
+    file = tmp_path / "shop.yaml"
+    source = f"{{type: postgres, host: 127.0.0.1, port: {free_port()}, database: d, user: u, tables: ['public.*']}}"
+    file.write_text(f"version: 1\npipeline: shop\nsource: {source}\n")
+    said = told(RECEIVES, "run", "--only", "receive", "--once", "--pipeline", str(file))
+    assert said == {"pandas": False, "memory": "system"}
+
+
+def test_memory_that_was_chosen_is_used() -> None:
+    load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()"
+    assert told(load + SAYS, ARROW_DEFAULT_MEMORY_POOL="mimalloc")["memory"] == "mimalloc"
+
+
+def test_a_data_frame_can_be_had_all_the_same() -> None:
+    pytest.importorskip("pandas")
+    code = """
+from cdc_lake.cli import lean_arrow
+lean_arrow.load()
+import json
+import pyarrow as pa
+frame = pa.table({"a": [1, None]}).to_pandas()
+import pandas as pd
+print(json.dumps([len(frame), pa.array(pd.Series([1.0, None])).null_count]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [2, 1]

@@ -1,0 +1,178 @@
+"""Where a table of a group is built again to, and what has to be known of the others; with Spark it is done in
+tests/spark/test_rebuild_in_group.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.config.model import Pipeline
+from cdc_lake.config.project import Project
+from cdc_lake.errors import GroupWaits, HeldLost
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.control_columns import schema_of
+from cdc_lake.model.change import Insert
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.copies import CopiedTable, record_left, record_recopied
+from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.pipeline.holds import hold_log
+from cdc_lake.pipeline.rebuild import Rebuilding
+from cdc_lake.pipeline.rebuild_plan import Part, RebuildPlan, rebuild_plan
+from cdc_lake.pipeline.whole_groups import Ahead, passed_by, together_at
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
+
+ORDERS, LINES, ALONE = (TableName("public", name) for name in ("orders", "lines", "alone"))
+FORM = table("public.orders", id="int4")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return made(tmp_path, "current")
+
+
+def made(root: Path, kind: str) -> Project:
+    source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    group = {"name": "shop", "tables": ["public.orders", "public.lines"], "hold": "transaction"}
+    silver = {"defaults": {"kind": kind}, "groups": [group]}
+    document = {"version": 1, "pipeline": "shop", "source": source, "snapshot": {"mode": "none"}, "silver": silver}
+    return Project(Pipeline.model_validate(document), root / "p", root)
+
+
+@pytest.fixture
+def state(project: Project) -> BronzeState:
+    return DeltaBronze(project.bronze, durability="os").begin_stream("test", 10)
+
+
+def cut(**positions: int) -> Cut:
+    at = max(positions.values())
+    states = {n: TableState(f"silver.{n}", "delta", 1, p, IN if p == at else BROKEN, 0) for n, p in positions.items()}
+    return Cut(at, {f"public.{name}": one for name, one in states.items()})
+
+
+def passed(project: Project, state: BronzeState, listed: Cut, upto: int) -> list[Ahead]:
+    plan = RebuildPlan(10, upto, None, FORM, (Part(Span(1, 10, upto), 0),))
+    log = hold_log(ControlTables(project.control), anew=True)
+    return passed_by(project, log, state, listed, project.target(ORDERS), plan)
+
+
+@pytest.mark.parametrize(
+    ("orders", "lines", "upto"),
+    [(100, 100, 100), (60, 60, 60), (50, 60, 60), (60, 50, 60), (100, 60, 100)],
+    ids=["all in the cut", "a group behind it", "itself behind", "ahead of the others", "in the cut, others behind"],
+)
+def test_a_table_is_built_to_where_its_group_is_and_never_back(
+    project: Project, state: BronzeState, orders: int, lines: int, upto: int
+) -> None:
+    listed = cut(orders=orders, lines=lines, alone=100)
+    assert together_at(project, "test", listed, ORDERS) == upto
+    assert together_at(project, "test", listed, ALONE) == 100
+    if lines >= upto:
+        (one,) = passed(project, state, listed, upto)
+        assert (one.relation, one.after, one.position) == ("public.lines", 10, upto)
+    else:
+        with pytest.raises(GroupWaits, match=r"silver\.lines") as waits:
+            passed(project, state, listed, upto)
+        assert "cdc-lake rebuild public.lines" in waits.value.remedy
+        assert together_at(project, "test", listed, LINES) == orders, "it is built to where the other one is"
+
+
+def test_a_group_that_no_cut_lists_yet_keeps_no_table_back(project: Project) -> None:
+    assert together_at(project, "test", cut(orders=50, alone=100), ORDERS) == 100
+    assert together_at(project, "test", cut(lines=60, alone=100), ORDERS) == 60
+
+
+def test_what_another_table_held_has_to_be_recorded(project: Project, state: BronzeState) -> None:
+    listed = cut(orders=100, lines=100)
+    listed.tables["public.lines"] = replace(listed.tables["public.lines"], held=1)
+    with pytest.raises(HeldLost, match=r"silver\.orders holds what its group holds, .* 1 held keys") as lost:
+        passed(project, state, listed, 100)
+    assert lost.value.remedy.endswith("cdc-lake resync public.orders public.lines")
+    row: dict[str, Any] = dict.fromkeys(schema_of("held").names)
+    row |= {"relation": "public.lines", "epoch": 1, "generation": 1, "position": 50, "ordinal": 2, "op": "I"}
+    ControlTables(project.control).append("held", [row | {"reason": "failed", "key": ["7"]}])
+    (one,) = passed(project, state, listed, 100)
+    assert one.held == {(50, False)}
+
+
+# ── copied again ──
+
+
+class Copied:
+    """Orders that were left at 65 and copied again at 70, both in bronze, with a transaction at 63 and one at 80."""
+
+    def __init__(self, project: Project) -> None:
+        self.project, self.control = project, ControlTables(project.control)
+        bronze = DeltaBronze(project.bronze, durability="os")
+        bronze.begin_stream("test", 10)
+        self.land(bronze, 63)
+        bronze.advance(65, 65)
+        record_left(self.control, _there(bronze.state()), [ORDERS])
+        self.copy(70, ORDERS)
+        self.land(bronze, 80)
+        bronze.advance(100, 100)
+
+    def land(self, bronze: DeltaBronze, position: int) -> None:
+        change = Insert(FORM, (str(position),))
+        bronze.append([raw_transaction(Transaction(boundaries(position), (change,), (position,)))])
+
+    def copy(self, position: int, *names: TableName) -> None:
+        state = _there(bronze_reader(self.project).state())
+        copies = [CopiedTable(name, FORM.layout, 0, 0, position) for name in names]
+        record_recopied(self.control, state, f"again-{position}", copies)
+
+    def begin(self, listed: Cut) -> Rebuilding:
+        """A rebuild of orders beside what a cut lists, which is worked out and not run."""
+        write_cut(self.control, _there(bronze_reader(self.project).state()), listed, None, silent)
+        return Rebuilding(self.project, ORDERS)
+
+    def others(self, listed: Cut) -> list[Ahead]:
+        """What counts of the others where orders is built again to 100."""
+        reader, target = bronze_reader(self.project), self.project.target(ORDERS)
+        state = _there(reader.state())
+        plan = rebuild_plan(self.project, reader, state, ORDERS, 100)
+        return passed_by(self.project, hold_log(self.control, anew=True), state, listed, target, plan)
+
+
+def _there(state: BronzeState | None) -> BronzeState:
+    assert state is not None
+    return state
+
+
+@pytest.mark.parametrize(("lines", "upto"), [(60, 70), (75, 75), (100, 100)])
+def test_a_table_that_no_cut_lists_is_built_to_its_copy_at_least(tmp_path: Path, lines: int, upto: int) -> None:
+    world, listed = Copied(made(tmp_path, "current")), cut(lines=lines, alone=100)
+    assert together_at(world.project, "test", listed, ORDERS) == upto
+    assert together_at(world.project, "test", cut(orders=50, lines=lines, alone=100), ORDERS) == lines
+    world.begin(listed)
+
+
+def test_a_table_that_no_cut_lists_waits_for_its_group_where_its_history_was_judged_further(tmp_path: Path) -> None:
+    world = Copied(made(tmp_path, "history"))
+    with pytest.raises(GroupWaits, match=r"silver\.lines"):
+        world.begin(cut(lines=60, alone=100))
+    world.begin(cut(lines=64, alone=100))
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_of_tables_that_are_copied_again_together_is_asked_only_what_is_known(tmp_path: Path, *, behind: bool) -> None:
+    world = Copied(made(tmp_path, "history"))
+    listed = cut(orders=100, lines=60 if behind else 100)
+    listed.tables["public.lines"] = replace(listed.tables["public.lines"], held=1)
+    with pytest.raises(GroupWaits if behind else HeldLost):
+        world.begin(listed)
+    world.copy(90, LINES, ORDERS)
+    world.begin(listed)
+    row: dict[str, Any] = dict.fromkeys(schema_of("held").names)
+    row |= {"relation": "public.lines", "epoch": 1, "generation": 1, "position": 50, "ordinal": 2, "op": "I"}
+    world.control.append("held", [row | {"reason": "failed", "key": ["7"]}])
+    assert [one.held for one in world.others(listed)] == [{(50, False)}], "what is recorded counts before the copy too"
