@@ -118,7 +118,7 @@ class Receiving:
 
     def _loop(self, stream: OpenStream) -> None:
         with Landing(self._bronze, stream.tabulate, self._worker) as landing, self._while_connected:
-            while not self._done(landing):
+            while not self._done():
                 self.heed()
                 stream.heed()
                 self._take_landed(stream, landing)
@@ -140,12 +140,13 @@ class Receiving:
             if self.connected:
                 self._batch.restrict(self._watch.limits(self._limits))
 
-    def _done(self, landing: Landing) -> bool:
+    def _done(self) -> bool:
         if self.stop.is_set():
             at = format_position(self._upto, self._domain)
             self.tell(Progress("receive", f"stopping: bronze is whole up to {at}"))
             return True
-        return self._reaches_goal(self._upto) and not landing.busy
+        # one more commit may be under way, and where the server is busy always is: it is waited for behind the loop
+        return self._reaches_goal(self._upto)
 
     def _reaches_goal(self, position: int) -> bool:
         return self.once and self._goal is not None and position >= self._goal

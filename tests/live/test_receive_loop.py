@@ -299,6 +299,35 @@ def test_a_commit_longer_than_the_servers_patience_does_not_break_the_connection
         assert_equal_to_source(project, database)
 
 
+class Chased(DeltaBronze):
+    """A bronze table whose source has always committed once more before a commit to it is done."""
+
+    def chased_by(self, conn: psycopg.Connection[Any], times: int) -> None:
+        self._conn, self.left = conn, times
+
+    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+        if self.left:
+            self.left -= 1
+            self._conn.execute("INSERT INTO t DEFAULT VALUES")
+            time.sleep(0.1)  # long enough to be sent
+        return super().append(batch, tabulate)
+
+
+def test_a_server_that_is_never_idle_does_not_keep_a_run_from_ending(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn, database.connect() as other:
+        conn.execute("CREATE TABLE t (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY)")
+        once(project)
+        conn.execute("INSERT INTO t DEFAULT VALUES")
+        bronze = Chased(project.bronze, "os")
+        bronze.chased_by(other, 40)
+        done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
+        assert 1 <= done.transactions < 10, "what was committed at the start, and the little that was under way"
+        assert bronze.left > 30
+        once(project)
+        assert_equal_to_source(project, database)
+
+
 def test_stopping_confirms_what_landed_and_nothing_more(database: Database, tmp_path: Path) -> None:
     project = project_of(database, tmp_path)
     with database.connect() as conn:
