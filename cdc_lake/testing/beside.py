@@ -27,7 +27,7 @@ def beside(loop: Callable[[threading.Event], Value]) -> Iterator[Future[Value]]:
     running.result()
 
 
-def until(condition: Callable[[], Value], what: str = "it did not happen in time", seconds: float = 120) -> Value:
+def until(condition: Callable[[], Value], what: str = "it did not happen in time", seconds: float = 240) -> Value:
     """Wait until something is true, and return it. Raises AssertionError, which says `what` did not come."""
     end = time.monotonic() + seconds
     while not (found := condition()):

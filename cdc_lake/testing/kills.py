@@ -150,7 +150,7 @@ class Receivers:
         self._processes = multiprocessing.get_context("forkserver")
         self._processes.set_forkserver_preload(["cdc_lake.testing.kills", "cdc_lake.pipeline.receive"])
 
-    def run(self, setting: str = "", seconds: float = 120, target: Dying = receive_until_killed) -> int:
+    def run(self, setting: str = "", seconds: float = 240, target: Dying = receive_until_killed) -> int:
         """Run one to its end or its failpoint; its exit code."""
         process = self._processes.Process(target=target, args=(self._document, self._project.root, setting))
         process.start()
