@@ -29,13 +29,12 @@ from cdc_lake.model.position import Lsn, parse_position
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
-from cdc_lake.pipeline.compare_source import compare_source
 from cdc_lake.pipeline.copies import copies_in_force
 from cdc_lake.pipeline.match import counted, match
 from cdc_lake.pipeline.point import Point, point
 from cdc_lake.pipeline.proof import known_beside
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
-from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.server import compare_source, source_view
 from cdc_lake.silver.shape import default_keys, without_key
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import SourceError
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.server import source_view
 from cdc_lake.silver.shape import Shape, make_shape
 
 

@@ -26,13 +26,14 @@ from cdc_lake.model.as_of import AsOf
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.compare_job import Asked, Job, Pinned, pin, pin_at
 from cdc_lake.pipeline.compare_sample import Sample
-from cdc_lake.pipeline.compare_source import CompareSource, compare_source
+from cdc_lake.pipeline.compare_source import CompareSource
 from cdc_lake.pipeline.compare_table import table_compared
 from cdc_lake.pipeline.comparison import Comparison, TableComparison
 from cdc_lake.pipeline.find_cut import find_cut
 from cdc_lake.pipeline.point import Point, point
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from cdc_lake.pipeline.repair import repair_run
+from cdc_lake.pipeline.server import compare_source
 from cdc_lake.pipeline.source_table import source_table
 from cdc_lake.pipeline.verified import Judged, record
 from cdc_lake.source.captured import Published

@@ -8,9 +8,6 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from cdc_lake.bronze.port import BronzeState
-from cdc_lake.config.project import Project
-from cdc_lake.config.source import FamilySource
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.hash_sql import HashSql
@@ -58,15 +55,3 @@ def joined(blocks: Iterable[pa.Table], relation: Relation) -> pa.Table:
     """All rows of some blocks of a table in one table."""
     empty = pa.schema([pa.field(name, pa.large_string()) for name in relation.names]).empty_table()
     return pa.concat_tables([empty, *blocks])
-
-
-def compare_source(project: Project, state: BronzeState) -> AbstractContextManager[CompareSource]:
-    """Connect to the source that bronze was fed from. Raises SourceError, StateError."""
-    # imported here: each kind of source needs its own driver only
-    if isinstance(project.pipeline.source, FamilySource):
-        from cdc_lake.pipeline.compare_family import family_side  # noqa: PLC0415
-
-        return family_side(project, state)
-    from cdc_lake.pipeline.compare_postgres import postgres_side  # noqa: PLC0415
-
-    return postgres_side(project, state)

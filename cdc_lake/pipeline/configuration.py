@@ -21,7 +21,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.redaction import check_columns
 from cdc_lake.pipeline.redaction_change import NOTHING, changed_columns
-from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.server import source_view
 
 _LABEL = b"cdc_lake key of redaction"
 

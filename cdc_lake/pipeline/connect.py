@@ -1,23 +1,24 @@
-"""From a pipeline to an open stream, by the kind of its source."""
+"""From a pipeline to an open stream, with everything that its rows pass on their way to bronze."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeWriter
 from cdc_lake.config.project import Project
-from cdc_lake.config.source import FamilySource
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.observe.progress import Tell
 from cdc_lake.pipeline.configuration import number_configuration
 from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
+from cdc_lake.pipeline.recopy import recopy
 from cdc_lake.pipeline.redaction import RedactedBronze, redacted, redaction_of
 from cdc_lake.pipeline.repeats import RepeatsChecked
+from cdc_lake.pipeline.server import opened_stream
 
 
 @contextmanager
@@ -38,7 +39,9 @@ def open_stream(
     """
     number = number_configuration(project, bronze.state(), control, tell)
     redaction = redaction_of(project, number)
-    with _opened(project, RedactedBronze(bronze, redaction), control, stop, tell, patience, first=first) as stream:
+    with opened_stream(
+        project, RedactedBronze(bronze, redaction), control, stop, tell, patience, recopy, first=first
+    ) as stream:
         tabulate = redacted(stream.tabulate, redaction)
         order = RepeatsChecked(
             stream.order,
@@ -51,23 +54,3 @@ def open_stream(
             tell=tell,
         )
         yield replace(stream, tabulate=tabulate, order=order)
-
-
-def _opened(
-    project: Project,
-    bronze: BronzeWriter,
-    control: ControlTables,
-    stop: threading.Event,
-    tell: Tell,
-    patience: float,
-    *,
-    first: bool,
-) -> AbstractContextManager[OpenStream]:
-    # imported here: each kind of source needs its own driver only
-    if isinstance(project.pipeline.source, FamilySource):
-        from cdc_lake.pipeline.family_stream import open_family  # noqa: PLC0415
-
-        return open_family(project, bronze, control, stop, tell, patience, first=first)
-    from cdc_lake.pipeline.postgres_stream import open_postgres  # noqa: PLC0415
-
-    return open_postgres(project, bronze, control, stop, tell, patience, first=first)

@@ -42,6 +42,11 @@ def snapshot_id(epoch: int) -> str:
     return f"initial-{epoch}"
 
 
+def copy_name(state: BronzeState, position: int) -> str:
+    """The name of a copy in bronze: no two of a stream stand at one position, or they are one."""
+    return f"copy-{state.epoch}-{position}"
+
+
 def told(tables: Sequence[CopiedTable]) -> str:
     """Tables as the control table has them."""
     return json.dumps([{**asdict(table), "relation": str(table.relation)} for table in tables])

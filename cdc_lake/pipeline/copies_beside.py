@@ -10,33 +10,57 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
-from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import CopiedTable
 from cdc_lake.pipeline.copying import Stopped
-from cdc_lake.pipeline.recopy import recopy
-from cdc_lake.source.ending import Ending
+from cdc_lake.source.ending import Ending, Opened
 
 AGAIN: Final = 30.0
 """Seconds until a copy that failed is begun again."""
 _LOOK = 0.2  # seconds
 
 
+class Recopy(Protocol):
+    """Copies tables again: see `pipeline.recopy`."""
+
+    def __call__(
+        self,
+        project: Project,
+        state: BronzeState,
+        tables: Sequence[TableName],
+        control: ControlTables,
+        stop: threading.Event,
+        tell: Tell,
+        opened: Opened,
+    ) -> tuple[CopiedTable, ...]:
+        """Copy tables of a stream, and put the copies in force. Raises CdcLakeError, Stopped."""
+        ...
+
+
 class CopiesBeside:
     """Copies tables, none or more, as long as it is entered. `lasting`: what fails is begun again."""
 
     def __init__(
-        self, project: Project, state: BronzeState, tables: Sequence[TableName], tell: Tell, *, lasting: bool
+        self,
+        project: Project,
+        state: BronzeState,
+        tables: Sequence[TableName],
+        recopy: Recopy,
+        tell: Tell,
+        *,
+        lasting: bool,
     ) -> None:
         self._project = project
         self._state = state
         self._tables = tables
+        self._recopy = recopy
         self._tell = tell
         self._lasting = lasting
         self._over = threading.Event()
@@ -77,7 +101,7 @@ class CopiesBeside:
         while not self._over.is_set():
             try:
                 control = control_tables(self._project, self._project.pipeline.bronze.durability)
-                self._copied = recopy(
+                self._copied = self._recopy(
                     self._project, self._state, self._tables, control, self._over, self._tell, self._connections.add
                 )
             except Stopped:

@@ -24,12 +24,11 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.compare_family import checked
-from cdc_lake.pipeline.copies import CopiedTable
+from cdc_lake.pipeline.copies import CopiedTable, copy_name
 from cdc_lake.pipeline.copying import CopyPoint, TableCopy, chunk_rows, copy_tables, expected_rows, pace_of
 from cdc_lake.pipeline.encoding import sql_codec
 from cdc_lake.pipeline.family_facts import captured, catalog
 from cdc_lake.pipeline.family_facts import tables as table_facts
-from cdc_lake.pipeline.recopy import copy_name
 from cdc_lake.source.ending import Opened, nobody
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import CsnSnapshot

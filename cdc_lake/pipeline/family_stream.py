@@ -27,7 +27,7 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import family_start
-from cdc_lake.pipeline.copies_beside import CopiesBeside
+from cdc_lake.pipeline.copies_beside import CopiesBeside, Recopy
 from cdc_lake.pipeline.csn_order import CsnOrder
 from cdc_lake.pipeline.density import order_of
 from cdc_lake.pipeline.failover import (
@@ -84,6 +84,7 @@ def open_family(
     stop: threading.Event,
     tell: Tell,
     patience: float,
+    recopy: Recopy,
     *,
     first: bool = False,
 ) -> Iterator[OpenStream]:
@@ -128,7 +129,7 @@ def open_family(
         frames = patiently(lambda: start_at(begin), stop, tell, patience)
         opened.callback(frames.close)
         beside = CopiesBeside(
-            project, state, settle_family(project, session, state, control, tell), tell, lasting=not first
+            project, state, settle_family(project, session, state, control, tell), recopy, tell, lasting=not first
         )
         opened.enter_context(beside)
         if first:

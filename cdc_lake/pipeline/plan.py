@@ -35,7 +35,8 @@ from cdc_lake.pipeline.division import check_made
 from cdc_lake.pipeline.layout_changes import check_columns, layout_changes, silver_names_of
 from cdc_lake.pipeline.pauses import stopped_tables
 from cdc_lake.pipeline.redaction import redaction_of
-from cdc_lake.pipeline.source_view import SourceView, source_view
+from cdc_lake.pipeline.server import source_view
+from cdc_lake.pipeline.source_view import SourceView
 from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.own_columns import WORKING

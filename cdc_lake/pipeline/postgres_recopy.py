@@ -16,12 +16,11 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.copies import CopiedTable
+from cdc_lake.pipeline.copies import CopiedTable, copy_name
 from cdc_lake.pipeline.postgres_copy import Copying, copy_some
 from cdc_lake.pipeline.postgres_resume import check_same
 from cdc_lake.pipeline.postgres_sessions import Dial
 from cdc_lake.pipeline.postgres_start import exported_point
-from cdc_lake.pipeline.recopy import copy_name
 from cdc_lake.source.ending import Opened, nobody
 from cdc_lake.source.server import identify
 

@@ -14,7 +14,7 @@ from cdc_lake.lake.parked_place import parked_place
 from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline import postgres_start
-from cdc_lake.pipeline.copies_beside import CopiesBeside
+from cdc_lake.pipeline.copies_beside import CopiesBeside, Recopy
 from cdc_lake.pipeline.failover import note_timeline
 from cdc_lake.pipeline.hashing_process import HashingProcess
 from cdc_lake.pipeline.open_stream import OpenStream, patiently
@@ -53,6 +53,7 @@ def open_postgres(
     stop: threading.Event,
     tell: Tell,
     patience: float,
+    recopy: Recopy,
     *,
     first: bool = False,
 ) -> Iterator[OpenStream]:
@@ -94,7 +95,7 @@ def open_postgres(
         frames = patiently(lambda: _start(project, replication, session, facts, state), stop, tell, patience)
         with holders_named(session, project.postgres.tables):
             came = settle_tables(project, session, state, control, tell)  # nobody else reads the slot now
-        beside = opened.enter_context(CopiesBeside(project, state, came, tell, lasting=not first))
+        beside = opened.enter_context(CopiesBeside(project, state, came, recopy, tell, lasting=not first))
         if first:
             at = beside.finished(frames.tick, stop)
             copied, target = copied + sum(one.rows for one in at), max([target, *(one.position for one in at)])

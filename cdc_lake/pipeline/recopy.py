@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from cdc_lake.bronze.open import bronze_beside
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import TableNotKnown
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.lease import copy_lease
@@ -25,6 +24,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.configuration import number_configuration
 from cdc_lake.pipeline.copies import CopiedTable, record_recopied
 from cdc_lake.pipeline.redaction import RedactedBronze, redaction_of
+from cdc_lake.pipeline.server import copy_again
 from cdc_lake.source.ending import Opened, nobody
 from cdc_lake.source.stream import shown
 
@@ -45,15 +45,7 @@ def recopy(
     with copy_lease(project.lease):
         number = number_configuration(project, state, control, tell)
         bronze = RedactedBronze(bronze_beside(project), redaction_of(project, number))
-        # imported here: each kind of source needs its own driver only
-        if isinstance(project.pipeline.source, FamilySource):
-            from cdc_lake.pipeline.family_recopy import copy_family  # noqa: PLC0415
-
-            name, copied = copy_family(project, state, tables, bronze, stop, tell, opened)
-        else:
-            from cdc_lake.pipeline.postgres_recopy import copy_postgres  # noqa: PLC0415
-
-            name, copied = copy_postgres(project, state, tables, bronze, control, stop, tell, opened)
+        name, copied = copy_again(project, state, tables, bronze, control, stop, tell, opened)
         if missing := sorted(set(tables) - {one.relation for one in copied}):
             raise TableNotKnown(f"the stream does not carry {', '.join(map(str, missing))}")
         failpoint(RECOPIED)
@@ -64,8 +56,3 @@ def recopy(
     )
     tell(Progress("snapshot", text, facts={"epoch": state.epoch}))
     return copied
-
-
-def copy_name(state: BronzeState, position: int) -> str:
-    """The name of a copy in bronze: no two of a stream stand at one position, or they are one."""
-    return f"copy-{state.epoch}-{position}"

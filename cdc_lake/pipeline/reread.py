@@ -34,13 +34,14 @@ from cdc_lake.model.reread import Reread, rereads_in
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import REREAD_LANDED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.compare_source import CompareSource, compare_source
+from cdc_lake.pipeline.compare_source import CompareSource
 from cdc_lake.pipeline.cuts import IN, TableState
 from cdc_lake.pipeline.held_groups import connected
 from cdc_lake.pipeline.holds import hold_log, open_holds
 from cdc_lake.pipeline.point import landed_near
 from cdc_lake.pipeline.read_again import KEYS_AT_MOST, changed_keys, rows_of_keys, same_columns
 from cdc_lake.pipeline.redaction import RedactedSource, redaction_of, rules_of
+from cdc_lake.pipeline.server import compare_source
 from cdc_lake.silver.row_events import DISCARDED, MISSING, Key
 from cdc_lake.silver.shape import default_keys
 from cdc_lake.source.captured import Published, Shown, Unlanded

@@ -25,8 +25,8 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.pipeline.rebuild_plan import remembers
 from cdc_lake.pipeline.recopy import recopy
+from cdc_lake.pipeline.server import source_view
 from cdc_lake.pipeline.source_table import source_table
-from cdc_lake.pipeline.source_view import source_view
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.stream import shown
 

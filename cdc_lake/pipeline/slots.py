@@ -7,20 +7,19 @@ more; advancing never passes what bronze holds; dropping says what is lost by it
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.config.source import FamilySource
 from cdc_lake.errors import NoStream, SlotActive, SlotMissing
 from cdc_lake.lake.control import control_tables
 from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.pipeline.action import size
 from cdc_lake.pipeline.connect import open_stream
+from cdc_lake.pipeline.server import slot_care
 from cdc_lake.pipeline.slot_details import SlotDetails
-from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotFound, SlotList, SlotMade, SlotView
+from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotFound, SlotList, SlotMade
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source.stream import shown
 
@@ -28,35 +27,9 @@ _WAITED: Final = 60
 """Seconds that a hint says to wait for who reads a slot: as long as a server keeps one that broke off, by default."""
 
 
-class SlotCare(Protocol):
-    """The slots of a server. Every method raises SourceError."""
-
-    def views(self) -> list[SlotView]:
-        """Every slot, of other databases and readers too, by name."""
-        ...
-
-    def find(self, name: str) -> SlotFound | None:
-        """A slot, and where the server's log ends."""
-        ...
-
-    def inspect(self, name: str, state: Callable[[], BronzeState | None]) -> SlotDetails | None:
-        """Everything of one slot; `state`: what bronze holds, asked behind it: receivers land before they confirm."""
-        ...
-
-    def advance(self, state: Callable[[], BronzeState], upto: int | None) -> SlotAdvanced:
-        """Let the pipeline's slot forget what bronze holds; `state` is asked behind the slot. Raises AdvancePastBronze,
-        SlotActive, StateError.
-        """
-        ...
-
-    def drop(self, name: str, wait: float) -> None:
-        """Drop a slot, waiting so many seconds for who reads it. Raises SlotActive."""
-        ...
-
-
 def list_slots(project: Project) -> SlotList:
     """Look at every slot of the server. Raises SourceError, NotForThisSource."""
-    return SlotList(project.name, project.pipeline.source.place, tuple(_care(project).views()))
+    return SlotList(project.name, project.pipeline.source.place, tuple(slot_care(project).views()))
 
 
 def inspect_slot(project: Project, name: str | None = None) -> SlotDetails:
@@ -65,7 +38,7 @@ def inspect_slot(project: Project, name: str | None = None) -> SlotDetails:
     Raises SlotMissing, SourceError, LakeError, NotForThisSource.
     """
     name = name or project.slot
-    found = _care(project).inspect(name, lambda: bronze_reader(project).state())
+    found = slot_care(project).inspect(name, lambda: bronze_reader(project).state())
     if found is None:
         raise _not_there(project, name)
     return found
@@ -97,7 +70,7 @@ def advance_slot(project: Project, upto: int | None = None) -> SlotAdvanced:
             raise NoStream("bronze holds no stream yet: there is nothing that a slot may forget", where=reader.place)
         return state
 
-    return _care(project).advance(held, upto)
+    return slot_care(project).advance(held, upto)
 
 
 def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, wait: float = 0) -> SlotDropped:
@@ -105,7 +78,7 @@ def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, w
 
     `wait`: seconds that who reads it is waited for. Raises SlotActive, SlotMissing, SourceError, NotForThisSource.
     """
-    name, care = name or project.slot, _care(project)
+    name, care = name or project.slot, slot_care(project)
     own = name == project.slot
     found = care.find(name)
     if found is None:
@@ -134,14 +107,3 @@ def _lost(project: Project, found: SlotFound) -> str:
     at = shown(state.stream, state.upto)
     behind = "" if found.end is None else f", {size(max(0, found.end - state.confirm))} of log by now"
     return f"all changes behind {at}{behind}: the pipeline needs a new lake and a new copy"
-
-
-def _care(project: Project) -> SlotCare:
-    # imported here: each kind of source needs its own driver only
-    if isinstance(project.pipeline.source, FamilySource):
-        from cdc_lake.pipeline.slots_family import FamilySlots  # noqa: PLC0415
-
-        return FamilySlots(project)
-    from cdc_lake.pipeline.slots_postgres import PostgresSlots  # noqa: PLC0415
-
-    return PostgresSlots(project)

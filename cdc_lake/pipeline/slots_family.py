@@ -1,4 +1,4 @@
-"""The slots of a server of the GaussDB family (`pipeline.slots.SlotCare`).
+"""The slots of a server of the GaussDB family (`pipeline.slot_care.SlotCare`).
 
 Its slots are never temporary, and it does not show who reads them. One in CSN order moves by what its reader confirms
 alone: no function takes a CSN.

@@ -1,4 +1,4 @@
-"""The slots of a PostgreSQL (`pipeline.slots.SlotCare`)."""
+"""The slots of a PostgreSQL (`pipeline.slot_care.SlotCare`)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.pipeline.pulse import Pulse
 from cdc_lake.pipeline.rounds import Rounds
-from cdc_lake.pipeline.source_view import SlotSeen, SourceView, source_view
+from cdc_lake.pipeline.server import source_view
+from cdc_lake.pipeline.source_view import SlotSeen, SourceView
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
 from cdc_lake.pipeline.status_values import Lag
 from cdc_lake.source.stream import domain_of

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from cdc_lake.bronze.port import BronzeState
-from cdc_lake.config.project import Project
-from cdc_lake.config.source import FamilySource
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.slot_counters import SlotCounters
@@ -61,15 +58,3 @@ class SourceView(Protocol):
     def layout(self, table: TableName) -> Relation | None:
         """The layout of a captured table now; None where it is none."""
         ...
-
-
-def source_view(project: Project) -> AbstractContextManager[SourceView]:
-    """Connect to the pipeline's source. Raises SourceError."""
-    # imported here: each kind of source needs its own driver only
-    if isinstance(project.pipeline.source, FamilySource):
-        from cdc_lake.pipeline.source_view_family import family_view  # noqa: PLC0415
-
-        return family_view(project)
-    from cdc_lake.pipeline.source_view_postgres import postgres_view  # noqa: PLC0415
-
-    return postgres_view(project)

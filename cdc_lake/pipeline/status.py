@@ -31,7 +31,7 @@ from cdc_lake.pipeline.holds import hold_log, open_holds
 from cdc_lake.pipeline.inspect_parked import prepared_transactions
 from cdc_lake.pipeline.pauses import stopped_tables
 from cdc_lake.pipeline.receiver_note import ReceiverNote
-from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.server import source_view
 from cdc_lake.pipeline.status_lags import LakeSide, SourceSide, lags_of
 from cdc_lake.pipeline.status_values import HeldRows, Lag, SlotStatus, Status, TableStatus
 from cdc_lake.pipeline.streams import is_complete

@@ -19,7 +19,8 @@ from cdc_lake.model.relation import Column, Relation
 from cdc_lake.pipeline.check_line import CheckLine
 from cdc_lake.pipeline.identity import identity_of
 from cdc_lake.pipeline.redaction import redaction_of
-from cdc_lake.pipeline.source_view import SourceView, source_view
+from cdc_lake.pipeline.server import source_view
+from cdc_lake.pipeline.source_view import SourceView
 from cdc_lake.pipeline.transforms import words_read
 from cdc_lake.silver.projection import taken_columns
 

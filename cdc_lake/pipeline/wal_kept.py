@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from cdc_lake.config.project import Project
-from cdc_lake.config.source import FamilySource
 from cdc_lake.pipeline.wal_ladder import WalLook
 
 
@@ -21,15 +19,3 @@ class KeptWal(Protocol):
     def drop(self, patience: float) -> None:
         """Drop the slot, once its reader has gone, waited for up to `patience` seconds. Raises SourceError."""
         ...
-
-
-def kept_wal(project: Project) -> KeptWal:
-    """The log that the server of a pipeline keeps."""
-    # imported here: each kind of source needs its own driver only
-    if isinstance(project.pipeline.source, FamilySource):
-        from cdc_lake.pipeline.wal_kept_family import FamilyWal  # noqa: PLC0415
-
-        return FamilyWal(project)
-    from cdc_lake.pipeline.wal_kept_postgres import PostgresWal  # noqa: PLC0415
-
-    return PostgresWal(project)

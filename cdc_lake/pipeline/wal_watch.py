@@ -21,7 +21,7 @@ from cdc_lake.errors import CdcLakeError, SlotGivenUp, WalBudgetExceeded
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.action import size
 from cdc_lake.pipeline.rounds import Rounds
-from cdc_lake.pipeline.wal_kept import kept_wal
+from cdc_lake.pipeline.server import kept_wal
 from cdc_lake.pipeline.wal_ladder import Mark, Rung, Verdict, WalLook, judge, marked, remembered
 from cdc_lake.pipeline.wal_note import BudgetStatus, WalNote
 

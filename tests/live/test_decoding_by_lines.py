@@ -38,7 +38,7 @@ from cdc_lake.pipeline.check import ddl_sql
 from cdc_lake.pipeline.check_postgres import dba_sql, findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.redecode import retry
-from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.server import source_view
 from cdc_lake.source.connection import connect
 from cdc_lake.source.plugins import LINE_OPTIONS
 from cdc_lake.source.slot import export_slot

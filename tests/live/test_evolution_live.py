@@ -21,7 +21,7 @@ from cdc_lake.pipeline.action import ActionKind
 from cdc_lake.pipeline.cuts import IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.server import source_view
 from tests.conftest import Database
 from tests.live.old_rows import altered, layouts, words
 from tests.pipeline_file import pipeline_file

@@ -28,9 +28,9 @@ from cdc_lake.pipeline import receiving
 from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.server import kept_wal
 from cdc_lake.pipeline.slots import advance_slot, drop_slot, list_slots
 from cdc_lake.pipeline.status import status
-from cdc_lake.pipeline.wal_kept import kept_wal
 from cdc_lake.source import polling, postgres_polling
 from cdc_lake.source import settled as settled_module
 from cdc_lake.source.connection import connect

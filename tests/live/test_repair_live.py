@@ -25,12 +25,12 @@ from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import repair
 from cdc_lake.pipeline.compare import compare
 from cdc_lake.pipeline.compare_job import Asked, Job, pin
-from cdc_lake.pipeline.compare_source import compare_source
 from cdc_lake.pipeline.comparison import DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.point import Point
 from cdc_lake.pipeline.repair import Differing
 from cdc_lake.pipeline.reread import REPAIR
+from cdc_lake.pipeline.server import compare_source
 from cdc_lake.source.captured import Published
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.kills import KILLED, Receivers, repair_until_killed

@@ -30,9 +30,8 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, Course, courses, record_left, record_recopied
+from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, Course, copy_name, courses, record_left, record_recopied
 from cdc_lake.pipeline.rebuild_plan import rebuild_plan
-from cdc_lake.pipeline.recopy import copy_name
 from cdc_lake.pipeline.renewing import Renewing
 from cdc_lake.pipeline.streams import record_copy
 from cdc_lake.pipeline.table_changes import changes_of, newcomers

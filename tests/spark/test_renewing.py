@@ -26,9 +26,8 @@ from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline import renewing
 from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, record_left, record_recopied
+from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, copy_name, record_left, record_recopied
 from cdc_lake.pipeline.cuts import IN, RENEWING, Cut, last_cut
-from cdc_lake.pipeline.recopy import copy_name
 from cdc_lake.pipeline.streams import record_copy
 from cdc_lake.testing.beside import until
 from cdc_lake.testing.broken_off import broken_off

@@ -1,0 +1,119 @@
+"""What serves a pipeline's source, by its kind: a PostgreSQL, or a server of the GaussDB family.
+
+Each kind is imported only where it is asked for, as it needs its own driver only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from cdc_lake.bronze.port import BronzeState, BronzeWriter
+from cdc_lake.config.project import Project
+from cdc_lake.config.source import FamilySource
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import Tell
+from cdc_lake.pipeline.compare_source import CompareSource
+from cdc_lake.pipeline.copies import CopiedTable
+from cdc_lake.pipeline.copies_beside import Recopy
+from cdc_lake.pipeline.open_stream import OpenStream
+from cdc_lake.pipeline.slot_care import SlotCare
+from cdc_lake.pipeline.source_view import SourceView
+from cdc_lake.pipeline.wal_kept import KeptWal
+from cdc_lake.source.ending import Opened, nobody
+
+
+def source_view(project: Project) -> AbstractContextManager[SourceView]:
+    """Connect to the pipeline's source, to look at it. Raises SourceError."""
+    if _of_family(project):
+        from cdc_lake.pipeline.source_view_family import family_view  # noqa: PLC0415
+
+        return family_view(project)
+    from cdc_lake.pipeline.source_view_postgres import postgres_view  # noqa: PLC0415
+
+    return postgres_view(project)
+
+
+def compare_source(project: Project, state: BronzeState) -> AbstractContextManager[CompareSource]:
+    """Connect to the source that bronze was fed from, to compare with it. Raises SourceError, StateError."""
+    if _of_family(project):
+        from cdc_lake.pipeline.compare_family import family_side  # noqa: PLC0415
+
+        return family_side(project, state)
+    from cdc_lake.pipeline.compare_postgres import postgres_side  # noqa: PLC0415
+
+    return postgres_side(project, state)
+
+
+def opened_stream(
+    project: Project,
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    tell: Tell,
+    patience: float,
+    recopy: Recopy,
+    *,
+    first: bool,
+) -> AbstractContextManager[OpenStream]:
+    """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied, by
+    `recopy`, before anything is read, otherwise beside it. Raises SourceError, LakeError, StateError, Stopped.
+    """
+    if _of_family(project):
+        from cdc_lake.pipeline.family_stream import open_family  # noqa: PLC0415
+
+        return open_family(project, bronze, control, stop, tell, patience, recopy, first=first)
+    from cdc_lake.pipeline.postgres_stream import open_postgres  # noqa: PLC0415
+
+    return open_postgres(project, bronze, control, stop, tell, patience, recopy, first=first)
+
+
+def copy_again(
+    project: Project,
+    state: BronzeState,
+    tables: Sequence[TableName],
+    bronze: BronzeWriter,
+    control: ControlTables,
+    stop: threading.Event,
+    tell: Tell,
+    opened: Opened = nobody,
+) -> tuple[str, tuple[CopiedTable, ...]]:
+    """Copy those of the tables that the stream carries; the name of their copy in bronze.
+
+    `opened`: told of connections. Raises CopyUnplaced, SourceError, LakeError, StateError, Stopped.
+    """
+    if _of_family(project):
+        from cdc_lake.pipeline.family_recopy import copy_family  # noqa: PLC0415
+
+        return copy_family(project, state, tables, bronze, stop, tell, opened)
+    from cdc_lake.pipeline.postgres_recopy import copy_postgres  # noqa: PLC0415
+
+    return copy_postgres(project, state, tables, bronze, control, stop, tell, opened)
+
+
+def slot_care(project: Project) -> SlotCare:
+    """The slots of the pipeline's server."""
+    if _of_family(project):
+        from cdc_lake.pipeline.slots_family import FamilySlots  # noqa: PLC0415
+
+        return FamilySlots(project)
+    from cdc_lake.pipeline.slots_postgres import PostgresSlots  # noqa: PLC0415
+
+    return PostgresSlots(project)
+
+
+def kept_wal(project: Project) -> KeptWal:
+    """The log that the pipeline's server keeps for its slot."""
+    if _of_family(project):
+        from cdc_lake.pipeline.wal_kept_family import FamilyWal  # noqa: PLC0415
+
+        return FamilyWal(project)
+    from cdc_lake.pipeline.wal_kept_postgres import PostgresWal  # noqa: PLC0415
+
+    return PostgresWal(project)
+
+
+def _of_family(project: Project) -> bool:
+    return isinstance(project.pipeline.source, FamilySource)
