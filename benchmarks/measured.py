@@ -24,6 +24,7 @@ from typing import Any
 import history
 import psutil
 from figures import judged
+from written import Written
 
 from cdc_lake.testing.memory import hashing_beside, peak_mib
 
@@ -125,14 +126,19 @@ def carry_out(
 
 
 @contextmanager
-def costing() -> Iterator[dict[str, float]]:
-    """What this process costs until the block ends, with those that hash beside it: `cpu` in s, `rss_mib` at most."""
+def costing(folder: Path) -> Iterator[dict[str, float]]:
+    """What this process costs until the block ends, with those that hash beside it: `cpu` in s, `rss_mib` at most, and
+    `bytes_written` and `files_written` in the folder.
+    """
     cost: dict[str, float] = {}
+    watch = Written(folder)
     with hashing_beside() as peaks:
         yield cost
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cost["cpu"] = sum(one.ru_utime + one.ru_stime for one in used)
     cost["rss_mib"] = peak_mib() + max(peaks, default=0.0)
+    new = watch.since()
+    cost["bytes_written"], cost["files_written"] = new["bytes"], new["files"]
 
 
 def median(values: Iterable[float]) -> float:

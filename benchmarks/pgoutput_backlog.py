@@ -52,7 +52,7 @@ def receive_here(arguments: argparse.Namespace) -> None:
     project = project_of(server, Path(arguments.root), arguments.receive, arguments.plugin)
     begun = time.perf_counter()
     bronze = bronze_writer(project)
-    with costing() as cost:
+    with costing(project.lake) as cost:
         if arguments.profile:
             profile = cProfile.Profile()
             done = profile.runcall(receive, project, bronze, once=True, stop=threading.Event(), tell=silent)

@@ -7,7 +7,8 @@ Rows are those of `snapshot.py`, about 250 bytes a change as it is sent, all ins
 with protocol 1, which sends it once it is committed. *Under way*: the receiver runs beside the transaction; seconds run
 from the end of its COMMIT until bronze has it. *Backlog*: the transaction is over before the receiver starts; seconds
 run from before the connection is made until bronze has it. Peaks of memory are those of backlogs. The server is on the
-same machine and competes for the same cores.
+same machine and competes for the same cores. Of each run the chain is verified, and bronze amounts
+to the source's rows.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from unittest import mock
 
 import as_shipped  # noqa: F401  # before anything else loads Arrow
 import psycopg
+from end_state import landed, of_source
 from measured import carry_out, costing, median, options_of, table
 from served import served
 from workload_sql import FILL, TABLE
 
-from cdc_lake.bronze.open import bronze_writer
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import Progress, silent
@@ -64,7 +66,7 @@ def receive_here(given: argparse.Namespace) -> None:
         whole.append(time.monotonic())
         append(landing, batch)
 
-    with costing() as cost, mock.patch.object(Landing, "append", noted):
+    with costing(project.lake) as cost, mock.patch.object(Landing, "append", noted):
         done = receive(project, bronze_writer(project), once=once, stop=stop, tell=silent if once else counting)
     facts = {
         "seconds": time.monotonic() - begun,
@@ -109,7 +111,8 @@ class Bench:
         """The transaction is over, then the receiver starts."""
         self._ended(self._start(name, kind))  # makes the slot and begins the stream
         self._write(rows)
-        return self._result(name, kind, self._start(name, kind), lambda facts: (facts["sending"], facts["seconds"]))
+        child = self._start(name, kind)
+        return self._result(name, kind, rows, child, lambda facts: (facts["sending"], facts["seconds"]))
 
     def under_way(self, name: str, kind: str, rows: int) -> dict[str, Any]:
         """The receiver runs, then the transaction begins."""
@@ -120,16 +123,19 @@ class Bench:
         time.sleep(0.5)
         self._write(rows)
         committed = time.monotonic()
-        return self._result(name, kind, child, lambda facts: (facts["whole"] - committed, facts["landed"] - committed))
+        seconds: Seconds = lambda facts: (facts["whole"] - committed, facts["landed"] - committed)  # noqa: E731
+        return self._result(name, kind, rows, child, seconds)
 
     def _result(
         self,
         name: str,
         kind: str,
+        rows: int,
         child: subprocess.Popen[str],
-        seconds: Callable[[dict[str, Any]], tuple[float, float]],
+        seconds: Seconds,
     ) -> dict[str, Any]:
-        facts = self._ended(child)
+        facts, reader = self._ended(child), bronze_reader(project_of(self._server, self._root, name, kind))
+        landed(name, reader, of_source(self._admin), transactions=1, changes=rows)
         self._admin.execute("SELECT pg_drop_replication_slot(%s)", [name])
         self._admin.execute("TRUNCATE orders")
         sent, all_of_it = seconds(facts)

@@ -13,12 +13,22 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+
+from cdc_lake.bronze.contract import SCHEMA
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.model.change import Delete, Insert, OldKind, Update
+from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 import costs
+import end_state
 import figures
 import history
 import page
@@ -214,3 +224,23 @@ def test_the_page_is_made_from_the_results() -> None:
     assert page.PAGE.read_text() == page.page((BENCHMARKS / "performance.md.in").read_text(), found), again
     for name, chart in plots.pictures(found, history.lines()).items():
         assert (page.PICTURES / f"{name}.svg").read_text() == chart.svg + "\n", again
+
+
+def test_a_run_that_left_something_else_than_it_was_given_fails(tmp_path: Path) -> None:
+    orders = table("public.orders", id="int8", **{f"c{n}": "text" for n in range(3)}, quantity="int4")
+    rows = [Insert(orders, (str(n), "a", "b", "c", "7")) for n in range(4)]
+    changes = (*rows, Update(orders, ("1", "a", "b", "c", "9")), Delete(orders, ("2", *[None] * 4), OldKind.KEY))
+    bronze = DeltaBronze(tmp_path)
+    bronze.begin_stream("s", 0)
+    bronze.append([raw_transaction(Transaction(boundaries(1), changes))])
+    reader, state = BronzeReader(tmp_path), {"rows": 3, "ids": 4, "quantity": 23}
+    end_state.landed("all of it", reader, state, transactions=1, changes=6)
+    with pytest.raises(SystemExit, match="'changes': 6"):
+        end_state.landed("a change less", reader, state, transactions=1, changes=7)
+    with pytest.raises(SystemExit, match="'quantity': 23"):
+        end_state.landed("another value", reader, state | {"quantity": 24}, transactions=1, changes=6)
+    (file,) = tmp_path.glob("*.parquet")
+    edited = [{**row, "op": "I"} if row["op"] == "D" else row for row in pq.read_table(file, schema=SCHEMA).to_pylist()]
+    pq.write_table(pa.Table.from_pylist(edited, schema=SCHEMA), file)
+    with pytest.raises(SystemExit, match="the chain is broken"):
+        end_state.landed("edited", BronzeReader(tmp_path), state, transactions=1, changes=6)
