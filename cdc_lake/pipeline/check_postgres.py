@@ -246,14 +246,9 @@ def _publication(
         ok=False,
         subject="publication",
         text=f"{name} is not there, and this role cannot make it: {why}",
-        fix="\n".join([*_identities(bare), _create_publication(name, chosen)]),
+        fix="\n".join([*_identities(bare), f"{publication.creating(name, chosen)};"]),
         code="SRC224",
     )
-
-
-def _create_publication(name: str, names: list[TableName]) -> str:
-    listed = ", ".join(quoted(n) for n in names)
-    return f"CREATE PUBLICATION {identifier(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true);"
 
 
 def _identities(bare: list[TableName]) -> list[str]:
@@ -294,7 +289,7 @@ def dba_sql(project: Project) -> str:
         lines += ["-- without a primary key; rather add one, otherwise the server has to log whole old rows:"]
         lines += _identities(bare)
     if exists is False:
-        lines.append(_create_publication(project.publication, chosen))
+        lines.append(f"{publication.creating(project.publication, chosen)};")
     if lacking:
         lines.append(f"{publication.altering(project.publication, 'ADD', *lacking)};")
     return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

@@ -44,17 +44,25 @@ def publication_exists(session: Session, name: str) -> bool:
     return True
 
 
+def creating(name: str, tables: Iterable[TableName]) -> str:
+    """The statement that makes a publication of exactly these tables; changes of partitions appear as their root's."""
+    return f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_each(tables)} WITH (publish_via_partition_root = true)"
+
+
 def create_publication(session: Session, name: str, tables: Sequence[TableName]) -> None:
-    """Make a publication of exactly these tables; changes of partitions appear as their root's."""
-    listed = ", ".join(map(quoted, tables))
+    """Make that publication. Raises SourceError."""
     with named(f"creating publication `{name}`"):
-        statement = f"CREATE PUBLICATION {identifier(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
-        session.execute(statement.encode())
+        session.execute(creating(name, tables).encode())
 
 
 def altering(name: str, verb: str, *tables: TableName) -> str:
     """The statement by which tables come into a publication (`ADD`) or leave it (`DROP`)."""
-    return f"ALTER PUBLICATION {identifier(name)} {verb} TABLE {', '.join(map(quoted, tables))}"
+    return f"ALTER PUBLICATION {identifier(name)} {verb} TABLE {_each(tables)}"
+
+
+def _each(tables: Iterable[TableName]) -> str:
+    """These tables alone: without ONLY those that inherit from them come along, and leave. Partitions do in any case."""
+    return ", ".join(f"ONLY {quoted(table)}" for table in tables)
 
 
 def alter_publication(session: Session, name: str, verb: str, *tables: TableName) -> None:

@@ -279,12 +279,12 @@ def test_a_table_that_the_role_may_not_publish_is_named_with_what_a_superuser_ru
         admin.execute(f'GRANT SELECT ON vault TO "{database.user}"')
         [line] = [line for line in check(both) if " came" in line.text]
         assert (line.ok, line.code) == (False, "SRC224")
-        assert 'ADD TABLE "public"."vault"' in line.fix
+        assert 'ADD TABLE ONLY "public"."vault"' in line.fix
         [action] = [one for one in plan(both).actions if one.kind is ActionKind.ALTER_PUBLICATION]
         assert not action.changes
         assert "a superuser may: ALTER PUBLICATION" in action.text
         sql = dba_sql(both)
-        assert 'ADD TABLE "public"."vault";' in sql
+        assert 'ADD TABLE ONLY "public"."vault";' in sql
         admin.execute(sql.encode())
     assert not [line for line in check(both) if line.code == "SRC224"]
     assert once(both).snapshot_rows == ACCOUNTS
@@ -304,7 +304,7 @@ def test_a_publication_that_the_pipeline_names_is_left_to_its_owner(
     assert [line.code for line in check(named(BOTH)) if line.subject == "publication"] == ["SRC221"]
     once(named(BOTH), lambda progress: told.append(progress.text))
     (text,) = [text for text in told if "not captured" in text]
-    assert 'ALTER PUBLICATION "mine" ADD TABLE "public"."vault"' in text
+    assert 'ALTER PUBLICATION "mine" ADD TABLE ONLY "public"."vault"' in text
     bank.execute("ALTER PUBLICATION mine ADD TABLE vault")
     assert once(named(BOTH)).snapshot_rows == ACCOUNTS
     assert_as_at_source(named(BOTH), database, "accounts", "vault")
