@@ -35,12 +35,19 @@ Session: TypeAlias = psycopg.Connection[tuple[object, ...]]
 
 SETTINGS: dict[str, str] = {
     **PRINTING,
+    "search_path": "pg_catalog",  # no schema stands before it, and other names (of regclass) are printed whole
+    "quote_all_identifiers": "off",
     "statement_timeout": "0",  # a role's own time limits would cut the copy and the stream
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    "lock_timeout": "0",  # a new slot waits for transactions that run as for locks
+    "default_transaction_read_only": "off",
+    "default_transaction_isolation": "read committed",  # a serializable one may fail, or wait
     "row_security": "off",  # a query that policies would leave rows out of is refused: the stream has them all
 }
-"""How values are printed, in copy and stream alike, no time limits, and no row left out unseen."""
+"""Whatever the role's or the database's settings are: how values are printed, in copy and stream alike, what names
+mean, no time limits, and no row left out unseen.
+"""
 _PROBES = {"idle": "TCP_KEEPIDLE", "interval": "TCP_KEEPINTVL", "count": "TCP_KEEPCNT"}
 """What comes behind `keepalives_` in libpq, and behind `tcp_keepalives_` at the server."""
 _TRANSACTION_TIMEOUT = 170000
@@ -57,7 +64,7 @@ def parameters(source: PostgresSource, root: Path, application: str, host: tuple
         # what is not acknowledged: that would end who waits for his lake, and reads nothing meanwhile
         **{f"tcp_keepalives_{word}": str(probing[name]) for word, name in _PROBES.items()},
     }
-    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    options = " ".join("-c {}={}".format(name, value.replace(" ", r"\ ")) for name, value in settings.items())
     given: dict[str, str] = {
         "host": host[0],
         "port": str(host[1]),

@@ -61,7 +61,7 @@ def altering(name: str, verb: str, *tables: TableName) -> str:
 
 
 def _each(tables: Iterable[TableName]) -> str:
-    """These tables alone: without ONLY those that inherit from them come along, and leave. Partitions do in any case."""
+    """These tables alone: without ONLY those that inherit from them come along, and leave; partitions do anyway."""
     return ", ".join(f"ONLY {quoted(table)}" for table in tables)
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.errors import TableRewritten
-from cdc_lake.model.relation import Relation
+from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source.connection import Session, as_stored, named
 from cdc_lake.source.copy_out import copy_out
 from cdc_lake.source.copy_text import chunks_of
@@ -23,6 +23,14 @@ from cdc_lake.source.quoting import identifier, literal, quoted
 from cdc_lake.source.ranges import Range
 
 _UTF8: Final = Codec()
+# A table and its partitions of now, as the snapshot knows them: none was rewritten since, and neither the table nor the
+# part of it is another one.
+_STILL: Final = (
+    "SELECT NOT bool_or(NULLIF(c.relfilenode, 0) IS DISTINCT FROM pg_relation_filenode(c.oid)), "
+    "bool_or((n.nspname, c.relname) = (%s, %s) AND c.oid = %s::regclass), bool_or((n.nspname, c.relname) = (%s, %s)) "
+    "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass))"
+)
 
 
 @contextmanager
@@ -59,11 +67,11 @@ def read_chunks(
     `session` is inside a transaction (`exported`); raises SourceError, TableRewritten where the snapshot is too old,
     TextNotInEncoding.
     """
-    _hold_still(session, relation)
+    stored = relation.table if within is None else within.stored
+    _hold_still(session, relation, stored)
     columns = ", ".join(identifier(name) for name in relation.names)
     # A partitioned table copies only by a query; inheritance children are tables of their own in a publication.
     only = "ONLY " if within is not None or _has_rows_itself(session, relation) else ""
-    stored = relation.table if within is None else within.stored
     conditions = [f"({row_filter})"] if row_filter else []
     conditions += [within.condition] if within is not None and within.condition is not None else []
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -73,21 +81,25 @@ def read_chunks(
         yield from chunks_of(copy_out(session, statement, doing), relation, chunk_rows, codec)
 
 
-def _hold_still(session: Session, relation: Relation) -> None:
-    """Lock out rewrites, then see whether one came before the lock: a rewritten table looks empty to older snapshots.
+def _hold_still(session: Session, relation: Relation, stored: TableName) -> None:
+    """Lock out rewrites of a table, then see whether one came before the lock: a rewritten table looks empty to older
+    snapshots. Nor may another table have its name now, or that of `stored`, the part of it that is to be read.
 
-    The catalog as of the snapshot is compared with what the server's caches say now (`pg_relation_filenode`).
+    The catalog as of the snapshot is compared with what the server's caches say now (`pg_relation_filenode`,
+    `regclass`).
     """
     name = quoted(relation.table)
     with named(f"locking {relation.table} against rewrites"):
         session.execute(f"LOCK TABLE {name} IN ACCESS SHARE MODE".encode())
-        row = session.execute(
-            "SELECT bool_or(NULLIF(c.relfilenode, 0) IS DISTINCT FROM pg_relation_filenode(c.oid)) FROM pg_class AS c "
-            "WHERE c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass))",
-            [name, name],
-        ).fetchone()
-    if row is None or row[0]:
-        raise TableRewritten(f"table {relation.table} was rewritten or truncated while it was about to be copied")
+        row = session.execute(_STILL, [*_split(relation.table), name, *_split(stored), name, name]).fetchone()
+    if row != (True, True, True):
+        raise TableRewritten(
+            f"table {relation.table} was rewritten, truncated or replaced while it was about to be copied"
+        )
+
+
+def _split(table: TableName) -> tuple[str, str]:
+    return table.schema, table.name
 
 
 def _has_rows_itself(session: Session, relation: Relation) -> bool:

@@ -67,6 +67,7 @@ def test_coins_are_right_at_every_transaction_while_tables_are_copied_in_parts(
 @pytest.fixture
 def session(database: Database) -> Any:
     opened = connect(settings(database), ROOT)
+    opened.execute("SET search_path TO public")  # where tests make their tables
     yield opened
     opened.close()
 

@@ -36,7 +36,11 @@ def landed(database: Database, root: Path, *tables: str) -> list[tuple[str, str,
     """What bronze has: operation, table, id."""
     project = project_of(database, root, source={"tables": list(tables)})
     once(project)
-    return [(row["op"], row["relation"], (row["new"] or row["old"])[0]) for row in bronze_rows(project) if row["op"] in "SIUD"]
+    return [
+        (row["op"], row["relation"], (row["new"] or row["old"])[0])
+        for row in bronze_rows(project)
+        if row["op"] in "SIUD"
+    ]
 
 
 @pytest.mark.parametrize("tables", [("public.parent",), ("public.*", "!public.child")])

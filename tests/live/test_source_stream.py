@@ -78,6 +78,7 @@ def settings(database: Database, /, **changes: object) -> PostgresSource:
 @pytest.fixture
 def session(database: Database) -> Iterator[Session]:
     opened = connect(settings(database), ROOT)
+    opened.execute("SET search_path TO public")  # where tests make their tables
     yield opened
     opened.close()
 

@@ -13,7 +13,7 @@ from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.read import read_silver, silver_exists, silver_version
 from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import Column, TableName
-from cdc_lake.source.connection import SETTINGS
+from cdc_lake.source.printing import PRINTING
 from tests.spark.conftest import make_project
 from tests.type_cases import Case, cases
 
@@ -49,7 +49,7 @@ def rendered(connection, case: Case) -> tuple[Column, list[str]]:
 def test_every_type_reads_back_as_the_server_printed_it_or_is_held(database, spark, project):
     columns, table, expected = [], [], []
     with database.connect() as connection:
-        for name, value in SETTINGS.items():
+        for name, value in PRINTING.items():
             connection.execute("SELECT set_config(%s, %s, false)", (name, value))
         connection.execute("CREATE TYPE mood AS ENUM ('so so', 'well')")
         connection.execute("CREATE DOMAIN positive AS int4 CHECK (VALUE > 0)")
