@@ -408,11 +408,11 @@ def test_a_table_without_a_stream_has_nothing_to_keep_up(place: Place):
 
 
 def test_files_stay_few_however_many_commits_there_are(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """1,000 commits a second apart, by the times of files, and of all that is kept a tenth; with a budget of ten a day."""
-    count, after, kept = (86_400, 100, 3600) if BUDGET >= 10 else (1_000, 25, 360)
+    """400 commits a second apart, by the times of files, and of all that is kept a twentieth; with a budget of ten a day."""
+    count, after, kept = (86_400, 100, 3600) if BUDGET >= 10 else (400, 40, 180)
     if BUDGET < 10:
         for name in ("LOG_SECONDS", "LOG_VERSIONS", "LOG_LEAST"):
-            monkeypatch.setattr(delta_leftovers, name, getattr(delta_leftovers, name) // 10)
+            monkeypatch.setattr(delta_leftovers, name, getattr(delta_leftovers, name) // 20)
     writer = writer_of(folder)
     writer.begin_stream("s", 0)
     few = _costs(folder)

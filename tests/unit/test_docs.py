@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
     return [m[3] for m in BLOCK.finditer(page.read_text(encoding="utf-8")) if m[2] in languages]
 
 
+@cache
 def prose(page: Path) -> str:
     return BLOCK.sub("", page.read_text(encoding="utf-8"))
 
@@ -52,9 +54,10 @@ def prose(page: Path) -> str:
 # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """Headings as GitHub names them."""
-    heads = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    heads = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
@@ -84,10 +87,16 @@ def spans(text: str) -> list[str]:
     return [s for s in re.findall(r"`([^`\n]+)`", text) if s.startswith("cdc-lake ")]
 
 
+@cache
+def verbs() -> Any:
+    """All verbs with their options: made once, as a page may name dozens."""
+    return get_command(app)
+
+
 def problem(command: str) -> str | None:
     """Why a command line cannot be, None where it can."""
     words = shlex.split(command.partition(" | ")[0].replace("…", ""))[1:]
-    node: Any = get_command(app)
+    node: Any = verbs()
     known = {o for p in node.params for o in p.opts}
     if wrong := [w for w in itertools.takewhile(lambda w: w.startswith("-"), words) if w not in known]:
         return f"no option `{wrong[0]}`"
