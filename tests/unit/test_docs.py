@@ -61,17 +61,17 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_between_pages_resolve(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if re.match(r"[a-z]+:", target):
-            continue
-        path, _, anchor = target.partition("#")
-        to = (page.parent / path).resolve() if path else page
-        assert to.exists(), f"{name(page)}: {target}"
-        assert to.is_relative_to(ROOT), f"{name(page)}: {target}"
-        if anchor:
-            assert anchor in anchors(to), f"{name(page)}: {target}"
+def test_links_between_pages_resolve() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.partition("#")
+            to = (page.parent / path).resolve() if path else page
+            assert to.exists(), f"{name(page)}: {target}"
+            assert to.is_relative_to(ROOT), f"{name(page)}: {target}"
+            if anchor:
+                assert anchor in anchors(to), f"{name(page)}: {target}"
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -112,12 +112,12 @@ def problem(command: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_commands_exist_with_their_options(page: Path) -> None:
-    found = [c for block in blocks(page, "", "sh", "bash", "console") for c in commands(block)]
-    found += spans(prose(page))
-    wrong = {c: why for c in found if (why := problem(c))}
-    assert not wrong, name(page)
+def test_commands_exist_with_their_options() -> None:
+    for page in PAGES:
+        found = [c for block in blocks(page, "", "sh", "bash", "console") for c in commands(block)]
+        found += spans(prose(page))
+        wrong = {c: why for c in found if (why := problem(c))}
+        assert not wrong, name(page)
 
 
 def test_commands_in_the_hints_of_errors_exist() -> None:
@@ -137,26 +137,26 @@ def test_the_check_of_commands_finds_wrong_ones() -> None:
     assert commands("$ cdc-lake check   # is it?\n  cdc-lake plan\n") == ["cdc-lake check", "cdc-lake plan"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_make_targets_exist(page: Path) -> None:
+def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    text = "\n".join([*blocks(page, ""), *re.findall(r"`([^`\n]+)`", prose(page))])
-    assert set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) <= targets
+    for page in PAGES:
+        text = "\n".join([*blocks(page, ""), *re.findall(r"`([^`\n]+)`", prose(page))])
+        assert set(re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)) <= targets, name(page)
 
 
 # ── pipeline files ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_pipeline_files_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for block in blocks(page, "yaml"):
-        if not block.startswith("version:") or page.parent.name == "errors":
-            continue  # a part of a file; an example of what is wrong
-        for variable in re.findall(r"\$\{env:(\w+)", block):
-            monkeypatch.setenv(variable, "x")
-        file = tmp_path / "shown.yaml"
-        file.write_text(block, encoding="utf-8")
-        assert validate([file]) == [], name(page)
+def test_pipeline_files_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for page in PAGES:
+        for block in blocks(page, "yaml"):
+            if not block.startswith("version:") or page.parent.name == "errors":
+                continue  # a part of a file; an example of what is wrong
+            for variable in re.findall(r"\$\{env:(\w+)", block):
+                monkeypatch.setenv(variable, "x")
+            file = tmp_path / "shown.yaml"
+            file.write_text(block, encoding="utf-8")
+            assert validate([file]) == [], name(page)
 
 
 def test_the_readme_shows_a_pipeline_file() -> None:
@@ -166,13 +166,13 @@ def test_the_readme_shows_a_pipeline_file() -> None:
 # ── Python ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_python_compiles_and_imports_what_is_there(page: Path) -> None:
-    for block in blocks(page, "python"):
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cdc_lake"):
-                module = importlib.import_module(node.module)
-                assert all(hasattr(module, alias.name) for alias in node.names), f"{name(page)}: {node.module}"
+def test_python_compiles_and_imports_what_is_there() -> None:
+    for page in PAGES:
+        for block in blocks(page, "python"):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cdc_lake"):
+                    module = importlib.import_module(node.module)
+                    assert all(hasattr(module, alias.name) for alias in node.names), f"{name(page)}: {node.module}"
 
 
 # ── sources ──────────────────────────────────────────────────────────────────────────────────────────────────────
