@@ -19,7 +19,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.table import BronzeTable
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.storage import ObjectAddress
-from cdc_lake.lake.catalog import CatalogAddress
+from cdc_lake.lake.catalog import CatalogAddress, open_catalog
 from cdc_lake.lake.delta_store import StorePlace
 from cdc_lake.lake.object_store import ObjectStore
 from cdc_lake.testing.object_store import LocalStore, storage_at
@@ -44,9 +44,12 @@ class Stored:
         objects = ObjectStore(storage_at(endpoint or self.store.endpoint, patience=self.patience))
         if self.format == "delta":
             return DeltaBronzeTable(StorePlace(objects, ObjectAddress(BUCKET, self.key)))
+        return IcebergBronzeTable(self._catalog(objects), "shop")
+
+    def _catalog(self, objects: ObjectStore) -> CatalogAddress:
         uri, warehouse = f"sqlite:///{self.folder / 'catalog.db'}", f"s3://{BUCKET}/{self.key}"
         properties = tuple(sorted(objects.iceberg_properties.items()))
-        return IcebergBronzeTable(CatalogAddress("lake", "sql", uri, warehouse, properties, durable=False), "shop")
+        return CatalogAddress("lake", "sql", uri, warehouse, properties, durable=False)
 
     def writer(self, endpoint: str | None = None) -> TableBronze:
         return TableBronze(self.table(endpoint))
@@ -59,6 +62,19 @@ class Stored:
         objects = ObjectStore(storage_at(self.store.endpoint)).filesystem
         found = objects.get_file_info(pafs.FileSelector(f"{BUCKET}/{self.key}", recursive=True, allow_not_found=True))
         return sorted(f.path for f in found if f.path.endswith(".parquet") and "_delta_log" not in f.path)
+
+    def named(self) -> set[str]:
+        """The files that versions of an Iceberg table name, and those that list them, as keys; of Delta none."""
+        if self.format == "delta":
+            return set()
+        table = open_catalog(self._catalog(ObjectStore(storage_at(self.store.endpoint)))).load_table(("bronze", "shop"))
+        found = {table.metadata_location}
+        for version in table.metadata.snapshots:
+            found.add(version.manifest_list)
+            for manifest in version.manifests(table.io):
+                found.add(manifest.manifest_path)
+                found.update(entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io))
+        return {name.removeprefix("s3://") for name in found}
 
     @property
     def commit_call(self) -> tuple[Any, str]:

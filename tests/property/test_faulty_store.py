@@ -22,6 +22,7 @@ from cdc_lake.lake.delta_store import StorePlace
 from cdc_lake.model.change import Insert
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.testing.doubted import Doubts, torn_metadata
 from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, Request, honest
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.object_store import LocalStore
@@ -31,7 +32,9 @@ from tests.tally import tally
 
 __all__ = ["store"]
 
-FAULTS = 20 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+FAULTS, COMMITS = 20 * BUDGET, 10 * BUDGET
+"""How many requests, and how many calls that make a commit, are hit at least."""
 ORDERS = table("public.orders", id="int8", note="text")
 END = 1 << 62
 
@@ -93,36 +96,69 @@ def assert_each_once(reader: BronzeReader, upto: int) -> None:
     assert verdict.last[1] >= upto
 
 
+@contextmanager
+def commits_doubted(place: Stored, proxy: FaultyStore, doubts: Doubts) -> Iterator[None]:
+    """The calls that make commits fail too. On Delta one is torn where the log's entry gets nowhere, and the data is there;
+    on Iceberg where half of the metadata is there, and the catalog hears nothing.
+    """
+
+    @contextmanager
+    def torn_entry() -> Iterator[None]:
+        usual = proxy.choose
+        proxy.choose = lambda request: Fault.FAILED if is_an_entry(request) else usual(request)
+        try:
+            yield
+        finally:
+            proxy.choose = usual
+
+    owner, name = place.commit_call
+    torn = torn_entry if place.format == "delta" else torn_metadata
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner, name, doubts.failing(getattr(owner, name), torn))
+        yield
+
+
+def is_an_entry(request: Request) -> bool:
+    return request.conditional and "_delta_log" in request.key
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_store_that_fails_and_lies_loses_and_doubles_nothing(kind: str, store: LocalStore, tmp_path: Path):
     seed = one_seed()
     print(f"CDC_LAKE_SEED={seed}")
     place = stored(kind, store, tmp_path, patience=900)
-    writing, reading = Chance(seed, 15), Chance(seed + 1, 30)
+    writing, reading, doubts = Chance(seed, 15), Chance(seed + 1, 30), Doubts(seed + 2)
     with FaultyStore(store, writing) as proxy, FaultyStore(store, reading) as other, Polling(place, other) as polling:
         restarts, upto = 0, 100
-        while writing.faults < FAULTS or upto == 100:  # by some seeds all of them come before anything can land
-            try:
-                writer = place.writer(proxy.endpoint)  # as a receiver that is started again would
-                state = writer.state() or writer.begin_stream("s1", 100)
-                assert state.upto >= upto, "what was acknowledged is not there"
-                upto = state.upto
-                while writing.faults < FAULTS or upto == 100:
-                    batch = [transaction(at) for at in range(upto + 1, upto + seed % 3 + 2)]
-                    upto = writer.append(batch).upto
-            except CdcLakeError as error:
-                if error.retry is not Retry.LATER:
-                    raise  # a human is needed
-                restarts += 1
+
+        def goes_on() -> bool:  # by some seeds all faults come before anything can land
+            return writing.faults < FAULTS or doubts.done.total() < COMMITS or upto == 100
+
+        with commits_doubted(place, proxy, doubts):
+            while goes_on():
+                try:
+                    writer = place.writer(proxy.endpoint)  # as a receiver that is started again would
+                    state = writer.state() or writer.begin_stream("s1", 100)
+                    assert state.upto >= upto, "what was acknowledged is not there"
+                    upto = state.upto
+                    while goes_on():
+                        batch = [transaction(at) for at in range(upto + 1, upto + seed % 3 + 2)]
+                        upto = writer.append(batch).upto
+                except CdcLakeError as error:
+                    if error.retry is not Retry.LATER:
+                        raise  # a human is needed
+                    restarts += 1
         proxy.choose = other.choose = honest
     assert polling.wrong is None, repr(polling.wrong)
     reader = place.reader()
     assert_each_once(reader, upto)
     gone = {request.key for request in proxy.requests if request.method == "DELETE"}
-    assert not gone & set(reader.files().paths)
+    assert not any("delete" in request.query for request in proxy.requests), "many were deleted at once"
+    assert not gone & ({*reader.files().paths} | place.named())
     assert not any(key.endswith(".parquet") for key in gone), "a data file was deleted"
     counts = {"requests hit": sum(proxy.done.values()), "restarts": restarts, "looks of a reader": polling.looks}
-    tally("R10", map(str, proxy.done), **counts)
+    counts |= {"commits to bronze hit": doubts.done.total()}
+    tally("R10", [*map(str, proxy.done), *(f"{one}, {kind}" for one in doubts.done)], **counts)
 
 
 class Believing(TableBronze):
@@ -148,7 +184,7 @@ def reply_lost(place: Stored, proxy: FaultyStore) -> Iterator[None]:
     def unheard(request: Request) -> Fault | None:
         if proxy.done[Fault.DENIED]:
             return Fault.FAILED
-        return Fault.DENIED if request.conditional and "_delta_log" in request.key else None
+        return Fault.DENIED if is_an_entry(request) else None
 
     with pytest.MonkeyPatch.context() as patched:
         if place.format == "delta":
