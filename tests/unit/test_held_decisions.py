@@ -158,7 +158,7 @@ def at_source(history: History, unknown: set[Key]) -> dict[Key, Any]:
 
 
 @pytest.mark.parametrize("relation", [T, WHOLE], ids=["key", "whole rows"])
-@pytest.mark.parametrize("seed", seeds(10 * BUDGET))
+@pytest.mark.parametrize("seed", seeds(4 if BUDGET == 1 else 10 * BUDGET))
 def test_any_spans_carry_out_decisions_like_the_oracle(seed: int, relation: Relation):
     print(f"CDC_LAKE_SEED={seed}")
     dice, history, oracle = random.Random(seed), History(seed, [relation], keys=6, truncates=10), Oracle(fails=breaks)
