@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.observe.progress import Tell
 from cdc_lake.pipeline.configuration import number_configuration
-from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
+from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream, nothing
 from cdc_lake.pipeline.recopy import recopy
 from cdc_lake.pipeline.redaction import RedactedBronze, redacted, redaction_of
 from cdc_lake.pipeline.repeats import RepeatsChecked
@@ -31,16 +31,17 @@ def open_stream(
     *,
     patience: float = PATIENCE,
     first: bool = False,
+    heed: Callable[[], object] = nothing,
 ) -> Iterator[OpenStream]:
     """Connect, start or check the stream, start replication; what it gives and copies is redacted. `first`: tables that
-    came to the pipeline are copied before anything is read.
+    came to the pipeline are copied before anything is read; `heed` is called meanwhile, now and then.
 
     Raises ConfigError, SourceError, LakeError, StateError, Stopped.
     """
     number = number_configuration(project, bronze.state(), control, tell)
     redaction = redaction_of(project, number)
     with opened_stream(
-        project, RedactedBronze(bronze, redaction), control, stop, tell, patience, recopy, first=first
+        project, RedactedBronze(bronze, redaction), control, stop, tell, patience, recopy, first=first, heed=heed
     ) as stream:
         tabulate = redacted(stream.tabulate, redaction)
         order = RepeatsChecked(

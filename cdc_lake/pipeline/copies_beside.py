@@ -82,12 +82,15 @@ class CopiesBeside:
         if self._tables:
             self._thread.join()
 
-    def finished(self, meanwhile: Callable[[], object], stop: threading.Event) -> tuple[CopiedTable, ...]:
-        """What was copied, once it is whole; `meanwhile` is called now and then. Raises what failed, Stopped."""
+    def finished(self, meanwhile: Sequence[Callable[[], object]], stop: threading.Event) -> tuple[CopiedTable, ...]:
+        """What was copied, once it is whole; what is done `meanwhile` is called now and then. Raises what failed or is
+        raised there, Stopped.
+        """
         while self._thread.is_alive():
             if stop.is_set():
                 raise Stopped
-            meanwhile()
+            for one in meanwhile:
+                one()
             self._thread.join(_LOOK)
         self.heed()
         return self._copied

@@ -47,7 +47,7 @@ from cdc_lake.pipeline.family_frames import (
 from cdc_lake.pipeline.family_tables import settle_family
 from cdc_lake.pipeline.gaps import recorded_gaps
 from cdc_lake.pipeline.hashing_process import HashingProcess
-from cdc_lake.pipeline.open_stream import OpenStream, patiently
+from cdc_lake.pipeline.open_stream import OpenStream, nothing, patiently
 from cdc_lake.pipeline.order import ArrivalOrder, Order
 from cdc_lake.pipeline.policy import by_policy
 from cdc_lake.pipeline.rejoin import RejoiningFrames, RejoiningOrder, rejoining
@@ -87,9 +87,11 @@ def open_family(
     recopy: Recopy,
     *,
     first: bool = False,
+    heed: Callable[[], object] = nothing,
 ) -> Iterator[OpenStream]:
     """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
-    before anything is read, otherwise beside it. Raises SourceError, LakeError, StateError, Stopped.
+    before anything is read, while `heed` is called; otherwise beside it. Raises SourceError, LakeError, StateError,
+    Stopped.
     """
     everywhere = target = target_of(project.family, project.root)
     with ExitStack() as opened:
@@ -133,7 +135,7 @@ def open_family(
         )
         opened.enter_context(beside)
         if first:
-            copied += sum(one.rows for one in beside.finished(frames.tick, stop))
+            copied += sum(one.rows for one in beside.finished((frames.tick, heed), stop))
         goal = _goal(project, session, identity.domain)  # behind the copies that are made first
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))

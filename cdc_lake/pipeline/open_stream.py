@@ -23,7 +23,7 @@ PATIENCE = 15.0
 T = TypeVar("T")
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Nothing goes on beside it."""
 
 
@@ -50,7 +50,7 @@ class OpenStream:
     copied: int
     spilled: Callable[[], int] = int
     parked: ParkedTransactions | None = None
-    heed: Callable[[], None] = _nothing
+    heed: Callable[[], None] = nothing
 
 
 def patiently(attempt: Callable[[], T], stop: threading.Event, tell: Tell, patience: float) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from cdc_lake.bronze.open import bronze_reader
@@ -17,7 +17,7 @@ from cdc_lake.pipeline import postgres_start
 from cdc_lake.pipeline.copies_beside import CopiesBeside, Recopy
 from cdc_lake.pipeline.failover import note_timeline
 from cdc_lake.pipeline.hashing_process import HashingProcess
-from cdc_lake.pipeline.open_stream import OpenStream, patiently
+from cdc_lake.pipeline.open_stream import OpenStream, nothing, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.parked import ParkedTransactions, forget
 from cdc_lake.pipeline.postgres_captured import by_publication
@@ -56,9 +56,11 @@ def open_postgres(
     recopy: Recopy,
     *,
     first: bool = False,
+    heed: Callable[[], object] = nothing,
 ) -> Iterator[OpenStream]:
     """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied
-    before anything is read, otherwise beside it. Raises SourceError, LakeError, StateError, Stopped.
+    before anything is read, while `heed` is called; otherwise beside it. Raises SourceError, LakeError, StateError,
+    Stopped.
     """
     streams = project.postgres.streams
     with ExitStack() as opened:
@@ -97,7 +99,7 @@ def open_postgres(
             came = settle_tables(project, session, state, control, tell)  # nobody else reads the slot now
         beside = opened.enter_context(CopiesBeside(project, state, came, recopy, tell, lasting=not first))
         if first:
-            at = beside.finished(frames.tick, stop)
+            at = beside.finished((frames.tick, heed), stop)
             copied, target = copied + sum(one.rows for one in at), max([target, *(one.position for one in at)])
         limits = project.pipeline.bronze.spool
         hashing = opened.enter_context(HashingProcess())

@@ -24,7 +24,7 @@ from cdc_lake.pipeline.attempts import SOURCE_PAUSES, Attempts
 from cdc_lake.pipeline.beside_stream import beside_the_stream
 from cdc_lake.pipeline.connect import open_stream
 from cdc_lake.pipeline.copying import Stopped
-from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream
+from cdc_lake.pipeline.open_stream import PATIENCE, OpenStream, nothing
 from cdc_lake.pipeline.outlasting import OutlastingBronze
 from cdc_lake.pipeline.pulse import Pulse
 from cdc_lake.pipeline.receiver_note import ReceiverNote
@@ -65,8 +65,10 @@ def receive(
                 project, bronze, control,
                 once=once, stop=stop, tell=tell, connected=waiting, pulse=pulse, watch=watch,
             )  # fmt: skip
-            heeded = tell if watch is None else _heeding(watch, tell)
-            connect = partial(open_stream, project, bronze, control, stop, heeded, patience=slot_patience, first=once)
+            heed, heeded = (nothing, tell) if watch is None else (watch.heed, _heeding(watch, tell))
+            connect = partial(
+                open_stream, project, bronze, control, stop, heeded, patience=slot_patience, first=once, heed=heed
+            )
             _connections(run, connect, note, Attempts(tell, pauses))
     return run.summary()
 
@@ -74,7 +76,7 @@ def receive(
 def _heeding(watch: WalWatch, tell: Tell) -> Tell:
     """Tells, and where the slot is given up ends the initial copy, which tells of every chunk, as the stream would end.
 
-    Tables that are copied beside the stream are ended by it.
+    Tables that are copied beside the stream are ended by it, those that are copied before it as `open_stream` heeds.
     """
     receiver = threading.current_thread()
 

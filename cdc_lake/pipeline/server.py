@@ -6,7 +6,7 @@ Each kind is imported only where it is asked for, as it needs its own driver onl
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
@@ -57,17 +57,19 @@ def opened_stream(
     recopy: Recopy,
     *,
     first: bool,
+    heed: Callable[[], object],
 ) -> AbstractContextManager[OpenStream]:
     """Connect, start or check the stream, start replication. `first`: tables that came to the pipeline are copied, by
-    `recopy`, before anything is read, otherwise beside it. Raises SourceError, LakeError, StateError, Stopped.
+    `recopy`, before anything is read, while `heed` is called; otherwise beside it. Raises SourceError, LakeError,
+    StateError, Stopped.
     """
     if _of_family(project):
         from cdc_lake.pipeline.family_stream import open_family  # noqa: PLC0415
 
-        return open_family(project, bronze, control, stop, tell, patience, recopy, first=first)
+        return open_family(project, bronze, control, stop, tell, patience, recopy, first=first, heed=heed)
     from cdc_lake.pipeline.postgres_stream import open_postgres  # noqa: PLC0415
 
-    return open_postgres(project, bronze, control, stop, tell, patience, recopy, first=first)
+    return open_postgres(project, bronze, control, stop, tell, patience, recopy, first=first, heed=heed)
 
 
 def copy_again(

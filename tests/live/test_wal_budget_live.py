@@ -220,6 +220,30 @@ def test_a_slot_is_dropped_while_its_copy_still_runs(database: Database, tmp_pat
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_slot_is_dropped_while_a_run_to_an_end_copies_a_table_that_came(database: Database, tmp_path: Path) -> None:
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE came AS SELECT n AS id, 'x' AS word FROM generate_series(1, 100000) AS n")
+        conn.execute("ALTER TABLE came ADD PRIMARY KEY (id)")
+    made(database, tmp_path, tables=["public.t"])
+    budget = {"wal_budget": {**BUDGET, "on_exceeded": "drop_slot"}}
+    project, told = project_of(database, tmp_path, source=budget, snapshot={"max_rows_per_second": 100}), []
+    bronze = DeltaBronze(project.bronze, "os")
+    before = bronze.state()
+
+    def receive_until_it_is_gone(admin: psycopg.Connection) -> None:
+        with beside(lambda stop: receive(project, bronze, once=True, stop=stop, tell=told.append)) as receiver:
+            until(lambda: receiver.done() or any(p.text.startswith("copying") for p in told), "the copy runs")
+            write(admin, 8)
+            until(lambda: slot_of(admin, project) is None, "it is gone")
+
+    with database.connect() as conn, pytest.raises(SlotGivenUp, match="the slot is dropped"):
+        receive_until_it_is_gone(conn)
+    assert any(p.text.startswith("copying") for p in told)
+    assert not streams(told), "the copy was not done"
+    assert bronze_reader(project).state() == before, "what was copied of it counts for nothing"
+
+
+@pytest.mark.usefixtures("quick")
 def test_what_decoding_took_the_server_is_in_the_status(database: Database, tmp_path: Path) -> None:
     project = made(database, tmp_path)
     with database.admin() as admin:
