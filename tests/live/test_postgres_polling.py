@@ -24,7 +24,7 @@ from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import BronzeNotWritten, ServerBusy, SlotActive
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import receiving
+from cdc_lake.pipeline import attempts, receiving
 from cdc_lake.pipeline.check_postgres import findings
 from cdc_lake.pipeline.compare_postgres import postgres_side
 from cdc_lake.pipeline.receive import receive
@@ -362,6 +362,42 @@ def test_while_the_lake_is_away_the_server_holds_no_snapshot_for_what_is_not_rea
     assert receiver.result().reconnects >= 1
     once(project)
     assert tables_from_bronze(project) == tables_at_source(database)
+
+
+class Slow(DeltaBronze):
+    """A lake whose every commit takes longer than an answer of the server may wait."""
+
+    commits = 0
+
+    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
+        """See BronzeWriter."""
+        self.commits += 1
+        time.sleep(1)
+        return super().append(batch, tabulate)
+
+
+@pytest.mark.parametrize("goal", [True, False], ids=["once", "without end"])
+def test_commits_that_take_longer_than_an_answer_may_wait_cost_reconnects_and_nothing_else(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, goal: bool
+) -> None:
+    monkeypatch.setattr(polling, "UNREAD", 0.5)
+    monkeypatch.setattr(attempts, "STEADY", 0.4)  # less than that, as it is
+    monkeypatch.setattr(postgres_polling, "PIECE", 100_000)
+    source = {**POLLING, "slot": {"name": "polled"}, "polling": {"interval": "20 ms", "max_changes": 1_000_000}}
+    project = project_of(database, tmp_path, source=source, bronze={"batch": {"max_transactions": 3}})
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE notes (id int PRIMARY KEY, word text)")
+        once(project)
+        for n in range(12):
+            rows = "INSERT INTO notes SELECT %s + n, repeat('x', 6000) FROM generate_series(1, 100) AS n"
+            conn.execute(rows, [100 * n])
+    bronze = Slow(project.bronze, "os")
+    with beside(lambda stop: receive(project, bronze, once=goal, stop=stop, tell=silent)) as receiver:
+        until(lambda: receiver.done() or tables_from_bronze(project) == tables_at_source(database), "all of it lands")
+    assert 1 <= receiver.result().reconnects <= bronze.commits, "each of them got further"
+    assert bronze.commits <= 2 * 12, "nor is anything landed again and again"
+    assert tables_from_bronze(project) == tables_at_source(database)
+    assert len({(row["position"], row["ordinal"]) for row in bronze_rows(project)}) == len(bronze_rows(project))
 
 
 def test_the_server_is_known_by_sql_as_by_its_command(database: Database) -> None:
