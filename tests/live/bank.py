@@ -16,7 +16,7 @@ from tests.replay import replayed
 
 ACCOUNTS, EACH = 240, 1000
 BANKS = ("accounts", "vault")
-SPLIT = {"parallelism": 3, "chunk_rows": 7}
+SPLIT = {"parallelism": 3, "chunk_rows": 15}
 
 _ACCOUNTS = "CREATE TABLE accounts (id int PRIMARY KEY, coins bigint NOT NULL, note text NOT NULL)"
 _VAULT = "CREATE TABLE vault (LIKE accounts INCLUDING ALL)"
