@@ -218,9 +218,11 @@ def _pgoutput(root: MappingNode, out: _Findings) -> None:
     if not isinstance(source, MappingNode) or kind not in POSTGRES_TYPES or decoding is None:
         return
     if text_of(at(source, "slot", "plugin")) == "test_decoding":
-        hint = "remove `decoding`; or use `plugin: pgoutput`"
-        summary = "`decoding` has options of pgoutput, and the slot's plugin is test_decoding"
-        out.error(Problem.SOURCE_COMBINATION, summary, decoding.mark, "source.decoding", hint)
+        others = [name for name in decoding.entries if name != "two_phase"] if isinstance(decoding, MappingNode) else []
+        if others:
+            hint = "keep nothing but `two_phase`, which test_decoding has too; or use `plugin: pgoutput`"
+            summary = f"`{others[0]}` is an option of pgoutput, and the slot's plugin is test_decoding"
+            out.error(Problem.SOURCE_COMBINATION, summary, decoding.mark, "source.decoding", hint)
     pinned, streaming = at(decoding, "proto_version"), at(decoding, "streaming")
     version = pinned.value if isinstance(pinned, ScalarNode) else None
     needed = {"on": 2, "parallel": 4}.get(text_of(streaming) or "", 0)

@@ -46,6 +46,8 @@ def written(prepared: Prepared, content: Parked) -> Iterator[bytes]:
         "origin": content.origin,
         "announcements": [[a.at, a.lsn, base64.b64encode(a.payload).decode()] for a in content.announcements],
         "told": [base64.b64encode(told).decode() for told in content.told],
+        "tables": list(content.tables),
+        "encoding": content.encoding,
         "fault": None if fault is None else [fault.code, fault.message, fault.offset, fault.where, fault.remedy],
         "frames": len(content.frames),
         "bytes": content.frames.size,
@@ -73,7 +75,9 @@ def read_back(read: Read, part: int, where: str) -> tuple[Prepared, Parked]:
     announcements = [Announcement(at, base64.b64decode(data), lsn) for at, lsn, data in said["announcements"]]
     frames = ParkedFrames(read, len(head) + size, (said["frames"], said["bytes"]), part, where)
     told = [base64.b64decode(data) for data in said["told"]]
-    return prepared, Parked(frames, announcements, told, said["origin"], _fault(said["fault"]))
+    # files of versions that parked messages only say nothing of the last two
+    lines = said.get("tables", ()), said.get("encoding")
+    return prepared, Parked(frames, announcements, told, said["origin"], _fault(said["fault"]), *lines)
 
 
 class ParkedFrames:

@@ -28,9 +28,10 @@ class Announcement:
 class Parked:
     """What came of a prepared transaction. `frames` are as `RawTransaction` has them; so is `fault`.
 
-    `told`: what its messages say about tables that it altered (`decode.told`).
+    `told`: what its messages say about tables that it altered (`decode.told`). Every table that messages change is
+    announced here, whatever the connection knew of it.
 
-    Every table that they change is announced here, whatever the connection knew of it.
+    Lines (test_decoding) announce nothing: `tables` are those that they change, `encoding` is what they are in.
     """
 
     frames: FrameStore
@@ -38,6 +39,8 @@ class Parked:
     told: Sequence[bytes] = ()
     origin: str | None = None
     fault: DecodeError | None = None
+    tables: Sequence[str] = ()
+    encoding: str | None = None
 
 
 class Parking(Protocol):

@@ -68,8 +68,20 @@ class SlotTwoPhase(SlotForeign):
 
     code = "SRC236"
     hint = (
-        "take it from the slot by copying the slot, and copying it back: the page of this code says how; or, with "
-        "pgoutput, set `two_phase: true` in `source.decoding`"
+        "take it from the slot by copying the slot, and copying it back: the page of this code says how; or set "
+        "`two_phase: true` in `source.decoding`"
+    )
+
+
+class SlotNotTwoPhase(SlotForeign):
+    """The slot sends transactions at their COMMIT PREPARED; the pipeline asks for them when they are prepared, and no
+    plugin but pgoutput can turn that on in a slot that is there.
+    """
+
+    code = "SRC238"
+    hint = (
+        "take `two_phase` out of `source.decoding`: prepared transactions arrive whole at their COMMIT PREPARED; or "
+        "begin a new stream, whose slot has it: the page of this code says how"
     )
 
 

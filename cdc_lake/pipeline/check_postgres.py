@@ -15,6 +15,7 @@ from cdc_lake.pipeline.action import TableFacts
 from cdc_lake.pipeline.check_budget import budget_lines
 from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room, unchecked_text
 from cdc_lake.pipeline.check_postgres_failover import failover_lines
+from cdc_lake.pipeline.check_postgres_slot import slot_lines
 from cdc_lake.pipeline.check_qhb import qhb_lines
 from cdc_lake.pipeline.check_table_changes import table_change_lines
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, wanted
@@ -28,7 +29,6 @@ from cdc_lake.pipeline.postgres_facts import (
     tables,
 )
 from cdc_lake.pipeline.postgres_reading import check_binary, stream_options
-from cdc_lake.pipeline.postgres_resume import check_own_slot
 from cdc_lake.pipeline.postgres_tables import alterable, table_changes
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.pipeline.table_changes import TableChanges
@@ -55,7 +55,7 @@ def findings(project: Project) -> Iterator[CheckLine]:
         rights = role(session)
         yield from _role(project, rights)
         found = slot.find_slot(session, project.slot)
-        yield from _slot(project, found)
+        yield from slot_lines(project, session, found)
         if found is not None:
             yield from budget_lines(project, found.retained, found.safe)
         yield from failover_lines(project, session, facts)
@@ -139,30 +139,6 @@ def _role(project: Project, rights: RoleFacts) -> Iterator[CheckLine]:
             yield failed("replication", error)
         else:
             yield CheckLine(ok=True, subject="replication", text="a replication connection is accepted")
-
-
-def _slot(project: Project, found: slot.SlotFacts | None) -> Iterator[CheckLine]:
-    state = bronze_reader(project).state()
-    if found is None and state is None:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the first run")
-        return
-    if found is not None and state is None:
-        fix = "if nothing else uses it: cdc-lake slot drop --yes\notherwise name another one in `source.slot.name`"
-        text = f"{project.slot} exists, but bronze holds nothing"
-        yield CheckLine(ok=False, subject="slot", text=text, fix=fix, code="SRC214")
-        return
-    assert state is not None
-    try:
-        facts = check_own_slot(project, found, project.postgres.database, state.confirm)
-    except CdcLakeError as error:
-        yield failed("slot", error)
-        return
-    if facts.active_pid is not None:
-        text = f"{project.slot} is read by server process {facts.active_pid}"
-        fix = "a second run would wait for it: stop the other receiver first"
-        yield CheckLine(ok=None, subject="slot", text=text, fix=fix, code="SRC213")
-    else:
-        yield CheckLine(ok=True, subject="slot", text=f"{project.slot} is free, confirmed up to {facts.confirmed}")
 
 
 def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[CheckLine]:

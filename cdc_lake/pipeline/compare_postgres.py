@@ -83,13 +83,13 @@ class PostgresSide:
             if wal_position(session).value < shown.position:
                 goal(session)  # decoding stops at what is flushed: a commit of our own flushes all before it
             try:
+                two_phase = project.postgres.decoding.two_phase
                 if by_publication(project):
-                    two_phase = project.postgres.decoding.two_phase
                     return unlanded(
                         session, project.slot, project.publication, after, shown.position, two_phase=two_phase
                     )
                 taken = takes(self._reading, project.postgres.tables)
-                return unlanded_lines(session, project.slot, taken, after, shown.position)
+                return unlanded_lines(session, project.slot, taken, after, shown.position, two_phase=two_phase)
             except SlotActive:
                 return None
 

@@ -24,8 +24,6 @@ from cdc_lake.decode.mppdb.facts import FamilyTableFacts
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import SlotForeign
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import SnapshotRow
-from cdc_lake.lake.control_rows import now as control_now
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
@@ -43,6 +41,7 @@ from cdc_lake.pipeline.encoding import sql_codec
 from cdc_lake.pipeline.family_facts import captured, catalog
 from cdc_lake.pipeline.family_facts import tables as table_facts
 from cdc_lake.pipeline.family_frames import Dial
+from cdc_lake.pipeline.intention import Intention
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, finish_copy
 from cdc_lake.source.gaussdb.catalog import check_identities
 from cdc_lake.source.gaussdb.server import FamilyServerFacts
@@ -82,7 +81,7 @@ def begin(
     tables = _checked_tables(project, start.session)
     before = bronze.state()
     _clear_the_way(project, start, before, control, tell)
-    _record_intention(project, start.facts, control, 0 if before is None else before.epoch)
+    _intention(project, start.facts).record(control, 0 if before is None else before.epoch)
     with _slot_and_snapshot(project, start, stop, tell) as (made, domain, taken):
         state = _begin_stream(project, start.facts, made, taken.csn, domain, bronze, control)
         what = f"of all below CSN {taken.csn}" if taken.csn else f"as of about {made.consistent}: {_INEXACT}"
@@ -182,25 +181,13 @@ def _copy(
         return copy_tables(copies, together, bronze, point, stop, tell, expected, pace_of(limits))
 
 
-def _intention(project: Project, facts: FamilyServerFacts) -> tuple[str, str]:
-    return f"slot:{project.slot}", f"{Kind.GAUSS}:{facts.system}:{facts.database}:{project.slot}"
+def _intention(project: Project, facts: FamilyServerFacts) -> Intention:
+    return Intention(Kind.GAUSS, facts.system, facts.database, project.slot)
 
 
 def intended(project: Project, facts: FamilyServerFacts, control: ControlTables) -> bool:
     """Whether this pipeline once set out to make its slot: then one that bronze knows nothing of yet is ours."""
-    return _intended_after(project, facts, control) is not None
-
-
-def _intended_after(project: Project, facts: FamilyServerFacts, control: ControlTables) -> int | None:
-    """The epoch that bronze had when this pipeline last set out to make its slot; None where it never did."""
-    rows = control.snapshots()
-    return next((row.epoch for row in rows if (row.snapshot, row.stream) == _intention(project, facts)), None)
-
-
-def _record_intention(project: Project, facts: FamilyServerFacts, control: ControlTables, epoch: int) -> None:
-    """Set out to make the slot; `epoch` is the one that bronze has before that, 0 for none."""
-    snapshot, stream = _intention(project, facts)
-    control.record(SnapshotRow(snapshot, stream, epoch, 0, "[]", "started", control_now()))
+    return _intention(project, facts).after(control) is not None
 
 
 def _clear_the_way(
@@ -213,7 +200,7 @@ def _clear_the_way(
         tell(Progress("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
     if there is None:
         return
-    if (after := _intended_after(project, start.facts, control)) is None:
+    if (after := _intention(project, start.facts).after(control)) is None:
         raise SlotForeign(f"slot `{project.slot}` exists, but this pipeline did not make it")
     # a start that came after this epoch and broke off as well may have made the slot anew
     if state is not None and after < state.epoch:

@@ -56,6 +56,7 @@ def prepared_transactions(project: Project, state: BronzeState | None) -> tuple[
     for name in waiting_files(place, state.epoch):
         prepared, content = read_file(place, name, part=1)
         tables = {str(table) for one in content.announcements for table in announced_in(one.payload)}
+        tables.update(content.tables)
         found.append(
             PreparedTransaction(
                 gid=prepared.gid,

@@ -145,7 +145,8 @@ class ParkedTransactions:
                 prepared, content = self._read(name)
                 size = content.frames.size
                 self._spool.park(size, checked=False)
-                sent = prepared.lsn < state.confirm
+                # lines say only where its record ends
+                sent = prepared.lsn < state.confirm or prepared.end_lsn <= state.confirm
                 self._entries[name] = _Entry(prepared, size, self._end_of(name, sizes, state), sent)
 
     def _end_of(self, name: str, sizes: Iterable[str], state: BronzeState) -> int | None:

@@ -30,10 +30,11 @@ from cdc_lake.source.catalog import SourceCatalog, relation_of
 from cdc_lake.source.connection import Session, command, encoding_of
 from cdc_lake.source.decoded_tables import RowTables, takes
 from cdc_lake.source.pgoutput_options import chosen
-from cdc_lake.source.plugins import LINE_OPTIONS, message_options
+from cdc_lake.source.plugins import LINE_OPTIONS, PHASED_LINE_OPTIONS, message_options
 from cdc_lake.source.product import Product
 from cdc_lake.source.publication import publication_exists
 from cdc_lake.source.stream import TransactionAssembler
+from cdc_lake.source.unsent import Changed, by_lines, by_messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +51,26 @@ def plugin_options(project: Project) -> Mapping[str, str]:
     return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
 
 
+def phased(project: Project) -> bool:
+    """Whether the slot has to be made with two-phase decoding: pgoutput turns it on by reading."""
+    return not by_publication(project) and project.postgres.decoding.two_phase
+
+
 def stream_options(project: Project, server: Product) -> Mapping[str, str]:
     """The same for the stream of a server, by whichever way it is read. Raises OptionRefused."""
     if not by_publication(project):
-        return plugin_options(project)
+        return PHASED_LINE_OPTIONS if phased(project) else LINE_OPTIONS
     source = project.postgres
     more = chosen(server.major, source.decoding, str(server), streams=source.streams)
     return {**plugin_options(project), **more}
 
 
-def whole_options(project: Project, server: Product) -> Mapping[str, str]:
-    """The same for functions of a slot of pgoutput, which give whole transactions."""
+def changed_whole(project: Project, server: Product, session: Session) -> Changed:
+    """How functions of a slot that gives whole transactions tell which changed what is captured."""
+    if not by_publication(project):
+        return by_lines(takes(session, project.postgres.tables))
     asked = project.postgres.decoding.model_copy(update={"proto_version": 1, "two_phase": False})
-    return {**plugin_options(project), **chosen(server.major, asked, str(server), streams=False)}
+    return by_messages({**plugin_options(project), **chosen(server.major, asked, str(server), streams=False)})
 
 
 def check_binary(project: Project, session: Session) -> None:
@@ -109,7 +117,7 @@ def reading_of(
         decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
         columns = by_policy(project, decoded, tell)
         return Reading(assembler, columns, columns)
-    return _of_lines(project, layouts(), state, tell, frames, hashing)
+    return _of_lines(project, layouts(), state, tell, frames, hashing, parking)
 
 
 def _warn(tell: Tell, text: str) -> None:
@@ -117,7 +125,13 @@ def _warn(tell: Tell, text: str) -> None:
 
 
 def _of_lines(
-    project: Project, session: Session, state: BronzeState, tell: Tell, frames: NewFrames, hashing: Hashing
+    project: Project,
+    session: Session,
+    state: BronzeState,
+    tell: Tell,
+    frames: NewFrames,
+    hashing: Hashing,
+    parking: Parking | None,
 ) -> Reading:
     """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
     print_whole_names(session)
@@ -130,7 +144,7 @@ def _of_lines(
 
     again, columns = made(), partial(tabulate_lines, hashing=hashing)
     return Reading(
-        LineAssembler(codec, taken, keeps=lands(project), frames=frames),
+        LineAssembler(codec, taken, keeps=lands(project), frames=frames, parking=parking, landed=state.upto),
         by_policy(project, FamilyFormat(made(), project.postgres.slot.plugin, columns), tell),
         lambda batch: tabulate_lines(batch, again),
     )

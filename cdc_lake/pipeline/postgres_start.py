@@ -6,6 +6,13 @@ The temporary slot goes with its connection, so what breaks off before the lasti
 server but the publication, and the next start begins a new stream. What breaks off behind that goes on: tables that are
 whole stay, the others are copied anew in the snapshot of another temporary slot (`pipeline.postgres_copy`). Only the
 last step makes the stream one that changes are read from.
+
+With two-phase decoding by test_decoding the lasting slot cannot be such a copy:
+
+    intention recorded → lasting slot, with two-phase decoding → temporary slot → stream begun in bronze → …
+
+The stream begins where the temporary slot does, and is read from where the lasting one does, further back: of what was
+committed between them bronze takes nothing, but what was prepared there and is committed behind it is parked.
 """
 
 from __future__ import annotations
@@ -19,14 +26,17 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import ServerUnreachable, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.counting import counted
+from cdc_lake.model.position import Lsn
 from cdc_lake.observe.failpoint import SLOT_KEPT, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import CopiedTable, finished
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.failover import last_timeline, note_timeline
+from cdc_lake.pipeline.intention import Intention
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
 from cdc_lake.pipeline.postgres_copy import Copying, copy_published
-from cdc_lake.pipeline.postgres_reading import plugin_options
+from cdc_lake.pipeline.postgres_left import intention_of, left_over
+from cdc_lake.pipeline.postgres_reading import phased, plugin_options
 from cdc_lake.pipeline.streams import begin_stream, check_unfinished, finish_copy
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
@@ -56,18 +66,26 @@ def begin(
     Raises SourceError, LakeError, Stopped.
     """
     timeline = timeline_of(replication, facts.timeline)  # now: a snapshot lasts until the connection's next command
-    before = _unfinished(project, session, facts, timeline, bronze.state(), control, tell)
+    intention = intention_of(project, facts)
+    before = _unfinished(project, session, facts, timeline, bronze.state(), control, intention, tell)
     ensure_publication(project, session, tell)
     whole: list[CopiedTable] = []
+    kept = None
+    if before is None and phased(project):
+        there = bronze.state()
+        intention.record(control, 0 if there is None else there.epoch)
+        kept = slot.make_two_phase(session, project.slot, project.postgres.slot.plugin)
+        failpoint(SLOT_KEPT)
     with exported_point(project, session, replication, dial, stop) as made:
         if before is not None:
             state, whole = before, finished(control.snapshots(), before.stream, before.epoch)
             text = f"initial copy goes on as of {made.consistent} behind {counted(len(whole), 'whole table')}"
         else:
             identity = StreamIdentity(facts.system, facts.database, project.slot, made.consistent)
-            state = begin_stream(identity, made.consistent.value, bronze, control)
+            state = begin_stream(identity, (kept or made.consistent).value, bronze, control)
             note_timeline(timeline, control, state, tell)
-            _keep(session, made, project.slot)
+            if kept is None:
+                _keep(session, made, project.slot)
             text = f"initial copy as of {made.consistent}"
         tell(Progress("snapshot", text, facts={"epoch": state.epoch}))
         had = sum(one.rows for one in whole)
@@ -129,6 +147,7 @@ def _unfinished(
     timeline: Timeline,
     state: BronzeState | None,
     control: ControlTables,
+    intention: Intention,
     tell: Tell,
 ) -> BronzeState | None:
     """The stream whose copy broke off and can go on. Where there is none, no slot is in the way of a new one: ours is
@@ -136,16 +155,21 @@ def _unfinished(
     """
     there = slot.find_slot(session, project.slot)
     if state is None:
-        if there is not None:
+        if there is not None and not left_over(there, intention, state, control):
             raise SlotForeign(f"slot `{project.slot}` exists, but bronze holds nothing: this pipeline did not make it")
+        if there is not None:
+            slot.drop_slot(session, project.slot)
         return None
     before = check_unfinished(state)
-    if there is not None:
+    if there is not None and left_over(there, intention, state, control):
+        slot.drop_slot(session, project.slot)
+    elif there is not None:
         if (before.system, before.database, before.slot) != (facts.system, facts.database, project.slot):
             raise SlotForeign(f"slot `{project.slot}` exists, but bronze was begun from another source")
-        if there.confirmed != before.point or there.plugin != project.postgres.slot.plugin:
+        if there.confirmed != Lsn(state.confirm) or there.plugin != project.postgres.slot.plugin:
             raise SlotForeign(f"slot `{project.slot}` is not the one made for {state.stream}: it was read or made anew")
-        if not there.lost and last_timeline(control, state) == timeline and _same_configuration(state, control):
+        fits = not there.lost and there.two_phase == phased(project)
+        if fits and last_timeline(control, state) == timeline and _same_configuration(state, control):
             return state
         slot.drop_slot(session, project.slot)
     tell(Progress("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))

@@ -22,11 +22,11 @@ from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.parked import ParkedTransactions, forget
 from cdc_lake.pipeline.postgres_captured import by_publication
 from cdc_lake.pipeline.postgres_reading import (
+    changed_whole,
     check_binary,
     print_whole_names,
     reading_of,
     stream_options,
-    whole_options,
 )
 from cdc_lake.pipeline.postgres_resume import check_resume
 from cdc_lake.pipeline.postgres_sessions import Dial
@@ -135,7 +135,8 @@ def _parked(
     if not project.postgres.decoding.two_phase:
         forget(place)
         return None
-    unsent = UnsentPrepares(session, project.slot, whole_options(project, facts.product), state.confirm, frames.tick)
+    changes = changed_whole(project, facts.product, session)
+    unsent = UnsentPrepares(session, project.slot, changes, state.confirm, frames.tick)
 
     def highest() -> int | None:
         return bronze_reader(project).highest_commit(state.epoch)

@@ -35,7 +35,7 @@ from cdc_lake.source.gaussdb.capture import FamilyCapture
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import identify
 from cdc_lake.source.gaussdb.version import check_product
-from cdc_lake.source.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, message_options
+from cdc_lake.source.plugins import LINE_OPTIONS, PGOUTPUT, PHASED_LINE_OPTIONS, TEST_DECODING, message_options
 from cdc_lake.source.recording_file import Alive, Data, RecordingHeader, RecordingWriter, copy_data, refuse_existing
 from cdc_lake.source.silence import of_postgres
 from cdc_lake.source.wire import connect as wire
@@ -153,7 +153,7 @@ def _postgres(project: Project, source: PostgresSource, plugin: str, slot: str |
     if plugin == PGOUTPUT:
         options = message_options(project.publication)
     elif plugin == TEST_DECODING:
-        options = LINE_OPTIONS
+        options = PHASED_LINE_OPTIONS if source.decoding.two_phase else LINE_OPTIONS
     try:
         timeout = postgres.identify(session, source).wal_sender_timeout
         capture = PostgresCapture(

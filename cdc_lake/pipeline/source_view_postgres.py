@@ -14,6 +14,8 @@ from cdc_lake.pipeline.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.copies import finished
 from cdc_lake.pipeline.postgres_captured import by_publication, captured, layout_now
 from cdc_lake.pipeline.postgres_facts import limits, reading, sent_position, tables
+from cdc_lake.pipeline.postgres_left import left_by_a_start
+from cdc_lake.pipeline.postgres_reading import phased
 from cdc_lake.pipeline.postgres_resume import check_own_slot
 from cdc_lake.pipeline.postgres_tables import alterable, table_changes
 from cdc_lake.pipeline.source_view import SlotSeen
@@ -87,6 +89,8 @@ class PostgresView:
         self, there: SlotFacts | None, state: BronzeState | None, names: Sequence[TableName]
     ) -> Iterator[Action]:
         project, session = self._project, self._session
+        left = there is not None and left_by_a_start(project, session, there, state)
+        there = None if left else there
         started = state is not None and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
         if state is not None and started:
             checked = check_own_slot(project, there, project.postgres.database, state.confirm)
@@ -101,9 +105,9 @@ class PostgresView:
             else:
                 yield from self._come_and_gone(state)
             return
-        yield Action(
-            ActionKind.CREATE_SLOT, project.slot, f"create slot `{project.slot}` ({project.postgres.slot.plugin})"
-        )
+        kind = f"{project.postgres.slot.plugin}{', two-phase' if phased(project) else ''}"
+        again = "drop what an earlier start left and " if left else ""
+        yield Action(ActionKind.CREATE_SLOT, project.slot, f"{again}create slot `{project.slot}` ({kind})")
         yield from copies(project, tables(session, names))
 
     def _come_and_gone(self, state: BronzeState) -> Iterator[Action]:

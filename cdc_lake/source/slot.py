@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing, SlotTwoPhase
+from cdc_lake.errors import SlotActive, SlotAhead, SlotMissing, SlotNotTwoPhase, SlotTwoPhase
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.slot_counters import SlotCounters
 from cdc_lake.source.connection import Session, command, finished_within, for_replication, named
-from cdc_lake.source.plugins import PGOUTPUT
+from cdc_lake.source.plugins import PGOUTPUT, TEST_DECODING
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.slot_fit import Wanted, check_fits, useless
 from cdc_lake.source.slot_wait import dropped_when_free
@@ -147,6 +147,20 @@ def keep_slot(session: Session, exported: ExportedSlot, slot: str) -> None:
         session.execute("SELECT pg_copy_logical_replication_slot(%s, %s, false)", [exported.name, slot])
 
 
+def make_two_phase(session: Session, slot: str, plugin: str) -> Lsn:
+    """Make a lasting slot with two-phase decoding; where it begins.
+
+    By the function, which has it from PostgreSQL 14 on, the command from 15. The server waits for every transaction
+    that runs, prepared ones too.
+    """
+    with named(f"creating slot `{slot}`"):
+        row = session.execute(
+            "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s, false, true)", [slot, plugin]
+        ).fetchone()
+    assert row is not None
+    return Lsn.parse(str(row[0]))
+
+
 @contextmanager
 def whole_copy(session: Session, slot: str) -> Iterator[str]:
     """The name of a copy of `slot` that goes at the end, also of one that is read by others just now.
@@ -200,7 +214,7 @@ def check_slot(
     """The slot, if a stream that bronze holds up to `held` can go on from it; raises what fits otherwise.
 
     Whether somebody else reads it just now is not asked here: that is for the attempt to start. Where `two_phase` is
-    asked for and the slot does not have it yet, starting the stream gives it to the slot.
+    asked for and the slot does not have it yet, pgoutput gives it to the slot when the stream is started.
     """
     if facts is None:
         raise SlotMissing(f"slot `{name}` is not there; bronze holds changes up to {Lsn(held)}")
@@ -215,6 +229,8 @@ def check_slot(
         )
     if facts.two_phase and not two_phase:
         raise SlotTwoPhase(f"slot `{name}` sends transactions at their PREPARE, which the pipeline does not ask for")
+    if two_phase and not facts.two_phase and plugin == TEST_DECODING:
+        raise SlotNotTwoPhase(f"slot `{name}` was made without two-phase decoding, which the pipeline asks for")
     return facts
 
 

@@ -7,24 +7,22 @@ kind and relation are asked for.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-from cdc_lake.decode.mppdb.codec import Codec
-from cdc_lake.decode.test_decoding.heads import TABLE, tables_of
+from cdc_lake.decode.test_decoding.heads import TABLE
 from cdc_lake.errors import SlotActive, StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.connection import Session, as_stored, named
-from cdc_lake.source.plugins import LINE_OPTIONS
-from cdc_lake.source.quoting import identifier, literal
+from cdc_lake.source.line_heads import HEAD, PEEKED, as_bytes, changed_by
+from cdc_lake.source.quoting import identifier
 from cdc_lake.source.slot import find_slot, whole_copy
 
 _OID = struct.Struct(">I")
 _COMMIT = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, time
 _CHANGES = b"IUD"
-_UTF8 = Codec()
 
 _PEEK = (
     "SELECT xid::text::bigint, CASE WHEN get_byte(data, 0) IN (73, 85, 68) THEN substr(data, 1, 5) ELSE data END "
@@ -32,11 +30,8 @@ _PEEK = (
     "WHERE get_byte(data, 0) IN (67, 68, 73, 82, 84, 85)"  # C D I R T U
 )
 
-_NAME = '(?:"(?:[^"]|"")*"|[^".:, ]+)'
 _PEEK_LINES = (
-    "SELECT lsn::text, xid::text::bigint, CASE WHEN data ~ '^COMMIT|: TRUNCATE:[a-z_() -]*$' THEN data "
-    f"ELSE substring(data FROM '^table {_NAME}[.]{_NAME}: [A-Z]+:') END FROM pg_logical_slot_peek_changes("
-    f"%s, %s::pg_lsn, NULL, {', '.join(literal(word) for pair in LINE_OPTIONS.items() for word in pair)}) "
+    f"SELECT lsn::text, xid::text::bigint, CASE WHEN data ~ '^COMMIT' THEN 'COMMIT' ELSE {HEAD} END FROM {PEEKED} "
     "WHERE data ~ '^(COMMIT|table )'"
 )
 
@@ -49,33 +44,56 @@ def unlanded(
     A slot with `two_phase` decoding is read by a copy. `session` must not be in a transaction. Raises SlotActive while
     a receiver reads the slot.
     """
-    if two_phase and (found := find_slot(session, slot)) is not None and found.active_pid is not None:
-        raise SlotActive(f"looking ahead in slot `{slot}`: a receiver reads it")
-    whole = whole_copy(session, slot) if two_phase else nullcontext(slot)
-    with whole as name, named(f"looking ahead in slot `{slot}`"), as_stored(session):
+    with (
+        _whole(session, slot, two_phase=two_phase) as name,
+        named(f"looking ahead in slot `{slot}`"),
+        as_stored(session),
+    ):
         rows = session.execute(_PEEK, [name, str(Lsn(upto)), identifier(publication)]).fetchall()
     messages = ((int(str(xid)), bytes(data)) for xid, data in rows)  # type: ignore[call-overload]  # a bytea
     return transactions(messages, after)
 
 
 def unlanded_lines(
-    session: Session, slot: str, takes: Callable[[TableName], bool], after: int, upto: int
+    session: Session,
+    slot: str,
+    takes: Callable[[TableName], bool],
+    after: int,
+    upto: int,
+    *,
+    two_phase: bool = False,
 ) -> list[Unlanded]:
     """The same of a slot of test_decoding, whose lines are of all tables: those that change one that `takes` takes."""
-    with named(f"looking ahead in slot `{slot}`"), as_stored(session):
-        rows = session.execute(_PEEK_LINES.encode(), [slot, str(Lsn(upto))]).fetchall()
+    with (
+        _whole(session, slot, two_phase=two_phase) as name,
+        named(f"looking ahead in slot `{slot}`"),
+        as_stored(session),
+    ):
+        rows = session.execute(_PEEK_LINES.encode(), [name, str(Lsn(upto))]).fetchall()
     found: list[Unlanded] = []
     touched: set[TableName] = set()
     for lsn, xid, text in rows:
-        line = str(text).encode()
+        line = as_bytes(text)
         if line.startswith(TABLE):
-            touched.update(filter(takes, tables_of(line, _UTF8) or ()))
+            touched.update(filter(takes, changed_by(line)))
             continue
-        end = Lsn.parse(str(lsn)).value
+        end = Lsn.parse(as_bytes(lsn).decode()).value
         if end > after and touched:
             found.append(Unlanded(end, int(str(xid)), frozenset(touched)))
         touched.clear()
     return found
+
+
+@contextmanager
+def _whole(session: Session, slot: str, *, two_phase: bool) -> Iterator[str]:
+    """A slot that sends prepared transactions whole: `slot`, or a copy of it. Raises SlotActive."""
+    if not two_phase:
+        yield slot
+        return
+    if (found := find_slot(session, slot)) is not None and found.active_pid is not None:
+        raise SlotActive(f"looking ahead in slot `{slot}`: a receiver reads it")
+    with whole_copy(session, slot) as name:
+        yield name
 
 
 def transactions(messages: Iterable[tuple[int, bytes]], after: int) -> list[Unlanded]:

@@ -148,9 +148,17 @@ def generated(database: Database, root: Path) -> None:
     assert_equal_to_source(project, database)
 
 
-def prepared(database: Database, root: Path) -> None:
+def prepared(**given: Any) -> Callable[[Database, Path], None]:
     """A transaction is parked at its PREPARE, and lands at its COMMIT PREPARED."""
-    project = land(database, root, CHANGES, **decoding(two_phase=True))
+
+    def show(database: Database, root: Path) -> None:
+        project = land(database, root, CHANGES, **source(decoding={"two_phase": True}, **given))
+        park_and_commit(project, database)
+
+    return show
+
+
+def park_and_commit(project: Project, database: Database) -> None:
     with database.connect() as conn:
         conn.execute(f"BEGIN; INSERT INTO t VALUES (-9); PREPARE TRANSACTION '{database.name}'")
         conn.execute(f"BEGIN; SELECT FROM t FOR UPDATE; PREPARE TRANSACTION '{database.name} locks'")
@@ -200,7 +208,13 @@ BEHAVIOURS = (
     Behaviour("`proto_version: 3`", 15, equal(**decoding(proto_version=3))),
     Behaviour("`proto_version: 4`", 16, equal(**decoding(proto_version=4))),
     Behaviour("`binary: true`", 14, equal(**decoding(binary=True))),
-    Behaviour("`two_phase: true`: prepared transactions before their end", 15, prepared),
+    Behaviour("`two_phase: true`: prepared transactions before their end", 15, prepared()),
+    Behaviour(f"`two_phase: true` of {PLUGIN}", 14, prepared(slot={"plugin": "test_decoding"})),
+    Behaviour(
+        f"`two_phase: true` of {PLUGIN} by `mode: polling`",
+        14,
+        prepared(mode="polling", slot={"plugin": "test_decoding"}, polling={"interval": "20 ms"}),
+    ),
     Behaviour("`messages: true`", 14, messages),
     Behaviour("`origin: none`", 16, origins),
     Behaviour("Partitions as their root", 14, partitions),

@@ -32,7 +32,7 @@ from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.plugins import message_options
 from cdc_lake.source.server import wal_position
 from cdc_lake.source.stream import FrameSource
-from cdc_lake.source.unsent import UnsentPrepares
+from cdc_lake.source.unsent import UnsentPrepares, by_messages
 from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.kills import KILLED, assert_whole_transactions, receive_until_message
 from cdc_lake.testing.server import EmbeddedServer
@@ -412,7 +412,7 @@ def test_the_server_is_asked_whether_one_whose_prepare_nobody_has_changed_anythi
         xids = dict(session.execute("SELECT gid, transaction::text::bigint FROM pg_prepared_xacts").fetchall())
         given: Any = session
         options = message_options(project.publication)
-        unsent = UnsentPrepares(given, project.slot, options, state.confirm, lambda: None)
+        unsent = UnsentPrepares(given, project.slot, by_messages(options), state.confirm, lambda: None)
         later = session.execute("SELECT txid_current()").fetchone()
         assert later is not None
         assert not unsent.changed(later[0], 1 << 62), "it began on this connection"
@@ -446,7 +446,7 @@ def test_a_connection_that_is_lost_meanwhile_ends_the_look(
                     os.kill(pid, signal.SIGSTOP)
                 raise ServerUnreachable("the connection broke off")
 
-        unsent = UnsentPrepares(given, project.slot, message_options(project.publication), 0, lost)
+        unsent = UnsentPrepares(given, project.slot, by_messages(message_options(project.publication)), 0, lost)
         try:
             with pytest.raises(ServerUnreachable, match="broke off"):
                 unsent.changed(1, 1)

@@ -108,7 +108,7 @@ def test_messages_are_left_out_wherever_they_stand():
         (b"closing a streamed block for transaction TXN 12", StreamedBlock),
         (b"aborting streamed (sub)transaction TXN 12", StreamedBlock),
         (b"committing streamed transaction TXN 12 (at 2026-01-01 00:00:00+00)", StreamedBlock),
-        (b"preparing streamed transaction TXN 'g', txid 12", PreparedUnread),
+        (b"preparing streamed transaction TXN 'g', txid 12", StreamedBlock),
         (b"PREPARE TRANSACTION 'COMMIT', txid 12", PreparedUnread),
         (b"COMMIT PREPARED 'it''s', txid 12", PreparedUnread),
         (b"ROLLBACK PREPARED E'a\\\\b', txid 12", PreparedUnread),

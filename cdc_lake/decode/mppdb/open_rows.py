@@ -101,6 +101,17 @@ class OpenRows:
         store.close()
         return RecordTransaction(bounds, self._style, records, lsns, sum(map(len, records)))
 
+    def set_aside(self) -> FrameStore:
+        """The rows in a store, which the caller closes, and nothing is open: the transaction is prepared. Raises
+        LakeError.
+        """
+        self._outgrown()
+        store = self._store
+        assert store is not None, "made, where there was none"
+        self._begin()
+        store.seal()
+        return store
+
     def _outgrown(self) -> None:
         """The transaction goes on in a store."""
         self.check()

@@ -5,7 +5,8 @@
     BEGIN [xid]                         table s.t: INSERT|UPDATE|DELETE: …       kept as they came, where the table
     COMMIT [xid] [(at time)]            table s.t, s.u: TRUNCATE: …              is captured
     message: …                          left out, as pgoutput leaves messages out that are not asked for
-    PREPARE TRANSACTION … and others of two-phase, opening a streamed block … and others of streaming: refused
+    PREPARE TRANSACTION … and others of two-phase       parked, where the pipeline asks for it, else refused
+    opening a streamed block … and others of streaming  refused
 
 One message is one line, whatever line feeds its values have. A line carries no position: that of a COMMIT's message is
 the end of its commit record, which pgoutput says inside its own; of a row it is the row's. A BEGIN's is 0 where empty
@@ -25,8 +26,10 @@ from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.open_rows import OpenRows, Whole
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.mppdb.timestamps import TIME, micros
+from cdc_lake.decode.parking import Parking
 from cdc_lake.decode.postgres_lines import MessageLine, PhaseLine, line
 from cdc_lake.decode.test_decoding.heads import TABLE, head_of, tables_of
+from cdc_lake.decode.test_decoding.phases import PREPARED, Phases
 from cdc_lake.errors import (
     DecodeError,
     MalformedMessage,
@@ -43,7 +46,6 @@ from cdc_lake.model.transaction import Boundaries
 _BEHIND: Final = b": "
 _BEGIN: Final = re.compile(rb"BEGIN(?: ([0-9]{1,10}))?")
 _COMMIT: Final = re.compile(rb"COMMIT(?: ([0-9]{1,10}))?(?: \(at (" + TIME.encode() + rb")\))?")
-_PREPARED: Final = frozenset({"prepare", "commit_prepared", "rollback_prepared", "stream_prepare"})
 _HEADS: Final = 4096
 
 
@@ -55,7 +57,8 @@ class LineAssembler:
     table; rows of others are left out here, before anything is counted. `messages` counts logical messages.
 
     With `keeps`, a line inside a transaction that nobody knows is kept as it came: whoever decodes the transaction says
-    what is wrong with it.
+    what is wrong with it. With `parking`, prepared transactions wait there for their end; `landed`: what was committed
+    up to there is in bronze.
     """
 
     def __init__(
@@ -65,6 +68,8 @@ class LineAssembler:
         *,
         keeps: bool = False,
         frames: NewFrames | None = None,
+        parking: Parking | None = None,
+        landed: int = 0,
     ) -> None:
         """`frames`: see `mppdb.open_rows.OpenRows`."""
         self._codec = codec
@@ -73,6 +78,7 @@ class LineAssembler:
         self._wanted: dict[bytes, bool] = {}
         self.messages = 0
         self._rows = OpenRows(Style.SERIAL, frames)
+        self._phases = None if parking is None else Phases(codec, parking, landed, frames)
         self.reset()
 
     def reset(self) -> None:
@@ -83,7 +89,7 @@ class LineAssembler:
 
     @property
     def in_transaction(self) -> bool:
-        """True between a BEGIN and its COMMIT."""
+        """True between a BEGIN and its COMMIT or PREPARE."""
         return self._open
 
     @property
@@ -105,7 +111,7 @@ class LineAssembler:
         """Take one line and the position it came with; the transaction it completes, where it completes one.
 
         Transactions without rows come out too. Raises DecodeError, whose `where` names the position; LakeError where a
-        store has no room.
+        store has no room, or nothing can be parked; SourceError where the server had to be asked.
         """
         if self._open and payload[:6] == TABLE:
             wanted = self._wanted.get(payload[6 : payload.find(_BEHIND, 6)])
@@ -136,11 +142,27 @@ class LineAssembler:
                 self.messages += 1
             case MessageLine():
                 raise _streamed()
-            case PhaseLine(kind=kind):
-                raise _prepared() if kind in _PREPARED else _streamed()
+            case PhaseLine() as phase:
+                return self._phase(phase, lsn)
             case None:
                 self._unknown(payload, lsn)
         return ()
+
+    def _phase(self, phase: PhaseLine, lsn: int) -> tuple[Whole, ...]:
+        """A line of two-phase decoding, or of streaming."""
+        if phase.kind not in PREPARED:
+            raise _streamed()
+        if self._phases is None:
+            raise PreparedUnread("a line of a prepared transaction, and the pipeline does not ask for `two_phase`")
+        if phase.kind == "prepare":
+            if self._xid not in (None, phase.xid):
+                raise MalformedMessage(f"a PREPARE of transaction {phase.xid} for a BEGIN of {self._xid}")
+            self._phases.park(phase, lsn, self._rows)  # PostgreSQL 18 prints no BEGIN of what only locked rows
+            self._open, self._xid = False, None
+            return ()
+        if self._open:
+            raise OutOfSequence("the end of a prepared transaction inside another one")
+        return self._phases.ended(phase, lsn)
 
     def _unknown(self, payload: bytes, lsn: int) -> None:
         if not self._keeps or not self._open:
@@ -183,7 +205,3 @@ def _number(digits: bytes | None) -> int | None:
 
 def _streamed() -> StreamedBlock:
     return StreamedBlock("a line of a transaction that is streamed before its commit, which has no values")
-
-
-def _prepared() -> PreparedUnread:
-    return PreparedUnread("a line of a prepared transaction: the slot was made with two-phase decoding")
