@@ -62,7 +62,7 @@ Streaming: TypeAlias = Literal["off", "on", "parallel"]
 
 
 class Pgoutput(Section):
-    """Options of the output plugin pgoutput, under the server's own names."""
+    """Options of the output plugin pgoutput, under the server's own names; of test_decoding `two_phase` only."""
 
     proto_version: Annotated[int, Field(ge=1, le=4, strict=True)] | None = None
     """Version of its protocol; the highest that the server has by default."""
@@ -75,7 +75,9 @@ class Pgoutput(Section):
     origin: Literal["any", "none"] = "any"
     """`none`: only changes that were made at this server, none that replication brought there (PostgreSQL 16)."""
     two_phase: Annotated[bool, Strict()] = False
-    """Whether prepared transactions are sent at their PREPARE, and kept until COMMIT PREPARED (PostgreSQL 15)."""
+    """Whether prepared transactions are sent at their PREPARE, and kept until COMMIT PREPARED (PostgreSQL 15; by
+    test_decoding 14, from the first run on).
+    """
 
 
 POSTGRES_TYPES = ("postgres", "qhb")

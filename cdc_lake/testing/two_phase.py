@@ -55,7 +55,7 @@ def _said(xid: int, gid: str, lsn: int, at: int) -> bytes:
 
 
 @dataclass
-class _Under:
+class Logged:
     """A transaction: its changes with their LSNs; where it is prepared and ends, None where it does not."""
 
     xid: int
@@ -71,37 +71,38 @@ class _Under:
 
 class TwoPhaseLog:
     """A log of transactions by chance, some streamed, some prepared. `committed`: what it comes to; `open`: xids of
-    transactions that are prepared at its end and whose PREPARE is sent.
+    transactions that are prepared at its end and whose PREPARE is sent; `events`: a block, PREPARE or end of each, with
+    the block's number or where the record begins.
     """
 
     def __init__(self, changes: Sequence[Sequence[Change]], dice: random.Random) -> None:
         """`changes`: of each transaction."""
         self._dice = dice
         self._lsn = 1_000
-        self._events: list[tuple[_Under, str, int]] = []  # what was logged, and its number or position
+        self.events: list[tuple[Logged, str, int]] = []
         self.committed: list[Transaction] = []
-        waiting, under = [self._begun(nth, one) for nth, one in enumerate(changes)], list[_Under]()
+        waiting, under = [self._begun(nth, one) for nth, one in enumerate(changes)], list[Logged]()
         while waiting or under:
             if waiting and (not under or dice.random() < 0.4):
                 under.append(waiting.pop(0))
             one = dice.choice(under)
             if not self._step(one):
                 under.remove(one)
-        prepared = [one for one, what, _ in self._events if what == "prepare" and not one.silent]
+        prepared = [one for one, what, _ in self.events if what == "prepare" and not one.silent]
         self.open = [one.xid for one in prepared if one.end is None]
-        self._ended(_Under(9_999, [], streamed=False, gid=None))  # behind everything, so that all of it can be passed
+        self._ended(Logged(9_999, [], streamed=False, gid=None))  # behind everything, so that all of it can be passed
 
-    def _begun(self, nth: int, changes: Sequence[Change]) -> _Under:
+    def _begun(self, nth: int, changes: Sequence[Change]) -> Logged:
         gid = f"gid {nth} 'ü'" if self._dice.random() < 0.6 else None
         silent = gid is not None and not changes and self._dice.random() < 0.5
         streamed = not silent and self._dice.random() < 0.5
-        return _Under(100 + nth, [(one, 0) for one in changes], streamed, gid, silent=silent)
+        return Logged(100 + nth, [(one, 0) for one in changes], streamed, gid, silent=silent)
 
     def _advanced(self) -> int:
         self._lsn += self._dice.randint(RECORD + 1, 200)
         return self._lsn
 
-    def _step(self, one: _Under) -> bool:
+    def _step(self, one: Logged) -> bool:
         """The next thing that is logged of it; False where nothing more comes."""
         done = sum(one.blocks)
         if one.streamed and (done < len(one.changes) or not one.blocks):
@@ -112,12 +113,12 @@ class TwoPhaseLog:
             for at in range(done, done + count):
                 one.changes[at] = one.changes[at][0], self._advanced()
             one.blocks.append(count)
-            self._events.append((one, "block", len(one.blocks) - 1))
+            self.events.append((one, "block", len(one.blocks) - 1))
             return True
         if one.gid is not None and one.prepared is None:
             self._dated(one)
             one.prepared = self._advanced()
-            self._events.append((one, "prepare", one.prepared))
+            self.events.append((one, "prepare", one.prepared))
             return True
         if one.gid is not None and self._dice.random() < 0.25:
             return False  # it stays prepared
@@ -126,13 +127,13 @@ class TwoPhaseLog:
         self._ended(one)
         return False
 
-    def _dated(self, one: _Under) -> None:
+    def _dated(self, one: Logged) -> None:
         if not one.streamed and one.prepared is None:
             one.changes = [(change, self._advanced()) for change, _ in one.changes]
 
-    def _ended(self, one: _Under) -> None:
+    def _ended(self, one: Logged) -> None:
         one.end = self._advanced()
-        self._events.append((one, "end", one.end))
+        self.events.append((one, "end", one.end))
         if one.commits:
             end = one.end + RECORD
             bounds = Boundaries(position=end, confirm=end, commit_lsn=one.end, xid=one.xid, commit_ts=DEFAULT_COMMIT_TS)
@@ -147,7 +148,7 @@ class TwoPhaseLog:
 
     def messages(self, start: int) -> Iterator[tuple[int, bytes]]:
         """What a connection that starts at this position is sent, each message with its LSN."""
-        return _Connection(self._events).messages(start)
+        return _Connection(self.events).messages(start)
 
 
 class _Connection:
@@ -155,7 +156,7 @@ class _Connection:
     before is told anew, everywhere.
     """
 
-    def __init__(self, events: Sequence[tuple[_Under, str, int]]) -> None:
+    def __init__(self, events: Sequence[tuple[Logged, str, int]]) -> None:
         self._events = events
         self._current: dict[TableName, Relation] = {}
         self._told: set[TableName] = set()
@@ -182,7 +183,7 @@ class _Connection:
                 case "end" if number >= start:
                     yield from self._end(one, number)
 
-    def _end(self, one: _Under, lsn: int) -> Iterator[tuple[int, bytes]]:
+    def _end(self, one: Logged, lsn: int) -> Iterator[tuple[int, bytes]]:
         if one.gid is not None and one.prepared is not None:
             if one.commits:
                 yield lsn, commit_prepared(one.xid, one.gid, lsn)
@@ -196,12 +197,12 @@ class _Connection:
             yield from self._plain(one)
             yield lsn + RECORD, commit(lsn, lsn + RECORD)
 
-    def _plain(self, one: _Under) -> Iterator[tuple[int, bytes]]:
+    def _plain(self, one: Logged) -> Iterator[tuple[int, bytes]]:
         for change, lsn in one.changes:
             for payload in [*self._announced(change, self._told), encode_change(change)]:
                 yield lsn, payload
 
-    def _block(self, one: _Under, number: int) -> Iterator[tuple[int, bytes]]:
+    def _block(self, one: Logged, number: int) -> Iterator[tuple[int, bytes]]:
         begins = sum(one.blocks[:number])
         some = one.changes[begins : begins + one.blocks[number]]
         yield some[0][1], stream_start(one.xid, first=number == 0)

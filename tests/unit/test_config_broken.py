@@ -104,6 +104,15 @@ CASES = {
         HEAD.replace("host: h", "host: h, slot: {plugin: test_decoding}, decoding: {streaming: off}"),
         "CFG129 3:76",
     ),
+    "two-phase and more of another plugin": (
+        HEAD.replace("host: h", "host: h, slot: {plugin: test_decoding}, decoding: {two_phase: true, binary: true}"),
+        "CFG129 3:76",
+    ),
+    "two-phase by lines beside redaction": (
+        HEAD.replace("host: h", "host: h, slot: {plugin: test_decoding}, decoding: {two_phase: true}")
+        + "bronze: {redact: [{columns: [public.a.b], strategy: null}]}\n",
+        "CFG129 3:88",
+    ),
     "authorities that nobody asks": (HEAD.replace("host: h", "host: h, tls: {root_cert: ca.pem}"), "CFG129 3:52"),
     "hosts with a port that is none": (HEAD.replace("host: h", "hosts: [a, b:x]"), "CFG129 3:37"),
     "missing section": ("version: 1\npipeline: shop\n", "CFG106 1:1"),
