@@ -20,7 +20,7 @@ from cdc_lake.observe import failpoint as at
 from cdc_lake.pipeline import postgres_start
 from cdc_lake.pipeline.check import check
 from cdc_lake.pipeline.inspect_parked import inspect_parked
-from cdc_lake.pipeline.source_view import source_view
+from cdc_lake.pipeline.server import source_view
 from cdc_lake.pipeline.status import status
 from cdc_lake.source import settled, slot
 from cdc_lake.source.decoded_tables import takes
