@@ -179,10 +179,10 @@ def test_a_slots_snapshot_shows_exactly_the_transactions_that_end_at_or_below_it
     shown: list[tuple[int, Visible]] = []
 
     with beside(lambda stop: transfers(database, 1, stop, 0)), beside(lambda stop: transfers(database, 2, stop, 0)):
-        for _ in range(12):
+        for n in range(12):
             replication = connect(settings(database), ROOT, replication=True)
             session = connect(settings(database), ROOT)
-            made = export_slot(replication, "seen")
+            made = export_slot(replication, f"seen{n}")  # the one before goes when its server process does
             with exported(session, made.snapshot) as inside:
                 row = inside.execute("SELECT pg_current_snapshot()::text").fetchone()
             assert row is not None
