@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from cdc_lake.bronze.fold import folded
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
-from cdc_lake.config.project import Project
+from cdc_lake.config.project import Project, Target
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.digest import content_of
 from cdc_lake.errors import BronzeDamaged
@@ -98,15 +98,36 @@ class Committed:
             listed = None if cut is None else cut.tables.get(str(name))
             at = max(marker.position or -1, listed.position if listed is not None and listed.state == IN else -1)
             found = [] if marker.version is None else read_silver(project, target).to_pylist()
+            yield from _differing(f"{target.label} at {at}", found, self._expected(target, at))
+            if listed is not None and listed.state == IN and listed.version not in {None, marker.version}:
+                assert cut is not None, "it lists the table"
+                found = read_silver(project, target, listed.version).to_pylist()
+                where = f"{target.label} in the cut {cut.position}"
+                yield from _differing(where, found, self._expected(target, cut.position))
             if target.kind == "append":
-                yield from _differing(f"{target.label} at {at}", found, self._every_change(name, at))
                 continue
-            oracle = self._oracle(at, name)
-            yield from _differing(f"{target.label} at {at}", found, oracle.tables.get(name, {}).values())
             rows = control.read("held").filter(pc.field("relation") == str(name)).to_pylist()
             held = [(r["position"], r["ordinal"]) for r in rows if r["reason"] != "closed" and r["position"] <= at]
-            if sorted(held) != sorted(oracle.held):
-                yield f"{len(held)} changes of {target.label} are held, and {len(oracle.held)} should be"
+            should = self._oracle(at, name).held
+            if sorted(held) != sorted(should):
+                yield f"{len(held)} changes of {target.label} are held, and {len(should)} should be"
+
+    def not_applied(self, project: Project, state: BronzeState) -> Iterator[str]:
+        """What the last cut has not come to, where a run applied all there is."""
+        cut = last_cut(control_tables(project), state.stream)
+        if cut is None or cut.position < self.last:
+            at = "there is none" if cut is None else f"it is at {shown(state.stream, cut.position)}"
+            yield f"the run ended well, and the last cut is not at {shown(state.stream, self.last)}: {at}"
+            return
+        for relation, table in cut.tables.items():
+            if table.state != IN:
+                yield f"the run ended well, and {relation} stayed behind at {shown(state.stream, table.position)}"
+
+    def _expected(self, target: Target, upto: int) -> Iterable[Row]:
+        """A silver table at a position."""
+        if target.kind == "append":
+            return self._every_change(target.source, upto)
+        return self._oracle(upto, target.source).tables.get(target.source, {}).values()
 
     def _oracle(self, upto: int, table: TableName | None) -> Oracle:
         """The state at a position; with `table`, of that one alone, and what its rules leave of it."""

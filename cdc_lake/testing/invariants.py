@@ -53,14 +53,17 @@ class Known:
     """What a test knows beside the lake; what it leaves out is not looked at.
 
     `source`: the pipeline's source can be asked; `silver`: there is to be some. `ledger`, `committed`: what was written
-    there. `watch`: what was seen meanwhile. `ended`: how the last run ended, None: well. `bounds`:
-    what was used. `secrets`: words that are to be nowhere, nor in what was `said`.
+    there; `applied`: the last cut is to have all of `committed`. `upkept`: silver's versions that nothing keeps may be
+    gone. `watch`: what was seen meanwhile. `ended`: how the last run ended, None: well. `bounds`: what was used.
+    `secrets`: words that are to be nowhere, nor in what was `said`.
     """
 
     source: bool = False
     silver: bool = True
     ledger: Ledger | None = None
     committed: Committed | None = None
+    applied: bool = False
+    upkept: bool = False
     watch: Watch | None = None
     ended: BaseException | None = None
     bounds: Sequence[Bound] = ()
@@ -128,12 +131,14 @@ def _told(project: Project, state: BronzeState) -> frozenset[int]:
 
 def _silver(verdict: Verdict, project: Project, known: Known, state: BronzeState) -> None:
     with verdict.looking("I3"):
-        assert_cuts_are_true(project)
+        assert_cuts_are_true(project, upkept=known.upkept)
     with verdict.looking("I4"):
         assert_nothing_is_held_twice(project)
     if known.committed is not None:
         with verdict.looking("I4"):
             verdict.look("I4", known.committed.not_in_silver(project, state))
+        if known.applied:
+            verdict.look("I6", known.committed.not_applied(project, state))
     if known.source:
         for table in compare(project, (), silent).tables:
             if table.verdict in {Compared.DIFFERENT, Compared.INCONCLUSIVE}:

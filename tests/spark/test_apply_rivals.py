@@ -34,11 +34,11 @@ from cdc_lake.pipeline.rebuild import rebuild
 from cdc_lake.pipeline.table_job import TableJob
 from cdc_lake.pipeline.table_span import Prepared, prepare
 from cdc_lake.silver.holding import NOTHING_WAITS
-from cdc_lake.testing.faults import assert_cuts_are_true
 from tests.seeds import one_seed
 from tests.tally import tally
 
 from .test_apply_cases import FORMATS, Lake, T, insert, row
+from .told import LOOKED_AT, Told
 
 pytestmark = pytest.mark.spark
 LONG = os.environ.get("CDC_LAKE_BUDGET", "1") != "1"
@@ -72,7 +72,7 @@ def swap(one: str, other: str) -> tuple[Update, Update]:
 
 @FORMATS
 def test_a_plan_made_before_anothers_commit_is_refused_wherever_it_ends(spark: Any, lake_root: Path, fmt: str) -> None:
-    lake = Lake(lake_root, spark, "stale", fmt)
+    lake = Told(lake_root, spark, "stale", fmt)
     first = lake.land(insert("1", "1", "one"), insert("2", "2", "two"))
     early = plan(lake, 10, first)
     lake.apply()
@@ -93,6 +93,7 @@ def test_a_plan_made_before_anothers_commit_is_refused_wherever_it_ends(spark: A
     lake.apply()
     assert lake.rows() == [row(1, 2, "two"), row(2, 1, "one"), row(3, 3), row(4, 4)]
     assert lake.marker().position == bronze_top
+    lake.assert_kept()
 
 
 @FORMATS
@@ -167,19 +168,20 @@ def test_a_rival_that_comes_before_delta_looks_makes_the_table_wait_and_not_hold
 
 
 def test_a_second_apply_on_one_machine_is_refused_before_it_does_anything(spark: Any, lake_root: Path) -> None:
-    lake = Lake(lake_root, spark, "leased", "delta")
+    lake = Told(lake_root, spark, "leased", "delta")
     lake.land(insert("1", "1"))
     with lease(lake.project.control), pytest.raises(AnotherApply) as refused:
         lake.apply()
     assert refused.value.exit_status == 4
     lake.apply()
     assert lake.rows() == [row(1, 1)]
+    lake.assert_kept()
     tally("R13", ["two deployments of one name apply"], losses=1, refused=1)
 
 
 @FORMATS
 def test_cuts_that_were_lost_come_back_true(spark: Any, lake_root: Path, fmt: str) -> None:
-    lake = Lake(lake_root, spark, "cuts", fmt)
+    lake = Told(lake_root, spark, "cuts", fmt)
     positions = []
     for n in range(1, 5):
         positions.append(lake.land(insert(str(n), str(n))))
@@ -189,22 +191,22 @@ def test_cuts_that_were_lost_come_back_true(spark: Any, lake_root: Path, fmt: st
     short = lake.project.pipeline.apply.model_copy(update={"span_rows": 1})  # spans end between the cut and the table
     lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"apply": short}))
     lake.apply()
-    assert_cuts_are_true(lake.project)
+    lake.assert_kept()
     last = cuts.last_cut("test")
     assert last is not None
     assert last.position == positions[-1]
     cuts.delete("cuts", pc.field("position") > 0)
     apply(lake.project, once=True, goal=positions[1], stop=threading.Event(), tell=silent, spark=spark)
-    assert_cuts_are_true(lake.project)
+    lake.judged().assert_held(*LOOKED_AT)
     lake.apply()
-    assert_cuts_are_true(lake.project)
+    lake.assert_kept()
     assert lake.rows() == [row(n, n) for n in range(1, 5)]
     tally("R13", ["cuts lost"], losses=2)
 
 
 @pytest.mark.parametrize("state", STATES if LONG else random.Random(one_seed()).sample(STATES, 2))
 def test_a_checkpoint_is_only_a_hint(spark: Any, lake_root: Path, tmp_path: Path, state: str) -> None:
-    lake = Lake(lake_root, spark, f"hint_{state[:4]}", "delta")
+    lake = Told(lake_root, spark, f"hint_{state[:4]}", "delta")
     checkpoint, log = lake.project.checkpoint, lake.project.bronze / "_delta_log"
     lake.land(insert("1", "1"))
     lake.apply()
@@ -238,6 +240,7 @@ def test_a_checkpoint_is_only_a_hint(spark: Any, lake_root: Path, tmp_path: Path
     assert lake.rows() == [row(n, n) for n in range(1, 5)]
     aside = list(checkpoint.parent.glob(f"{checkpoint.name}.aside-*"))
     assert len(aside) == (state not in {"older", "gone"})
+    lake.assert_kept()
     tally("R13", [f"checkpoint {state}"], losses=1)
 
 
@@ -256,7 +259,7 @@ def put_back(lake: Lake, version: int) -> None:
 def test_a_table_that_was_put_back_waits_until_it_is_put_forward_or_rebuilt(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:
-    lake = Lake(lake_root, spark, "back", fmt)
+    lake = Told(lake_root, spark, "back", fmt)
     lake.land(insert("1", "1"))
     lake.advance()
     older = lake.marker().version
@@ -281,7 +284,8 @@ def test_a_table_that_was_put_back_waits_until_it_is_put_forward_or_rebuilt(
     lake.land(insert("4", "4"))
     lake.advance()
     assert lake.rows() == [row(n, n) for n in range(1, 5)]
-    assert_cuts_are_true(lake.project)
+    verdict = lake.judged(applied=True)
+    assert verdict.broken.keys() <= {"I5"}, str(verdict)  # Iceberg's history says that it was put back
     tally("R13", ["a table that its watermark is ahead of"], losses=2, refused=2)
 
 
@@ -318,7 +322,7 @@ def test_rows_of_another_writer_make_a_table_wait_or_are_told_as_the_pipeline_sa
 def test_a_plan_made_before_a_rebuild_is_refused_behind_it_and_a_rebuild_behind_a_commit(
     spark: Any, lake_root: Path, fmt: str, kind: str
 ) -> None:
-    lake = Lake(lake_root, spark, f"swap_{kind}", fmt, defaults={"kind": kind})
+    lake = Told(lake_root, spark, f"swap_{kind}", fmt, defaults={"kind": kind})
     first = lake.land(insert("1", "1"))
     lake.advance()
     lake.land(insert("2", "2"))
@@ -332,6 +336,7 @@ def test_a_plan_made_before_a_rebuild_is_refused_behind_it_and_a_rebuild_behind_
     assert lake.marker() == swapped
     lake.advance()
     assert [r["id"] for r in lake.rows()] == [1, 2]
+    lake.assert_kept()
     session = derive(spark)
     silver = store(session, lake.project, lake.target())
     columns = silver.columns()

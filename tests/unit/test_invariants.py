@@ -9,15 +9,23 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import Transaction as Marked
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.errors import SlotMissing
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.change import Change, Insert, Update
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.cuts import IN, Cut, TableState, write_cut
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.invariants import Bound, Known, Standing, invariants
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
@@ -117,3 +125,51 @@ def test_an_error_that_says_what_it_is_ends_a_run_well(project: Project) -> None
     verdict = invariants(project, Known(ended=SlotMissing("the slot is gone")))
     verdict.assert_held("I6")
     assert "I6" in invariants(project, Known()).broken, "nothing was received, and nothing said why"
+
+
+def merged(project: Project, upto: int, notes: dict[int, str], *, cut: bool = True, version: int | None = None) -> None:
+    """Silver with these rows at a position, and a cut that says so, or names another version."""
+    target, control = project.target(ORDERS.table), ControlTables(project.control, durability="os")
+    place = str(project.silver_path(target))
+    rows = pa.table({"id": pa.array(notes.keys(), pa.int64()), "note": pa.array(notes.values(), pa.string())})
+    marker = CommitProperties(app_transactions=[Marked(app_id("test", target, FIRST), upto)])
+    write_deltalake(place, rows, mode="overwrite", commit_properties=marker)
+    if cut:
+        version, state = version or DeltaTable(place).version(), bronze_reader(project).state()
+        assert state is not None
+        there = TableState(target.label, "delta", version, upto, IN, 0, FIRST, ORDERS.layout)
+        write_cut(control, state, Cut(upto, {str(ORDERS.table): there}), None, silent)
+
+
+@pytest.mark.usefixtures("bronze")
+def test_silver_is_judged_where_it_stands_and_in_the_last_cut_and_may_have_to_be_at_the_end(project: Project) -> None:
+    known = Known(committed=Committed(MADE))
+    merged(project, 30, {20: "note", 30: "note"})
+    invariants(project, known).assert_held("I1", "I2", "I3", "I4", "I5", "I6")
+    (behind,) = invariants(project, replace(known, applied=True)).broken["I6"]
+    assert behind == "the run ended well, and the last cut is not at 0/28: it is at 0/1E"
+    merged(project, 40, {20: "another note", 30: "note"})
+    invariants(project, replace(known, applied=True)).assert_held("I1", "I2", "I3", "I4", "I5", "I6")
+
+
+@pytest.mark.usefixtures("bronze")
+def test_a_version_that_readers_of_the_last_cut_have_is_judged_also_where_the_table_went_on(project: Project) -> None:
+    merged(project, 30, {20: "note"})
+    assert "I4" in invariants(project, Known(committed=Committed(MADE))).broken
+    merged(project, 40, {20: "another note", 30: "note"}, cut=False)
+    found = invariants(project, Known(committed=Committed(MADE))).broken
+    assert found == {"I4": ["silver.orders in the cut 30: 1 rows are missing, 0 are not the source's"]}
+
+
+@pytest.mark.usefixtures("bronze")
+def test_a_version_of_an_older_cut_may_be_gone_where_silver_was_kept_up_and_of_the_newest_never(
+    project: Project,
+) -> None:
+    known = Known(committed=Committed(MADE))
+    merged(project, 30, {20: "note", 30: "note"}, version=7)
+    merged(project, 40, {20: "another note", 30: "note"})
+    (how,) = invariants(project, known).broken["I3"]
+    assert "SilverMissing" in how
+    invariants(project, replace(known, upkept=True)).assert_held("I1", "I3", "I4", "I5")
+    merged(project, 40, {20: "another note", 30: "note"}, version=7)
+    assert "I3" in invariants(project, replace(known, upkept=True)).broken
