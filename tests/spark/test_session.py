@@ -1,0 +1,28 @@
+"""What a session of ours does beside the work it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from py4j.clientserver import ClientServerConnection
+from pyspark.errors import utils
+from pyspark.sql import functions as F  # noqa: N812
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_column_costs_few_calls_of_the_jvm(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utils, "_enable_debugging_cache", None)  # it is asked for once a process
+    calls: list[str] = []
+    send = ClientServerConnection.send_command
+
+    def counted(connection: ClientServerConnection, command: str) -> Any:
+        calls.append(command)
+        return send(connection, command)
+
+    F.col("a") + F.lit(1)
+    monkeypatch.setattr(ClientServerConnection, "send_command", counted)
+    F.col("a") + F.lit(1)
+    assert not utils.is_debugging_enabled()
+    assert len(calls) < 10, calls
