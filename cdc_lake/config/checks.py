@@ -17,6 +17,7 @@ from cdc_lake.config.problems import Problem
 from cdc_lake.config.project import default_name
 from cdc_lake.config.qhb_checks import qhb_rules
 from cdc_lake.config.redact_checks import redact_rules
+from cdc_lake.config.row_filter_checks import row_filter_rules
 from cdc_lake.config.rule_checks import quality_rules
 from cdc_lake.config.source import POSTGRES_TYPES, host_and_port
 from cdc_lake.config.storage_checks import storage_rules
@@ -52,6 +53,7 @@ def cross_field(root: MappingNode) -> list[Diagnostic]:
     _tls(root, out)
     _plugin(root, out)
     _pgoutput(root, out)
+    out.found += row_filter_rules(root, patterns)
     out.found += qhb_rules(root.entries.get("source"))
     out.found += kind_rules(root)
     out.found += transform_rules(root)

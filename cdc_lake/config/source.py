@@ -119,6 +119,8 @@ class PostgresSource(Section):
     """Publication the slot reads; created for `tables` where it does not exist. The slot's name by default."""
     tables: Annotated[list[Text], Field(min_length=1)]
     """Tables as `schema.table`; `*` and `?` match within a part, a leading `!` takes tables out again."""
+    row_filters: dict[Text, Text] = {}  # noqa: RUF012  # pydantic copies defaults
+    """Conditions in SQL by table (`schema.table`): only its rows that meet one are copied and sent (PostgreSQL 15)."""
     encoding_errors: Literal["stop", "hex"] = "stop"
     """Text that is not valid UTF-8 (a database in SQL_ASCII): an error, or its bytes in hexadecimal digits."""
     hex_columns: list[Text] = []  # noqa: RUF012  # pydantic copies defaults

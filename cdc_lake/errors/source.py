@@ -114,6 +114,13 @@ class NoTableMatches(SourceError):
     hint = "write `schema.table`, unquoted and in the catalog's case; `*` and `?` match within a part"
 
 
+class RowFilterUnfit(SourceError):
+    """A filter of `source.row_filters` is none that a publication of this server could have."""
+
+    code = "SRC239"
+    hint = "correct it, or remove it: then all rows of the table are captured"
+
+
 class NoReplicaIdentity(SourceError):
     """The server would refuse updates and deletes of a table once published: it has no key to log."""
 

@@ -17,8 +17,9 @@ from cdc_lake.pipeline.check_line import CheckLine, failed, listed, room, unchec
 from cdc_lake.pipeline.check_postgres_failover import failover_lines
 from cdc_lake.pipeline.check_postgres_slot import slot_lines
 from cdc_lake.pipeline.check_qhb import qhb_lines
+from cdc_lake.pipeline.check_row_filters import row_filter_lines
 from cdc_lake.pipeline.check_table_changes import table_change_lines
-from cdc_lake.pipeline.postgres_captured import by_publication, captured, wanted
+from cdc_lake.pipeline.postgres_captured import by_publication, captured, stated, wanted
 from cdc_lake.pipeline.postgres_facts import (
     RoleFacts,
     ServerLimits,
@@ -150,6 +151,7 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
     except CdcLakeError as error:
         yield failed("tables" if isinstance(error, NoTableMatches) else "publication", error)
         return
+    yield from row_filter_lines(project, session)
     facts = tables(session, chosen)
     bare = without_identity(session, chosen)
     for name in bare:
@@ -178,7 +180,8 @@ def _tables(project: Project, session: Session, rights: RoleFacts) -> Iterator[C
         refused = publication.not_addable(session, project.publication, found.lacking) if alterable(project) else []
         if refused:
             text = f"{listed(refused)} came, and this role may not publish it: it has to own table and publication"
-            fix = f"a superuser runs: {publication.altering(project.publication, 'ADD', *refused)};"
+            statement = publication.altering(project.publication, "ADD", *refused, filters=stated(project))
+            fix = f"a superuser runs: {statement};"
             yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code=SourcePermission.code)
         may = tuple(table for table in found.lacking if table not in refused)
         yield from table_change_lines(project, replace(found, lacking=may), publishes=alterable(project))
@@ -210,7 +213,7 @@ def _publication(
     name = project.publication
     if exists:
         try:
-            publication.check_published(name, names, chosen)
+            publication.check_published(name, names, chosen, stated(project))
         except CdcLakeError as error:
             return failed("publication", error)
         return CheckLine(ok=True, subject="publication", text=f"{name} carries {counted(len(names), 'table')}")
@@ -222,7 +225,7 @@ def _publication(
         ok=False,
         subject="publication",
         text=f"{name} is not there, and this role cannot make it: {why}",
-        fix="\n".join([*_identities(bare), f"{publication.creating(name, chosen)};"]),
+        fix="\n".join([*_identities(bare), f"{publication.creating(name, chosen, stated(project))};"]),
         code="SRC224",
     )
 
@@ -265,7 +268,7 @@ def dba_sql(project: Project) -> str:
         lines += ["-- without a primary key; rather add one, otherwise the server has to log whole old rows:"]
         lines += _identities(bare)
     if exists is False:
-        lines.append(f"{publication.creating(project.publication, chosen)};")
+        lines.append(f"{publication.creating(project.publication, chosen, stated(project))};")
     if lacking:
-        lines.append(f"{publication.altering(project.publication, 'ADD', *lacking)};")
+        lines.append(f"{publication.altering(project.publication, 'ADD', *lacking, filters=stated(project))};")
     return "\n".join([f"-- for pipeline {project.name}, as a superuser in {project.postgres.database}", *lines])

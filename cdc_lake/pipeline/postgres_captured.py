@@ -4,6 +4,8 @@ patterns of `tables` choose.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.source import decoded_tables, publication
@@ -11,6 +13,7 @@ from cdc_lake.source.captured import Published
 from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session
 from cdc_lake.source.plugins import PGOUTPUT
+from cdc_lake.source.row_filters import RowFilter, understood
 from cdc_lake.source.tables import select_tables
 
 
@@ -29,6 +32,21 @@ def carried(project: Project, session: Session) -> list[Published]:
 def wanted(project: Project, session: Session) -> list[TableName]:
     """The tables that the patterns choose now, of those that the plugin can show; raises NoTableMatches."""
     return select_tables(project.postgres.tables, in_database(project, session))
+
+
+def stated(project: Project) -> dict[TableName, str]:
+    """The conditions of `source.row_filters`, as they were written."""
+    return {TableName.parse(name): condition for name, condition in project.postgres.row_filters.items()}
+
+
+def filters(
+    project: Project, session: Session, tables: Collection[TableName], gone: Collection[str] = ()
+) -> dict[TableName, RowFilter]:
+    """The filters of `source.row_filters`, as the server understands them; `tables`: those that are captured, `gone`:
+    names of tables that were, and may be there no more. Raises RowFilterUnfit, SourceError.
+    """
+    there = {name: one for name, one in stated(project).items() if name in tables or str(name) not in gone}
+    return understood(session, there, tables)
 
 
 def in_database(project: Project, session: Session) -> list[TableName]:

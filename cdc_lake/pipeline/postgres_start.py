@@ -33,7 +33,7 @@ from cdc_lake.pipeline.copies import CopiedTable, finished
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.failover import last_timeline, note_timeline
 from cdc_lake.pipeline.intention import Intention
-from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
+from cdc_lake.pipeline.postgres_captured import by_publication, carried, filters, stated, wanted
 from cdc_lake.pipeline.postgres_copy import Copying, copy_published
 from cdc_lake.pipeline.postgres_left import intention_of, left_over
 from cdc_lake.pipeline.postgres_reading import phased, plugin_options
@@ -41,6 +41,7 @@ from cdc_lake.pipeline.streams import begin_stream, check_unfinished, finish_cop
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session, for_replication
+from cdc_lake.source.row_filters import check_filtered
 from cdc_lake.source.server import ServerFacts, timeline_of
 from cdc_lake.source.settled import settled
 from cdc_lake.source.stream import StreamIdentity
@@ -132,11 +133,13 @@ def ensure_publication(project: Project, session: Session, tell: Tell) -> None:
     check_identities(session, chosen)
     if not by_publication(project):
         return
-    name = project.publication
+    name, filtered, conditions = project.publication, filters(project, session, chosen), stated(project)
     if publication.publication_exists(session, name):
-        publication.check_published(name, (p.table for p in publication.published(session, name)), chosen)
+        there = publication.published(session, name)
+        publication.check_published(name, (p.table for p in there), chosen, conditions)
+        check_filtered(name, there, filtered)
         return
-    publication.create_publication(session, name, chosen)
+    publication.create_publication(session, name, chosen, conditions)
     tell(Progress("connect", f"publication `{name}` made for {len(chosen)} tables"))
 
 

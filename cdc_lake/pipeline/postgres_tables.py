@@ -22,11 +22,21 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import PUBLICATION_ALTERED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import courses
-from cdc_lake.pipeline.postgres_captured import by_publication, carried, in_database, layout_now, wanted
+from cdc_lake.pipeline.postgres_captured import (
+    by_publication,
+    carried,
+    filters,
+    in_database,
+    layout_now,
+    stated,
+    wanted,
+)
 from cdc_lake.pipeline.table_changes import TableChanges, changes_of, leave, newcomers
 from cdc_lake.source import publication
 from cdc_lake.source.catalog import check_identities
 from cdc_lake.source.connection import Session
+from cdc_lake.source.row_filters import check_filtered
+from cdc_lake.source.tables import chooses
 
 
 def table_changes(project: Project, session: Session, state: BronzeState, control: ControlTables) -> TableChanges:
@@ -45,6 +55,18 @@ def table_changes(project: Project, session: Session, state: BronzeState, contro
     return changes_of(chosen, there, existing, known, came, published=by_publication(project))
 
 
+def check_filters(project: Project, session: Session, state: BronzeState | None, control: ControlTables) -> None:
+    """Raise RowFilterUnfit, and PublicationUnfit where a publication is there without the filters; SourceError. A table
+    that was followed and is dropped at the source needs its filter no more.
+    """
+    if not project.postgres.row_filters:
+        return
+    takes, known = chooses(project.postgres.tables), {} if state is None else courses(control.snapshots(), state.stream)
+    found = filters(project, session, [one for one in in_database(project, session) if takes(one)], known)
+    if publication.publication_exists(session, project.publication):
+        check_filtered(project.publication, carried(project, session), found)
+
+
 def settle_tables(
     project: Project, session: Session, state: BronzeState, control: ControlTables, tell: Tell
 ) -> tuple[TableName, ...]:
@@ -52,6 +74,7 @@ def settle_tables(
     read meanwhile. Raises SourceError, LakeError.
     """
     found = table_changes(project, session, state, control)
+    check_filters(project, session, state, control)
     copies, may = project.pipeline.snapshot.copies, alterable(project)
     came = [table for table in found.lacking if not may or _identified(session, table, tell)]
     leave(found, (*came, *found.waiting) if copies else (), control, state, tell)
@@ -60,7 +83,7 @@ def settle_tables(
         _altered(project, session, "DROP", table, tell)
     failpoint(PUBLICATION_ALTERED)
     for table in came if not may else ():
-        statement = publication.altering(project.publication, "ADD", table)
+        statement = publication.altering(project.publication, "ADD", table, filters=stated(project))
         text = f"table {table} matches `source.tables` and is not captured: {statement}, then start again"
         tell(_told(text))
     waits = (table for table in added if copies or table in found.left)
@@ -84,11 +107,11 @@ def _identified(session: Session, table: TableName, tell: Tell) -> bool:
 def _altered(project: Project, session: Session, verb: str, table: TableName, tell: Tell) -> bool:
     """Alter the publication; False where the server refuses, which is told with what to run."""
     try:
-        publication.alter_publication(session, project.publication, verb, table)
+        publication.alter_publication(session, project.publication, verb, table, filters=stated(project))
     except TableLocked:
         raise  # nobody refused
     except SourceError as refused:
-        statement = publication.altering(project.publication, verb, table)
+        statement = publication.altering(project.publication, verb, table, filters=stated(project))
         facts = {"code": refused.code}
         tell(Progress("warning", f"{refused.message}; let its owner run: {statement}", facts=facts))
         return False

@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import control_tables
+from cdc_lake.model.counting import counted
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.copies import finished
-from cdc_lake.pipeline.postgres_captured import by_publication, captured, layout_now
+from cdc_lake.pipeline.postgres_captured import by_publication, captured, filters, layout_now, stated
 from cdc_lake.pipeline.postgres_facts import limits, reading, sent_position, tables
 from cdc_lake.pipeline.postgres_left import left_by_a_start
 from cdc_lake.pipeline.postgres_reading import phased
 from cdc_lake.pipeline.postgres_resume import check_own_slot
-from cdc_lake.pipeline.postgres_tables import alterable, table_changes
+from cdc_lake.pipeline.postgres_tables import alterable, check_filters, table_changes
 from cdc_lake.pipeline.source_view import SlotSeen
 from cdc_lake.pipeline.streams import is_complete
 from cdc_lake.source import publication, slot
@@ -68,22 +69,27 @@ class PostgresView:
         """See SourceView."""
         check_server(limits(self._session, self._project.postgres), place_of(self._project.postgres))
         names = self.tables()
-        yield from self._publication(names)
+        yield from self._publication(names, found := state())
         there = slot.find_slot(self._session, self._project.slot)
-        yield from self._stream(there, state(), names)
+        yield from self._stream(there, found, names)
 
     def layout(self, table: TableName) -> Relation | None:
         """See SourceView."""
         return layout_now(self._project, self._session, table)
 
-    def _publication(self, names: Sequence[TableName]) -> Iterator[Action]:
+    def _publication(self, names: Sequence[TableName], state: BronzeState | None) -> Iterator[Action]:
         if not by_publication(self._project):
             return
         name = self._project.publication
         if not publication.publication_exists(self._session, name):
             check_identities(self._session, names)
+            filtered = len(filters(self._project, self._session, names))
             listed = str(names[0]) if len(names) == 1 else f"{len(names)} tables"
-            yield Action(ActionKind.CREATE_PUBLICATION, name, f"create publication `{name}` for {listed}")
+            text = f"create publication `{name}` for {listed}"
+            text += f", with filters of rows for {counted(filtered, 'table')}" if filtered else ""
+            yield Action(ActionKind.CREATE_PUBLICATION, name, text)
+        else:
+            check_filters(self._project, self._session, state, control_tables(self._project))
 
     def _stream(
         self, there: SlotFacts | None, state: BronzeState | None, names: Sequence[TableName]
@@ -119,7 +125,7 @@ class PostgresView:
         refused = publication.not_addable(session, name, found.lacking) if alterable(project) else ()
         for verb, words, some in (("ADD", "to", found.lacking), ("DROP", "from", found.extra)):
             for table in some:
-                statement, why = publication.altering(name, verb, table), ""
+                statement, why = publication.altering(name, verb, table, filters=stated(project)), ""
                 if not alterable(project):
                     why = f"; it is not the pipeline's own: {statement}"
                 elif table in refused:

@@ -161,6 +161,21 @@ def without_identity(session: Session, tables: Sequence[TableName]) -> list[Tabl
     return bare
 
 
+def outside_identity(session: Session, table: TableName, columns: Sequence[str]) -> list[str]:
+    """Those of some columns that the server does not log of a table's old rows, of a partitioned one in any part."""
+    with named(f"reading the replica identity of {table}"):
+        rows = session.execute(
+            "WITH t AS (SELECT %s::regclass AS oid), "
+            "parts AS (SELECT relid FROM t, pg_partition_tree(t.oid) WHERE isleaf) "
+            "SELECT DISTINCT a.attname::text FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid, t "
+            "WHERE (c.oid IN (SELECT relid FROM parts) OR c.oid = t.oid AND NOT EXISTS (SELECT FROM parts)) "
+            f"AND a.attname = ANY (%s) AND c.relreplident <> 'f' AND (a.attnum = ANY (({_IDENTITY_INDEX})::int2[])) "
+            "IS NOT TRUE ORDER BY 1".encode(),
+            [quoted(table), list(columns)],
+        ).fetchall()
+    return [str(name) for (name,) in rows]
+
+
 def whole_identity(table: TableName) -> str:
     """The statement by which the server logs whole old rows of a table."""
     return f"ALTER TABLE {quoted(table)} REPLICA IDENTITY FULL"

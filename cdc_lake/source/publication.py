@@ -7,7 +7,9 @@ at every start of the receiver: what came or went since is told, and done where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from cdc_lake.errors import PublicationMissing, PublicationUnfit
 from cdc_lake.model.relation import TableName
@@ -44,31 +46,37 @@ def publication_exists(session: Session, name: str) -> bool:
     return True
 
 
-def creating(name: str, tables: Iterable[TableName]) -> str:
+Conditions: TypeAlias = Mapping[TableName, str]
+"""Conditions in SQL on the rows of tables."""
+_NONE: Final[Conditions] = MappingProxyType({})
+
+
+def creating(name: str, tables: Iterable[TableName], filters: Conditions = _NONE) -> str:
     """The statement that makes a publication of exactly these tables; changes of partitions appear as their root's."""
-    return f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_each(tables)} WITH (publish_via_partition_root = true)"
+    options = "WITH (publish_via_partition_root = true)"
+    return f"CREATE PUBLICATION {identifier(name)} FOR TABLE {_each(tables, filters)} {options}"
 
 
-def create_publication(session: Session, name: str, tables: Sequence[TableName]) -> None:
+def create_publication(session: Session, name: str, tables: Sequence[TableName], filters: Conditions = _NONE) -> None:
     """Make that publication. Raises SourceError."""
     with named(f"creating publication `{name}`"):
-        session.execute(creating(name, tables).encode())
+        session.execute(creating(name, tables, filters).encode())
 
 
-def altering(name: str, verb: str, *tables: TableName) -> str:
+def altering(name: str, verb: str, *tables: TableName, filters: Conditions = _NONE) -> str:
     """The statement by which tables come into a publication (`ADD`) or leave it (`DROP`)."""
-    return f"ALTER PUBLICATION {identifier(name)} {verb} TABLE {_each(tables)}"
+    return f"ALTER PUBLICATION {identifier(name)} {verb} TABLE {_each(tables, filters if verb == 'ADD' else _NONE)}"
 
 
-def _each(tables: Iterable[TableName]) -> str:
+def _each(tables: Iterable[TableName], filters: Conditions) -> str:
     """These tables alone: without ONLY those that inherit from them come along, and leave; partitions do anyway."""
-    return ", ".join(f"ONLY {quoted(table)}" for table in tables)
+    return ", ".join(f"ONLY {quoted(t)}" + (f" WHERE ({filters[t]})" if t in filters else "") for t in tables)
 
 
-def alter_publication(session: Session, name: str, verb: str, *tables: TableName) -> None:
+def alter_publication(session: Session, name: str, verb: str, *tables: TableName, filters: Conditions = _NONE) -> None:
     """Add tables to a publication, or drop them from it. Raises SourceError."""
     with named(f"altering publication `{name}`"):
-        session.execute(altering(name, verb, *tables).encode())
+        session.execute(altering(name, verb, *tables, filters=filters).encode())
 
 
 def not_addable(session: Session, name: str, tables: Iterable[TableName]) -> list[TableName]:
@@ -119,13 +127,15 @@ def published(session: Session, name: str) -> list[Published]:
     )
 
 
-def check_published(name: str, carried: Iterable[TableName], wanted: Iterable[TableName]) -> None:
+def check_published(
+    name: str, carried: Iterable[TableName], wanted: Iterable[TableName], filters: Conditions = _NONE
+) -> None:
     """Raise PublicationUnfit where a publication that was there before carries other tables than the pipeline wants."""
     have, want = set(carried), set(wanted)
     if missing := sorted(want - have):
         raise PublicationUnfit(
             f"publication `{name}` does not carry {', '.join(map(str, missing))}",
-            hint=altering(name, "ADD", *missing),
+            hint=altering(name, "ADD", *missing, filters=filters),
         )
     if extra := sorted(have - want):
         listed = ", ".join(map(str, extra))

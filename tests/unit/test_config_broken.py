@@ -84,6 +84,13 @@ CASES = {
         HEAD.replace("host: h", "host: h, publication: p, slot: {plugin: test_decoding}"),
         "CFG129 3:48",
     ),
+    "filters of rows beside test_decoding": (
+        HEAD.replace("host: h", 'host: h, row_filters: {public.a: "b = 1"}, slot: {plugin: test_decoding}'),
+        "CFG129 3:48",
+    ),
+    "a filter of rows of nothing": (HEAD.replace("host: h", "host: h, row_filters: {orders: b}"), "CFG130 3:49"),
+    "a filter of rows of another table": (HEAD.replace("host: h", "host: h, row_filters: {other.a: b}"), "CFG131 3:49"),
+    "a filter of rows that is empty": (HEAD.replace("host: h", 'host: h, row_filters: {public.a: ""}'), "CFG107 3:59"),
     "copies of a slot that SQL functions make": (
         HEAD.replace("host: h", "host: h, mode: polling, slot: {failover: true}"),
         "CFG129 3:67",
