@@ -29,6 +29,7 @@ from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, binary_record, encode_payload, statement
 from tests.columns import assert_same
+from tests.fuzz.parking import InMemory
 from tests.fuzz.target import REFUSED_ALONE, Finding, Judged, Target, of_records, records_of, refused, storable
 
 TABLES = {
@@ -392,11 +393,23 @@ def some_lines() -> list[bytes]:
         lines += [b"COMMIT 7 (at 2024-02-06 07:17:19.45874+08)" if nth % 3 else b"COMMIT 7"]
         lines += [b"PREPARE TRANSACTION 'it''s', txid 7"] if nth % 7 == 0 else []
         found.append(bytes([nth % 2]) + of_records(lines))
+        found.append(bytes([nth % 2 | 2]) + of_records(prepared(lines[1:-1], nth)))
     return found
 
 
+def prepared(rows: Sequence[bytes], nth: int) -> list[bytes]:
+    """The lines of a transaction that is prepared, and of one whose PREPARE did not come."""
+    at, gid = b" (at 2024-02-06 07:17:19.45874+08)", (b"'it''s'", rb"E'a\\b'", b"''")[nth % 3]
+    begun = [b"BEGIN 7"] if nth % 4 else []
+    ends = (b"COMMIT" if nth % 3 else b"ROLLBACK") + b" PREPARED " + gid + b", txid 7" + at
+    alone = b"COMMIT PREPARED 'alone', txid %d" % (8 + nth % 2)
+    return [*begun, *(rows if begun else ()), b"PREPARE TRANSACTION " + gid + b", txid 7" + at, ends, alone]
+
+
 def a_line_stream(data: bytes) -> bool:
-    assembler = LineAssembler(Codec(), TABLES.__contains__, keeps=bool(data[:1] == b"\1"))
+    told = (data[:1] or b"\0")[0]
+    parking = InMemory() if told & 2 else None
+    assembler = LineAssembler(Codec(), TABLES.__contains__, keeps=bool(told & 1), parking=parking)
     raws, whole = [], True
     for number, payload in enumerate(records_of(data[1:]), 1):
         try:

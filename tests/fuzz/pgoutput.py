@@ -14,9 +14,7 @@ from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.not_text import PREFIX, InHex
-from cdc_lake.decode.parking import Parked
 from cdc_lake.decode.pgoutput import changes
-from cdc_lake.decode.pgoutput_prepared import Prepared
 from cdc_lake.decode.plain import columns_of, tabulate_plain
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.told import Told
@@ -29,6 +27,7 @@ from cdc_lake.testing.messages import boundaries, catalog_of, encode_change, enc
 from cdc_lake.testing.streaming import StreamingServer
 from cdc_lake.testing.two_phase import TwoPhaseLog
 from tests.columns import assert_same
+from tests.fuzz.parking import InMemory
 from tests.fuzz.target import REFUSED_ALONE, Finding, Judged, Target, of_records, records_of, refused, storable
 
 LAYOUTS = (
@@ -176,25 +175,6 @@ def _alike(raws: Sequence[RawTransaction], in_hex: InHex | None) -> bool:
 
 
 # ── streams ──
-
-
-class InMemory:
-    """Parks in a dictionary (`decode.parking.Parking`)."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, Parked] = {}
-
-    def park(self, prepared: Prepared, content: Parked) -> None:
-        self._kept[prepared.xid] = content
-
-    def committed(self, xid: int, gid: str, end_lsn: int) -> Parked | None:
-        return self._kept.pop(xid, None)
-
-    def changed(self, xid: int, end_lsn: int) -> bool:
-        return xid % 2 == 0
-
-    def rolled_back(self, xid: int, gid: str, end_lsn: int) -> None:
-        self._kept.pop(xid, None)
 
 
 KNOWN = catalog_of(*LAYOUTS)
