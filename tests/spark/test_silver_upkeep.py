@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +29,7 @@ from cdc_lake.pipeline.maintain_silver import maintain_silver
 from cdc_lake.pipeline.promises import Promise, kept_versions, record
 from cdc_lake.pipeline.table_steps import Load, TableSteps
 
+from .conftest import BUDGET
 from .test_apply_cases import FORMATS, Lake, T, insert, row
 
 pytestmark = pytest.mark.spark
@@ -143,7 +143,7 @@ def test_upkeep_beside_a_running_apply_loses_or_wins_and_both_end(spark: Any, la
 
     beside = threading.Thread(target=keep_up)
     beside.start()
-    rounds = 3 * int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+    rounds = 2 if BUDGET == 1 else 3 * BUDGET
     try:
         for n in range(rounds):
             lake.land(Update(T, ("0", str(100 + n), UNCHANGED)), insert(str(10 + n), "1"))
