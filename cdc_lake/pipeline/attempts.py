@@ -1,9 +1,9 @@
 """Attempts: how soon a receiver that lost its source, or its lake, tries again, and how often it says so.
 
-A source is tried at one pace: whoever comes back is read again within two seconds, and no server that is down sees more
-than one attempt a second. The pause is drawn anew each time, so that receivers that lost one server come back to it one
-by one. Who takes a connection and drops it again, before anything landed, is tried with longer and longer pauses. So is
-a lake, as every attempt there costs requests.
+A source is tried at one pace: whoever comes back is tried within a second and a quarter, to be read again within two,
+and no server that is down sees more than one attempt a second. The pause is drawn anew each time, so that receivers
+that lost one server come back to it one by one. Who takes a connection and drops it again, before anything landed, is
+tried with longer and longer pauses. So is a lake, as every attempt there costs requests.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cdc_lake.errors import LakeError, SourceError
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.outlasting import retrying
 
-SOURCE_PAUSES: Final = (1.0, 1.5)
+SOURCE_PAUSES: Final = (1.0, 1.25)
 """Seconds: the shortest and the longest pause before the source is tried."""
 STEADY: Final = 10.0
 """Seconds that a stream stands of which nothing landed, and still counts as one that was there."""
-_LONGER_AT_MOST: Final = 20  # times: half a minute
+_LONGER_AT_MOST: Final = 20  # times
 _LAKE_PAUSES: Final = (0.5, 10.0)  # seconds: the first and the longest
 _TOLD_EVERY: Final = 10.0  # seconds; a failure of another kind is told at once
 

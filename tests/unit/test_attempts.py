@@ -48,7 +48,9 @@ def trying() -> Trying:
 def test_the_source_is_tried_no_more_than_once_a_second_and_within_two(trying: Trying) -> None:
     pauses = trying.fail(200, ServerUnreachable)
     shortest, longest = SOURCE_PAUSES
-    assert 1 <= shortest <= min(pauses) < max(pauses) <= longest < 2
+    assert 1 <= shortest <= min(pauses) < max(pauses) <= longest <= 1.25, (
+        "which leaves three quarters of a second to connect"
+    )
     assert len(set(pauses)) > 100, "receivers that lost one server come back one by one"
 
 
@@ -74,7 +76,7 @@ def test_a_source_that_drops_each_stream_at_once_is_tried_more_and_more_seldom(t
     shortest, longest = SOURCE_PAUSES
     for many in (1, 2, 4, 8, 16, 20, 20):
         assert many * shortest <= trying.drop() <= many * longest
-    assert 20 * longest == 30
+    assert 20 * longest == 25
     assert trying.fail(1, ServerUnreachable)[0] <= longest, "one that is away is met soon when it is back"
     assert trying.drop() >= 20 * shortest
 
