@@ -28,7 +28,7 @@ from cdc_lake.source.stream import shown
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
 from cdc_lake.testing.kills import assert_whole_transactions
-from cdc_lake.testing.ledger import Ledger
+from cdc_lake.testing.ledger import Inserts
 from cdc_lake.testing.secrets import leaks
 from cdc_lake.testing.verdict import Standing, Verdict
 from cdc_lake.testing.watermarks import Watch, gone_back
@@ -60,7 +60,7 @@ class Known:
 
     source: bool = False
     silver: bool = True
-    ledger: Ledger | None = None
+    ledger: Inserts | None = None
     committed: Committed | None = None
     applied: bool = False
     upkept: bool = False

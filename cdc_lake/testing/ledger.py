@@ -1,11 +1,11 @@
-"""A ledger at the source: rows that are inserted once, in transactions of which some abort, and who wrote them down."""
+"""Rows that are inserted once, and who wrote them down; a ledger of such at the source, where some transactions abort."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -15,16 +15,44 @@ from cdc_lake.testing.kills import inserted
 
 
 @dataclass
-class Ledger:
-    """The table `ledger` of a database. `written`: the numbers that were committed, `aborted` those that were not."""
+class Inserts:
+    """A table whose rows are inserted once, and stay. `written`: the numbers of those that were committed."""
 
-    connection: psycopg.Connection[Any]
-    dice: random.Random
-    written: list[str] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
+    table: str
+    written: list[str]
 
-    def __post_init__(self) -> None:
-        self.connection.execute("CREATE TABLE IF NOT EXISTS ledger (n int PRIMARY KEY)")
+    def lost_or_twice(self, project: Project) -> Iterator[str]:
+        """Which committed rows bronze does not have once."""
+        there = Counter(inserted(project, self.table))
+        lost = [n for n in self.written if not there[n]]
+        twice = [n for n in self.written if there[n] > 1]
+        if lost:
+            yield f"{len(lost)} rows of {self.table} are not in bronze: {', '.join(lost[:5])}"
+        if twice:
+            yield f"{len(twice)} rows of {self.table} are in bronze more than once: {', '.join(twice[:5])}"
+
+    def not_committed(self, project: Project) -> Iterator[str]:
+        """Which rows bronze has that nobody committed."""
+        wrong = sorted(set(inserted(project, self.table)) - set(self.written), key=int)
+        if wrong:
+            yield f"{len(wrong)} rows of {self.table} are in bronze and were not committed: {', '.join(wrong[:5])}"
+
+
+def at_source(connection: psycopg.Connection[Any], table: str, number: str) -> Inserts:
+    """The rows that the source has by now, where who wrote them cannot know which of their commits came about."""
+    found = connection.execute(f"SELECT {number} FROM {table} ORDER BY 1".encode())
+    return Inserts(table, [str(n) for (n,) in found])
+
+
+class Ledger(Inserts):
+    """The table `ledger` of a database. `aborted`: the numbers that were not committed."""
+
+    def __init__(self, connection: psycopg.Connection[Any], dice: random.Random) -> None:
+        super().__init__("public.ledger", [])
+        self.connection = connection
+        self.dice = dice
+        self.aborted: list[str] = []
+        connection.execute("CREATE TABLE IF NOT EXISTS ledger (n int PRIMARY KEY)")
 
     def write(self, transactions: int) -> None:
         """So many transactions of one to four rows, of which a fifth abort."""
@@ -46,19 +74,3 @@ class Ledger:
                 "INSERT INTO ledger SELECT generate_series(%s::int, %s::int)", [first, first + size - 1]
             )
         (self.aborted if aborts else self.written).extend(str(n) for n in range(first, first + size))
-
-    def lost_or_twice(self, project: Project) -> Iterator[str]:
-        """Which committed rows bronze does not have once."""
-        there = Counter(inserted(project, "public.ledger"))
-        lost = [n for n in self.written if not there[n]]
-        twice = [n for n in self.written if there[n] > 1]
-        if lost:
-            yield f"{len(lost)} rows of the ledger are not in bronze: {', '.join(lost[:5])}"
-        if twice:
-            yield f"{len(twice)} rows of the ledger are in bronze more than once: {', '.join(twice[:5])}"
-
-    def not_committed(self, project: Project) -> Iterator[str]:
-        """Which rows bronze has that nobody committed."""
-        wrong = sorted(set(inserted(project, "public.ledger")) - set(self.written), key=int)
-        if wrong:
-            yield f"{len(wrong)} rows of the ledger are in bronze and were not committed: {', '.join(wrong[:5])}"

@@ -30,7 +30,6 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import ServerUnreachable
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline import copies_beside
-from cdc_lake.pipeline.against_source import against_source
 from cdc_lake.pipeline.attempts import SOURCE_PAUSES
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.receiving import ReceiveSummary
@@ -41,6 +40,7 @@ from cdc_lake.source.wire import connect as wire
 from cdc_lake.testing.beside import beside, streams, until
 from cdc_lake.testing.faulty_relay import FaultyRelay
 from cdc_lake.testing.gaussdb.faults import Faults
+from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.relay import Connection, Relay
 from cdc_lake.testing.server import HOST
 from tests.conftest import Database, drop_database, make_database, make_role
@@ -181,11 +181,9 @@ def all_landed(line: Line, project: Project, receiver: Future[Any]) -> None:
 
 
 def proven(line: Line, project: Project) -> None:
-    """By the proof that ships, against the source itself."""
+    """By the number of changes, and by the checker, against the source itself."""
     assert landed(project) == line.made
-    proof = against_source(project)
-    assert proof.holds, proof
-    assert {table.verdict for table in proof.tables} == {"equal"}, proof.tables
+    invariants(project, Known(source=True, silver=False)).assert_held("I1", "I3", "I5", "I6")
 
 
 def measured(line: Line, project: Project, receiver: Future[Any], session: psycopg.Connection[Any]) -> int:
@@ -383,8 +381,9 @@ def test_a_copy_that_is_slow_to_end_holds_no_other_thread_up(database: Database,
 def test_a_source_that_is_away_is_tried_once_a_second_and_read_again_when_it_is_back(line: Line) -> None:
     if BUDGET == 1 and line.name == "test_decoding":
         pytest.skip("with a greater budget: what reconnects does not see the plugin")
+    """The attempt behind its return is the one that reads, so what it takes is the pause and one connection."""
     project, told = line.make_project(), list[Progress]()
-    attempts = 0
+    attempts, took = 0, list[float]()
     with line.database.connect() as session, receiving(project, told, SOURCE_PAUSES) as receiver:
         for times, seconds in enumerate(OUTAGES):
             until(lambda seen=times: streams(told) > seen or receiver.done(), "it streams")
@@ -397,12 +396,17 @@ def test_a_source_that_is_away_is_tried_once_a_second_and_read_again_when_it_is_
                 made = len(line.relay.attempts) - began
             back = time.monotonic()
             until(lambda seen=seen: line.relay.streams > seen or receiver.done(), "it streams again")
-            took = time.monotonic() - back
-            print(f"{line.name}: away {seconds:g} s, {made} attempts, read {took:.2f} s after it was back")
+            took.append(time.monotonic() - back)
+            print(f"{line.name}: away {seconds:g} s, {made} attempts, read {took[-1]:.2f} s after it was back")
             assert 1 <= made <= (back - gone) / SOURCE_PAUSES[0] + 1
-            if BUDGET > 1:  # where nothing else runs
-                assert took <= BACK_WITHIN
             attempts += made
         all_landed(line, project, receiver)
     proven(line, project)
-    tally("R11", {"away"}, outages=len(OUTAGES), attempts=attempts)
+    assert receiver.result().reconnects == len(OUTAGES) + attempts, "those that failed, and one for each outage"
+    tally("R11", {"away"}, outages=len(OUTAGES), attempts=attempts, **within(took))
+
+
+def within(took: list[float]) -> dict[str, int]:
+    """How soon it was read again, as it was measured: what asserts nothing where others work beside."""
+    slow = sum(one > BACK_WITHIN for one in took)
+    return {"read again in time": len(took) - slow, "milliseconds until then": round(1000 * sum(took))}

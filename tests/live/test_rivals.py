@@ -20,10 +20,12 @@ from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.errors import AnotherReceiver, BronzeBusy, SlotActive
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.against_source import against_source
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.testing.beside import beside, until
-from cdc_lake.testing.kills import Watching, inserted
+from cdc_lake.testing.invariants import Known, invariants
+from cdc_lake.testing.kills import Watching
+from cdc_lake.testing.ledger import at_source
+from cdc_lake.testing.watermarks import Watch
 from tests.conftest import Database
 from tests.live.test_immediate_stops import write_until
 from tests.live.test_receive_loop import once, project_of
@@ -96,7 +98,7 @@ def test_two_receivers_with_upkeep_beside_them_land_everything_once(
     batch = {"max_transactions": 3, "max_delay": "5 ms"}
     project = project_of(database, tmp_path, bronze={"format": fmt, "batch": batch})
     once(project)
-    rivals, kept = (Rival(project), Rival(project)), Upkeep(project)
+    rivals, kept, watch = (Rival(project), Rival(project)), Upkeep(project), Watch(project)
     with (
         database.admin() as admin,
         Watching(project) as watching,
@@ -108,6 +110,7 @@ def test_two_receivers_with_upkeep_beside_them_land_everything_once(
         for number in range(ROUNDS):
             before = position(project)
             until(lambda least=before: position(project) > least, f"round {number}: rows land")
+            watch.look()
             time.sleep(dice.uniform(0, 0.05))
             admin.execute(
                 "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", [project.slot]
@@ -115,14 +118,13 @@ def test_two_receivers_with_upkeep_beside_them_land_everything_once(
     once(project)
     kept.at_last()
     assert watching.looks
-    proof = against_source(project)
-    assert proof.holds, proof
     with database.connect() as conn:
-        there = [str(n) for (n,) in conn.execute("SELECT id FROM t ORDER BY id")]
-    assert sorted(inserted(project, "public.t"), key=int) == there
+        rows = at_source(conn, "public.t", "id")
+    known = Known(source=True, silver=False, ledger=rows, watch=watch)
+    invariants(project, known).assert_held("I1", "I2", "I3", "I5", "I6")
     ends = rivals[0].ends + rivals[1].ends
     print(
-        f"{fmt}: {dict(ends)}, {kept.done} files put together, {kept.removed} removed, upkeep had no room {kept.busy} times, {len(there)} rows"
+        f"{fmt}: {dict(ends)}, {kept.done} files put together, {kept.removed} removed, upkeep had no room {kept.busy} times, {len(rows.written)} rows"
     )
     assert ends.total()
     assert kept.done
