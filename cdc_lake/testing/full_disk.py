@@ -33,8 +33,8 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.outlasting import OutlastingBronze
 from cdc_lake.pipeline.receiver_note import ReceiverNote
-from cdc_lake.testing.kills import assert_whole_transactions
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake.testing.whole import assert_whole_transactions
 
 COMMITS = 12
 _ORDERS = table("public.orders", id="int8", note="text")

@@ -27,11 +27,11 @@ from cdc_lake.pipeline.proof import known_beside
 from cdc_lake.source.stream import shown
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
-from cdc_lake.testing.kills import assert_whole_transactions
 from cdc_lake.testing.ledger import Inserts
 from cdc_lake.testing.secrets import leaks
 from cdc_lake.testing.verdict import Standing, Verdict
 from cdc_lake.testing.watermarks import Watch, gone_back
+from cdc_lake.testing.whole import assert_whole_transactions
 
 __all__ = ["Bound", "Known", "Standing", "Verdict", "invariants"]
 

@@ -21,7 +21,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
 from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
-from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
@@ -36,6 +35,7 @@ from cdc_lake.pipeline.compare import compare
 from cdc_lake.pipeline.copies import copies_in_force
 from cdc_lake.pipeline.receive import receive
 from cdc_lake.pipeline.run import run
+from cdc_lake.testing.whole import assert_whole_transactions
 
 RECEIVING = (
     at.STATE_READ,
@@ -206,19 +206,6 @@ class Watching:
                 self.looks += 1
         except BaseException as failure:  # noqa: BLE001 - raised where the watch ends
             self._failure = failure
-
-
-def assert_whole_transactions(reader: BronzeReader) -> None:
-    """Of each transaction that a reader sees, it sees all: BEGIN, changes counted without a hole, COMMIT."""
-    files = reader.files()
-    seen: dict[tuple[int, int], list[tuple[int, str]]] = {}
-    for part in files.batches(files.paths, ["epoch", "position", "ordinal", "op"]):
-        for row in part.to_pylist():
-            if row["op"] not in {"R", "S"}:
-                seen.setdefault((row["epoch"], row["position"]), []).append((row["ordinal"], row["op"]))
-    for place, rows in seen.items():
-        assert [ordinal for ordinal, _ in rows] == list(range(len(rows))), f"a part of {place}: {rows}"
-        assert (rows[0][1], rows[-1][1]) == ("B", "C"), f"a part of {place}: {rows}"
 
 
 def inserted(project: Project, relation: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Rows that are inserted once, and who wrote them down; a ledger of such at the source, where some transactions abort."""
+"""Rows that are inserted once, and who wrote them down; a ledger of such, where some transactions abort."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from cdc_lake.errors import SpoolFull
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress
 from cdc_lake.testing.beside import streams, until
-from cdc_lake.testing.kills import KILLED, assert_whole_transactions
+from cdc_lake.testing.kills import KILLED
+from cdc_lake.testing.whole import assert_whole_transactions
 from tests.conftest import Database
 from tests.live.kill_grounds import receivers_of
 from tests.live.test_receive_loop import assert_equal_to_source, bronze_rows, once, project_of, running

@@ -34,8 +34,9 @@ from cdc_lake.source.server import wal_position
 from cdc_lake.source.stream import FrameSource
 from cdc_lake.source.unsent import UnsentPrepares, by_messages
 from cdc_lake.testing.beside import streams, until
-from cdc_lake.testing.kills import KILLED, assert_whole_transactions, receive_until_message
+from cdc_lake.testing.kills import KILLED, receive_until_message
 from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake.testing.whole import assert_whole_transactions
 from tests.conftest import ROOT, TESTED, Database, make_database, make_role, start_server
 from tests.live.kill_grounds import receivers_of
 from tests.live.old_rows import layouts, words

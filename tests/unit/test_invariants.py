@@ -6,6 +6,7 @@ tests/spark/test_negative_controls_of_silver.py.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from cdc_lake.testing.invariants import Bound, Known, Standing, invariants
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.verdict import INVARIANTS
 from cdc_lake.testing.watermarks import Watch
+from cdc_lake.testing.whole import assert_whole_transactions
 
 ORDERS = table("public.orders", id="int8", note="text")
 
@@ -111,6 +113,18 @@ def test_a_stream_that_is_gone_is_seen(project: Project, bronze: DeltaBronze) ->
     broken = invariants(project, replace(KNOWN, watch=watch)).broken
     assert {"I5", "I6"} <= broken.keys()
     del bronze
+
+
+@pytest.mark.usefixtures("bronze")
+def test_any_row_that_a_reader_does_not_see_or_sees_twice_is_missed(project: Project) -> None:
+    (file,) = project.bronze.glob("*.parquet")
+    rows = pq.read_table(file)
+    for at, op in enumerate(rows["op"].to_pylist()):
+        one, before, behind = rows.slice(at, 1), rows.slice(0, at), rows.slice(at + 1)
+        for damaged in (pa.concat_tables([before, behind]), pa.concat_tables([before, one, one, behind])):
+            pq.write_table(damaged, file)
+            with nullcontext() if op == "R" else pytest.raises(AssertionError, match="a part of"):
+                assert_whole_transactions(bronze_reader(project))
 
 
 @pytest.mark.usefixtures("bronze")
