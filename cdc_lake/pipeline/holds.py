@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 from cdc_lake.config.project import Target
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_columns import schema_of
-from cdc_lake.model.decision import DISCARD, ON, Decided, Place, decided_in, place_of
+from cdc_lake.model.decision import DISCARD, NOTHING_DECIDED, ON, Decided, Place, decided_in, place_of
 from cdc_lake.model.span import Span
-from cdc_lake.silver.holding import Waiting
+from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
 from cdc_lake.silver.row_events import Closing, Key
 
 FAILED, WAITING, CLOSED = "failed", "waiting", "closed"
@@ -40,6 +40,8 @@ class HoldLog:
 
     def decided(self, relation: str, span: Span) -> Decided:
         """The decisions on one table that come into force in a span."""
+        if self.decisions.num_rows == 0:  # of most pipelines always: a filter takes milliseconds all the same
+            return NOTHING_DECIDED
         return decided_in(self.decisions.filter(pc.field("relation") == relation), span)
 
     def decided_tables(self, span: Span) -> frozenset[str]:
@@ -91,6 +93,8 @@ class OpenHolds:
 
 def open_holds(log: HoldLog, relation: str, epoch: int, generation: int, watermark: int) -> OpenHolds:
     """The open holds of a generation of a table at its watermark."""
+    if log.held.num_rows == log.decisions.num_rows == 0:
+        return OpenHolds(log.held, NOTHING_WAITS, log.decisions, {})
     of_table = (pc.field("relation") == relation) & (pc.field("epoch") == epoch)
     order = [("position", "ascending"), ("ordinal", "ascending")]
     above = pc.field("position") <= watermark
