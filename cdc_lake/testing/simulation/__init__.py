@@ -1,1 +1,1 @@
-"""Simulation: the receiver without sockets, files, threads or time. A seed plays the same each time."""
+"""Simulation: both loops without sockets, files, threads, Spark or time. A seed plays the same each time."""
