@@ -19,6 +19,7 @@ import pytest
 
 from cdc_lake.config.load import load_project
 from cdc_lake.testing.faults import Pipeline
+from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.workload import Workload
 from cdc_lake.testing.wrong_clock import WrongClock, can_be_made
 from tests.conftest import Database
@@ -137,4 +138,6 @@ def test_bronze_by_a_wrong_clock_is_bronze_by_a_right_one(
     assert len(rows) > 100
     for pipeline in (right, wrong):
         assert json.loads(pipeline.do("inspect", "chain", "--against", "source").output)["holds"]
+        known = Known(source=True, silver=False)
+        invariants(load_project(pipeline.file), known).assert_held("I1", "I3", "I5", "I6")
     tally("R18", {*SHIFTS, "jumps"}, shifts=len(SHIFTS) + jumps, rows=len(rows))
