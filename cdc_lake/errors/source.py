@@ -107,6 +107,14 @@ class PublicationUnfit(SourceError):
     hint = "change it by ALTER PUBLICATION, or name another in `source.publication` and it will be made"
 
 
+class PublicationAltered(SourceError):
+    """Somebody altered what the publication has of a table while its changes were read."""
+
+    code = "SRC252"
+    retry = Retry.LATER
+    hint = "the table is copied again at the next start, which a receiver that runs begins by itself"
+
+
 class NoTableMatches(SourceError):
     """A pattern of `tables` matches nothing in the database."""
 

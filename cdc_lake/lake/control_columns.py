@@ -153,6 +153,16 @@ TABLES: dict[str, Columns] = {
         ("held", _LONG, "slot position that bronze held then"),
         _RECORDED,
     ),
+    "memberships": (
+        _EPOCH,
+        _STREAM,
+        (
+            "tables",
+            _TEXT,
+            "JSON: relation → OID of the catalog's entry by which the publication has it from then on; all of them",
+        ),
+        _RECORDED,
+    ),
     "configurations": (
         ("number", _INT, "number of the configuration, as COMMIT rows of bronze have it; grows by one"),
         ("fingerprint", _TEXT, "hash of `settings`: the same settings have the same one"),
@@ -216,6 +226,7 @@ ControlName: TypeAlias = Literal[
     "decisions",
     "gaps",
     "timelines",
+    "memberships",
     "configurations",
     "decoded",
     "quality",

@@ -120,6 +120,16 @@ class TimelineRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MembershipRow:
+    """By what the publication has each table, from then on; the newest row of a stream counts; `tables` is JSON."""
+
+    epoch: int
+    stream: str
+    tables: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigurationRow:
     """What of a pipeline's configuration decides what bronze holds, from a position on; two columns are JSON."""
 
@@ -197,6 +207,7 @@ ControlRow: TypeAlias = (
     | PauseRow
     | GapRow
     | TimelineRow
+    | MembershipRow
     | ConfigurationRow
     | DecodedRow
     | QualityRow
@@ -212,6 +223,7 @@ NAMES: dict[type, ControlName] = {
     PauseRow: "pauses",
     GapRow: "gaps",
     TimelineRow: "timelines",
+    MembershipRow: "memberships",
     ConfigurationRow: "configurations",
     DecodedRow: "decoded",
     QualityRow: "quality",

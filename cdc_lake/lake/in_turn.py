@@ -20,6 +20,7 @@ BESIDE: Final[Mapping[ControlName, tuple[ControlName, ...]]] = {
     "configurations": ("streams",),
     "cuts": (),
     "decoded": (),
+    "memberships": (),
     "pauses": (),
     "promises": (),
     "snapshots": (),

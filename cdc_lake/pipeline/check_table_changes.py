@@ -21,12 +21,18 @@ def table_change_lines(
         copied = " and copies it, while the others flow" if initial else "; `snapshot.mode` asks for no copy"
         text = f"{listed(found.lacking)} came: the next start publishes what came{copied}"
         yield CheckLine(ok=True, subject="tables", text=text)
-    if found.waiting and placed:
-        text = f"{listed(found.waiting)} came: the next start copies what came, while the others flow"
+    if moved := sorted(found.moved):
+        text = (
+            f"{listed(moved)}: the publication was altered, and the next start copies again what is published otherwise"
+        )
         yield CheckLine(ok=True, subject="tables", text=text)
-    elif found.waiting:
-        stay = [table for table in found.waiting if table in found.left]
-        begin = [table for table in found.waiting if table not in found.left]
+    came = [table for table in found.waiting if table not in found.moved]
+    if came and placed:
+        text = f"{listed(came)} came: the next start copies what came, while the others flow"
+        yield CheckLine(ok=True, subject="tables", text=text)
+    elif came:
+        stay = [table for table in came if table in found.left]
+        begin = [table for table in came if table not in found.left]
         for tables, words in (
             (stay, "stays as it was left"),
             (begin, "begins with its changes from the next start on"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, Tabulate
@@ -24,9 +25,10 @@ from cdc_lake.decode.told import Told
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.encoding import codec_by_name, in_hex
+from cdc_lake.pipeline.memberships import WatchedCatalog
 from cdc_lake.pipeline.policy import by_policy, lands
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, wanted
-from cdc_lake.source.catalog import SourceCatalog, relation_of
+from cdc_lake.source.catalog import relation_of
 from cdc_lake.source.connection import Session, command, encoding_of
 from cdc_lake.source.decoded_tables import RowTables, takes
 from cdc_lake.source.pgoutput_options import chosen
@@ -96,16 +98,17 @@ def reading_of(
     frames: NewFrames,
     hashing: Hashing,
     parking: Parking | None = None,
+    members: Mapping[str, int] = MappingProxyType({}),
 ) -> Reading:
     """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines.
 
     `frames` makes stores for large transactions. `parking` keeps prepared ones, where the stream has them before their
-    end. `hashing` makes digests of large chunks.
+    end. `hashing` makes digests of large chunks. `members`: see `pipeline.memberships`.
     """
     if by_publication(project):
         asked = project.postgres.decoding.messages
         assembler = Assembler(
-            SourceCatalog(session),
+            WatchedCatalog(session, project.publication, members),
             keeps=lands(project),
             # redaction leaves every message out, and of one outside of transactions nothing would be left
             messages=asked and not project.pipeline.bronze.redact,

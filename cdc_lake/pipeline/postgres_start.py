@@ -33,6 +33,7 @@ from cdc_lake.pipeline.copies import CopiedTable, finished
 from cdc_lake.pipeline.copying import Stopped
 from cdc_lake.pipeline.failover import last_timeline, note_timeline
 from cdc_lake.pipeline.intention import Intention
+from cdc_lake.pipeline.memberships import note_members
 from cdc_lake.pipeline.postgres_captured import by_publication, carried, filters, stated, wanted
 from cdc_lake.pipeline.postgres_copy import Copying, copy_published
 from cdc_lake.pipeline.postgres_left import intention_of, left_over
@@ -70,6 +71,7 @@ def begin(
     intention = intention_of(project, facts)
     before = _unfinished(project, session, facts, timeline, bronze.state(), control, intention, tell)
     ensure_publication(project, session, tell)
+    carries = carried(project, session)  # before the slot begins: what is done to the publication behind that is seen
     whole: list[CopiedTable] = []
     kept = None
     if before is None and phased(project):
@@ -85,6 +87,7 @@ def begin(
             identity = StreamIdentity(facts.system, facts.database, project.slot, made.consistent)
             state = begin_stream(identity, (kept or made.consistent).value, bronze, control)
             note_timeline(timeline, control, state, tell)
+            note_members(carries, control, state)
             if kept is None:
                 _keep(session, made, project.slot)
             text = f"initial copy as of {made.consistent}"

@@ -17,6 +17,7 @@ from cdc_lake.pipeline import postgres_start
 from cdc_lake.pipeline.copies_beside import CopiesBeside, Recopy
 from cdc_lake.pipeline.failover import note_timeline
 from cdc_lake.pipeline.hashing_process import HashingProcess
+from cdc_lake.pipeline.memberships import last_members
 from cdc_lake.pipeline.open_stream import OpenStream, nothing, patiently
 from cdc_lake.pipeline.order import ArrivalOrder
 from cdc_lake.pipeline.parked import ParkedTransactions, forget
@@ -105,7 +106,8 @@ def open_postgres(
         hashing = opened.enter_context(HashingProcess())
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
         parked = _parked(project, spool, state, session, facts, frames)
-        reading = reading_of(project, session, lambda: dial("layouts"), state, tell, spool, hashing, parked)
+        members = last_members(control, state)
+        reading = reading_of(project, session, lambda: dial("layouts"), state, tell, spool, hashing, parked, members)
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         yield OpenStream(

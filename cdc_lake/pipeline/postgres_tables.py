@@ -5,6 +5,9 @@
 A table that went is left and stays so. One that came is left too, so that silver waits for its copy, whatever the
 stream has of it before. What breaks off is found by the next start as it was left: only such tables are copied.
 
+A table that somebody took out of the publication and put back is left and copied like one that came
+(`pipeline.memberships`).
+
 A publication that the pipeline file names is somebody's own. It is not altered, and nor is one that the role may not
 alter: what is missing is told with the statement.
 """
@@ -22,6 +25,7 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.observe.failpoint import PUBLICATION_ALTERED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.copies import courses
+from cdc_lake.pipeline.memberships import last_members, moved, note_members
 from cdc_lake.pipeline.postgres_captured import (
     by_publication,
     carried,
@@ -46,13 +50,15 @@ def table_changes(project: Project, session: Session, state: BronzeState, contro
     except NoTableMatches:
         return TableChanges()  # a table that was dropped at the source: what it had is in bronze
     known = courses(control.snapshots(), state.stream)
-    there = {one.table for one in carried(project, session)}
+    carries = carried(project, session)
+    there = {one.table for one in carries}
     new = {table for table in there.intersection(chosen) if str(table) not in known}
     came: set[TableName] = set()
     if new and project.pipeline.snapshot.copies:
         came = newcomers(new, bronze_reader(project).layouts().values(), partial(layout_now, project, session))
-    existing = in_database(project, session)
-    return changes_of(chosen, there, existing, known, came, published=by_publication(project))
+    existing, copies = in_database(project, session), project.pipeline.snapshot.copies
+    other = moved(carries, last_members(control, state)) if copies else ()
+    return changes_of(chosen, there, existing, known, came, published=by_publication(project), moved=other)
 
 
 def check_filters(project: Project, session: Session, state: BronzeState | None, control: ControlTables) -> None:
@@ -82,10 +88,14 @@ def settle_tables(
     for table in found.extra if may else ():
         _altered(project, session, "DROP", table, tell)
     failpoint(PUBLICATION_ALTERED)
+    for table in sorted(found.moved):
+        tell(_told(f"publication `{project.publication}` was altered: table {table} is copied again"))
     for table in came if not may else ():
         statement = publication.altering(project.publication, "ADD", table, filters=stated(project))
         text = f"table {table} matches `source.tables` and is not captured: {statement}, then start again"
         tell(_told(text))
+    if by_publication(project):
+        note_members(carried(project, session), control, state)
     waits = (table for table in added if copies or table in found.left)
     return (*waits, *found.waiting)
 

@@ -21,7 +21,7 @@ from cdc_lake.pipeline.copies import Course, record_left
 class TableChanges:
     """`lacking`: chosen and not carried; `waiting`: left or never followed, chosen and carried; `gone`: followed, there
     and not chosen; `extra`: carried and not chosen, where who carries them can leave them out; `left`: all that were
-    left, and not copied since.
+    left, and not copied since; `moved`: those of `waiting` that the publication has in another way than before.
     """
 
     lacking: tuple[TableName, ...] = ()
@@ -29,6 +29,7 @@ class TableChanges:
     gone: tuple[TableName, ...] = ()
     extra: tuple[TableName, ...] = ()
     left: frozenset[TableName] = frozenset()
+    moved: frozenset[TableName] = frozenset()
 
 
 def changes_of(
@@ -39,17 +40,22 @@ def changes_of(
     came: Collection[TableName],
     *,
     published: bool,
+    moved: Collection[TableName] = (),
 ) -> TableChanges:
-    """Compare. `came`: those carried that nothing is known of; `published`: what is carried can be altered."""
+    """Compare. `came`: those carried that nothing is known of; `published`: what is carried can be altered; `moved`:
+    those that it carries in another way than before.
+    """
     chosen, carried = set(chosen), set(carried)
+    again = frozenset(moved) & chosen & carried
     left = frozenset(TableName.parse(name) for name, course in known.items() if course.waits)
     followed = {TableName.parse(name) for name in known} - left
     return TableChanges(
         lacking=tuple(sorted(chosen - carried)),
-        waiting=tuple(sorted(chosen & carried & left | set(came))),
+        waiting=tuple(sorted(chosen & carried & left | set(came) | again)),
         gone=tuple(sorted((carried - left | followed) & set(existing) - chosen)),
         extra=tuple(sorted(carried - chosen if published else ())),
         left=left,
+        moved=again - left,
     )
 
 

@@ -17,6 +17,12 @@ from cdc_lake.source.captured import Published
 from cdc_lake.source.connection import Session, named
 from cdc_lake.source.quoting import identifier, quoted
 
+# of a table that is published with its schema, or with all others, there is none but the publication itself
+_MEMBER = (
+    "coalesce("
+    "(SELECT r.oid FROM pg_publication_rel AS r WHERE r.prpubid = o.oid AND r.prrelid = {table}), o.oid)::bigint"
+)
+
 
 def tables_in_database(session: Session) -> list[TableName]:
     """Tables that can be published: ordinary ones and partitioned roots, none of the system's, none temporary."""
@@ -108,7 +114,7 @@ def published(session: Session, name: str) -> list[Published]:
             "  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
             "  AND CASE WHEN to_jsonb(p) ? 'attnames' "
             "      THEN to_jsonb(p) -> 'attnames' ? a.attname::text ELSE a.attgenerated = '' END "
-            "  ORDER BY a.attnum), c.relispartition AND NOT o.pubviaroot "
+            f"  ORDER BY a.attnum), {_MEMBER.format(table='c.oid')}, c.relispartition AND NOT o.pubviaroot "
             "FROM pg_publication_tables AS p JOIN pg_publication AS o ON o.pubname = p.pubname "
             "JOIN pg_class AS c ON c.oid = format('%%I.%%I', p.schemaname, p.tablename)::regclass WHERE p.pubname = %s",
             [name],
@@ -120,11 +126,22 @@ def published(session: Session, name: str) -> list[Published]:
         )
     return sorted(
         (
-            Published(TableName(str(s), str(t)), tuple(_names(columns)), None if f is None else str(f))
-            for s, t, f, columns, _ in rows
+            Published(
+                TableName(str(s), str(t)), tuple(_names(columns)), None if f is None else str(f), int(str(member))
+            )
+            for s, t, f, columns, member, _ in rows
         ),
         key=lambda p: p.table,
     )
+
+
+def member_of(session: Session, name: str, oid: int) -> int | None:
+    """`Published.member` of table `oid` in a publication; None where that is not there. Raises SourceError."""
+    with named(f"looking up a table in publication `{name}`"):
+        row = session.execute(
+            f"SELECT {_MEMBER.format(table='%s')} FROM pg_publication AS o WHERE o.pubname = %s".encode(), [oid, name]
+        ).fetchone()
+    return None if row is None else int(str(row[0]))
 
 
 def check_published(
