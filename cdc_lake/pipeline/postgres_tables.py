@@ -45,19 +45,20 @@ from cdc_lake.source.tables import chooses
 
 def table_changes(project: Project, session: Session, state: BronzeState, control: ControlTables) -> TableChanges:
     """Look. Raises SourceError, LakeError."""
-    try:
-        chosen = wanted(project, session)
-    except NoTableMatches:
-        return TableChanges()  # a table that was dropped at the source: what it had is in bronze
     known = courses(control.snapshots(), state.stream)
     carries = carried(project, session)
-    there = {one.table for one in carries}
+    there, copies = {one.table for one in carries}, project.pipeline.snapshot.copies
+    other = moved(carries, last_members(control, state)) if copies else frozenset()
+    try:
+        chosen = wanted(project, session)
+    except NoTableMatches:  # a table that was dropped at the source: what it had is in bronze
+        other = frozenset(table for table in other if str(table) in known and not known[str(table)].waits)
+        return TableChanges(waiting=tuple(sorted(other)), moved=other)
     new = {table for table in there.intersection(chosen) if str(table) not in known}
     came: set[TableName] = set()
-    if new and project.pipeline.snapshot.copies:
+    if new and copies:
         came = newcomers(new, bronze_reader(project).layouts().values(), partial(layout_now, project, session))
-    existing, copies = in_database(project, session), project.pipeline.snapshot.copies
-    other = moved(carries, last_members(control, state)) if copies else ()
+    existing = in_database(project, session)
     return changes_of(chosen, there, existing, known, came, published=by_publication(project), moved=other)
 
 
@@ -94,10 +95,21 @@ def settle_tables(
         statement = publication.altering(project.publication, "ADD", table, filters=stated(project))
         text = f"table {table} matches `source.tables` and is not captured: {statement}, then start again"
         tell(_told(text))
-    if by_publication(project):
-        note_members(carried(project, session), control, state)
+    _note_members(project, session, state, control, tell)
     waits = (table for table in added if copies or table in found.left)
     return (*waits, *found.waiting)
+
+
+def _note_members(project: Project, session: Session, state: BronzeState, control: ControlTables, tell: Tell) -> None:
+    """Keep by what the publication has its tables from here."""
+    if not by_publication(project):
+        return
+    carries = carried(project, session)
+    if not project.pipeline.snapshot.copies:
+        for table in sorted(moved(carries, last_members(control, state))):
+            text = f"publication `{project.publication}` was altered: what it left out of table {table} is missing"
+            tell(Progress("warning", f"{text}, and `snapshot.mode` asks for no copy: cdc-lake resync {table}"))
+    note_members(carries, control, state)
 
 
 def alterable(project: Project) -> bool:

@@ -43,7 +43,7 @@ def test_what_is_no_more_the_table_of_the_snapshot_is_not_copied(database: Datab
     statement = {**REWRITES, **REPLACEMENTS}[what]
     name = TableName("public", "parts" if "parts" in statement else "t")
     with database.connect() as conn:
-        conn.execute(TABLES)  # type: ignore[arg-type]
+        conn.execute(TABLES)
         with (
             closing(connect(settings(database), Path("/"), replication=True)) as holder,
             closing(connect(settings(database), Path("/"))) as reader,
@@ -51,6 +51,6 @@ def test_what_is_no_more_the_table_of_the_snapshot_is_not_copied(database: Datab
         ):
             relation = relation_of(reader, name, None)
             within = Range(TableName("public", "parts_1")) if name.name == "parts" else None
-            conn.execute(statement)  # type: ignore[arg-type]
+            conn.execute(statement)
             with pytest.raises(TableRewritten, match=str(name)):
                 list(snapshot.read_chunks(reader, relation, row_filter=None, chunk_rows=10, within=within))

@@ -28,7 +28,7 @@ CHANGES = "UPDATE parent SET a = a || '!'; INSERT INTO parent VALUES (3); INSERT
 @pytest.fixture
 def family(database: Database) -> Iterator[psycopg.Connection[Any]]:
     with database.connect() as conn:
-        conn.execute(TABLES)  # type: ignore[arg-type]
+        conn.execute(TABLES)
         yield conn
 
 
@@ -48,7 +48,7 @@ def test_a_table_that_inherits_from_a_captured_one_is_not_captured_with_it(
     family: psycopg.Connection[Any], database: Database, tmp_path: Path, tables: tuple[str, ...]
 ) -> None:
     landed(database, tmp_path, *tables)
-    family.execute(CHANGES)  # type: ignore[arg-type]
+    family.execute(CHANGES)
     found = [one for one in landed(database, tmp_path, *tables) if one[1] != "public.other"]
     assert found == [("S", "public.parent", "1"), ("U", "public.parent", "1"), ("I", "public.parent", "3")]
 
@@ -57,7 +57,7 @@ def test_both_are_captured_each_with_its_own_rows(
     family: psycopg.Connection[Any], database: Database, tmp_path: Path
 ) -> None:
     landed(database, tmp_path, "public.*")
-    family.execute(CHANGES)  # type: ignore[arg-type]
+    family.execute(CHANGES)
     found = landed(database, tmp_path, "public.*")
     assert sorted(found[:2]) == [("S", "public.child", "2"), ("S", "public.parent", "1")]
     assert found[2:] == [
@@ -93,7 +93,7 @@ def test_a_publication_that_is_made_by_hand_as_check_prints_it_has_no_other_tabl
     project = project_of(database, tmp_path, source={"tables": ["public.parent"]})
     for line in dba_sql(project).splitlines():
         if line.startswith("CREATE PUBLICATION"):
-            family.execute(line)  # type: ignore[arg-type]
+            family.execute(line)
     [line] = [line for line in check(project) if line.subject == "publication"]
     assert line.ok
     assert line.text.endswith("carries 1 table")

@@ -12,6 +12,7 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
+from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.action import ActionKind
 from cdc_lake.pipeline.check import check
@@ -51,9 +52,9 @@ def test_a_table_that_was_out_of_the_publication_for_a_while_is_copied_again(
     project = project_of(database, tmp_path)
     once(project)
     name = project.publication
-    shop.execute(f"ALTER PUBLICATION {name} DROP TABLE t")  # type: ignore[arg-type]
+    shop.execute(f"ALTER PUBLICATION {name} DROP TABLE t")
     shop.execute("INSERT INTO t VALUES (2, 'unseen')")
-    shop.execute(f"ALTER PUBLICATION {name} ADD TABLE t")  # type: ignore[arg-type]
+    shop.execute(f"ALTER PUBLICATION {name} ADD TABLE t")
     said = "public.t: the publication was altered, and the next start copies again what is published otherwise"
     assert said in {line.text for line in check(project)}
     assert [action.subject for action in plan(project).actions if action.kind is ActionKind.SNAPSHOT] == ["public.t"]
@@ -76,9 +77,9 @@ def test_a_receiver_that_runs_notices_it_at_the_next_change_and_goes_on(
         until(lambda: streams(told))
         shop.execute("INSERT INTO t VALUES (2, 'seen')")
         until(lambda: any(row["op"] == "I" for row in bronze_rows(project)))
-        shop.execute(f"ALTER PUBLICATION {name} DROP TABLE t")  # type: ignore[arg-type]
+        shop.execute(f"ALTER PUBLICATION {name} DROP TABLE t")
         shop.execute("INSERT INTO t VALUES (3, 'unseen')")
-        shop.execute(f"ALTER PUBLICATION {name} ADD TABLE t")  # type: ignore[arg-type]
+        shop.execute(f"ALTER PUBLICATION {name} ADD TABLE t")
         shop.execute("INSERT INTO t VALUES (4, 'seen'); INSERT INTO other VALUES (2)")
         until(lambda: any("copied 1 table beside the stream" in one.text for one in told))
     assert "SRC252" in {one.facts.get("code") for one in told}
@@ -96,7 +97,7 @@ def test_other_columns_or_other_rows_that_are_published_are_copied(
     once(project)
     assert again(project) == []
     for part in ("(id, a, b) WHERE (id > 1)", "(id, a, b)", "", "(id, b)"):
-        shop.execute(f"ALTER PUBLICATION made SET TABLE other, t {part}")  # type: ignore[arg-type]
+        shop.execute(f"ALTER PUBLICATION made SET TABLE other, t {part}")
         assert again(project) == ["publication `made` was altered: table public.t is copied again"], part
         last = max(row["position"] for row in bronze_rows(project) if row["op"] == "S")
         rows = [row["new"] for row in bronze_rows(project) if row["op"] == "S" and row["position"] == last]
@@ -117,3 +118,34 @@ def test_a_publication_of_all_tables_is_read_on_as_it_is(
     assert again(project) == []
     shop.execute("ALTER TABLE t ADD COLUMN c int; INSERT INTO t VALUES (3)")
     assert again(project) == []
+
+
+def test_it_is_seen_beside_a_table_that_is_gone(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any]
+) -> None:
+    project = project_of(database, tmp_path, source={"tables": ["public.t", "public.other"]})
+    once(project)
+    name = project.publication
+    shop.execute(f"DROP TABLE other; ALTER PUBLICATION {name} DROP TABLE t")
+    shop.execute("INSERT INTO t VALUES (2, 'unseen')")
+    shop.execute(f"ALTER PUBLICATION {name} ADD TABLE t; INSERT INTO t VALUES (3, 'seen')")
+    assert again(project) == [f"publication `{name}` was altered: table public.t is copied again"]
+    assert [row["id"] for row in tables_from_bronze(project)[TableName("public", "t")].values()] == ["1", "2", "3"]
+
+
+def test_a_pipeline_that_copies_nothing_says_what_is_missing_and_goes_on(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any]
+) -> None:
+    project = project_of(database, tmp_path, snapshot={"mode": "none"})
+    once(project)
+    name, told = project.publication, list[Progress]()
+    shop.execute(f"ALTER PUBLICATION {name} DROP TABLE t; ALTER PUBLICATION {name} ADD TABLE t")
+    shop.execute("INSERT INTO t VALUES (3, 'seen')")
+    once(project, told.append)
+    assert [one.text for one in told if one.stage == "warning"] == [
+        (
+            f"publication `{name}` was altered: what it left out of table public.t is missing, "
+            "and `snapshot.mode` asks for no copy: cdc-lake resync public.t"
+        )
+    ]
+    assert [row["new"][0] for row in bronze_rows(project) if row["op"] == "I"] == ["3"]
