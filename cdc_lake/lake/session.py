@@ -158,6 +158,9 @@ def static_settings(project: Project) -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # Each plan is written down for that page all the same: in the longest form, the default, a twenty-fifth of the
+        # processor time of small merges (sampled).
+        "spark.sql.ui.explainMode": "simple",
         "spark.jars.packages": ",".join((*PACKAGES, *catalog_packages(project))),
         "spark.jars.excludes": ",".join(EXCLUDES),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"

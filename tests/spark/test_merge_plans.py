@@ -12,12 +12,19 @@ from typing import Any
 import pytest
 
 from cdc_lake.lake import row_marks
+from cdc_lake.lake.session import RUNTIME_SETTINGS
 from cdc_lake.model.change import Delete, OldKind, Update
 from cdc_lake.pipeline import strategy
 
 from .test_apply_cases import FORMATS, Lake, T, insert
 
 pytestmark = [pytest.mark.spark, pytest.mark.compiled]
+
+
+@pytest.fixture(autouse=True)
+def said_at_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what each node reads and gives, in sessions that are made from now on."""
+    monkeypatch.setitem(RUNTIME_SETTINGS, "spark.sql.ui.explainMode", "formatted")
 
 
 def plans_of(spark: Any, work: Callable[[], None]) -> list[str]:
