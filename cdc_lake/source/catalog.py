@@ -18,10 +18,9 @@ _TYPE_NAME = "CASE WHEN tn.nspname = 'pg_catalog' THEN t.typname::text ELSE tn.n
 
 # A default that was there when its column was added is the value of the rows before it, which are not rewritten for it
 # (pg_attribute.attmissingval, an array of one). Where a column has a default and no such value, its rows may have been
-# written anew with it (a volatile one, an identity), or it came later: nobody can say.
+# written anew with it (a volatile one, an identity, a generated column), or it came later: nobody can say.
 _BEFORE = (
-    "a.attnum::int, (a.attmissingval::text::text[])[1], "
-    "NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '') AND a.attgenerated = ''"
+    "a.attnum::int, (a.attmissingval::text::text[])[1], NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '')"
 )
 
 # The index whose columns the server logs: RelationGetReplicaIndex of relcache.c. A deferrable key is none,

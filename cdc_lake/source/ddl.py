@@ -36,7 +36,7 @@ BEGIN
     SELECT c.oid, (
       SELECT json_agg(json_build_object(
         'name', a.attname, 'number', a.attnum, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
-        'filled', a.atthasmissing OR (a.atthasdef OR a.attidentity <> '') AND a.attgenerated = ''
+        'filled', a.atthasmissing OR a.atthasdef OR a.attidentity <> ''
       ) ORDER BY a.attnum) FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
     ) AS columns
     FROM changed JOIN pg_class AS c ON c.oid = changed.oid

@@ -22,7 +22,7 @@ from cdc_lake.pipeline.cuts import IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.server import source_view
-from tests.conftest import Database
+from tests.conftest import TESTED, Database
 from tests.live.old_rows import altered, layouts, words
 from tests.pipeline_file import pipeline_file
 
@@ -69,6 +69,22 @@ def test_a_layout_says_what_the_stream_leaves_out(database: Database, tmp_path: 
     assert missing == [Missing('it\'s {a,"b"}'), Missing("{1,NULL}"), Missing("2026-01-01 10:00:00+00")]
     with source_view(project) as source:
         assert source.layout(T) == found[-1]
+
+
+@pytest.mark.skipif(TESTED < 18, reason="publications carry generated columns since 18")
+def test_what_old_rows_hold_in_a_generated_column_that_is_added_is_unknown(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        name = project.publication
+        conn.execute(f"CREATE PUBLICATION {name} FOR TABLE t WITH (publish_generated_columns = stored)")
+        receive(project)
+        conn.execute("INSERT INTO t VALUES (1)")
+        receive(project)
+        conn.execute("ALTER TABLE t ADD COLUMN twice int GENERATED ALWAYS AS (2 * id) STORED")
+        conn.execute("INSERT INTO t VALUES (2)")
+        receive(project)
+    assert words(*layouts(project, T)) == ["add column twice int to t, rows before it unknown"]
 
 
 def test_a_table_dropped_and_made_again_is_another_one(database: Database, tmp_path: Path) -> None:
