@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,33 @@ SAYS = """
 import json, sys
 import pyarrow as pa
 print(json.dumps({"pandas": "pandas" in sys.modules, "memory": pa.default_memory_pool().backend_name}))
+"""
+THREADS = """
+import ctypes, json, threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+gate = threading.Barrier(8)
+
+def takes():
+    gate.wait()  # all at once, as one that ends leaves its arena to the next
+    taken = [bytes(10_000) for _ in range(100)]
+    gate.wait()
+    return taken
+
+threads = [threading.Thread(target=takes) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+with TemporaryDirectory() as folder:
+    file = Path(folder) / "told.xml"
+    stream = ctypes.c_void_p(libc.fopen(bytes(file), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    print(json.dumps({"arenas": file.read_text().count("<heap nr=")}))
 """
 RECEIVES = f"""
 import sys
@@ -47,6 +75,13 @@ def test_the_receiver_loads_arrow_without_pandas_and_with_the_memory_of_the_syst
 def test_memory_that_was_chosen_is_used() -> None:
     load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()"
     assert told(load + SAYS, ARROW_DEFAULT_MEMORY_POOL="mimalloc")["memory"] == "mimalloc"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas are glibc's")
+def test_its_threads_share_two_arenas_unless_a_number_was_chosen() -> None:
+    load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()\n"
+    assert told(load + THREADS)["arenas"] == 2
+    assert told(load + THREADS, MALLOC_ARENA_MAX="4")["arenas"] == 4
 
 
 def test_a_data_frame_can_be_had_all_the_same() -> None:
