@@ -22,7 +22,7 @@ from cdc_lake.decode.hashing import Canonical, answered, ask, hashed_here
 from cdc_lake.errors import HashingDied
 
 WORTH: Final = 256 << 10
-"""Bytes to hash in one chunk, of at most a mebibyte, from which on asking costs far less than it saves (an eighth)."""
+"""Bytes to hash in one chunk, of two mebibytes at most, from which on asking costs an eighth of what it saves."""
 
 MOST: Final = 4 << 20
 """Bytes of a chunk that is one large row: hashing it keeps nobody waiting, as Python gives its lock away for it, and in
