@@ -50,8 +50,11 @@ class Doubts:
             if doubt is Doubt.BEFORE:
                 self._fail(doubt)
             with torn() if doubt is Doubt.TORN else nullcontext():
-                self.done.update([doubt] if doubt is Doubt.TORN else [])
-                done = call(*given, **named)
+                try:
+                    done = call(*given, **named)
+                except Exception:
+                    self.done.update([doubt] if doubt is Doubt.TORN else [])
+                    raise
             if doubt is Doubt.AFTER:
                 self._fail(doubt)
             return done

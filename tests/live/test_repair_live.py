@@ -33,6 +33,7 @@ from cdc_lake.pipeline.reread import REPAIR
 from cdc_lake.pipeline.server import compare_source
 from cdc_lake.source.captured import Published
 from cdc_lake.testing.broken_off import broken_off
+from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.kills import KILLED, Receivers, repair_until_killed
 from tests.conftest import Database
 from tests.live.shop import ODD, Shop, T
@@ -193,11 +194,13 @@ def test_nothing_is_landed_where_nothing_differs_or_nothing_was_asked_for(shop: 
     assert shop.runs() == [(REPAIR, "running"), (REPAIR, "done")]
 
 
-def test_killed_between_landing_and_recording_it_changes_nothing_and_is_done_again(shop: Compared) -> None:
+@pytest.mark.parametrize("point", [REREAD_LANDED])
+def test_killed_between_landing_and_recording_it_changes_nothing_and_is_done_again(shop: Compared, point: str) -> None:
     upto = shop.silver(*WRONG)
-    with broken_off(REREAD_LANDED) as reached:
+    with broken_off(point) as reached:
         shop.repair()
     assert reached
+    invariants(shop.project, Known()).assert_held("I1", "I3", "I4", "I5")
     assert shop.reread() == [], "what no row tells of is never read"
     shop.repair()
     assert shop.reread_rows() == landed_at(upto + 1)
