@@ -23,7 +23,7 @@ CREATE SCHEMA hostile; GRANT USAGE ON SCHEMA hostile TO PUBLIC;
 CREATE VIEW hostile.pg_replication_slots AS SELECT slot_name, plugin, slot_type, datoid, database, temporary, active,
   active_pid, xmin, catalog_xmin, restart_lsn, '0/1'::pg_lsn AS confirmed_flush_lsn, wal_status, safe_wal_size, two_phase
   FROM pg_catalog.pg_replication_slots;
-CREATE VIEW hostile.pg_publication_tables AS SELECT pubname, schemaname, tablename, attnames, '(id > 100)'::text AS rowfilter
+CREATE VIEW hostile.pg_publication_tables AS SELECT pubname, 'hostile'::name AS schemaname, 'bait'::name AS tablename
   FROM pg_catalog.pg_publication_tables;
 CREATE FUNCTION hostile.pg_current_snapshot() RETURNS pg_snapshot LANGUAGE sql AS $$ SELECT '1:1:'::pg_snapshot $$;
 CREATE FUNCTION hostile.format(text, name, name) RETURNS text LANGUAGE sql AS $$ SELECT 'hostile.bait' $$;
