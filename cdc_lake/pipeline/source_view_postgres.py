@@ -69,9 +69,9 @@ class PostgresView:
         """See SourceView."""
         check_server(limits(self._session, self._project.postgres), place_of(self._project.postgres))
         names = self.tables()
-        yield from self._publication(names, found := state())
+        yield from self._publication(names, state())
         there = slot.find_slot(self._session, self._project.slot)
-        yield from self._stream(there, found, names)
+        yield from self._stream(there, state(), names)  # read behind the slot: a receiver beside moves both
 
     def layout(self, table: TableName) -> Relation | None:
         """See SourceView."""
