@@ -30,6 +30,7 @@ from cdc_lake.pipeline.copies import CopiedTable, Course, courses
 from cdc_lake.pipeline.cuts import BROKEN, PAUSED, RENEWING, TableState, last_cut
 from cdc_lake.pipeline.rebuild import Rebuilding
 from cdc_lake.pipeline.sessions import MERGING, guarded
+from cdc_lake.pipeline.whole_groups import renewed_to
 from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
@@ -182,7 +183,8 @@ class Renewing:
         begins = shown(state.stream, copy.position)
         facts = {"table": target.label, "position": begins}
         self._tell(Progress("renew", f"{target.label} begins again with the copy at {begins}", facts=facts))
-        work = guarded(lambda: Rebuilding(self._project, copy.relation, position, tell=self._tell), target)
+        upto = renewed_to(self._project, state.stream, cut, self._courses, copy)
+        work = guarded(lambda: Rebuilding(self._project, copy.relation, upto, tell=self._tell), target)
 
         def build() -> TableState | CdcLakeError:
             if isinstance(work, CdcLakeError):

@@ -24,7 +24,7 @@ from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.model.decision import CEILING, RELEASE
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.copies import Course, courses
+from cdc_lake.pipeline.copies import CopiedTable, Course, courses
 from cdc_lake.pipeline.cuts import Cut, TableState
 from cdc_lake.pipeline.follow import check_few
 from cdc_lake.pipeline.holds import CLOSED, HoldLog
@@ -80,6 +80,28 @@ def together_at(project: Project, stream: str, cut: Cut, name: TableName) -> int
     return min(cut.position, max(own, min(others, default=cut.position)))
 
 
+def renewed_to(project: Project, stream: str, cut: Cut, known: Mapping[str, Course], copy: CopiedTable) -> int:
+    """Where a table that begins again with `copy` is built to: the cut, but no further than where the others of its
+    group are, or begin again with a copy of theirs. Tables of a group that are behind, and were all copied again, would
+    else wait for each other. It goes as far as its copy in any case: what is behind that they catch up with together.
+    """
+    places = []
+    for other, listed, _, position in _others(project, stream, cut, copy.relation):
+        its = _renewal(known, other, listed, cut.position)
+        places.append(position if its is None else max(position, its.position))
+    return min(cut.position, max(copy.position, min(places, default=cut.position)))
+
+
+def _renewal(
+    known: Mapping[str, Course], target: Target, listed: TableState | None, position: int
+) -> CopiedTable | None:
+    """The copy that a table will begin again with, where silver is at a position; None where that is none, or the
+    table is new there.
+    """
+    course = known.get(str(target.source), Course())
+    return None if listed is None else course.renewal(position, listed.copied)
+
+
 def _others(
     project: Project, stream: str, cut: Cut | None, name: TableName
 ) -> Iterator[tuple[Target, TableState | None, Marker, int]]:
@@ -99,16 +121,17 @@ def passed_by(
     """What the other tables of a group held of what one of them is built from again, and has to be judged: rows of a
     copy are what the source had, whatever was held then. Raises GroupWaits; HeldLost where that is recorded no more.
     Neither of a table that a copy is in force of and has not begun again with it: before the copy nothing of it counts
-    any more but what is known.
+    any more but what is known. Nor of one that has begun again, for a table all of which that is judged lies before a
+    copy of its own: that ends what was held, and the other may wait for it.
     """
     out = []
     judged = max((part.span.upto for part in plan.parts if part.copy is None), default=-1)  # -1: nothing is
     known = courses(control_tables(project).snapshots(), state.stream)
     for other, listed, marker, position in _others(project, state.stream, cut, target.source):
-        course = known.get(str(other.source), Course())
-        copy = None if listed is None else course.renewal(plan.upto, listed.copied)
+        copy = _renewal(known, other, listed, plan.upto if cut is None else max(plan.upto, cut.position))
         renewed = copy is not None and copy.position >= judged
-        if position < judged and not renewed:
+        begun = listed is not None and listed.copied is not None and plan.copied is not None and judged < plan.copied
+        if position < judged and not renewed and not begun:
             first = f"where that is {target.label}, `cdc-lake rebuild {other.source}` comes first"
             hint = f"`cdc-lake run` brings them to one position, or says what keeps {other.label}; {first}"
             raise GroupWaits(f"{other.label}, of the same group as {target.label}, is behind it", hint=hint)

@@ -67,8 +67,10 @@ class World:
         one = Transaction(boundaries(position), changes, tuple(position for _ in changes))
         self.bronze.append([raw_transaction(one)])
 
-    def copy(self, position: int, **rows: Sequence[int]) -> None:
-        """Copies of tables with rows of these ids, all as of one position, are in force."""
+    def copy(self, position: int, *, late: bool = False, **rows: Sequence[int]) -> None:
+        """Copies of tables with rows of these ids, all as of one position, are in force; `late`: the stream is beyond
+        it.
+        """
         state = self.bronze.state()
         assert state is not None
         name, copied = copy_name(state, position), []
@@ -79,7 +81,8 @@ class World:
             self.beside.append_snapshot(name, chunk, relation, values, 1000 * chunk, position)
             copied.append(CopiedTable(relation.table, relation.layout, len(ids), 1, position))
         record_recopied(self.control, state, name, copied)
-        self.bronze.advance(position + 1, position + 1)
+        if not late:
+            self.bronze.advance(position + 1, position + 1)
 
     def advance(self) -> None:
         with nullcontext(self.lasting) if self.lasting else Advance(self.project, self._spark, silent) as walk:
@@ -146,6 +149,32 @@ def test_both_tables_of_a_group_that_is_behind_are_copied_again(spark: Any, lake
     world.land(130, row(ORDERS, 4), row(LINES, 4))
     world.advance()
     world.assert_whole([1, 2, 3, 4], [1, 3, 4, 9])
+
+
+@pytest.mark.parametrize(
+    ("orders", "apart"),
+    [({}, False), ({"kind": "history"}, True)],
+    ids=["current, copied at once", "history, one after the other"],
+)
+def test_tables_of_a_group_do_not_wait_for_each_other_where_a_cut_is_beyond_their_copies(
+    spark: Any, lake_root: Path, orders: dict[str, Any], *, apart: bool
+) -> None:
+    world = World(lake_root, spark, f"beyond{int(apart)}", **orders)
+    world.land(120, row(ORDERS, 3), row(LINES, 3), row(ALONE, 3))
+    world.land(130, row(ORDERS, 4), row(LINES, 4))
+    world.land(140, row(ORDERS, 5, LIMIT + 1), row(LINES, 5))
+    world.land(150, row(ORDERS, 6), row(LINES, 6), row(ALONE, 6))
+    world.refused()
+    if apart:
+        world.copy(125, late=True, orders=[1, 2, 3])
+        world.copy(135, late=True, lines=[1, 3, 4, 9])
+    else:
+        world.copy(125, late=True, orders=[1, 2, 3], lines=[1, 3, 9])
+    world.land(160, row(ORDERS, 7), row(LINES, 7))
+    world.advance()
+    world.assert_whole([1, 2, 3, 4, 6, 7], [1, 3, 4, 6, 7, 9])
+    held = {(one.source, one.key[0]) for one in held_list(world.project).changes}
+    assert held == {("public.orders", "5"), ("public.lines", "5")}
 
 
 @pytest.mark.parametrize("orders", [{"kind": "history"}, {}][:BUDGET], ids=["history", "current"][:BUDGET])

@@ -4,6 +4,7 @@ tests/spark/test_rebuild_in_group.py.
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.copies import CopiedTable, record_left, record_recopied
+from cdc_lake.pipeline.copies import CopiedTable, courses, record_left, record_recopied
 from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.holds import hold_log
 from cdc_lake.pipeline.rebuild import Rebuilding
 from cdc_lake.pipeline.rebuild_plan import Part, RebuildPlan, rebuild_plan
-from cdc_lake.pipeline.whole_groups import Ahead, passed_by, together_at
+from cdc_lake.pipeline.whole_groups import Ahead, passed_by, renewed_to, together_at
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from tests.seeds import seeds
 
 ORDERS, LINES, ALONE = (TableName("public", name) for name in ("orders", "lines", "alone"))
 FORM = table("public.orders", id="int4")
@@ -176,3 +178,65 @@ def test_of_tables_that_are_copied_again_together_is_asked_only_what_is_known(tm
     row |= {"relation": "public.lines", "epoch": 1, "generation": 1, "position": 50, "ordinal": 2, "op": "I"}
     world.control.append("held", [row | {"reason": "failed", "key": ["7"]}])
     assert [one.held for one in world.others(listed)] == [{(50, False)}], "what is recorded counts before the copy too"
+
+
+# ── all of a group copied again, and silver beyond the copies ──
+
+NAMES = ("orders", "lines", "notes")
+
+
+class Behind:
+    """A group of three tables of random kinds that is behind the cut; each was copied again, also behind that."""
+
+    def __init__(self, root: Path, dice: random.Random) -> None:
+        kinds = [{"from": f"public.{name}", "kind": dice.choice(("current", "history"))} for name in NAMES]
+        group = {"name": "shop", "tables": [f"public.{name}" for name in NAMES], "hold": "transaction"}
+        source = {"type": "postgres", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+        silver = {"tables": kinds, "groups": [group]}
+        document = {"version": 1, "pipeline": "shop", "source": source, "snapshot": {"mode": "none"}, "silver": silver}
+        self.project = Project(Pipeline.model_validate(document), root / "p", root)
+        self.control = ControlTables(self.project.control)
+        bronze = DeltaBronze(self.project.bronze, durability="os")
+        bronze.begin_stream("test", 10)
+        forms = [table(f"public.{name}", id="int4") for name in NAMES]
+        for position in range(20, 100, 2):
+            some = dice.sample(forms, dice.randint(1, 3))
+            changes = tuple(Insert(form, (str(position),)) for form in some)
+            bronze.append([raw_transaction(Transaction(boundaries(position), changes, (position,) * len(some)))])
+        bronze.advance(100, 100)
+        self.state = _there(bronze.state())
+        self.cut = cut(**{name: dice.randrange(20, 100) for name in NAMES}, alone=100)
+        positions = sorted(dice.randrange(20, 100) for _ in NAMES)
+        self.copies = dict(zip(dice.sample(NAMES, 3), positions, strict=True))
+        for name, position in self.copies.items():
+            form = CopiedTable(TableName("public", name), FORM.layout, 0, 0, position)
+            record_recopied(self.control, self.state, f"again-{position}", [form])
+        self.known = courses(self.control.snapshots(), "test")
+
+    def renew(self, name: str) -> bool:
+        """Begin again with a table's copy, as far as a run would; whether that can be."""
+        listed = self.cut.tables[f"public.{name}"]
+        copy = self.known[f"public.{name}"].renewal(100, listed.copied)
+        if copy is None:
+            return False
+        write_cut(self.control, self.state, self.cut, None, silent)
+        try:
+            Rebuilding(self.project, copy.relation, renewed_to(self.project, "test", self.cut, self.known, copy))
+        except GroupWaits:
+            return False
+        upto = renewed_to(self.project, "test", self.cut, self.known, copy)
+        self.cut.tables[f"public.{name}"] = replace(listed, position=upto, copied=copy.position)
+        return True
+
+
+@pytest.mark.parametrize("seed", seeds(5))
+def test_tables_of_a_group_that_were_all_copied_again_never_wait_for_each_other(tmp_path: Path, seed: int) -> None:
+    print(f"seed {seed}")
+    world = Behind(tmp_path, random.Random(seed))
+    waiting = set(NAMES)
+    while waiting:
+        begun = {name for name in sorted(waiting) if world.renew(name)}
+        assert begun, f"{waiting} wait for each other: {world.cut}, copied at {world.copies}"
+        waiting -= begun
+    for name, copied in world.copies.items():
+        assert copied <= world.cut.tables[f"public.{name}"].position <= 100
