@@ -6,7 +6,7 @@ is the product's own `compare`, or the rows themselves, where there is no source
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -76,10 +76,10 @@ def landed(what: str, reader: BronzeReader, expected: dict[str, int], transactio
     same(what, folded(ds.dataset(reader.files().paths)), expected)
 
 
-def compared(project: Project) -> dict[str, int]:
-    """Rows of each silver table; fail unless `compare` finds all of them equal to the source."""
-    found = compare(project, (), silent)
-    if found.verdict is not Verdict.EQUAL or not found.tables:
+def compared(project: Project, tables: Sequence[str]) -> dict[str, int]:
+    """Rows of the silver tables of these; fail unless `compare` finds all of them equal to the source."""
+    found = compare(project, tables, silent)
+    if found.verdict is not Verdict.EQUAL or len(found.tables) != len(tables):
         said = "; ".join(f"{one.table}: {one.text} {one.reason}" for one in found.tables)
         raise SystemExit(f"{project.name}: silver is not what the source has: {said}")
     return {one.table: one.silver_rows or 0 for one in found.tables}

@@ -5,7 +5,7 @@
 First 2,000 changes each of five tables, in pipelines of 5, 50 and 500 tables: a table that is not touched must cost
 nothing. The target: at most 1.5 times the time with five. Then 1,000 changes a table for 1, 10 and 100 tables in one
 span: the time for a change must not grow with the tables. Half of the changes are new rows, half are updates of rows
-that are there.
+that are there. At the end every table of every pipeline has the rows that it was given, value by value.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from end_state import held_rows
 from measured import conclude, median, table
 from span_pair import PER_TRANSACTION, project_of
 from spans import options, session
+from spark_costs import costing
 from workload_spans import Workload, orders
 
 from cdc_lake.bronze.writer import DeltaBronze
@@ -41,6 +42,7 @@ class Fleet:
 
     def __init__(self, spark: Any, root: Path, fmt: str, tables: int) -> None:
         names = [f"orders_{n}" for n in range(tables)]
+        self._spark = spark
         self._project = project_of(root, f"fleet_{fmt}_{tables}", fmt, names)
         self._workloads = [Workload(orders(name), ROWS, 0) for name in names]
         self._advance = Advance(self._project, spark, silent)
@@ -53,16 +55,22 @@ class Fleet:
                 [self._inserts(n, ROWS if n < max(FEW, *TOUCHED) else 1) for n in range(at, min(at + 50, tables))]
             )
 
-    def span(self, touched: int, changes: int) -> float:
-        """Apply one span with so many changes of so many tables; seconds."""
+    def span(self, touched: int, changes: int) -> dict[str, float]:
+        """Apply one span with so many changes of so many tables; what it costs."""
         return self._apply([self._updates(n, changes // 2) + self._inserts(n, changes // 2) for n in range(touched)])
+
+    def check(self) -> int:
+        """How many rows all tables have; raise unless they are what each was given."""
+        targets = [self._project.target(workload.layout.table) for workload in self._workloads]
+        given = [one.inserted(range(rows)) for one, rows in zip(self._workloads, self._rows, strict=True)]
+        return sum(held_rows(self._project, target, rows) for target, rows in zip(targets, given, strict=True))
 
     def close(self) -> None:
         """Forget the tables."""
         self._advance.__exit__(None, None, None)
         shutil.rmtree(self._project.lake / "silver", ignore_errors=True)
 
-    def _apply(self, changes: list[list[Change]]) -> float:
+    def _apply(self, changes: list[list[Change]]) -> dict[str, float]:
         every = [change for of_table in changes for change in of_table]
         random.Random(len(every)).shuffle(every)
         batch = []
@@ -71,12 +79,11 @@ class Fleet:
             some = every[at : at + PER_TRANSACTION]
             batch.append(raw_transaction(Transaction(boundaries(self._position), tuple(some))))
         self._bronze.append(batch)
-        begun = time.perf_counter()
-        self._advance.run(None, threading.Event())
-        took = time.perf_counter() - begun
+        with costing(self._spark, self._project.lake) as cost:
+            self._advance.run(None, threading.Event())
         for error in self._advance.done.broken.values():
             raise error
-        return took
+        return cost
 
     def _inserts(self, table: int, count: int) -> list[Change]:
         first = self._rows[table]
@@ -96,10 +103,12 @@ def measured_fleets(
     for number in range(rounds + 1):
         for tables, fleet in zip(sizes, fleets, strict=True):
             for touched, changes in spans:
-                took = fleet.span(touched, changes)
-                runs.append({"format": fmt, "tables": tables, "touched": touched, "round": number, "seconds": took})
-                print(f"  {fmt}, {tables} tables, {touched} touched, round {number}: {took:.2f} s", flush=True)
-    for fleet in fleets:
+                what, cost = f"{tables} tables, {touched} touched", fleet.span(touched, changes)
+                facts = {"format": fmt, "what": what, "tables": tables, "touched": touched, "round": number}
+                runs.append(facts | cost)
+                print(f"  {fmt}, {what}, round {number}: {cost['seconds']:.2f} s", flush=True)
+    for tables, fleet in zip(sizes, fleets, strict=True):
+        print(f"  {fmt}, {tables} tables: {fleet.check():,} rows, as they were given", flush=True)
         fleet.close()
     return runs
 

@@ -8,7 +8,8 @@ table has `--rows` rows already; seconds are from the start of both loops, with 
 the last transaction is written. Then transactions of 1,000 changes, one at a time: of one table, and of ten tables with
 100 changes each; seconds from the source's commit until a cut has it. At the end one transaction of `--one` new rows,
 which is one span. Memory is the most that Spark's driver had until then. `--shipped`: with the driver memory that is
-the default, as a result of its own. Targets: 50,000 changes/s; p50 of 2 s with one table and 6 s with ten.
+the default, as a result of its own. Targets: 50,000 changes/s; p50 of 2 s with one table and 6 s with ten. At the end
+`compare` has to find every row of every table that was written equal to the source's.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from end_state import compared
 from measured import conclude, median, table
 from spans import options, session
-from spark_costs import driver_mib
+from spark_costs import costing, driver_mib
 from workload_spans import BASE, orders
 from workload_sql import BLOCK, TABLE, WORKLOAD
 
@@ -43,6 +45,16 @@ from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 SMALL = [f"small_{n}" for n in range(10)]
 WARM = 20  # blocks of the backlog before the clock starts
 _PATIENCE = 900.0
+SETTLED = """
+INSERT INTO orders SELECT
+  n, n::bigint * 7919 % 100003, (ARRAY['new', 'packed', 'sent', 'returned'])[1 + abs(n) % 4], (abs(n) % 99999) / 100.0,
+  abs(n) % 17, md5(n::text) || md5((n + 1)::text) || md5((n + 2)::text),
+  'customer' || abs(n) % 100003 || '@example.org',
+  timestamptz '2026-01-01 00:00+00' + n * interval '1 second', timestamp '2026-01-01' + n * interval '1 second',
+  abs(n) % 3 = 0
+  FROM generate_series(-{rows}, -1) AS n
+"""
+"""The rows that silver has already, in the source, which has them before there is a slot."""
 
 
 def project_of(server: EmbeddedServer, root: Path, fmt: str, heap: int) -> Project:
@@ -63,7 +75,7 @@ apply: {{driver_memory: {heap} MiB}}
 
 
 def fill(spark: Any, project: Project, rows: int) -> None:
-    """Rows that silver has already, below those of the backlog, by the store that apply uses."""
+    """Rows that silver has already, below those of the backlog, by the store that apply uses; `SETTLED` in Spark."""
     layout, own = orders("orders"), derive(spark)
     target = project.target(layout.table)
     silver = store(own, project, target)
@@ -103,20 +115,21 @@ def running(project: Project) -> AbstractContextManager[Any]:
 
 def measure(admin: psycopg.Connection[Any], project: Project, spark: Any, given: Any) -> dict[str, Any]:
     """All of it for one format."""
-    (at,) = admin.execute("SELECT coalesce(max(id) / 800, 0) FROM orders").fetchone() or (0,)
     fill(spark, project, given.rows)
     run(project, once=True, only="receive", stop=threading.Event(), tell=silent)  # the slot and the stream's beginning
-    admin.execute("CALL backlog(%s, %s)", [at + 1, at + WARM])
+    admin.execute("CALL backlog(1, %s)", [WARM])
     run(project, once=True, only=None, stop=threading.Event(), tell=silent)
     blocks, live = given.changes // BLOCK, Live(project, admin)
     print(f"  {project.name}: writing {blocks * BLOCK:,} changes", flush=True)
-    admin.execute("CALL backlog(%s, %s)", [at + WARM + 1, at + WARM + blocks - 1])
+    admin.execute("CALL backlog(%s, %s)", [WARM + 1, WARM + blocks - 1])
     (before,) = admin.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone() or (0,)
-    admin.execute("CALL backlog(%s, %s)", [at + WARM + blocks, at + WARM + blocks])
+    admin.execute("CALL backlog(%s, %s)", [WARM + blocks, WARM + blocks])
     out: dict[str, Any] = {"format": project.name.removeprefix("live_")}
     begun = time.perf_counter()
     with running(project):
-        out["seconds"] = live.wait(int(before), begun)
+        with costing(spark, project.lake) as cost:
+            seconds = live.wait(int(before), begun)
+        out |= cost | {"seconds": seconds}
         out["rate"] = blocks * BLOCK / out["seconds"]
         print(f"  {project.name}: {out['rate']:,.0f} changes/s", flush=True)
         for name, work in (("one", one_table), ("ten", ten_tables)):
@@ -132,7 +145,16 @@ def measure(admin: psycopg.Connection[Any], project: Project, spark: Any, given:
             f"  {project.name}: one of {given.one:,}: {out['one_transaction']:.1f} s, {out['driver_mib']} MiB",
             flush=True,
         )
+    out["rows"] = compared(project, ["orders", *SMALL] if given.rounds else ["orders"])
+    print(f"  {project.name}: equal to the source, {sum(out['rows'].values()):,} rows", flush=True)
     return out
+
+
+def begin_anew(admin: psycopg.Connection[Any]) -> None:
+    """Leave the source with the rows that silver has before the backlog."""
+    admin.execute("DELETE FROM orders WHERE id >= 0")
+    admin.execute(f"TRUNCATE {', '.join(SMALL)}")
+    admin.execute("VACUUM (ANALYZE, FREEZE) orders")
 
 
 def large(admin: psycopg.Connection[Any], rows: int) -> None:
@@ -151,7 +173,7 @@ def one_table(admin: psycopg.Connection[Any]) -> None:
             "INSERT INTO orders SELECT n, 1, 'new', 1, 1, 'n', 'e', now(), now(), true "
             "FROM generate_series((SELECT max(id) + 1 FROM orders), (SELECT max(id) + 500 FROM orders)) AS n"
         )
-        some = "SELECT id FROM orders ORDER BY random() LIMIT 500"
+        some = "SELECT id FROM orders WHERE id >= 0 ORDER BY random() LIMIT 500"
         admin.execute(f"UPDATE orders SET state = 'live' WHERE id IN ({some})")
 
 
@@ -198,7 +220,9 @@ def main() -> None:
                 admin.execute(WORKLOAD)
                 for name in SMALL:
                     admin.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, note text)")
+                admin.execute(SETTLED.format(rows=given.rows))
                 for fmt in given.formats:
+                    begin_anew(admin)
                     project = project_of(server, root, fmt, given.heap)
                     runs.append(measure(admin, project, spark, given))
                     admin.execute("SELECT pg_drop_replication_slot(%s)", [project.slot])

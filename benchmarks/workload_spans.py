@@ -103,6 +103,11 @@ class Workload:
         """A new row."""
         return Insert(self.layout, tuple(_printed(v) for v in self._row("I", key, random.Random(key)).values())[1:])
 
+    def inserted(self, keys: range) -> pa.Table:
+        """The rows that `insert` makes of these keys, typed."""
+        rows = [self._row("I", key, random.Random(key)) for key in keys]
+        return pa.Table.from_pylist(rows, schema=NET).drop_columns(["op"])
+
     def _change(self, row: dict[str, Any]) -> Change:
         if row["op"] == "D":
             return Delete(self.layout, (str(row["id"]), *([None] * 9)), OldKind.KEY)

@@ -16,6 +16,7 @@ from xml.etree import ElementTree as ET
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.bronze.reader import BronzeReader
@@ -36,6 +37,8 @@ import plots
 import regress
 import run
 import scenarios
+import span_pair
+from workload_spans import Workload, orders
 
 
 def backlog(*rates: tuple[float, float]) -> dict[str, Any]:
@@ -227,9 +230,9 @@ def test_the_page_is_made_from_the_results() -> None:
 
 
 def test_a_run_that_left_something_else_than_it_was_given_fails(tmp_path: Path) -> None:
-    orders = table("public.orders", id="int8", **{f"c{n}": "text" for n in range(3)}, quantity="int4")
-    rows = [Insert(orders, (str(n), "a", "b", "c", "7")) for n in range(4)]
-    changes = (*rows, Update(orders, ("1", "a", "b", "c", "9")), Delete(orders, ("2", *[None] * 4), OldKind.KEY))
+    relation = table("public.orders", id="int8", **{f"c{n}": "text" for n in range(3)}, quantity="int4")
+    rows = [Insert(relation, (str(n), "a", "b", "c", "7")) for n in range(4)]
+    changes = (*rows, Update(relation, ("1", "a", "b", "c", "9")), Delete(relation, ("2", *[None] * 4), OldKind.KEY))
     bronze = DeltaBronze(tmp_path)
     bronze.begin_stream("s", 0)
     bronze.append([raw_transaction(Transaction(boundaries(1), changes))])
@@ -244,3 +247,13 @@ def test_a_run_that_left_something_else_than_it_was_given_fails(tmp_path: Path) 
     pq.write_table(pa.Table.from_pylist(edited, schema=SCHEMA), file)
     with pytest.raises(SystemExit, match="the chain is broken"):
         end_state.landed("edited", BronzeReader(tmp_path), state, transactions=1, changes=6)
+
+
+def test_silver_with_other_rows_than_it_was_given_fails_a_run(tmp_path: Path) -> None:
+    project, workload = span_pair.project_of(tmp_path, "x", "delta", ["orders"]), Workload(orders("orders"), 10, 0)
+    target = project.target(workload.layout.table)
+    write_deltalake(str(project.silver_path(target)), workload.inserted(range(5)))
+    assert end_state.held_rows(project, target, workload.inserted(range(5))) == 5
+    for others in (range(4), range(1, 6)):
+        with pytest.raises(SystemExit, match="has other rows than it was given"):
+            end_state.held_rows(project, target, workload.inserted(others))
