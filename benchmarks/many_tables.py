@@ -133,7 +133,7 @@ def tables_of(
     return [
         table(
             "Seconds of a span of 10,000 changes of five tables",
-            ("pipeline of", *(f"{n} tables" for n in PIPELINES)),
+            ("pipeline of", *(f"{n} tables" for n in pipelines)),
             rows,
         ),
         table("Spans of 1,000 changes a table touched", ("", "s", "µs a change"), spans),
