@@ -36,10 +36,10 @@ PROMISES = (
     ),
     Promise(
         "R3",
-        "silver: broken off at every step of apply and of upkeep, its JVM killed, it alone, both",
+        "silver: broken off at every step of apply, of upkeep, of a new layout and of a rebuild, its JVM killed, it alone, both",
         ("tests/spark/test_apply_crashes.py", "tests/spark/test_apply_kills.py"),
-        {"breaks": 200, "kills with the JVM": 18, "kills of Python alone": 14},
-        kinds=22,  # each step of apply and upkeep, each crash point, either way: "at any moment" may find nobody there
+        {"breaks": 300, "kills with the JVM": 18, "kills of Python alone": 14},
+        kinds=29,  # each step of apply, upkeep, layouts and rebuilds, each crash point, either way: "at any moment" may find nobody there
     ),
     Promise(
         "R4",

@@ -38,6 +38,9 @@ STYLES = (
 BRONZE = {"batch": {"max_transactions": 3, "max_delay": "5 ms"}, "maintenance": {"compact_after_files": 6}}
 
 
+OF_THE_FAMILY = (*RECEIVING, at.FRAME_PART)
+"""Where a receiver may die whose frames come in pieces."""
+
 IN_PIECES = Faults(stall_after=9, stall_seconds=0.5, cuts=(1, 2, 3))
 """A stream whose first frame comes in two pieces, and whose batches hold a record or a few."""
 
@@ -120,7 +123,7 @@ def of_family(stand_in: StandIn, root: Path, dice: random.Random, sections: Any)
             ledger,
             dice,
             copying=tuple(name for name in COPYING if name not in {at.SLOT_KEPT, at.TABLE_COPIED}),
-            receiving=(*RECEIVING, at.FRAME_PART),
+            receiving=OF_THE_FAMILY,
             broken=lambda: stand_in.servers[kind.by_csn].inject(IN_PIECES),
         )
 

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.live
 
 PART = 20_000
 SPOOL = {"spool": {"part": PART}}
+DEATHS = (f"{at.SPOOLED}:1", f"{at.SPOOLED}:5", f"{at.FILE_OPEN}:2")
+"""Where a receiver dies that is sent a transaction before it ends."""
 TABLES = """
 CREATE TABLE a (id int PRIMARY KEY, n int, note text);
 CREATE TABLE b (id int PRIMARY KEY, n int, note text);
@@ -205,7 +207,7 @@ def test_a_receiver_killed_while_a_transaction_is_streamed_starts_over_with_it(
     receivers = receivers_of(project, streaming.password)
     assert receivers.run() == 0
     write(streaming, random.Random(3), 3)
-    for setting in (f"{at.SPOOLED}:1", f"{at.SPOOLED}:5", f"{at.FILE_OPEN}:2"):
+    for setting in DEATHS:
         assert receivers.run(setting) == KILLED
         assert list(project.spool.iterdir()) == []
     assert receivers.run() == 0

@@ -20,18 +20,19 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
-from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.read import read_silver
+from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
-from cdc_lake.testing.faults import KILLED, Pipeline, assert_cuts_are_true, assert_nothing_is_held_twice
+from cdc_lake.testing.committed import Committed
+from cdc_lake.testing.faults import KILLED, Pipeline
 from cdc_lake.testing.histories import History, interleave, with_column
+from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.messages import TYPE_OIDS, raw_transaction
-from cdc_lake.testing.oracle import Oracle
 from tests.seeds import one_seed
 from tests.tally import tally
 
+from .broken_world import TRIES
 from .test_apply_cases import FORMATS
-from .test_apply_crashes import TABLES, TRIES, same
+from .told import LOOKED_AT
 from .two_tables import PLAIN, WHOLE, breaks
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.usefixtures("jars")]
@@ -111,7 +112,7 @@ def test_killed_with_its_jvm_anywhere_apply_goes_on_where_the_tables_say(tmp_pat
     file = tmp_path / "killed.yaml"
     file.write_text(FILE.format(fmt=fmt))
     project, pipeline = load_project(file), Pipeline(file, {})
-    bronze, oracle = DeltaBronze(project.bronze, durability="os"), Oracle(fails=breaks)
+    bronze, landed = DeltaBronze(project.bronze, durability="os"), list[Transaction]()
     bronze.begin_stream("test", 10)
     history, plain = History(seed, [PLAIN, WHOLE], truncates=30), PLAIN
     position = 1000
@@ -120,7 +121,7 @@ def test_killed_with_its_jvm_anywhere_apply_goes_on_where_the_tables_say(tmp_pat
         nonlocal position
         made = interleave(dice.randrange(1 << 20), [history], count, first=position)
         position += 10 * count
-        oracle.run(made)
+        landed.extend(made)
         bronze.append([raw_transaction(one) for one in made])
 
     struck: Counter[str] = Counter()
@@ -138,12 +139,7 @@ def test_killed_with_its_jvm_anywhere_apply_goes_on_where_the_tables_say(tmp_pat
             assert point not in FAILPOINTS, f"{point} was not passed"
     land(5)
     pipeline.do("run", "--once", "--only", "apply")
-    for name in TABLES:
-        found = read_silver(project, project.target(name)).to_pylist()
-        assert same(found, list(oracle.tables.get(name, {}).values())), name
-    held = ControlTables(project.control).read("held").to_pylist()
-    assert sorted((r["position"], r["ordinal"]) for r in held if r["reason"] != "closed") == sorted(oracle.held)
-    assert_nothing_is_held_twice(project)
-    assert_cuts_are_true(project)
+    known = Known(committed=Committed(landed, breaks), applied=True)
+    invariants(project, known).assert_held(*LOOKED_AT)
     with_jvm = struck[BOTH] + struck[JAVA]
     tally("R3", struck, **{"kills with the JVM": with_jvm, "kills of Python alone": struck[PYTHON]})

@@ -22,8 +22,7 @@ from cdc_lake.testing.oracle import Oracle
 from tests.seeds import one_seed
 
 from .conftest import make_project
-from .test_apply_crashes import same
-from .two_tables import PLAIN, RULE, WHOLE, breaks
+from .two_tables import PLAIN, RULE, WHOLE, breaks, same
 
 pytestmark = pytest.mark.spark
 

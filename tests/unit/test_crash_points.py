@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from itertools import chain
+from types import ModuleType
 
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.crash_points import CRASH_POINTS, listed
 from tests.conftest import ROOT
+from tests.struck import listed_in, struck
 
 
 def test_there_are_24_crash_points_and_each_can_be_brought_about() -> None:
@@ -17,14 +19,27 @@ def test_there_are_24_crash_points_and_each_can_be_brought_about() -> None:
     assert {one.name: one.says for one in listed().failpoints} == at.FAILPOINTS
 
 
-def test_every_failpoint_is_passed_somewhere_and_killed_at_by_a_test() -> None:
+def test_every_failpoint_is_passed_somewhere() -> None:
     names = {getattr(at, name): name for name in vars(at) if name.isupper() and name != "FAILPOINTS"}
     assert names.keys() == at.FAILPOINTS.keys()
-    package, tests = (words(folder) for folder in ("cdc_lake", "tests"))
-    kit = words("cdc_lake/testing")
+    package = words("cdc_lake")
     for name, constant in names.items():
         assert re.search(rf"failpoint\([^)]*\b{constant}\b", package), f"{name} is passed nowhere"
-    assert not {name for name, constant in names.items() if not re.search(rf"\b{constant}\b", tests + kit)}
+
+
+def test_every_failpoint_is_struck_by_a_fault_test() -> None:
+    found = struck(ROOT / "tests")
+    assert not at.FAILPOINTS.keys() - found.keys(), "no test kills or breaks off there"
+    assert found[at.REBUILT] >= {"tests.spark.test_apply_crashes", "tests.spark.test_rebuild"}
+
+
+def test_a_failpoint_that_is_only_named_or_listed_and_not_used_is_not_taken_for_struck() -> None:
+    module, source = (
+        ModuleType("kept"),
+        "ALL = [at.CONFIRMED]\nfor name in ALL:\n    ...\nNEVER = [at.BEGUN]\nat.PREPARED\n",
+    )
+    exec(source, {**vars(module), "at": at}, vars(module))
+    assert {*listed_in(module, source)} == {at.CONFIRMED}
 
 
 def words(folder: str) -> str:

@@ -162,15 +162,18 @@ def test_a_table_that_holds_nothing_yet_keeps_no_cut_back(tmp_path: Path) -> Non
     assert len(promises(lake.control)) == 1
 
 
-def dies(project: Project, newest: WrittenCut) -> None:
-    failpoint.arm(failpoint.CUT_JUDGED)
+def dies(project: Project, newest: WrittenCut, point: str) -> None:
+    failpoint.arm(point)
     Keeper(project, ControlTables(project.control), None, silent).cut(newest)
 
 
-def test_who_dies_between_judging_and_promising_leaves_nothing_and_the_next_one_asks_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", [failpoint.CUT_JUDGED])
+def test_who_dies_between_judging_and_promising_leaves_nothing_and_the_next_one_asks_again(
+    tmp_path: Path, point: str
+) -> None:
     lake = made(tmp_path)
     newest = cut(lake, 100, 0, GOOD)
-    child = multiprocessing.get_context("spawn").Process(target=dies, args=(lake.project, newest))
+    child = multiprocessing.get_context("spawn").Process(target=dies, args=(lake.project, newest, point))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
