@@ -13,6 +13,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.relation import TableName
+from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.apply import apply
 from cdc_lake.pipeline.compare import compare
@@ -20,6 +21,8 @@ from cdc_lake.pipeline.comparison import Repair, Verdict
 from cdc_lake.pipeline.rebuild import rebuild
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.status import status
+from cdc_lake.testing.broken_off import Failed, broken_off
+from cdc_lake.testing.invariants import Known, invariants
 from tests.conftest import Database
 
 from .conftest import make_project
@@ -31,6 +34,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 RULE = {"rule": "between", "column": "n", "min": 0, "max": 100, "on_fail": "quarantine"}
+BREAKS = (f"{at.REREAD_LANDED}:1", f"{at.REREAD_LANDED}:2")
+"""Where a run dies that reads rows again, one after the other: of the first table, and of the second."""
 ODD = 'it\'s \\ "odd"; --'
 
 
@@ -117,6 +122,10 @@ def test_rows_that_silver_never_had_are_read_again_and_the_holds_end(
         "UPDATE @ SET n = 500 WHERE id = '4'",
         "INSERT INTO @ VALUES ('9', 9, 'small')",
     )
+    for point in BREAKS:
+        with broken_off(point, Failed) as reached:
+            shop.run()
+        assert reached, point
     shop.run()
     assert shop.told == ["never_told.delta: read again at the source", "never_told.ice: read again at the source"]
     shop.both("UPDATE @ SET n = 12 WHERE id = '1'", "INSERT INTO @ VALUES ('3', 3, 'again')")
@@ -130,6 +139,7 @@ def test_rows_that_silver_never_had_are_read_again_and_the_holds_end(
     shop.run()  # without another change: at the latest now they are there
     assert shop.verdicts() == [Verdict.EQUAL_BUT_HELD] * 2
     assert len(shop.told) == 4, "what a rule holds is not asked for"
+    invariants(shop.project, Known()).assert_held("I1", "I3", "I4", "I5")
     assert rebuilt(shop, "ice") == (0, 0, 0), "a rebuild finds in bronze what was read again"
     shop.project = project_of(database, lake_root, "stop")
     assert_that_a_repair_brings_what_nobody_told(shop)
