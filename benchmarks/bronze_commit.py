@@ -3,10 +3,10 @@
     python benchmarks/bronze_commit.py [--commits 10000] [--folder DIR] [--growth FORMAT] [--no-save]
 
 Rows have 10 columns of text, about 250 bytes, a fifth of them updates. A commit is what the receiver waits for before
-it confirms: rows, chain, Parquet, commit, sync; their columns were made while the batch was open, as `pipeline.landing`
-does it. Kinds that are compared take turns in one run. Growth: see `bronze_growth.py`; `--growth` measures that alone,
-of one format, and shows it. Of every table that was written the chain is verified to its last row; those of different
-formats end with one hash.
+it confirms: rows, chain, Parquet, commit, sync; their columns were made while the batch was open, as
+`pipeline.receiving.landing` does it. Kinds that are compared take turns in one run. Growth: see `bronze_growth.py`;
+`--growth` measures that alone, of one format, and shows it. Of every table that was written the chain is verified to
+its last row; those of different formats end with one hash.
 """
 
 from __future__ import annotations

@@ -39,10 +39,10 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import compare_table
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.compare_sides import SilverSide, SourceSide
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.compare import table as compare_table
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.compare.sides import SilverSide, SourceSide
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.server import EmbeddedServer
 
 PLANTED = 4_321

@@ -19,8 +19,8 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.read import read_silver
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.state.comparison import Verdict
 
 STATE = "SELECT count(*) AS rows, sum(id)::bigint AS ids, sum(quantity)::bigint AS quantity FROM orders"
 """What `folded` says of bronze, of the source's table."""

@@ -43,9 +43,9 @@ from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import hashing_process
-from cdc_lake.pipeline.family_frames import assembler_of, frames_of
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.gaussdb.frames import assembler_of, frames_of
+from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.stream import hashing_process
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.wire.connect import connect

@@ -44,7 +44,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Operation
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.gaussdb.declared import DeclaredTable
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers

@@ -30,7 +30,7 @@ from workload_sql import FILL, TABLE
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.server import EmbeddedServer
 
 WARM = 5  # seconds that are not counted: compiled code, caches, the first commits

@@ -27,7 +27,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.model.change import Change, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.testing.messages import boundaries, raw_transaction
 
 Runs: TypeAlias = list[dict[str, Any]]

@@ -34,7 +34,7 @@ from workload_sql import BLOCK, publish
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.source.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, message_options
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 

@@ -29,8 +29,8 @@ from cdc_lake.lake.store import store
 from cdc_lake.model.change import Change, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.rebuild import rebuild
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.rebuild import rebuild
 from cdc_lake.testing.messages import boundaries, raw_transaction
 
 A_COMMIT = 100_000

@@ -21,7 +21,7 @@ from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.decode.redaction import Redaction, Strategy
 from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.redaction import redacted
+from cdc_lake.pipeline.stream.redaction import redacted
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 USERS = table("public.users", id="int8", email="text", **{f"c{n}": "text" for n in range(8)})

@@ -31,7 +31,7 @@ from workload_sql import fill
 
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
 

@@ -38,7 +38,7 @@ from cdc_lake.model.change import Change
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.silver.shape import make_shape
 from cdc_lake.testing.messages import boundaries, raw_transaction
 

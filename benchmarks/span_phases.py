@@ -14,7 +14,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.delta import DeltaSilver
 from cdc_lake.lake.iceberg import IcebergSilver
-from cdc_lake.pipeline import merging, table_job, table_span, table_steps
+from cdc_lake.pipeline.applying import merging, table_job, table_span, table_steps
 
 
 class Phases:

@@ -35,8 +35,8 @@ from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.landing import Landing
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.landing import Landing
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.server import EmbeddedServer
 
 CHANGE_BYTES = 249

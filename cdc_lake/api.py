@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from cdc_lake.bronze.ledger import Ledger
     from cdc_lake.config.references import Secrets
     from cdc_lake.model.decision import Verb
-    from cdc_lake.pipeline.check_line import CheckLine
-    from cdc_lake.pipeline.comparison import Comparison
-    from cdc_lake.pipeline.cut_list import CutList
-    from cdc_lake.pipeline.decide import HeldDecision
-    from cdc_lake.pipeline.held import HeldList
-    from cdc_lake.pipeline.inspect import RowView, TransactionView
-    from cdc_lake.pipeline.inspect_parked import ParkedList
+    from cdc_lake.pipeline.applying.rebuild import Rebuilt
+    from cdc_lake.pipeline.check.line import CheckLine
+    from cdc_lake.pipeline.held.decide import HeldDecision
+    from cdc_lake.pipeline.held.listing import HeldList
+    from cdc_lake.pipeline.inspect.bronze import RowView, TransactionView
+    from cdc_lake.pipeline.inspect.parked import ParkedList
+    from cdc_lake.pipeline.judging.cut_list import CutList
+    from cdc_lake.pipeline.judging.promising import Promised
     from cdc_lake.pipeline.maintain import Maintenance
-    from cdc_lake.pipeline.pauses import PauseState
     from cdc_lake.pipeline.plan import Plan
-    from cdc_lake.pipeline.promising import Promised
-    from cdc_lake.pipeline.reading import CutSession
-    from cdc_lake.pipeline.rebuild import Rebuilt
-    from cdc_lake.pipeline.report import ReportFiles
+    from cdc_lake.pipeline.ports.slot_details import SlotDetails
+    from cdc_lake.pipeline.ports.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
     from cdc_lake.pipeline.resync import Resynced
     from cdc_lake.pipeline.run import RunSummary
-    from cdc_lake.pipeline.slot_details import SlotDetails
-    from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
-    from cdc_lake.pipeline.status import Status
-    from cdc_lake.pipeline.status_page import StatusPage
+    from cdc_lake.pipeline.state.comparison import Comparison
+    from cdc_lake.pipeline.state.pauses import PauseState
+    from cdc_lake.pipeline.state.reading import CutSession
+    from cdc_lake.pipeline.status.page import StatusPage
+    from cdc_lake.pipeline.status.report import ReportFiles
+    from cdc_lake.pipeline.status.standing import Status
     from cdc_lake.pipeline.upgrade import Upgrade
 
 __all__ = [
@@ -91,8 +91,8 @@ def load_pipeline(file: str | Path, *, environment: str | None = None, secrets: 
 
 
 def check(project: Project) -> list[CheckLine]:
-    """Everything a run needs, each with its fix. See `cdc_lake.pipeline.check`."""
-    from cdc_lake.pipeline.check import check as look
+    """Everything a run needs, each with its fix. See `cdc_lake.pipeline.check.doctor`."""
+    from cdc_lake.pipeline.check.doctor import check as look
 
     return look(project)
 
@@ -106,15 +106,17 @@ def open_bronze(project: Project | str | Path) -> Ledger:
 
 
 def held(project: Project) -> HeldList:
-    """What waits: changes that rules keep back, transactions that are not decoded. See `cdc_lake.pipeline.held`."""
-    from cdc_lake.pipeline.held import held_list
+    """What waits: changes that rules keep back, transactions that are not decoded. See
+    `cdc_lake.pipeline.held.listing`.
+    """
+    from cdc_lake.pipeline.held.listing import held_list
 
     return held_list(project)
 
 
 def inspect_parked(project: Project | str | Path) -> ParkedList:
     """Prepared transactions that are kept until their COMMIT PREPARED. Raises LakeError, ConfigInvalid."""
-    from cdc_lake.pipeline.inspect_parked import inspect_parked as look_up
+    from cdc_lake.pipeline.inspect.parked import inspect_parked as look_up
 
     return look_up(_loaded(project))
 
@@ -122,13 +124,13 @@ def inspect_parked(project: Project | str | Path) -> ParkedList:
 def inspect_row(project: Project | str | Path, table: str, *key: object) -> RowView:
     """Every change of the rows that had a key: its values in the order of the primary key, or one mapping by column.
 
-    See `cdc_lake.pipeline.inspect`. Raises NotInBronze, ConfigInvalid.
+    See `cdc_lake.pipeline.inspect.bronze`. Raises NotInBronze, ConfigInvalid.
     """
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.lake.control import control_tables
-    from cdc_lake.pipeline.inspect import inspect_row as look_up
-    from cdc_lake.pipeline.inspect import row_key
-    from cdc_lake.pipeline.source_table import source_table
+    from cdc_lake.pipeline.inspect.bronze import inspect_row as look_up
+    from cdc_lake.pipeline.inspect.bronze import row_key
+    from cdc_lake.pipeline.state.source_table import source_table
 
     loaded, name = _loaded(project), source_table(table)
     bronze = bronze_reader(loaded)
@@ -146,7 +148,7 @@ def inspect_transaction(
     """The transaction at a commit position, as it is printed or as bronze stores it. Raises NotInBronze."""
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.model.position import parse_position
-    from cdc_lake.pipeline.inspect import inspect_transaction as look_up
+    from cdc_lake.pipeline.inspect.bronze import inspect_transaction as look_up
 
     number = parse_position(position) if isinstance(position, str) else position
     return look_up(bronze_reader(_loaded(project)), number, epoch)
@@ -162,7 +164,7 @@ def read(
     versions: bool = False,
 ) -> pa.Table:
     """A silver table as of a cut, without Spark. See `session`; the other tables may be behind."""
-    from cdc_lake.pipeline.reading import read_table
+    from cdc_lake.pipeline.state.reading import read_table
 
     return read_table(_loaded(project), table, parsed(as_of), epoch, allow_behind=allow_behind, versions=versions)
 
@@ -170,20 +172,20 @@ def read(
 def session(
     project: Project | str | Path, *, as_of: Given = "latest", epoch: int | None = None, allow_behind: bool = False
 ) -> CutSession:
-    """All silver tables as of one cut. See `cdc_lake.pipeline.reading`.
+    """All silver tables as of one cut. See `cdc_lake.pipeline.state.reading`.
 
     `as_of`: `latest`, a position as it is printed (`0/16B3748`, `951909`) or as tables store it (an integer), a time
     with its zone, or the name of a promise; positions are of the newest stream or of `epoch`. Raises BeforeFirstCut,
     CutNotReached, CutUnknown, MalformedPosition, TableBehind, ConfigInvalid.
     """
-    from cdc_lake.pipeline.reading import open_session
+    from cdc_lake.pipeline.state.reading import open_session
 
     return open_session(_loaded(project), parsed(as_of), epoch, allow_behind=allow_behind)
 
 
 def cuts(project: Project, *, limit: int = 20, promised: bool = False) -> CutList:
-    """The newest cuts, or those that stay readable. See `cdc_lake.pipeline.cut_list`."""
-    from cdc_lake.pipeline.cut_list import list_cuts
+    """The newest cuts, or those that stay readable. See `cdc_lake.pipeline.judging.cut_list`."""
+    from cdc_lake.pipeline.judging.cut_list import list_cuts
 
     return list_cuts(project, limit, promised=promised)
 
@@ -197,29 +199,29 @@ def promise(
     keep: timedelta | None = None,
     tell: Tell = silent,
 ) -> Promised:
-    """Keep a cut readable under a name, for a time or until it is ended. See `cdc_lake.pipeline.promising`."""
-    from cdc_lake.pipeline.promising import promise_cut
+    """Keep a cut readable under a name, for a time or until it is ended. See `cdc_lake.pipeline.judging.promising`."""
+    from cdc_lake.pipeline.judging.promising import promise_cut
 
     return promise_cut(project, name, parsed(as_of), epoch, keep, tell)
 
 
 def end_promise(project: Project, name: str, *, tell: Tell = silent) -> Promised:
     """End a promise now. Raises NotPromised where none of that name stands."""
-    from cdc_lake.pipeline.promising import end_promise as end
+    from cdc_lake.pipeline.judging.promising import end_promise as end
 
     return end(project, name, tell)
 
 
 def pause(project: Project, table: str) -> PauseState:
-    """Stop one silver table, named by its source, while the others flow. See `cdc_lake.pipeline.pauses`."""
-    from cdc_lake.pipeline.pauses import pause as stop
+    """Stop one silver table, named by its source, while the others flow. See `cdc_lake.pipeline.state.pauses`."""
+    from cdc_lake.pipeline.state.pauses import pause as stop
 
     return stop(project, table)
 
 
 def resume(project: Project, table: str) -> PauseState:
     """Let a paused table go on from where it stayed."""
-    from cdc_lake.pipeline.pauses import resume as go_on
+    from cdc_lake.pipeline.state.pauses import resume as go_on
 
     return go_on(project, table)
 
@@ -260,8 +262,8 @@ def run_once(
 
 
 def status(project: Project) -> Status:
-    """Where the pipeline stands. See `cdc_lake.pipeline.status`."""
-    from cdc_lake.pipeline.status import status as look_up
+    """Where the pipeline stands. See `cdc_lake.pipeline.status.standing`."""
+    from cdc_lake.pipeline.status.standing import status as look_up
 
     return look_up(project)
 
@@ -274,16 +276,16 @@ def history(
     until: datetime | None = None,
     limit: int | None = None,
 ) -> pa.Table:
-    """Rows of a control table, oldest first, without Spark. See `cdc_lake.pipeline.history`. Raises LakeError."""
-    from cdc_lake.pipeline.history import read_history
+    """Rows of a control table, oldest first, without Spark. See `cdc_lake.pipeline.state.history`. Raises LakeError."""
+    from cdc_lake.pipeline.state.history import read_history
 
     return read_history(_loaded(project), table, since=since, until=until, limit=limit)
 
 
 def status_page(project: Project, file: str | Path) -> StatusPage:
-    """Write a status as an HTML page. See `cdc_lake.pipeline.status_page`. Raises ReportNotWritten, LakeError."""
-    from cdc_lake.pipeline.status import status as look_up
-    from cdc_lake.pipeline.status_page import write_status_page
+    """Write a status as an HTML page. See `cdc_lake.pipeline.status.page`. Raises ReportNotWritten, LakeError."""
+    from cdc_lake.pipeline.status.page import write_status_page
+    from cdc_lake.pipeline.status.standing import status as look_up
 
     return write_status_page(project, look_up(project), Path(file))
 
@@ -303,10 +305,11 @@ def compare(
     """Prove silver equal to the source; say what `repair` can bring of what differs, and with `yes` land it in bronze.
 
     `values`: tell the rows of keys that differ. `at`: silver at a cut, as `cuts` names them, or a position or time;
-    `sample`: some rows, such as `5%` or `10000`; `full`: all of them without hashes. See `cdc_lake.pipeline.compare`.
+    `sample`: some rows, such as `5%` or `10000`; `full`: all of them without hashes. See
+    `cdc_lake.pipeline.compare.prove`.
     """
-    from cdc_lake.pipeline.compare import compare as prove
-    from cdc_lake.pipeline.compare_sample import Sample
+    from cdc_lake.pipeline.compare.prove import compare as prove
+    from cdc_lake.pipeline.compare.sample import Sample
 
     cut, some = None if at is None else parsed(at), None if sample is None else Sample.parse(sample)
     return prove(project, tables, tell, repair=repair, yes=yes, values=values, at=cut, sample=some, full=full)
@@ -322,8 +325,8 @@ def rebuild(
     keys: int = 0,
     tell: Tell = silent,
 ) -> Rebuilt:
-    """Make a silver table again from bronze. See `cdc_lake.pipeline.rebuild`."""
-    from cdc_lake.pipeline.rebuild import rebuild as build
+    """Make a silver table again from bronze. See `cdc_lake.pipeline.applying.rebuild`."""
+    from cdc_lake.pipeline.applying.rebuild import rebuild as build
 
     return build(project, table, to=to, into=into, dry_run=dry_run, keys=keys, tell=tell)
 
@@ -339,7 +342,7 @@ def release_held(
     project: Project, table: str, *, key: Sequence[str | None] | None = None, rule: str | None = None, reason: str
 ) -> HeldDecision:
     """Let held changes of a source table through as they are: those that keep `key`, or all, with `rule` those that
-    nothing else holds. The next run does it. See `cdc_lake.pipeline.decide`.
+    nothing else holds. The next run does it. See `cdc_lake.pipeline.held.decide`.
     """
     return _decide(project, "release", table, key, rule, reason)
 
@@ -389,8 +392,8 @@ def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, w
 
 
 def report(project: Project) -> ReportFiles:
-    """Write the report. See `cdc_lake.pipeline.report`."""
-    from cdc_lake.pipeline.report import report as write
+    """Write the report. See `cdc_lake.pipeline.status.report`."""
+    from cdc_lake.pipeline.status.report import report as write
 
     return write(project)
 
@@ -420,7 +423,7 @@ def upgrade(project: Project, *, yes: bool = False) -> Upgrade:
 def _decide(
     project: Project, verb: Verb, table: str, key: Sequence[str | None] | None, rule: str | None, reason: str
 ) -> HeldDecision:
-    from cdc_lake.pipeline.decide import Choice, decide
+    from cdc_lake.pipeline.held.decide import Choice, decide
 
     return decide(project, verb, table, Choice(None if key is None else tuple(key), rule), reason, yes=True)
 

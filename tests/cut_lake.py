@@ -18,7 +18,7 @@ from cdc_lake.lake.marker import iceberg_catalog, iceberg_table
 from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Boundaries, Transaction
-from cdc_lake.pipeline.cuts import IN, TableState, table_facts
+from cdc_lake.pipeline.state.cuts import IN, TableState, table_facts
 from cdc_lake.testing.messages import raw_transaction, table
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

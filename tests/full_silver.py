@@ -26,8 +26,8 @@ from cdc_lake.lake.session import RUNTIME_SETTINGS, start
 from cdc_lake.model.change import Change, Insert, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.watching import watching
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.watching import watching
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.spark.conftest import INTERPRETED, make_project
 

@@ -22,8 +22,8 @@ from cdc_lake.lake.parked_place import parked_place
 from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.parked import ParkedTransactions
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream.parked import ParkedTransactions
+from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.source.recording_file import RecordingHeader, RecordingWriter
 from cdc_lake.testing.messages import boundaries, catalog_of, encode_transaction, insert, raw_transaction, relation
 from cdc_lake.testing.two_phase import begin_prepare, prepare, rollback_prepared

@@ -21,8 +21,8 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Up
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.cuts import IN, PAUSED, TableState, table_facts
-from cdc_lake.pipeline.holds import record
+from cdc_lake.pipeline.state.cuts import IN, PAUSED, TableState, table_facts
+from cdc_lake.pipeline.state.holds import record
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -12,7 +12,7 @@ from cdc_lake.lake.control_columns import schema_of
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.decision import FIRST_ORDINAL, Decided
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.holds import HoldLog, OpenHolds, open_holds
+from cdc_lake.pipeline.state.holds import HoldLog, OpenHolds, open_holds
 from cdc_lake.silver.lineage import trace
 from cdc_lake.silver.row_events import Closing, Event, Key, Traced, Unit
 from cdc_lake.testing.oracle import Oracle

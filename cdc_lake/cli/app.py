@@ -32,7 +32,7 @@ from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_lo
 from cdc_lake.cli.view import Look, View, separate_narration, stderr
 
 if TYPE_CHECKING:
-    from cdc_lake.pipeline.status import Status
+    from cdc_lake.pipeline.status.standing import Status
 
 ORDER = (
     *("init", "validate", "check", "plan", "run", "status", "compare", "report"),
@@ -105,7 +105,7 @@ def check(
     """Look at everything a run needs: Java, Spark, jars, server, role, slot, tables, lake; each with its fix."""
     from cdc_lake.cli.render import check_text
     from cdc_lake.cli.render_types import ledger_text
-    from cdc_lake.pipeline import check as doctor
+    from cdc_lake.pipeline.check import doctor
 
     project = call.project()
     if sql or ddl:
@@ -204,14 +204,14 @@ def status(
     """Where the pipeline stands: tables, slot, lags, held rows, each with its reason."""
     from cdc_lake.cli.render_status import status_text
     from cdc_lake.cli.watching import watch_status
-    from cdc_lake.pipeline.status import status as look_up
+    from cdc_lake.pipeline.status.standing import status as look_up
 
     project = call.project()
 
     def look() -> Status:
         found = look_up(project)
         if html is not None:
-            from cdc_lake.pipeline.status_page import write_status_page
+            from cdc_lake.pipeline.status.page import write_status_page
 
             write_status_page(project, found, html)
         return found
@@ -229,7 +229,7 @@ def report(
 ) -> None:
     """Write the data quality and run report: one HTML file and its JSON."""
     from cdc_lake.cli.render import report_text
-    from cdc_lake.pipeline.report import report as write
+    from cdc_lake.pipeline.status.report import report as write
 
     files = write(call.project())
     call.view.result(files, report_text(files))

@@ -9,7 +9,7 @@ import typer
 from cdc_lake.cli.verb import Call, verb
 
 if TYPE_CHECKING:
-    from cdc_lake.pipeline.compare_sample import Sample
+    from cdc_lake.pipeline.compare.sample import Sample
 
 
 def register(app: typer.Typer) -> None:
@@ -40,8 +40,8 @@ def compare(
     """Prove that silver equals the source, row by row."""
     from cdc_lake.cli.render_compare import comparison_text
     from cdc_lake.model.as_of import as_of
-    from cdc_lake.pipeline.compare import compare as prove
-    from cdc_lake.pipeline.comparison import Verdict
+    from cdc_lake.pipeline.compare.prove import compare as prove
+    from cdc_lake.pipeline.state.comparison import Verdict
 
     if yes and not repair:
         raise typer.BadParameter("there is nothing to agree to without --repair", param_hint="--yes")
@@ -64,7 +64,7 @@ def compare(
 
 
 def _sample(text: str) -> Sample:
-    from cdc_lake.pipeline.compare_sample import Sample
+    from cdc_lake.pipeline.compare.sample import Sample
 
     try:
         return Sample.parse(text)

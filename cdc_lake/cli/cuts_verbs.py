@@ -26,7 +26,7 @@ def cuts_list(
 ) -> None:
     """The cuts, the newest first: position, time, tables that are behind, and which stay readable until when."""
     from cdc_lake.cli.render_cuts import list_text
-    from cdc_lake.pipeline.cut_list import list_cuts
+    from cdc_lake.pipeline.judging.cut_list import list_cuts
 
     found = list_cuts(call.project(), limit, promised=promised)
     call.view.result(found, list_text(found))
@@ -39,7 +39,7 @@ def cuts_show(
     """One cut: the version, position and state of each table, and whether the version is there."""
     from cdc_lake.cli.render_cuts import cut_text
     from cdc_lake.model.as_of import as_of as parse
-    from cdc_lake.pipeline.cut_list import show_cut
+    from cdc_lake.pipeline.judging.cut_list import show_cut
 
     found = show_cut(call.project(), parse(as_of), epoch)
     call.view.result(found, cut_text(found))
@@ -59,7 +59,7 @@ def cuts_promise(
     """Keep a cut readable under a name, whatever upkeep removes; or end that."""
     from cdc_lake.cli.render_cuts import promised_text
     from cdc_lake.model.as_of import as_of as parse
-    from cdc_lake.pipeline.promising import end_promise, promise_cut
+    from cdc_lake.pipeline.judging.promising import end_promise, promise_cut
 
     project = call.project()
     if end:

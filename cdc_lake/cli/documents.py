@@ -23,31 +23,32 @@ from cdc_lake.deploy.bundle_file import BundleFile
 from cdc_lake.model.diagnostic import Diagnostic
 from cdc_lake.observe.crash_points import FailpointList
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import inspect, inspect_span
-from cdc_lake.pipeline.against_source import SourceProof
-from cdc_lake.pipeline.check_line import CheckLine
-from cdc_lake.pipeline.comparison import TableComparison, Verdict
-from cdc_lake.pipeline.cut_list import CutList, CutView
-from cdc_lake.pipeline.decide import HeldDecision
-from cdc_lake.pipeline.held import HeldList
-from cdc_lake.pipeline.inspect_parked import ParkedList
-from cdc_lake.pipeline.inspect_row import RowEverywhere
+from cdc_lake.pipeline.applying.rebuild import Rebuilt
+from cdc_lake.pipeline.check.line import CheckLine
+from cdc_lake.pipeline.check.type_ledger import TableLedger
+from cdc_lake.pipeline.compare.against_source import SourceProof
+from cdc_lake.pipeline.held.decide import HeldDecision
+from cdc_lake.pipeline.held.listing import HeldList
+from cdc_lake.pipeline.held.redecode import HeldRetry
+from cdc_lake.pipeline.inspect import bronze as inspect
+from cdc_lake.pipeline.inspect import span as inspect_span
+from cdc_lake.pipeline.inspect.parked import ParkedList
+from cdc_lake.pipeline.inspect.record import Recorded
+from cdc_lake.pipeline.inspect.replay import Replayed
+from cdc_lake.pipeline.inspect.row import RowEverywhere
+from cdc_lake.pipeline.judging.cut_list import CutList, CutView
+from cdc_lake.pipeline.judging.promising import Promised
 from cdc_lake.pipeline.maintain import Maintenance
-from cdc_lake.pipeline.pauses import PauseState
 from cdc_lake.pipeline.plan import Plan
-from cdc_lake.pipeline.promising import Promised
-from cdc_lake.pipeline.rebuild import Rebuilt
-from cdc_lake.pipeline.receiving import ReceiveSummary
-from cdc_lake.pipeline.record import Recorded
-from cdc_lake.pipeline.redecode import HeldRetry
-from cdc_lake.pipeline.replay import Replayed
-from cdc_lake.pipeline.report import ReportFiles
+from cdc_lake.pipeline.ports.slot_details import SlotDetails
+from cdc_lake.pipeline.ports.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
+from cdc_lake.pipeline.receiving.loop import ReceiveSummary
 from cdc_lake.pipeline.resync import Resynced
 from cdc_lake.pipeline.run import RunSummary
-from cdc_lake.pipeline.slot_details import SlotDetails
-from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
-from cdc_lake.pipeline.status import Status
-from cdc_lake.pipeline.type_ledger import TableLedger
+from cdc_lake.pipeline.state.comparison import TableComparison, Verdict
+from cdc_lake.pipeline.state.pauses import PauseState
+from cdc_lake.pipeline.status.report import ReportFiles
+from cdc_lake.pipeline.status.standing import Status
 from cdc_lake.pipeline.upgrade import Upgrade
 
 Fields = Mapping[str, Any]

@@ -33,7 +33,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Decide; without it the changes
 def held_list(call: Call) -> None:
     """Changes that rules hold, by key, and transactions that are in bronze as bytes, with the reason."""
     from cdc_lake.cli.render_held import list_text
-    from cdc_lake.pipeline.held import held_list as look_up
+    from cdc_lake.pipeline.held.listing import held_list as look_up
 
     found = look_up(call.project())
     call.view.result(found, list_text(found))
@@ -49,7 +49,7 @@ def held_retry(
     """Decode again what is in bronze as bytes, with this version and the settings of now. Bronze stays as it is."""
     from cdc_lake.cli.render_held import retry_text
     from cdc_lake.model.position import parse_position
-    from cdc_lake.pipeline.redecode import retry
+    from cdc_lake.pipeline.held.redecode import retry
 
     done = retry(call.project(), None if position is None else parse_position(position), call.view.tell)
     call.view.result(done, retry_text(done))
@@ -89,7 +89,7 @@ def _decide(
     call: Call, verb: Verb, table: str, key: list[str] | None, rule: str | None, reason: str, *, every: bool, yes: bool
 ) -> None:
     from cdc_lake.cli.render_held import decided_text
-    from cdc_lake.pipeline.decide import Choice, decide
+    from cdc_lake.pipeline.held.decide import Choice, decide
 
     if every == bool(key):
         raise typer.BadParameter("name one key, or say --all", param_hint="--key")

@@ -40,8 +40,8 @@ def inspect_span(
 ) -> None:
     """The transactions of a range of positions, one a line, and their totals by table."""
     from cdc_lake.cli.render_inspect import span_text
-    from cdc_lake.pipeline.inspect_span import asked_span
-    from cdc_lake.pipeline.inspect_span import inspect_span as look_up
+    from cdc_lake.pipeline.inspect.span import asked_span
+    from cdc_lake.pipeline.inspect.span import inspect_span as look_up
 
     bronze = _bronze(call)
     found = look_up(bronze, asked_span(bronze, after, upto, epoch), limit)
@@ -57,7 +57,7 @@ def inspect_tx(
     """The transaction that was committed at a position: its boundaries and its changes in order."""
     from cdc_lake.cli.render_inspect import transaction_text
     from cdc_lake.model.position import parse_position
-    from cdc_lake.pipeline.inspect import inspect_transaction
+    from cdc_lake.pipeline.inspect.bronze import inspect_transaction
 
     found = inspect_transaction(_bronze(call), parse_position(position), epoch)
     call.view.result(found, transaction_text(found))
@@ -72,8 +72,8 @@ def inspect_row(
     """The row of one key: everything that happened to it, what that comes to, what is held of it, what silver has."""
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.cli.render_row import row_text
-    from cdc_lake.pipeline.inspect_row import row_everywhere
-    from cdc_lake.pipeline.source_table import source_table
+    from cdc_lake.pipeline.inspect.row import row_everywhere
+    from cdc_lake.pipeline.state.source_table import source_table
 
     project, name = call.project(), source_table(table)
     bronze = bronze_reader(project)
@@ -96,10 +96,10 @@ def inspect_chain(
     from cdc_lake.bronze.open import bronze_reader
     from cdc_lake.cli.render_inspect import chain_text
     from cdc_lake.lake.control import control_tables
-    from cdc_lake.pipeline.inspect import inspect_chain as verify
-    from cdc_lake.pipeline.inspect import plain
-    from cdc_lake.pipeline.inspect_span import asked_span
-    from cdc_lake.pipeline.proof import known_beside
+    from cdc_lake.pipeline.inspect.bronze import inspect_chain as verify
+    from cdc_lake.pipeline.inspect.bronze import plain
+    from cdc_lake.pipeline.inspect.span import asked_span
+    from cdc_lake.pipeline.state.proof import known_beside
 
     project = call.project()
     if against is not None:
@@ -118,7 +118,7 @@ def inspect_chain(
 def inspect_parked(call: Call) -> None:
     """Prepared transactions that are kept until their COMMIT PREPARED, the oldest first."""
     from cdc_lake.cli.render_parked import parked_text
-    from cdc_lake.pipeline.inspect_parked import inspect_parked as look_up
+    from cdc_lake.pipeline.inspect.parked import inspect_parked as look_up
 
     found = look_up(call.project())
     call.view.result(found, parked_text(found))
@@ -136,7 +136,7 @@ def inspect_failpoints(call: Call) -> None:
 
 def _against(call: Call, project: Project, what: str, *, whole: bool) -> None:
     from cdc_lake.cli.render_inspect import proof_text
-    from cdc_lake.pipeline.against_source import against_source
+    from cdc_lake.pipeline.compare.against_source import against_source
 
     if what != "source" or not whole:
         raise typer.BadParameter("expected `source`, without a range", param_hint="--against")
@@ -161,7 +161,7 @@ def _bronze(call: Call) -> BronzeReader:
 
 def _key(given: list[str], table: TableName, bronze: BronzeReader) -> dict[str, str]:
     """A key as `column=value` for each column, or as bare values in the order of the primary key."""
-    from cdc_lake.pipeline.inspect import row_key
+    from cdc_lake.pipeline.inspect.bronze import row_key
 
     if all("=" in part for part in given):
         return dict(part.split("=", 1) for part in given)

@@ -9,7 +9,7 @@ import typer
 from cdc_lake.cli.verb import Call, verb
 
 if TYPE_CHECKING:
-    from cdc_lake.pipeline.pauses import PauseState
+    from cdc_lake.pipeline.state.pauses import PauseState
 
 Table = Annotated[str, typer.Argument(help="The source table: schema.table, or a table of `public`.")]
 
@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def pause(call: Call, table: Table) -> None:
     """Stop one silver table while the others flow: bronze keeps its changes until `resume`."""
-    from cdc_lake.pipeline.pauses import pause as stop
+    from cdc_lake.pipeline.state.pauses import pause as stop
 
     done = stop(call.project(), table)
     call.view.result(done, _text(done))
@@ -30,7 +30,7 @@ def pause(call: Call, table: Table) -> None:
 
 def resume(call: Call, table: Table) -> None:
     """Let a paused table go on from where it stayed."""
-    from cdc_lake.pipeline.pauses import resume as go_on
+    from cdc_lake.pipeline.state.pauses import resume as go_on
 
     done = go_on(call.project(), table)
     call.view.result(done, _text(done))

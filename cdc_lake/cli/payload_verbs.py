@@ -15,7 +15,7 @@ from cdc_lake.cli.traces import keep_out
 from cdc_lake.cli.verb import Call, Environment, verb
 
 if TYPE_CHECKING:
-    from cdc_lake.pipeline.payload import Reading
+    from cdc_lake.pipeline.inspect.payload import Reading
 
 
 class PluginName(enum.StrEnum):
@@ -90,7 +90,7 @@ def inspect_payload(
     Files are read in their order: a relation that one announces names the columns in the next ones. What cannot be
     decoded is an object of type `error`, and the exit code is then 1.
     """
-    from cdc_lake.pipeline.payload import inspect_files
+    from cdc_lake.pipeline.inspect.payload import inspect_files
 
     given = _given(plugin, style, batch, encoding, encoding_errors)
     _print(call, inspect_files(files, given, recording=recording))
@@ -132,9 +132,9 @@ def record(
     from cdc_lake.cli.interrupt import StopOnSignal
     from cdc_lake.cli.render_replay import recorded_text
     from cdc_lake.config.load import load_project
-    from cdc_lake.pipeline.copying import Stopped
-    from cdc_lake.pipeline.record import Limits
-    from cdc_lake.pipeline.record import record as run
+    from cdc_lake.pipeline.inspect.record import Limits
+    from cdc_lake.pipeline.inspect.record import record as run
+    from cdc_lake.pipeline.stream.copying import Stopped
 
     project = keep_out(load_project(pipeline, environment=environment))
     limits = Limits(seconds, None if size is None else _bytes(size), transactions)
@@ -172,8 +172,8 @@ def replay(
 ) -> None:
     """Run a recording: follow every transaction from BEGIN to COMMIT and count what it held."""
     from cdc_lake.cli.render_replay import replayed_text
-    from cdc_lake.pipeline.payload import inspect_files
-    from cdc_lake.pipeline.replay import replay as run
+    from cdc_lake.pipeline.inspect.payload import inspect_files
+    from cdc_lake.pipeline.inspect.replay import replay as run
 
     given = _given(plugin, style, batch, encoding, encoding_errors)
     if records:
@@ -207,7 +207,7 @@ def _given(
     """How to read, as far as anything was said; else a recording says it, and the bytes."""
     from cdc_lake.decode.mppdb.codec import Codec, Policy
     from cdc_lake.decode.mppdb.records import Style
-    from cdc_lake.pipeline.payload import DEFAULT, Reading
+    from cdc_lake.pipeline.inspect.payload import DEFAULT, Reading
 
     codec = Codec(encoding, Policy(bad_text.value))
     if plugin is PluginName.PGOUTPUT:

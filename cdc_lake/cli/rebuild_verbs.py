@@ -34,7 +34,7 @@ def rebuild(
     """Make a silver table again from bronze, by the settings and rules of now, in one commit; old cuts stay."""
     from cdc_lake.cli.render_rebuild import rebuilt_text
     from cdc_lake.model.position import parse_position
-    from cdc_lake.pipeline.rebuild import rebuild as build
+    from cdc_lake.pipeline.applying.rebuild import rebuild as build
 
     position = None if to is None else parse_position(to)
     done = build(call.project(), table, to=position, into=into, dry_run=dry_run, keys=keys, tell=call.view.tell)

@@ -18,7 +18,7 @@ from cdc_lake.source.stream import shown
 if TYPE_CHECKING:
     from cdc_lake.cli.scaffold import NewProject
     from cdc_lake.config.effective import Setting
-    from cdc_lake.pipeline.check import CheckLine
+    from cdc_lake.pipeline.check.doctor import CheckLine
     from cdc_lake.pipeline.plan import Plan
     from cdc_lake.pipeline.run import RunSummary
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_lake.cli.render import table
 from cdc_lake.model.counting import counted
-from cdc_lake.pipeline.comparison import Comparison, DifferingKey, KeyChange, Repair, TableComparison
+from cdc_lake.pipeline.state.comparison import Comparison, DifferingKey, KeyChange, Repair, TableComparison
 
 _CHANGES = 3  # of a key, the last ones
 _LONG = 60  # characters of a value

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from cdc_lake.cli.render import table
 from cdc_lake.model.counting import counted
-from cdc_lake.pipeline.cut_list import CutLine, CutList, CutTable, CutView, PromiseLine
-from cdc_lake.pipeline.promising import Promised
+from cdc_lake.pipeline.judging.cut_list import CutLine, CutList, CutTable, CutView, PromiseLine
+from cdc_lake.pipeline.judging.promising import Promised
 
 
 def list_text(found: CutList) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from cdc_lake.cli.render import size, table
 from cdc_lake.model.counting import counted
 from cdc_lake.model.decision import CEILING
-from cdc_lake.pipeline.decide import HeldDecision
-from cdc_lake.pipeline.held import HeldChange, HeldList
-from cdc_lake.pipeline.redecode import HeldRetry
-from cdc_lake.pipeline.waiting import UndecodedTransaction
+from cdc_lake.pipeline.held.decide import HeldDecision
+from cdc_lake.pipeline.held.listing import HeldChange, HeldList
+from cdc_lake.pipeline.held.redecode import HeldRetry
+from cdc_lake.pipeline.state.waiting import UndecodedTransaction
 
 _SHOWN = 100
 _KEYS = 3

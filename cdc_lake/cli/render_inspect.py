@@ -8,9 +8,9 @@ from datetime import datetime
 from cdc_lake.bronze.chain import ChainVerdict
 from cdc_lake.cli.render import size, table
 from cdc_lake.model.counting import counted
-from cdc_lake.pipeline.against_source import SourceProof
-from cdc_lake.pipeline.inspect import ChangeView, TransactionView
-from cdc_lake.pipeline.inspect_span import SpanView, TransactionLine
+from cdc_lake.pipeline.compare.against_source import SourceProof
+from cdc_lake.pipeline.inspect.bronze import ChangeView, TransactionView
+from cdc_lake.pipeline.inspect.span import SpanView, TransactionLine
 from cdc_lake.source.stream import shown
 
 OPS = {

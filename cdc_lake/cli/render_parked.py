@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_lake.cli.render import size, table
 from cdc_lake.model.counting import counted
-from cdc_lake.pipeline.inspect_parked import ParkedList, PreparedTransaction
+from cdc_lake.pipeline.inspect.parked import ParkedList, PreparedTransaction
 
 _NUMBERS = frozenset({1, 4, 5})  # columns
 

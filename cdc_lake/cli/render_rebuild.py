@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cdc_lake.model.counting import counted
-from cdc_lake.pipeline.rebuild import Rebuilt
+from cdc_lake.pipeline.applying.rebuild import Rebuilt
 from cdc_lake.silver.difference import Difference
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cdc_lake.cli.render import seconds, size
 from cdc_lake.model.counting import counted
-from cdc_lake.pipeline.record import Recorded
-from cdc_lake.pipeline.replay import Replayed
+from cdc_lake.pipeline.inspect.record import Recorded
+from cdc_lake.pipeline.inspect.replay import Replayed
 
 
 def replayed_text(found: Replayed) -> str:

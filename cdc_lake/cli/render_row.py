@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from cdc_lake.bronze.history import RowEvent
 from cdc_lake.cli.render_inspect import OPS, time_text, value_text
 from cdc_lake.model.counting import counted
-from cdc_lake.pipeline.held import HeldChange
-from cdc_lake.pipeline.inspect_row import RowChange, RowEverywhere, SilverRows
+from cdc_lake.pipeline.held.listing import HeldChange
+from cdc_lake.pipeline.inspect.row import RowChange, RowEverywhere, SilverRows
 from cdc_lake.source.stream import shown
 
 

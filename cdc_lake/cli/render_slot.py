@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cdc_lake.cli.render import size, table, wrapped
 from cdc_lake.model.counting import counted
 from cdc_lake.model.slot_counters import SlotCounters
-from cdc_lake.pipeline.slot_details import BesideBronze, SlotDetails
+from cdc_lake.pipeline.ports.slot_details import BesideBronze, SlotDetails
 
 
 def details_text(found: SlotDetails, width: int) -> str:

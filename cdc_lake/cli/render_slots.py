@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_lake.cli.render import size, table
 from cdc_lake.model.counting import counted
-from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade, SlotView
+from cdc_lake.pipeline.ports.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade, SlotView
 
 _NUMBERS = frozenset({5, 6})  # columns
 

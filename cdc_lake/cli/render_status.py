@@ -7,8 +7,8 @@ from collections import Counter
 from cdc_lake.cli.printable import printable
 from cdc_lake.cli.render import GREEN, RED, YELLOW, seconds, size, table, tint, wrapped
 from cdc_lake.model.counting import counted
-from cdc_lake.pipeline.status import Lag, Status
-from cdc_lake.pipeline.wal_note import BudgetStatus
+from cdc_lake.pipeline.status.standing import Lag, Status
+from cdc_lake.pipeline.wal.note import BudgetStatus
 
 _COLOURS = {
     "live": GREEN,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cdc_lake.cli.render import RED, YELLOW, table, tint
 
 if TYPE_CHECKING:
-    from cdc_lake.pipeline.type_ledger import ColumnLedger, TableLedger
+    from cdc_lake.pipeline.check.type_ledger import ColumnLedger, TableLedger
 
 _COLOURS = {"converted": YELLOW, "refused": RED}
 

@@ -23,8 +23,8 @@ def resync(
     from cdc_lake.cli.interrupt import StopOnSignal
     from cdc_lake.cli.render_resync import resynced_text
     from cdc_lake.cli.verb import Interrupted
-    from cdc_lake.pipeline.copying import Stopped
     from cdc_lake.pipeline.resync import resync as copy
+    from cdc_lake.pipeline.stream.copying import Stopped
 
     project = call.project()
     with StopOnSignal(call.view.note) as stop:

@@ -16,7 +16,7 @@ from cdc_lake.cli.view import View, error_document
 from cdc_lake.errors import CdcLakeError, Retry
 
 if TYPE_CHECKING:
-    from cdc_lake.pipeline.status import Status
+    from cdc_lake.pipeline.status.standing import Status
 
 
 def watch_status(view: View, look: Callable[[], Status], every: float) -> None:

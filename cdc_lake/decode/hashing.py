@@ -2,7 +2,7 @@
 
 Python hashes something as short as a row without giving its interpreter lock away, so while digests are made nothing
 else of the process goes on. What a process beside it is asked, and what it answers, is decided here; starting it is
-not (`pipeline.hashing_process`). A question, with numbers as the machine has them, each of 32 bits::
+not (`pipeline.stream.hashing_process`). A question, with numbers as the machine has them, each of 32 bits::
 
     question = parts part*          a chunk's rows, those of one beginning in one part
     part     = size-of-prefix count size-of-data size-of-head prefix border{count + 1} data

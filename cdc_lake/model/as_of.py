@@ -1,7 +1,7 @@
 """As of: how people name the moment they want to read, as one closed union.
 
 A text is a position as it is printed (`0/16B3748` an LSN, `951909` a CSN), an integer one as the tables store it. Which
-cut that is, the cuts say (`pipeline.find_cut`).
+cut that is, the cuts say (`pipeline.state.find_cut`).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.model.counting import counted
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell, silent
-from cdc_lake.pipeline.cuts import Cut, last_cut
 from cdc_lake.pipeline.maintain_silver import TableUpkeep, maintain_silver, spark_is_here
+from cdc_lake.pipeline.state.cuts import Cut, last_cut
 from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Maintain, silver's part: every table of the newest cut is kept up, or what that would be is said.
 
 What stays readable: versions of the last `silver.maintenance.keep_versions`, and for as long as they are promised those
-of promised cuts (`pipeline.promises`); in any case what the newest cut names. Apply may go on meanwhile: where both
-commit, one of them loses, changes nothing and does it again.
+of promised cuts (`pipeline.state.promises`); in any case what the newest cut names. Apply may go on meanwhile: where
+both commit, one of them loses, changes nothing and does it again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from cdc_lake.lake.session import derive, start
 from cdc_lake.lake.silver_upkeep import Keep, Upkept, silver_upkeep
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.cuts import last_cut
-from cdc_lake.pipeline.promises import kept_versions
+from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.pipeline.state.promises import kept_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -28,16 +28,16 @@ from cdc_lake.lake.made import made_of, said_of
 from cdc_lake.lake.read import silver_exists
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.action import Action, ActionKind
-from cdc_lake.pipeline.copies import Course, courses
-from cdc_lake.pipeline.cuts import TableState, last_cut
-from cdc_lake.pipeline.division import check_made
-from cdc_lake.pipeline.layout_changes import check_columns, layout_changes, silver_names_of
-from cdc_lake.pipeline.pauses import stopped_tables
-from cdc_lake.pipeline.redaction import redaction_of
+from cdc_lake.pipeline.check.type_ledger import TableLedger, ledger_of
+from cdc_lake.pipeline.ports.action import Action, ActionKind
+from cdc_lake.pipeline.ports.view import SourceView
 from cdc_lake.pipeline.server import source_view
-from cdc_lake.pipeline.source_view import SourceView
-from cdc_lake.pipeline.type_ledger import TableLedger, ledger_of
+from cdc_lake.pipeline.state.copies import Course, courses
+from cdc_lake.pipeline.state.cuts import TableState, last_cut
+from cdc_lake.pipeline.state.pauses import stopped_tables
+from cdc_lake.pipeline.stream.redaction import redaction_of
+from cdc_lake.pipeline.target.division import check_made
+from cdc_lake.pipeline.target.layout_changes import check_columns, layout_changes, silver_names_of
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.own_columns import WORKING
 from cdc_lake.source.stream import shown

@@ -1,7 +1,8 @@
 """Resync: tables read anew at the source while everything flows, so that silver becomes what the source has.
 
-The copy goes into bronze beside the stream, at a place that is known exactly (`pipeline.recopy`); silver takes it with
-the next run, or the one that is under way, once it is there (`pipeline.renewing`). The other tables notice nothing.
+The copy goes into bronze beside the stream, at a place that is known exactly (`pipeline.receiving.recopy`); silver
+takes it with the next run, or the one that is under way, once it is there (`pipeline.applying.renewing`). The other
+tables notice nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Tell, silent
-from cdc_lake.pipeline.rebuild_plan import remembers
-from cdc_lake.pipeline.recopy import recopy
+from cdc_lake.pipeline.applying.rebuild_plan import remembers
+from cdc_lake.pipeline.receiving.recopy import recopy
 from cdc_lake.pipeline.server import source_view
-from cdc_lake.pipeline.source_table import source_table
-from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.pipeline.state.source_table import source_table
+from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.source.stream import shown
 
 

@@ -1,7 +1,7 @@
 """Running a pipeline: both loops, together or one of them.
 
 With `once`, receiving goes to the goal it fixed at its start while Spark comes up in the background, then apply goes to
-the same position. Without, the receiver is a process of its own (`pipeline.receiver_process`): a heavy merge cannot
+the same position. Without, the receiver is a process of its own (`pipeline.receiving.process`): a heavy merge cannot
 delay its answers to the server, and either of the two may die without taking the other one's state along.
 """
 
@@ -21,15 +21,15 @@ from cdc_lake.errors import CdcLakeError, SparkDied
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.observe.progress import Progress, Tell, of_run
-from cdc_lake.pipeline.apply import ApplySummary, apply
-from cdc_lake.pipeline.receiver_process import ReceiverProcess
-from cdc_lake.pipeline.streams import is_complete
-from cdc_lake.pipeline.upkeep import Upkeep
+from cdc_lake.pipeline.applying.apply import ApplySummary, apply
+from cdc_lake.pipeline.receiving.process import ReceiverProcess
+from cdc_lake.pipeline.receiving.upkeep import Upkeep
+from cdc_lake.pipeline.state.streams import is_complete
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_lake.pipeline.receiving import ReceiveSummary
+    from cdc_lake.pipeline.receiving.loop import ReceiveSummary
 
 _LOOK_EVERY = 0.3
 _SPARK_PATIENCE = 60.0
@@ -112,13 +112,13 @@ def _loops(
 
 
 def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell) -> ReceiveSummary:
-    from cdc_lake.pipeline.receive import receive  # noqa: PLC0415  # applying alone needs no database driver
+    from cdc_lake.pipeline.receiving.receive import receive  # noqa: PLC0415  # applying alone needs no database driver
 
     bronze, address = bronze_writer(project), project.pipeline.observe.metrics
     if once or address is None:  # a run with an end says what it did
         with Upkeep(project, tell) as upkeep:
             return receive(project, bronze, once=once, stop=stop, tell=upkeep.heard)
-    from cdc_lake.pipeline.receiver_metrics import ReceiverMetrics  # noqa: PLC0415  # only where it is asked for
+    from cdc_lake.pipeline.status.receiver_metrics import ReceiverMetrics  # noqa: PLC0415  # only where it is asked for
 
     with ReceiverMetrics(project, address, tell) as metrics, Upkeep(project, metrics.heard) as upkeep:
         return receive(project, bronze, once=once, stop=stop, tell=upkeep.heard, pulse=metrics.pulse)

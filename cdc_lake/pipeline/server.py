@@ -15,23 +15,23 @@ from cdc_lake.config.source import FamilySource
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Tell
-from cdc_lake.pipeline.compare_source import CompareSource
-from cdc_lake.pipeline.copies import CopiedTable
-from cdc_lake.pipeline.copies_beside import Recopy
-from cdc_lake.pipeline.open_stream import OpenStream
-from cdc_lake.pipeline.slot_care import SlotCare
-from cdc_lake.pipeline.source_view import SourceView
-from cdc_lake.pipeline.wal_kept import KeptWal
+from cdc_lake.pipeline.ports.side import CompareSource
+from cdc_lake.pipeline.ports.slot_care import SlotCare
+from cdc_lake.pipeline.ports.view import SourceView
+from cdc_lake.pipeline.state.copies import CopiedTable
+from cdc_lake.pipeline.stream.copies_beside import Recopy
+from cdc_lake.pipeline.stream.open_stream import OpenStream
+from cdc_lake.pipeline.wal.kept import KeptWal
 from cdc_lake.source.ending import Opened, nobody
 
 
 def source_view(project: Project) -> AbstractContextManager[SourceView]:
     """Connect to the pipeline's source, to look at it. Raises SourceError."""
     if _of_family(project):
-        from cdc_lake.pipeline.source_view_family import family_view  # noqa: PLC0415
+        from cdc_lake.pipeline.gaussdb.view import family_view  # noqa: PLC0415
 
         return family_view(project)
-    from cdc_lake.pipeline.source_view_postgres import postgres_view  # noqa: PLC0415
+    from cdc_lake.pipeline.postgres.view import postgres_view  # noqa: PLC0415
 
     return postgres_view(project)
 
@@ -39,10 +39,10 @@ def source_view(project: Project) -> AbstractContextManager[SourceView]:
 def compare_source(project: Project, state: BronzeState) -> AbstractContextManager[CompareSource]:
     """Connect to the source that bronze was fed from, to compare with it. Raises SourceError, StateError."""
     if _of_family(project):
-        from cdc_lake.pipeline.compare_family import family_side  # noqa: PLC0415
+        from cdc_lake.pipeline.gaussdb.side import family_side  # noqa: PLC0415
 
         return family_side(project, state)
-    from cdc_lake.pipeline.compare_postgres import postgres_side  # noqa: PLC0415
+    from cdc_lake.pipeline.postgres.side import postgres_side  # noqa: PLC0415
 
     return postgres_side(project, state)
 
@@ -64,10 +64,10 @@ def opened_stream(
     StateError, Stopped.
     """
     if _of_family(project):
-        from cdc_lake.pipeline.family_stream import open_family  # noqa: PLC0415
+        from cdc_lake.pipeline.gaussdb.stream import open_family  # noqa: PLC0415
 
         return open_family(project, bronze, control, stop, tell, patience, recopy, first=first, heed=heed)
-    from cdc_lake.pipeline.postgres_stream import open_postgres  # noqa: PLC0415
+    from cdc_lake.pipeline.postgres.stream import open_postgres  # noqa: PLC0415
 
     return open_postgres(project, bronze, control, stop, tell, patience, recopy, first=first, heed=heed)
 
@@ -87,10 +87,10 @@ def copy_again(
     `opened`: told of connections. Raises CopyUnplaced, SourceError, LakeError, StateError, Stopped.
     """
     if _of_family(project):
-        from cdc_lake.pipeline.family_recopy import copy_family  # noqa: PLC0415
+        from cdc_lake.pipeline.gaussdb.recopy import copy_family  # noqa: PLC0415
 
         return copy_family(project, state, tables, bronze, stop, tell, opened)
-    from cdc_lake.pipeline.postgres_recopy import copy_postgres  # noqa: PLC0415
+    from cdc_lake.pipeline.postgres.recopy import copy_postgres  # noqa: PLC0415
 
     return copy_postgres(project, state, tables, bronze, control, stop, tell, opened)
 
@@ -98,10 +98,10 @@ def copy_again(
 def slot_care(project: Project) -> SlotCare:
     """The slots of the pipeline's server."""
     if _of_family(project):
-        from cdc_lake.pipeline.slots_family import FamilySlots  # noqa: PLC0415
+        from cdc_lake.pipeline.gaussdb.slots import FamilySlots  # noqa: PLC0415
 
         return FamilySlots(project)
-    from cdc_lake.pipeline.slots_postgres import PostgresSlots  # noqa: PLC0415
+    from cdc_lake.pipeline.postgres.slots import PostgresSlots  # noqa: PLC0415
 
     return PostgresSlots(project)
 
@@ -109,10 +109,10 @@ def slot_care(project: Project) -> SlotCare:
 def kept_wal(project: Project) -> KeptWal:
     """The log that the pipeline's server keeps for its slot."""
     if _of_family(project):
-        from cdc_lake.pipeline.wal_kept_family import FamilyWal  # noqa: PLC0415
+        from cdc_lake.pipeline.gaussdb.wal import FamilyWal  # noqa: PLC0415
 
         return FamilyWal(project)
-    from cdc_lake.pipeline.wal_kept_postgres import PostgresWal  # noqa: PLC0415
+    from cdc_lake.pipeline.postgres.wal import PostgresWal  # noqa: PLC0415
 
     return PostgresWal(project)
 

@@ -15,12 +15,12 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import NoStream, SlotActive, SlotMissing
 from cdc_lake.lake.control import control_tables
 from cdc_lake.observe.progress import Tell, silent
-from cdc_lake.pipeline.action import size
-from cdc_lake.pipeline.connect import open_stream
+from cdc_lake.pipeline.ports.action import size
+from cdc_lake.pipeline.ports.slot_details import SlotDetails
+from cdc_lake.pipeline.ports.slot_values import SlotAdvanced, SlotDropped, SlotFound, SlotList, SlotMade
+from cdc_lake.pipeline.receiving.connect import open_stream
 from cdc_lake.pipeline.server import slot_care
-from cdc_lake.pipeline.slot_details import SlotDetails
-from cdc_lake.pipeline.slot_values import SlotAdvanced, SlotDropped, SlotFound, SlotList, SlotMade
-from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.source.stream import shown
 
 _WAITED: Final = 60

@@ -81,7 +81,7 @@ class Kind(ABC):
     def net(self, changes: DataFrame, target: DataFrame | None, part: TablePart, *, traced: bool) -> DataFrame:
         """What is to be written, from typed changes; `target`: its live rows before, None: none.
 
-        `traced`: the changes carry `_cdc_row` and `_cdc_origin` (`pipeline.follow`).
+        `traced`: the changes carry `_cdc_row` and `_cdc_origin` (`pipeline.applying.follow`).
         """
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 `tables` of the pipeline are patterns over the catalog. They choose the tables when the publication is made, and again
 at every start of the receiver: what came or went since is told, and done where the publication is the pipeline's own
-(`pipeline.postgres_tables`).
+(`pipeline.postgres.tables`).
 """
 
 from __future__ import annotations

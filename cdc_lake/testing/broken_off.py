@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cdc_lake.observe.failpoint import arm
-from cdc_lake.pipeline.sessions import MERGING
+from cdc_lake.pipeline.applying.sessions import MERGING
 
 
 class BrokenOff(BaseException):

@@ -23,7 +23,7 @@ from cdc_lake.model.change import Message
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.cuts import IN, last_cut
+from cdc_lake.pipeline.state.cuts import IN, last_cut
 from cdc_lake.source.stream import shown
 from cdc_lake.testing.expected import AppendRows, of_table
 from cdc_lake.testing.messages import raw_transaction

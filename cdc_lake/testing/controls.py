@@ -19,8 +19,8 @@ from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.raw import Raw, RawTransaction
 from cdc_lake.errors import DecodeError
-from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.order import Closed
+from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
+from cdc_lake.pipeline.stream.order import Closed
 
 Transactions: TypeAlias = tuple[RawTransaction | LargeTransaction, ...]
 

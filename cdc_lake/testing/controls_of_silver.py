@@ -17,7 +17,7 @@ from cdc_lake.lake.iceberg import IcebergSilver
 from cdc_lake.lake.marker import Marker, app_id
 from cdc_lake.lake.store import Work
 from cdc_lake.observe.failpoint import TABLE_MERGED, failpoint
-from cdc_lake.pipeline import table_span
+from cdc_lake.pipeline.applying import table_span
 from cdc_lake.silver import net_change
 from cdc_lake.silver.changes import FROM, ORDER, TO, known, typed
 from cdc_lake.silver.shape import Shape

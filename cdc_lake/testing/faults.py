@@ -29,7 +29,7 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import FIRST, read_marker
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.promises import kept_versions
+from cdc_lake.pipeline.state.promises import kept_versions
 
 KILLED = -signal.SIGKILL
 

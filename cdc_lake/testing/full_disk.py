@@ -31,8 +31,8 @@ from cdc_lake.lake.catalog import CatalogAddress
 from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.outlasting import OutlastingBronze
-from cdc_lake.pipeline.receiver_note import ReceiverNote
+from cdc_lake.pipeline.receiving.outlasting import OutlastingBronze
+from cdc_lake.pipeline.state.receiver_note import ReceiverNote
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.whole import assert_whole_transactions
 

@@ -20,10 +20,10 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.lake.control import control_tables
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.against_source import against_source
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import Verdict as Compared
-from cdc_lake.pipeline.proof import known_beside
+from cdc_lake.pipeline.compare.against_source import against_source
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.state.comparison import Verdict as Compared
+from cdc_lake.pipeline.state.proof import known_beside
 from cdc_lake.source.stream import shown
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice

@@ -31,10 +31,10 @@ from cdc_lake.decode.raw import Raw, RawTransaction
 from cdc_lake.lake.control import control_tables
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.copies import copies_in_force
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.pipeline.run import run
+from cdc_lake.pipeline.state.copies import copies_in_force
 from cdc_lake.testing.whole import assert_whole_transactions
 
 RECEIVING = (
@@ -148,7 +148,7 @@ class Receivers:
         self._project = project
         self._document = json.dumps(project.pipeline.model_dump(mode="json", by_alias=True) | dict(secrets or {}))
         self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(["cdc_lake.testing.kills", "cdc_lake.pipeline.receive"])
+        self._processes.set_forkserver_preload(["cdc_lake.testing.kills", "cdc_lake.pipeline.receiving.receive"])
 
     def run(self, setting: str = "", seconds: float = 240, target: Dying = receive_until_killed) -> int:
         """Run one to its end or its failpoint; its exit code."""

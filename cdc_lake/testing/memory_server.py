@@ -32,12 +32,12 @@ from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import receive as loop
-from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.gaps import recorded_gaps
-from cdc_lake.pipeline.open_stream import OpenStream
-from cdc_lake.pipeline.order import ArrivalOrder, Order
-from cdc_lake.pipeline.streams import begin_stream
+from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
+from cdc_lake.pipeline.gaussdb.gaps import recorded_gaps
+from cdc_lake.pipeline.receiving import receive as loop
+from cdc_lake.pipeline.state.streams import begin_stream
+from cdc_lake.pipeline.stream.open_stream import OpenStream
+from cdc_lake.pipeline.stream.order import ArrivalOrder, Order
 from cdc_lake.source.stream import Kind, StreamIdentity
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.committed import Committed

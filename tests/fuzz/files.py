@@ -16,10 +16,10 @@ from cdc_lake.decode.parking import Announcement, Parked
 from cdc_lake.decode.pgoutput_prepared import Prepared
 from cdc_lake.errors import CdcLakeError, MalformedMessage
 from cdc_lake.lake.parked_place import LocalParked
-from cdc_lake.pipeline.parked import ParkedTransactions, file_name
-from cdc_lake.pipeline.receiver_note import ReceiverNote
-from cdc_lake.pipeline.spool import Spool
-from cdc_lake.pipeline.wal_note import WalNote
+from cdc_lake.pipeline.state.receiver_note import ReceiverNote
+from cdc_lake.pipeline.stream.parked import ParkedTransactions, file_name
+from cdc_lake.pipeline.stream.spool import Spool
+from cdc_lake.pipeline.wal.note import WalNote
 from cdc_lake.source.gaussdb.messages import data as data_message
 from cdc_lake.source.recording_file import RecordingHeader, RecordingReader, is_recording
 from cdc_lake.testing import messages

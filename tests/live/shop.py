@@ -12,7 +12,7 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 from tests.conftest import Database
 
 T = TableName("public", "t")

@@ -23,9 +23,9 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import TableComparison, Verdict
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.state.comparison import TableComparison, Verdict
 from tests.conftest import Database
 from tests.live.test_compare_tables import Lake
 from tests.live.test_gaussdb_receive import project_of

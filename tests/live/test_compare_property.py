@@ -25,7 +25,7 @@ from pyarrow import csv
 from cdc_lake.config.model import Silver
 from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.state.comparison import Verdict
 from cdc_lake.source.printing import PRINTING
 from tests.conftest import Database
 from tests.live.test_compare_tables import Lake

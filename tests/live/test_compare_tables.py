@@ -29,11 +29,11 @@ from cdc_lake.model.decision import FIRST_ORDINAL, ON
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.compare_sample import Sample
-from cdc_lake.pipeline.comparison import Verdict
-from cdc_lake.pipeline.cuts import IN, Cut, TableState, write_cut
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.compare.sample import Sample
+from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.state.comparison import Verdict
+from cdc_lake.pipeline.state.cuts import IN, Cut, TableState, write_cut
 from cdc_lake.source.visible import visible
 from tests.conftest import Database
 

@@ -19,11 +19,11 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.against_source import against_source
-from cdc_lake.pipeline.copies import copies_in_force
-from cdc_lake.pipeline.inspect import inspect_row
+from cdc_lake.pipeline.compare.against_source import against_source
+from cdc_lake.pipeline.inspect.bronze import inspect_row
 from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.state.copies import copies_in_force
 from cdc_lake.source.connection import connect
 from cdc_lake.source.slot import export_slot
 from cdc_lake.source.snapshot import exported

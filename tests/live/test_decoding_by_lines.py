@@ -34,10 +34,10 @@ from cdc_lake.errors import (
 )
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.check import ddl_sql
-from cdc_lake.pipeline.check_postgres import dba_sql, findings
-from cdc_lake.pipeline.compare_postgres import postgres_side
-from cdc_lake.pipeline.redecode import retry
+from cdc_lake.pipeline.check.doctor import ddl_sql
+from cdc_lake.pipeline.check.postgres import dba_sql, findings
+from cdc_lake.pipeline.held.redecode import retry
+from cdc_lake.pipeline.postgres.side import postgres_side
 from cdc_lake.pipeline.server import source_view
 from cdc_lake.source.connection import connect
 from cdc_lake.source.plugins import LINE_OPTIONS

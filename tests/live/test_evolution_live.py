@@ -17,11 +17,11 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.relation import Missing, TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.action import ActionKind
-from cdc_lake.pipeline.cuts import IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.ports.action import ActionKind
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.server import source_view
+from cdc_lake.pipeline.state.cuts import IN, Cut, TableState, write_cut
 from tests.conftest import TESTED, Database
 from tests.live.old_rows import altered, layouts, words
 from tests.pipeline_file import pipeline_file

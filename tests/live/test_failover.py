@@ -21,9 +21,9 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check_line import CheckLine
-from cdc_lake.pipeline.check_postgres import findings
-from cdc_lake.pipeline.inspect_parked import inspect_parked
+from cdc_lake.pipeline.check.line import CheckLine
+from cdc_lake.pipeline.check.postgres import findings
+from cdc_lake.pipeline.inspect.parked import inspect_parked
 from cdc_lake.pipeline.slots import inspect_slot
 from cdc_lake.source.server import FAILOVER_SLOTS, TWO_PHASE_ON_STANDBYS
 from cdc_lake.testing.beside import until

@@ -11,8 +11,8 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.compare_family import family_side
-from cdc_lake.pipeline.point import point
+from cdc_lake.pipeline.applying.point import point
+from cdc_lake.pipeline.gaussdb.side import family_side
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.testing.workload import Workload

@@ -18,10 +18,10 @@ from cdc_lake.decode.mppdb.columnar import tabulate
 from cdc_lake.errors import MalformedMessage, TextNotInEncoding
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import family_stream
-from cdc_lake.pipeline.compare_family import family_side
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.redecode import retry
+from cdc_lake.pipeline.gaussdb import stream as family_stream
+from cdc_lake.pipeline.gaussdb.side import family_side
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.held.redecode import retry
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.answers_settings import SessionSettings
 from cdc_lake.testing.gaussdb.authentication import Method

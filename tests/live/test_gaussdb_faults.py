@@ -22,9 +22,9 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import CsnMissing, SlotActive, SlotAhead
-from cdc_lake.pipeline.family_facts import session_of
-from cdc_lake.pipeline.family_stream import check_resume
-from cdc_lake.pipeline.source_view_family import who
+from cdc_lake.pipeline.gaussdb.facts import session_of
+from cdc_lake.pipeline.gaussdb.stream import check_resume
+from cdc_lake.pipeline.gaussdb.view import who
 from cdc_lake.source.gaussdb.slot import find_slot
 from cdc_lake.testing.gaussdb.faults import Faults
 from cdc_lake.testing.invariants import Known, invariants
@@ -50,7 +50,7 @@ from pathlib import Path
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 root = Path(sys.argv[1])
 project = Project(Pipeline.model_validate_json((root / "pipeline.json").read_text()), root / "p.yaml", root)
 def tell(p):

@@ -14,8 +14,9 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import OptionRefused, ServerSettings, SlotAhead
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import family_start, source_looks
+from cdc_lake.pipeline.gaussdb import start as family_start
 from cdc_lake.pipeline.plan import plan
+from cdc_lake.pipeline.status import source_looks
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.beside import streams, until
 from cdc_lake.testing.gaussdb.answers import LiveAnswers

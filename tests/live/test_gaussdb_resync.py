@@ -11,7 +11,7 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import CopyUnplaced
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.pipeline.resync import resync
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.workload import Workload

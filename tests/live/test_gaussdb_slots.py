@@ -16,12 +16,12 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import AdvancePastBronze, NoStream, NotForThisSource, SlotActive, SlotGivenUp, SlotMissing
 from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.check import check
+from cdc_lake.pipeline.check.doctor import check
 from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
-from cdc_lake.pipeline.status import status
-from cdc_lake.pipeline.wal_note import GivesWay, WalNote
+from cdc_lake.pipeline.status.standing import status
+from cdc_lake.pipeline.wal.note import GivesWay, WalNote
 from cdc_lake.source.gaussdb import slot
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.slot import find_slot

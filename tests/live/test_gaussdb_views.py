@@ -17,13 +17,15 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import NoReplicaIdentity, ServerSettings, ServerUnreachable, SlotAhead, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.pipeline import check_family, family_start, source_view_family
-from cdc_lake.pipeline.action import ActionKind
-from cdc_lake.pipeline.check import check, dba_sql
-from cdc_lake.pipeline.check_line import CheckLine
-from cdc_lake.pipeline.connect import open_stream
+from cdc_lake.pipeline.check import family as check_family
+from cdc_lake.pipeline.check.doctor import check, dba_sql
+from cdc_lake.pipeline.check.line import CheckLine
+from cdc_lake.pipeline.gaussdb import start as family_start
+from cdc_lake.pipeline.gaussdb import view as source_view_family
 from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.ports.action import ActionKind
+from cdc_lake.pipeline.receiving.connect import open_stream
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.source.gaussdb.slot import create_slot_by_function, drop_slot
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.source.wire.connect import connect
@@ -48,7 +50,7 @@ BY_CSN = Kind(Style.BINARY, batch=True, by_csn=True)
 @pytest.fixture(autouse=True)
 def source_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what `check` says of the source: it starts Java otherwise."""
-    monkeypatch.setattr("cdc_lake.pipeline.check.machine", lambda _: ())
+    monkeypatch.setattr("cdc_lake.pipeline.check.doctor.machine", lambda _: ())
 
 
 def settled(stand_in: StandIn, kind: Kind, root: Path, **changes: Any) -> Project:

@@ -13,25 +13,27 @@ from tests.conftest import Database
 from tests.golden_story import Step, play, project
 
 LIVE = {
-    "check-wrong": Step(["check"], "check.examine", 1, ["CREATE TABLE bare (a int)"]),
-    "check": Step(["check"], "check.examine", 0, ["DROP TABLE bare"]),
+    "check-wrong": Step(["check"], "check.doctor.examine", 1, ["CREATE TABLE bare (a int)"]),
+    "check": Step(["check"], "check.doctor.examine", 0, ["DROP TABLE bare"]),
     "plan-first": Step(["plan"], "plan.plan"),
     "slot-create": Step(["slot", "create", "-q"], "slots.create_slot"),
     "slot-list": Step(["slot", "list"], "slots.list_slots"),
     "slot-inspect": Step(["slot", "inspect"], "slots.inspect_slot"),
-    "compare-too-early": Step(["compare", "-q"], "compare.compare", 1),
+    "compare-too-early": Step(["compare", "-q"], "compare.prove.compare", 1),
     "plan-paused": Step(["plan"], "plan.plan", first=["pause", "customers"]),
     "run-receive": Step(
         ["run", "--once", "--only", "receive", "-q"], "run.run", 0, ["INSERT INTO customers VALUES (3, 'Cyd')"]
     ),
-    "status-live": Step(["status"], "status.status"),
+    "status-live": Step(["status"], "status.standing.status"),
     "resync-dry": Step(["resync", "orders", "--dry-run", "-q"], "resync.resync"),
     "resync": Step(["resync", "orders", "customers", "-q"], "resync.resync"),
     "slot-advance": Step(["slot", "advance"], "slots.advance_slot", first=["slot", "advance"]),
-    "inspect-chain-source": Step(["inspect", "chain", "--against", "source", "-q"], "against_source.against_source"),
+    "inspect-chain-source": Step(
+        ["inspect", "chain", "--against", "source", "-q"], "compare.against_source.against_source"
+    ),
     "record": Step(
         ["record", "shop.yaml", "shop.rec", "--transactions", "2", "--redact"],
-        "record.record",
+        "inspect.record.record",
         meanwhile="UPDATE customers SET name = name || '.' WHERE id = 1",
     ),
     "slot-drop": Step(["slot", "drop"], "slots.drop_slot"),

@@ -28,7 +28,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.deploy.secret_names import variable
 from cdc_lake.lake.control import control_tables
-from cdc_lake.pipeline.streams import is_complete
+from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.testing.object_store import LocalStore
 from tests.conftest import Database
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.errors import TableLocked
-from cdc_lake.pipeline.check import check
+from cdc_lake.pipeline.check.doctor import check
 from cdc_lake.source.connection import connect
 from cdc_lake.source.locks import holders
 from cdc_lake.source.tables import chooses

@@ -48,7 +48,7 @@ from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.memory import hashing_beside, peak_mib
 root = Path(sys.argv[1])
 project = Project(Pipeline.model_validate_json((root / "pipeline.json").read_text()), root / "p.yaml", root)

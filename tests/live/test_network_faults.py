@@ -29,11 +29,11 @@ from cdc_lake.config.source import FamilySource
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import ServerUnreachable
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import copies_beside
-from cdc_lake.pipeline.attempts import SOURCE_PAUSES
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.receiving import ReceiveSummary
-from cdc_lake.pipeline.record import Limits, Recorded, record
+from cdc_lake.pipeline.inspect.record import Limits, Recorded, record
+from cdc_lake.pipeline.receiving.attempts import SOURCE_PAUSES
+from cdc_lake.pipeline.receiving.loop import ReceiveSummary
+from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.stream import copies_beside
 from cdc_lake.source.connection import connect, named
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.wire import connect as wire

@@ -17,8 +17,8 @@ from cdc_lake.errors import OptionRefused
 from cdc_lake.model.change import DDL_MESSAGES
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check import ddl_sql
-from cdc_lake.pipeline.check_postgres import findings
+from cdc_lake.pipeline.check.doctor import ddl_sql
+from cdc_lake.pipeline.check.postgres import findings
 from cdc_lake.testing.beside import streams, until
 from tests.conftest import Database
 from tests.live.old_rows import layouts, words

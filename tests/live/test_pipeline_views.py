@@ -16,11 +16,11 @@ from cdc_lake.config.load import load_project
 from cdc_lake.config.project import Project
 from cdc_lake.errors import AuthenticationRefused, NoReplicaIdentity, SlotMissing
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check import check, dba_sql
+from cdc_lake.pipeline.check.doctor import check, dba_sql
 from cdc_lake.pipeline.plan import ActionKind, plan
-from cdc_lake.pipeline.receiver_process import ReceiverProcess
+from cdc_lake.pipeline.receiving.process import ReceiverProcess
 from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.testing.beside import until
 from tests.conftest import Database
 from tests.mistakes import kept

@@ -24,13 +24,14 @@ from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import BronzeNotWritten, ServerBusy, SlotActive
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import attempts, receiving
-from cdc_lake.pipeline.check_postgres import findings
-from cdc_lake.pipeline.compare_postgres import postgres_side
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.check.postgres import findings
+from cdc_lake.pipeline.postgres.side import postgres_side
+from cdc_lake.pipeline.receiving import attempts
+from cdc_lake.pipeline.receiving import loop as receiving
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.pipeline.server import kept_wal
 from cdc_lake.pipeline.slots import advance_slot, drop_slot, list_slots
-from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.source import polling, postgres_polling
 from cdc_lake.source import settled as settled_module
 from cdc_lake.source.connection import connect

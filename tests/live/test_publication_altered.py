@@ -14,10 +14,10 @@ from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.action import ActionKind
-from cdc_lake.pipeline.check import check
+from cdc_lake.pipeline.check.doctor import check
 from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.ports.action import ActionKind
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import TESTED, Database
 from tests.live.test_receive_loop import bronze_rows, once, project_of, tables_at_source

@@ -22,9 +22,9 @@ from cdc_lake.decode.mppdb.codec import Codec
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import NoReplicaIdentity, PublicationUnfit
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.pipeline import family_facts
-from cdc_lake.pipeline.check_postgres import dba_sql
-from cdc_lake.pipeline.postgres_facts import tables as table_facts
+from cdc_lake.pipeline.check.postgres import dba_sql
+from cdc_lake.pipeline.gaussdb import facts as family_facts
+from cdc_lake.pipeline.postgres.facts import tables as table_facts
 from cdc_lake.source import publication, quoting, slot, snapshot
 from cdc_lake.source.catalog import SourceCatalog, check_identities, relation_of
 from cdc_lake.source.connection import Session, connect

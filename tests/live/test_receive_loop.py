@@ -37,8 +37,8 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.lease import lease
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.receiving import ReceiveSummary
+from cdc_lake.pipeline.receiving.loop import ReceiveSummary
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.source.printing import PRINTING
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.testing.beside import beside, streams, until

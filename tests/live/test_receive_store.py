@@ -20,10 +20,10 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError, Retry, StoreUnavailable
 from cdc_lake.model.position import Lsn
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.receiver_metrics import ReceiverMetrics
-from cdc_lake.pipeline.receiver_note import ReceiverNote
-from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.state.receiver_note import ReceiverNote
+from cdc_lake.pipeline.status.receiver_metrics import ReceiverMetrics
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.faults import Pipeline
 from cdc_lake.testing.faulty_store import Chance, Fault, FaultyStore, honest

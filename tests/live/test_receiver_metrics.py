@@ -21,9 +21,9 @@ from cdc_lake.config.project import Project
 from cdc_lake.errors import MetricsNotServed
 from cdc_lake.observe.metric_names import METRICS, Loop
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import health, source_looks
-from cdc_lake.pipeline.receiver_process import ReceiverProcess
+from cdc_lake.pipeline.receiving.process import ReceiverProcess
 from cdc_lake.pipeline.run import run
+from cdc_lake.pipeline.status import health, source_looks
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.ports import free_port
 from tests.conftest import CDC_PASSWORD, Database

@@ -12,7 +12,7 @@ from cdc_lake.cli.app import app
 from cdc_lake.cli.process import run_command
 from cdc_lake.config.load import load_project
 from cdc_lake.decode.assembler import Assembler
-from cdc_lake.pipeline.record import Limits, record
+from cdc_lake.pipeline.inspect.record import Limits, record
 from cdc_lake.source.catalog import SourceCatalog
 from cdc_lake.source.connection import connect
 from cdc_lake.source.recording import RecordingSource

@@ -21,11 +21,11 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import RedactionUnfit
 from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.check import check
-from cdc_lake.pipeline.copies import courses
+from cdc_lake.pipeline.check.doctor import check
 from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.redaction import RedactedSource, redaction_of
 from cdc_lake.pipeline.server import compare_source
+from cdc_lake.pipeline.state.copies import courses
+from cdc_lake.pipeline.stream.redaction import RedactedSource, redaction_of
 from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of as family_project

@@ -22,15 +22,15 @@ from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.position import parse_position
 from cdc_lake.observe.failpoint import COMMIT_WRITTEN, REREAD_LANDED
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import repair
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.compare_job import Asked, Job, pin
-from cdc_lake.pipeline.comparison import DifferingKey, Repair, TableComparison, Verdict
-from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
-from cdc_lake.pipeline.point import Point
-from cdc_lake.pipeline.repair import Differing
-from cdc_lake.pipeline.reread import REPAIR
+from cdc_lake.pipeline.applying.point import Point
+from cdc_lake.pipeline.applying.reread import REPAIR
+from cdc_lake.pipeline.compare import repair
+from cdc_lake.pipeline.compare.job import Asked, Job, pin
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.compare.repair import Differing
 from cdc_lake.pipeline.server import compare_source
+from cdc_lake.pipeline.state.comparison import DifferingKey, Repair, TableComparison, Verdict
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, write_cut
 from cdc_lake.source.captured import Published
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.invariants import Known, invariants
@@ -227,7 +227,9 @@ def test_keys_that_other_transactions_change_are_left(shop: Compared, monkeypatc
     upto = shop.silver(*WRONG)
     shop.sql("UPDATE t SET n = 0 WHERE a = 1")
     shop.receive()
-    monkeypatch.setattr("cdc_lake.pipeline.point.Point.behind", lambda *_: [])  # what is folded would be as the source
+    monkeypatch.setattr(
+        "cdc_lake.pipeline.applying.point.Point.behind", lambda *_: []
+    )  # what is folded would be as the source
     found = shop.repair().repair
     assert found is not None
     assert (found.keys, found.left) == (3, 1)
@@ -238,7 +240,7 @@ def test_keys_that_other_transactions_change_are_left(shop: Compared, monkeypatc
 def test_what_bronze_does_not_have_is_not_guessed_at(shop: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.silver(*WRONG)
     shop.sql("UPDATE t SET n = 0 WHERE a = 1")
-    monkeypatch.setattr("cdc_lake.pipeline.point.Point.unknown", lambda *_: None)
+    monkeypatch.setattr("cdc_lake.pipeline.applying.point.Point.unknown", lambda *_: None)
     found = shop.repair().repair
     assert found is not None
     assert (found.keys, found.left) == (0, 4)

@@ -16,11 +16,11 @@ from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import reread
-from cdc_lake.pipeline.cuts import IN, TableState
-from cdc_lake.pipeline.holds import record
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.reread import Rereader
+from cdc_lake.pipeline.applying import reread
+from cdc_lake.pipeline.applying.reread import Rereader
+from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.state.cuts import IN, TableState
+from cdc_lake.pipeline.state.holds import record
 from cdc_lake.silver.row_events import MISSING
 from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database

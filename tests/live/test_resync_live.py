@@ -23,14 +23,14 @@ from cdc_lake.lake.lease import copy_lease
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.action import ActionKind
-from cdc_lake.pipeline.against_source import against_source
-from cdc_lake.pipeline.check import check, dba_sql
-from cdc_lake.pipeline.copies import courses
+from cdc_lake.pipeline.check.doctor import check, dba_sql
+from cdc_lake.pipeline.compare.against_source import against_source
 from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.postgres_captured import by_publication
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.ports.action import ActionKind
+from cdc_lake.pipeline.postgres.captured import by_publication
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.pipeline.resync import resync
+from cdc_lake.pipeline.state.copies import courses
 from cdc_lake.source.connection import connect
 from cdc_lake.source.publication import published
 from cdc_lake.testing.beside import beside, until

@@ -20,7 +20,7 @@ from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
 from cdc_lake.config.project import Project
 from cdc_lake.errors import AnotherReceiver, BronzeBusy, SlotActive
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receive import receive
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.invariants import Known, invariants
 from cdc_lake.testing.kills import Watching

@@ -12,8 +12,8 @@ import pytest
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import PublicationUnfit, RowFilterUnfit
-from cdc_lake.pipeline.against_source import against_source
-from cdc_lake.pipeline.check import check, dba_sql
+from cdc_lake.pipeline.check.doctor import check, dba_sql
+from cdc_lake.pipeline.compare.against_source import against_source
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.resync import resync
 from cdc_lake.testing.server import EmbeddedServer

@@ -26,9 +26,9 @@ from cdc_lake.errors import (
     WalGone,
 )
 from cdc_lake.model.position import Lsn
-from cdc_lake.pipeline.check import check
+from cdc_lake.pipeline.check.doctor import check
 from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.receiving import ReceiveSummary
+from cdc_lake.pipeline.receiving.loop import ReceiveSummary
 from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
 from cdc_lake.source import slot
 from cdc_lake.source.slot_fit import useless

@@ -17,11 +17,11 @@ from cdc_lake.errors import PreparedDamaged, PreparedUnknown, SlotForeign, SlotN
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import Lsn
 from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline import postgres_start
-from cdc_lake.pipeline.check import check
-from cdc_lake.pipeline.inspect_parked import inspect_parked
+from cdc_lake.pipeline.check.doctor import check
+from cdc_lake.pipeline.inspect.parked import inspect_parked
+from cdc_lake.pipeline.postgres import start as postgres_start
 from cdc_lake.pipeline.server import source_view
-from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.source import settled, slot
 from cdc_lake.source.decoded_tables import takes
 from cdc_lake.source.server import wal_position

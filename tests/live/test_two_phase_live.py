@@ -23,11 +23,11 @@ from cdc_lake.errors import AnotherReceiver, PreparedDamaged, PreparedUnknown, S
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import postgres_stream
-from cdc_lake.pipeline.check import check, ddl_sql
-from cdc_lake.pipeline.compare_postgres import postgres_side
-from cdc_lake.pipeline.inspect_parked import inspect_parked
-from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.check.doctor import check, ddl_sql
+from cdc_lake.pipeline.inspect.parked import inspect_parked
+from cdc_lake.pipeline.postgres import stream as postgres_stream
+from cdc_lake.pipeline.postgres.side import postgres_side
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.plugins import message_options
 from cdc_lake.source.server import wal_position

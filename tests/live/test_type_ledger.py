@@ -10,9 +10,9 @@ import pytest
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import TypeRefused
 from cdc_lake.lake.types import LEDGER, Loss
-from cdc_lake.pipeline.check import examine
+from cdc_lake.pipeline.check.doctor import examine
+from cdc_lake.pipeline.check.type_ledger import TableLedger
 from cdc_lake.pipeline.plan import plan
-from cdc_lake.pipeline.type_ledger import TableLedger
 from tests.conftest import Database
 from tests.live.test_gaussdb_receive import project_of as family_project
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
@@ -29,7 +29,7 @@ FAMILYS_OWN = {"int1", "nvarchar2", "clob", "blob", "raw", "smalldatetime", "has
 @pytest.fixture(autouse=True)
 def source_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what `check` says of the source: it starts Java otherwise."""
-    monkeypatch.setattr("cdc_lake.pipeline.check.machine", lambda _: ())
+    monkeypatch.setattr("cdc_lake.pipeline.check.doctor.machine", lambda _: ())
 
 
 def make_table(sql: psycopg.Connection) -> int:

@@ -21,14 +21,14 @@ from cdc_lake.errors import CdcLakeError, InvalidText, MalformedMessage, TextNot
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell, silent
-from cdc_lake.pipeline import postgres_reading
-from cdc_lake.pipeline.against_source import against_source
-from cdc_lake.pipeline.check_postgres import findings
-from cdc_lake.pipeline.compare_postgres import postgres_side
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.receiving import ReceiveSummary
-from cdc_lake.pipeline.redecode import retry
+from cdc_lake.pipeline.check.postgres import findings
+from cdc_lake.pipeline.compare.against_source import against_source
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.held.redecode import retry
+from cdc_lake.pipeline.postgres import reading as postgres_reading
+from cdc_lake.pipeline.postgres.side import postgres_side
+from cdc_lake.pipeline.receiving.loop import ReceiveSummary
+from cdc_lake.pipeline.receiving.receive import receive
 from tests.conftest import Database, drop_database
 from tests.gauss_client import wait_until
 from tests.replay import bronze_rows

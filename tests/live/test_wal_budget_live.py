@@ -18,11 +18,13 @@ from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.raw import Raw
 from cdc_lake.errors import SlotGivenUp, SlotMissing, StoreUnavailable
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import outlasting, receiving, wal_ladder, wal_watch
-from cdc_lake.pipeline.check_postgres import findings
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.status import status
-from cdc_lake.pipeline.wal_note import GivesWay, WalNote
+from cdc_lake.pipeline.check.postgres import findings
+from cdc_lake.pipeline.receiving import loop as receiving
+from cdc_lake.pipeline.receiving import outlasting, wal_watch
+from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.status.standing import status
+from cdc_lake.pipeline.wal import ladder as wal_ladder
+from cdc_lake.pipeline.wal.note import GivesWay, WalNote
 from cdc_lake.testing.beside import beside, streams, until
 from tests.conftest import Database, drop_database, make_database
 from tests.live.test_receive_loop import assert_equal_to_source, once, project_of, running

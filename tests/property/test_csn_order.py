@@ -20,8 +20,8 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.decode.raw import Raw, RawTransaction
 from cdc_lake.errors import CsnMissing, CsnTwice, LateTransaction, NoOrderNumber, Retry
 from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.csn_order import CROWD, CROWD_BYTES, CsnOrder
-from cdc_lake.pipeline.order import ArrivalOrder, Closed, Gap
+from cdc_lake.pipeline.gaussdb.csn_order import CROWD, CROWD_BYTES, CsnOrder
+from cdc_lake.pipeline.stream.order import ArrivalOrder, Closed, Gap
 from tests.seeds import seeds
 from tests.tally import tally
 

@@ -14,7 +14,7 @@ from cdc_lake.model.as_of import AsOf, Moment, Stored
 from cdc_lake.model.change import Insert
 from cdc_lake.model.position import Csn
 from cdc_lake.model.transaction import Boundaries, Transaction
-from cdc_lake.pipeline.find_cut import find_cut
+from cdc_lake.pipeline.state.find_cut import find_cut
 from cdc_lake.testing.messages import raw_transaction
 from tests.cut_lake import GAUSS_LSN, CutLake, T, at
 from tests.seeds import seeds

@@ -19,7 +19,7 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import DecodeError
 from cdc_lake.model.change import UNCHANGED, Insert, OldKind, Update
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.payload import PLUGINS, PayloadReader, Reading, inspect_files, statements
+from cdc_lake.pipeline.inspect.payload import PLUGINS, PayloadReader, Reading, inspect_files, statements
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import boundaries, encode_transaction, table
 from tests.seeds import one_seed

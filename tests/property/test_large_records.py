@@ -39,11 +39,11 @@ from cdc_lake.errors import LakeError
 from cdc_lake.model.change import UNCHANGED
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.batches import OpenBatch
-from cdc_lake.pipeline.gaps import keep_late
-from cdc_lake.pipeline.landing import Landing
-from cdc_lake.pipeline.order import ArrivalOrder
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.gaussdb.gaps import keep_late
+from cdc_lake.pipeline.receiving.batches import OpenBatch
+from cdc_lake.pipeline.receiving.landing import Landing
+from cdc_lake.pipeline.stream.order import ArrivalOrder
+from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from tests.property.test_mppdb_agreement import CATALOG, NAMES, random_row
 from tests.seeds import seeds

@@ -24,8 +24,8 @@ from cdc_lake.decode.test_decoding.assembler import LineAssembler
 from cdc_lake.errors import PreparedUnknown
 from cdc_lake.lake.parked_place import LocalParked
 from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.parked import ParkedTransactions, file_name, read_file
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream.parked import ParkedTransactions, file_name, read_file
+from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing.messages import catalog_of, raw_transaction
 from cdc_lake.testing.two_phase import RECORD, TwoPhaseLog
 from cdc_lake.testing.two_phase_lines import as_recorded, lines_of

@@ -2,7 +2,7 @@
 
 Processes die, merges and cuts are refused, or land and are denied, old cuts come back, listings are stale, somebody
 pauses tables or puts their files together, a rule stops a transaction, a version cannot read one. Which spans there are
-and who takes part in them is decided by what ships (`pipeline.advance`, `table_steps`, `next_span`, `cuts`).
+and who takes part in them is decided by what ships (`pipeline.applying.advance`, `table_steps`, `next_span`, `cuts`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.model import Apply
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.lake.marker import Marker
-from cdc_lake.pipeline import advance, table_steps
-from cdc_lake.pipeline.next_span import next_span
+from cdc_lake.pipeline.applying import advance, table_steps
+from cdc_lake.pipeline.applying.next_span import next_span
 from cdc_lake.testing.simulation.run import play, project
 from cdc_lake.testing.simulation.silver import Silver
 from cdc_lake.testing.simulation.walk import walk

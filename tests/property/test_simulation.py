@@ -27,10 +27,10 @@ from cdc_lake.decode.streamed import Streamed
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.model.undecoded import Undecoded
-from cdc_lake.pipeline import batches
-from cdc_lake.pipeline.next_span import next_span
-from cdc_lake.pipeline.order import ArrivalOrder
-from cdc_lake.pipeline.parked import ParkedTransactions
+from cdc_lake.pipeline.applying.next_span import next_span
+from cdc_lake.pipeline.receiving import batches
+from cdc_lake.pipeline.stream.order import ArrivalOrder
+from cdc_lake.pipeline.stream.parked import ParkedTransactions
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.simulation import kinds, run, streamed, table
@@ -205,7 +205,7 @@ class Tidy(ParkedTransactions):
 PLANTED: dict[str, Callable[[], Any]] = {
     "lands nothing and confirms": lambda: mock.patch.object(run, "TableBronze", Lazy),
     "takes repeats for new": lambda: mock.patch.object(run, "TableBronze", Forgetful),
-    "confirms too much": lambda: mock.patch("cdc_lake.pipeline.receiving.OpenBatch", Hurried),
+    "confirms too much": lambda: mock.patch("cdc_lake.pipeline.receiving.loop.OpenBatch", Hurried),
     "no fence": lambda: mock.patch.object(run, "SimulatedTable", WithoutFence),
     "keeps what was rolled back": lambda: mock.patch("cdc_lake.decode.streams.Streamed", KeepsAll),
     "keeps no prepared transaction": lambda: mock.patch.object(streamed, "ParkedTransactions", InVain),

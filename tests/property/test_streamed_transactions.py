@@ -17,7 +17,7 @@ from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.model.change import Change, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing.messages import boundaries, catalog_of, raw_transaction, table
 from cdc_lake.testing.streaming import StreamingServer
 from tests.seeds import seeds

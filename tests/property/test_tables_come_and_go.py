@@ -30,11 +30,19 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, Course, copy_name, courses, record_left, record_recopied
-from cdc_lake.pipeline.rebuild_plan import rebuild_plan
-from cdc_lake.pipeline.renewing import Renewing
-from cdc_lake.pipeline.streams import record_copy
-from cdc_lake.pipeline.table_changes import changes_of, newcomers
+from cdc_lake.pipeline.applying.rebuild_plan import rebuild_plan
+from cdc_lake.pipeline.applying.renewing import Renewing
+from cdc_lake.pipeline.state.copies import (
+    COMPLETE,
+    CopiedTable,
+    Course,
+    copy_name,
+    courses,
+    record_left,
+    record_recopied,
+)
+from cdc_lake.pipeline.state.streams import record_copy
+from cdc_lake.pipeline.stream.table_changes import changes_of, newcomers
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from cdc_lake.testing.oracle import Oracle

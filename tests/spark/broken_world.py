@@ -17,8 +17,8 @@ from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.apply import apply
 from cdc_lake.testing.broken_off import BrokenOff, Failed, broken_off
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.histories import History, interleave

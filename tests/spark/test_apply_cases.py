@@ -25,9 +25,9 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tr
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.apply import apply
-from cdc_lake.pipeline.watching import watching
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.applying.watching import watching
 from cdc_lake.source.stream import shown
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.seeds import one_seed

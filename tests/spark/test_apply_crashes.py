@@ -20,8 +20,8 @@ from cdc_lake.lake.marker import read_marker
 from cdc_lake.lake.session import derive
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.applying.rebuild import rebuild
 from cdc_lake.pipeline.maintain_silver import maintain_silver
-from cdc_lake.pipeline.rebuild import rebuild
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.histories import with_column
 from cdc_lake.testing.messages import TYPE_OIDS

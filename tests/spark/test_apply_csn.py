@@ -37,12 +37,12 @@ from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.batches import OpenBatch
-from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.order import Closed
-from cdc_lake.pipeline.status import status
-from cdc_lake.pipeline.streams import snapshot_id
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
+from cdc_lake.pipeline.receiving.batches import OpenBatch
+from cdc_lake.pipeline.state.streams import snapshot_id
+from cdc_lake.pipeline.status.standing import status
+from cdc_lake.pipeline.stream.order import Closed
 from cdc_lake.source.recording_file import Data, RecordingReader
 from cdc_lake.source.stream import Kind, StreamIdentity
 from cdc_lake.testing.messages import boundaries, raw_transaction, table

@@ -21,7 +21,7 @@ from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.applying.apply import apply
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project

@@ -29,9 +29,9 @@ from cdc_lake.lake.names import silver_names
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.apply import apply
-from cdc_lake.pipeline.reread import Rereader, land_reread
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.applying.reread import Rereader, land_reread
 from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.expected import LINEAGE, CurrentRows, Expected, HistoryRows

@@ -27,12 +27,12 @@ from cdc_lake.lake.store import store
 from cdc_lake.model.change import UNCHANGED, OldKind, Update
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.apply import apply
-from cdc_lake.pipeline.merging import merge
-from cdc_lake.pipeline.rebuild import rebuild
-from cdc_lake.pipeline.table_job import TableJob
-from cdc_lake.pipeline.table_span import Prepared, prepare
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.applying.merging import merge
+from cdc_lake.pipeline.applying.rebuild import rebuild
+from cdc_lake.pipeline.applying.table_job import TableJob
+from cdc_lake.pipeline.applying.table_span import Prepared, prepare
 from cdc_lake.silver.holding import NOTHING_WAITS
 from tests.seeds import one_seed
 from tests.tally import tally

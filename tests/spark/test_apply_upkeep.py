@@ -14,8 +14,8 @@ from cdc_lake.bronze import upkeep
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.errors import SpanTrimmed
 from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.apply import apply
 from cdc_lake.testing.faults import assert_cuts_are_true
 from tests.tally import tally
 

@@ -16,10 +16,10 @@ from cdc_lake.lake.read import read_silver
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.copies import COMPLETE, CopiedTable
-from cdc_lake.pipeline.cuts import IN, last_cut
-from cdc_lake.pipeline.streams import record_copy
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.state.copies import COMPLETE, CopiedTable
+from cdc_lake.pipeline.state.cuts import IN, last_cut
+from cdc_lake.pipeline.state.streams import record_copy
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction
 from cdc_lake.testing.oracle import Oracle

@@ -20,8 +20,8 @@ from cdc_lake.model.as_of import as_of
 from cdc_lake.model.change import Delete, Insert, OldKind, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.promising import end_promise, promise_cut
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.judging.promising import end_promise, promise_cut
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.seeds import one_seed
 

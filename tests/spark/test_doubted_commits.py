@@ -21,7 +21,7 @@ from py4j.protocol import Py4JNetworkError
 from cdc_lake.lake.marker import iceberg_table
 from cdc_lake.lake.session import RUNTIME_SETTINGS
 from cdc_lake.lake.spark_catalog import catalog_settings
-from cdc_lake.pipeline import merging
+from cdc_lake.pipeline.applying import merging
 from cdc_lake.testing.doubted import Doubts, torn_metadata
 from cdc_lake.testing.rest_catalog import RestCatalogServer
 from tests.seeds import one_seed

@@ -23,8 +23,8 @@ from cdc_lake.lake.store import SilverColumn, store
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import evolve
-from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.applying import evolve
+from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.silver.kinds import source_rows
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.evolving import Evolving

@@ -15,9 +15,9 @@ import pytest
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.state.comparison import Verdict
 from cdc_lake.testing.workload import Workload
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import KINDS, Kind, StandIn, stand_in

@@ -29,8 +29,8 @@ SPARK = {
     ),
     "run-waits": Step(["run", "--once", "-q"], "run.run", 1),
     "run-allowed": Step(["run", "--once", "-q", "--allow", ALLOWED], "run.run"),
-    "compare": Step(["compare", "-q"], "compare.compare"),
-    "rebuild": Step(["rebuild", "orders", "--dry-run", "--keys", "2", "-q"], "rebuild.rebuild"),
+    "compare": Step(["compare", "-q"], "compare.prove.compare"),
+    "rebuild": Step(["rebuild", "orders", "--dry-run", "--keys", "2", "-q"], "applying.rebuild.rebuild"),
 }
 
 

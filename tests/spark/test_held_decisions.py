@@ -23,10 +23,10 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.decide import Choice, HeldDecision, decide
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.rebuild import rebuild
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.rebuild import rebuild
+from cdc_lake.pipeline.held.decide import Choice, HeldDecision, decide
+from cdc_lake.pipeline.held.listing import held_list
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table

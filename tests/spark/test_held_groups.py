@@ -27,12 +27,12 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.cuts import BROKEN, IN, last_cut
-from cdc_lake.pipeline.decide import Choice, decide
-from cdc_lake.pipeline.held import HeldChange, held_list
-from cdc_lake.pipeline.pauses import pause, resume
-from cdc_lake.pipeline.rebuild import rebuild
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.rebuild import rebuild
+from cdc_lake.pipeline.held.decide import Choice, decide
+from cdc_lake.pipeline.held.listing import HeldChange, held_list
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, last_cut
+from cdc_lake.pipeline.state.pauses import pause, resume
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
 from cdc_lake.testing.histories import History

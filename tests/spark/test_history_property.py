@@ -22,8 +22,8 @@ from cdc_lake.config.project import Target
 from cdc_lake.config.rules import Between
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.span_shape import shape_of
-from cdc_lake.pipeline.table_span import fold
+from cdc_lake.pipeline.applying.span_shape import shape_of
+from cdc_lake.pipeline.applying.table_span import fold
 from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kinds import kind_of

@@ -11,9 +11,9 @@ from cdc_lake.errors import CutWithheld
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.as_of import as_of
 from cdc_lake.model.change import Update
-from cdc_lake.pipeline.cut_verdict import withheld
-from cdc_lake.pipeline.promises import promises
-from cdc_lake.pipeline.promising import promise_cut
+from cdc_lake.pipeline.judging.cut_verdict import withheld
+from cdc_lake.pipeline.judging.promising import promise_cut
+from cdc_lake.pipeline.state.promises import promises
 
 from .conftest import make_project
 from .test_apply_cases import Lake, T, drawn, insert

@@ -20,7 +20,7 @@ from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, 
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project

@@ -14,7 +14,7 @@ import pytest
 from cdc_lake.lake import row_marks
 from cdc_lake.lake.session import RUNTIME_SETTINGS
 from cdc_lake.model.change import Delete, OldKind, Update
-from cdc_lake.pipeline import strategy
+from cdc_lake.pipeline.applying import strategy
 
 from .test_apply_cases import FORMATS, Lake, T, insert
 

@@ -16,8 +16,8 @@ from cdc_lake.lake.read import read_silver, silver_version
 from cdc_lake.lake.store import store
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import table_steps
-from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.applying import table_steps
+from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.testing.messages import table
 
 from .test_apply_cases import FORMATS, Lake, T, insert, row

@@ -21,7 +21,7 @@ from cdc_lake.lake.read import read_silver
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as places
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.testing.faults import assert_cuts_are_true
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.money import CURRENCIES, TABLES, TOTAL, Bank, Reader, total

@@ -16,7 +16,7 @@ import pytest
 
 from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.merging import merge
+from cdc_lake.pipeline.applying.merging import merge
 from cdc_lake.testing import controls_of_silver as controls
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.verdict import Signature

@@ -27,8 +27,8 @@ from cdc_lake.model.change import Delete, Insert, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.span_shape import shape_of
-from cdc_lake.pipeline.table_span import Folded, fold
+from cdc_lake.pipeline.applying.span_shape import shape_of
+from cdc_lake.pipeline.applying.table_span import Folded, fold
 from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kinds import kind_of

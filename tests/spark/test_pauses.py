@@ -17,12 +17,12 @@ from cdc_lake.lake.read import read_silver, silver_exists
 from cdc_lake.model.change import Change, Delete, Insert, OldKind
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.cuts import last_cut
-from cdc_lake.pipeline.decide import Choice, decide
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.pauses import pause, resume
-from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.held.decide import Choice, decide
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.pipeline.state.pauses import pause, resume
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project

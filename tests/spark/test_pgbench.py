@@ -14,7 +14,7 @@ import pytest
 import cdc_lake
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.apply import apply
+from cdc_lake.pipeline.applying.apply import apply
 from cdc_lake.pipeline.run import run
 from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database

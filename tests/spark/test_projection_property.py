@@ -26,9 +26,9 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Ol
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.span_shape import shape_of
-from cdc_lake.pipeline.table_span import fold
-from cdc_lake.pipeline.transforms import projection_of
+from cdc_lake.pipeline.applying.span_shape import shape_of
+from cdc_lake.pipeline.applying.table_span import fold
+from cdc_lake.pipeline.target.transforms import projection_of
 from cdc_lake.silver.changes import OP, read_changes
 from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
 from cdc_lake.silver.kinds import kind_of

@@ -12,10 +12,10 @@ import pytest
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.apply import apply
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import Verdict
+from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.compare.prove import compare
 from cdc_lake.pipeline.run import run
+from cdc_lake.pipeline.state.comparison import Verdict
 from tests.conftest import Database
 from tests.silver_rows import silver_rows
 

@@ -20,10 +20,10 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.apply import apply
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.type_ledger import TableLedger, type_ledger
+from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.check.type_ledger import TableLedger, type_ledger
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.receiving.receive import receive
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
 from tests.live.test_binary_values import RANDOM, create_cases

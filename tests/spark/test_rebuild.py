@@ -29,9 +29,9 @@ from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
 from cdc_lake.observe.failpoint import BRANCH_WRITTEN, REBUILT, REPLACED
-from cdc_lake.pipeline.cuts import last_cut
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.rebuild import Rebuilt, rebuild
+from cdc_lake.pipeline.applying.rebuild import Rebuilt, rebuild
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.state.cuts import last_cut
 from cdc_lake.silver.difference import Columns
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.faults import assert_cuts_are_true

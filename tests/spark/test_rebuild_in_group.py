@@ -15,9 +15,9 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.cuts import BROKEN, IN, last_cut
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.rebuild import rebuild
+from cdc_lake.pipeline.applying.rebuild import rebuild
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, last_cut
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.silver_rows import silver_rows

@@ -14,8 +14,8 @@ import pytest
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.lake.read import read_silver
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.rebuild import rebuild
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.rebuild import rebuild
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction
 from cdc_lake.testing.oracle import Oracle

@@ -17,11 +17,11 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.read import read_silver
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import Verdict
-from cdc_lake.pipeline.record import Limits, record
-from cdc_lake.pipeline.report import report
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.inspect.record import Limits, record
+from cdc_lake.pipeline.state.comparison import Verdict
+from cdc_lake.pipeline.status.report import report
 from tests.canary import leaks
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of

@@ -24,11 +24,11 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import renewing
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.copies import COMPLETE, CopiedTable, copy_name, record_left, record_recopied
-from cdc_lake.pipeline.cuts import IN, RENEWING, Cut, last_cut
-from cdc_lake.pipeline.streams import record_copy
+from cdc_lake.pipeline.applying import renewing
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.state.copies import COMPLETE, CopiedTable, copy_name, record_left, record_recopied
+from cdc_lake.pipeline.state.cuts import IN, RENEWING, Cut, last_cut
+from cdc_lake.pipeline.state.streams import record_copy
 from cdc_lake.testing.beside import until
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.expected import CurrentRows, Expected, HistoryRows, of_table

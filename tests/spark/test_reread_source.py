@@ -15,12 +15,12 @@ from cdc_lake.lake.read import read_silver
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.apply import apply
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.comparison import Repair, Verdict
-from cdc_lake.pipeline.rebuild import rebuild
+from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.applying.rebuild import rebuild
+from cdc_lake.pipeline.compare.prove import compare
 from cdc_lake.pipeline.run import run
-from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.state.comparison import Repair, Verdict
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.testing.broken_off import Failed, broken_off
 from cdc_lake.testing.invariants import Known, invariants
 from tests.conftest import Database

@@ -21,10 +21,10 @@ from cdc_lake.model.change import UNCHANGED, Change, Insert, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.copies import CopiedTable, copy_name, record_recopied
-from cdc_lake.pipeline.cuts import BROKEN, IN, last_cut
-from cdc_lake.pipeline.held import held_list
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.state.copies import CopiedTable, copy_name, record_recopied
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, last_cut
 from cdc_lake.testing.faults import assert_cuts_are_true
 from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.silver_rows import silver_rows

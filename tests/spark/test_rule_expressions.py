@@ -12,8 +12,8 @@ from cdc_lake.config.rules import Expression
 from cdc_lake.errors import RuleDoesNotFit
 from cdc_lake.model.change import UNCHANGED, Update
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.fitting_rules import misfits
-from cdc_lake.pipeline.rule_expressions import reads, replaced
+from cdc_lake.pipeline.target.fitting_rules import misfits
+from cdc_lake.pipeline.target.rule_expressions import reads, replaced
 from cdc_lake.silver.shape import make_shape
 
 from .conftest import BUDGET

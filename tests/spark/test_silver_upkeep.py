@@ -24,10 +24,10 @@ from cdc_lake.lake.silver_upkeep import Keep, Upkept, tried
 from cdc_lake.model.change import UNCHANGED, Update
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.cuts import IN, TableState, last_cut, written
+from cdc_lake.pipeline.applying.table_steps import Load, TableSteps
 from cdc_lake.pipeline.maintain_silver import maintain_silver
-from cdc_lake.pipeline.promises import Promise, kept_versions, record
-from cdc_lake.pipeline.table_steps import Load, TableSteps
+from cdc_lake.pipeline.state.cuts import IN, TableState, last_cut, written
+from cdc_lake.pipeline.state.promises import Promise, kept_versions, record
 
 from .conftest import BUDGET
 from .test_apply_cases import FORMATS, Lake, T, insert, row

@@ -17,8 +17,8 @@ from cdc_lake.lake.read import read_silver
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.pipeline.compare_transforms import View
-from cdc_lake.pipeline.rebuild import rebuild
+from cdc_lake.pipeline.applying.rebuild import rebuild
+from cdc_lake.pipeline.compare.transforms import View
 from cdc_lake.silver.difference import Columns
 from cdc_lake.silver.expressions import analysed
 from cdc_lake.testing.messages import table

@@ -20,10 +20,10 @@ from cdc_lake.lake.read import read_silver
 from cdc_lake.lake.types import Loss
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.apply import apply
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.type_ledger import type_ledger
+from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.check.type_ledger import type_ledger
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.receiving.receive import receive
 from tests.conftest import Database, drop_database, make_database, make_role
 from tests.decoding_postgres import start_decoding_server
 from tests.spark.conftest import make_project

@@ -21,7 +21,7 @@ from cdc_lake.lake.casts import cast_sql, fits_sql
 from cdc_lake.lake.types import ColumnType, Family, column_type, companion_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.judge import conditions
+from cdc_lake.pipeline.applying.judge import conditions
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.projection import plain
 from cdc_lake.silver.shape import make_shape

@@ -23,10 +23,10 @@ from cdc_lake.lake.read import read_silver
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import Progress, Tell, silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.apply import apply
-from cdc_lake.pipeline.cuts import last_cut
-from cdc_lake.pipeline.redecode import retry
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.held.redecode import retry
+from cdc_lake.pipeline.state.cuts import last_cut
 from cdc_lake.testing.beside import beside, until
 from cdc_lake.testing.histories import History, interleave
 from cdc_lake.testing.messages import raw_transaction, table

@@ -15,11 +15,11 @@ from cdc_lake.errors import RuleStopped, StoreUnavailable
 from cdc_lake.lake.control_rows import VerifiedRow
 from cdc_lake.observe.metric_names import ERRORS_TOTAL
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import apply_metrics
-from cdc_lake.pipeline.applied import Applied
-from cdc_lake.pipeline.apply_metrics import ApplyMetrics
-from cdc_lake.pipeline.cuts import BROKEN
-from cdc_lake.pipeline.watching import Nobody, watching
+from cdc_lake.pipeline.applying import apply_metrics
+from cdc_lake.pipeline.applying.applied import Applied
+from cdc_lake.pipeline.applying.apply_metrics import ApplyMetrics
+from cdc_lake.pipeline.applying.watching import Nobody, watching
+from cdc_lake.pipeline.state.cuts import BROKEN
 from tests.cut_lake import PG, CutLake, at
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cdc_lake.errors import BronzeNotWritten, ServerBusy, ServerUnreachable
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.attempts import SOURCE_PAUSES, STEADY, Attempts
+from cdc_lake.pipeline.receiving.attempts import SOURCE_PAUSES, STEADY, Attempts
 
 
 class Trying:

@@ -6,8 +6,8 @@ from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.model import Batch
 from cdc_lake.decode.raw import RawTransaction, Tabulated
 from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.batches import OpenBatch
-from cdc_lake.pipeline.order import Closed
+from cdc_lake.pipeline.receiving.batches import OpenBatch
+from cdc_lake.pipeline.stream.order import Closed
 
 
 def raw(frames: int, size: int) -> RawTransaction:

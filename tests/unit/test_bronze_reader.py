@@ -17,7 +17,7 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tr
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.inspect import inspect_chain, inspect_row, inspect_transaction, plain, primary_key
+from cdc_lake.pipeline.inspect.bronze import inspect_chain, inspect_row, inspect_transaction, plain, primary_key
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 

@@ -14,9 +14,9 @@ from cdc_lake.errors import StreamProtocol
 from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.accounting import HeldChange, folded
-from cdc_lake.pipeline.match import match
-from cdc_lake.pipeline.point import Point, Touch, point
+from cdc_lake.pipeline.applying.point import Point, Touch, point
+from cdc_lake.pipeline.compare.match import match
+from cdc_lake.pipeline.held.accounting import HeldChange, folded
 from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.unlanded import transactions
 from cdc_lake.source.visible import Visible
@@ -104,7 +104,7 @@ def test_what_lands_between_the_look_at_bronze_and_the_look_into_the_slot_is_not
 
 
 def test_a_slot_whose_reader_has_just_ended_is_looked_at_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("cdc_lake.pipeline.point.LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("cdc_lake.pipeline.applying.point.LOOK_AGAIN_SECONDS", 0.01)
     relation, bronze = table("public.a", id="int4"), DeltaBronze(tmp_path / "bronze", durability="os")
     bronze.begin_stream("test", 50)
     one = Transaction(boundaries(100, xid=12), (Insert(relation, ("1",)),), (100,))
@@ -117,8 +117,8 @@ def test_a_slot_whose_reader_has_just_ended_is_looked_at_again(tmp_path, monkeyp
 
 @pytest.mark.parametrize("lands", [False, True])
 def test_a_slot_that_is_being_read_is_waited_for_and_not_for_ever(tmp_path, monkeypatch, lands):
-    monkeypatch.setattr("cdc_lake.pipeline.point.LOOK_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr("cdc_lake.pipeline.point.WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("cdc_lake.pipeline.applying.point.LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("cdc_lake.pipeline.applying.point.WAIT_SECONDS", 0.1)
     relation, bronze = table("public.a", id="int4"), DeltaBronze(tmp_path / "bronze", durability="os")
     bronze.begin_stream("test", 50)
     later = iter([raw_transaction(Transaction(boundaries(300, xid=12), (Insert(relation, ("1",)),), (300,)))])

@@ -15,8 +15,8 @@ from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.records import Operation, Row, Style
 from cdc_lake.errors import MalformedMessage, SlotUndecodable
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.pipeline import compare_family
-from cdc_lake.pipeline.compare_family import CsnShown, family_side
+from cdc_lake.pipeline.gaussdb import side as compare_family
+from cdc_lake.pipeline.gaussdb.side import CsnShown, family_side
 from cdc_lake.source.captured import Unlanded
 from cdc_lake.source.stream import domain_of
 from cdc_lake.testing.gaussdb.ledger import Ledger

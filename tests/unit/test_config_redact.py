@@ -13,7 +13,7 @@ from cdc_lake.config.capture import compile_columns, compile_pattern, exact_colu
 from cdc_lake.config.effective import MASKED, effective
 from cdc_lake.config.load import load_project, validate
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.configuration import settings_of
+from cdc_lake.pipeline.receiving.configuration import settings_of
 
 HEAD = """\
 version: 1

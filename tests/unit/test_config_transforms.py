@@ -16,8 +16,8 @@ from cdc_lake.errors import TransformUnfit
 from cdc_lake.lake.made import partition_sql, said_of
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.relation import ReplicaIdentity, TableName
-from cdc_lake.pipeline.accounting import HeldChange, explained, folded
-from cdc_lake.pipeline.check_transforms import _doubtful
+from cdc_lake.pipeline.check.transforms import _doubtful
+from cdc_lake.pipeline.held.accounting import HeldChange, explained, folded
 from cdc_lake.silver.append import Append
 from cdc_lake.silver.projection import SilverShape, silver_shape
 from cdc_lake.silver.shape import make_shape

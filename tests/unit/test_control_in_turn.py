@@ -27,7 +27,7 @@ from cdc_lake.lake.control_rows import (
     WithheldRow,
 )  # fmt: skip
 from cdc_lake.lake.in_turn import BESIDE
-from cdc_lake.pipeline.pauses import _newest
+from cdc_lake.pipeline.state.pauses import _newest
 
 T0 = datetime(2026, 3, 29, 12, tzinfo=UTC)
 BACK = T0 - timedelta(days=1)

@@ -17,7 +17,8 @@ from cdc_lake.lake.control_rows import SnapshotRow, now
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.copies import (
+from cdc_lake.pipeline.applying.rebuild_plan import rebuild_plan
+from cdc_lake.pipeline.state.copies import (
     COMPLETE,
     STARTED,
     CopiedTable,
@@ -27,8 +28,7 @@ from cdc_lake.pipeline.copies import (
     told,
     whole_copies,
 )
-from cdc_lake.pipeline.rebuild_plan import rebuild_plan
-from cdc_lake.pipeline.streams import record_copy
+from cdc_lake.pipeline.state.streams import record_copy
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 A, B = TableName("public", "a"), TableName("Odd.", "b\\")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from cdc_lake.pipeline.accounting import HeldChange, folded_copies
-from cdc_lake.pipeline.match import COPIES, copies_of, counted, match
+from cdc_lake.pipeline.compare.match import COPIES, copies_of, counted, match
+from cdc_lake.pipeline.held.accounting import HeldChange, folded_copies
 
 
 def side(*rows: tuple[str | None, str | None]) -> pa.Table:

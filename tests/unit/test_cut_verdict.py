@@ -21,17 +21,17 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.as_of import as_of
 from cdc_lake.observe import failpoint
 from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline.cut_list import list_cuts, show_cut
-from cdc_lake.pipeline.cut_verdict import still_withheld, withheld
-from cdc_lake.pipeline.cuts import WrittenCut, written
-from cdc_lake.pipeline.evidence import Evidence
-from cdc_lake.pipeline.judging_clock import JudgingClock
-from cdc_lake.pipeline.keeping import Keeper
-from cdc_lake.pipeline.promises import promises
-from cdc_lake.pipeline.promising import promise_cut
-from cdc_lake.pipeline.rule_samples import RuleSamples
-from cdc_lake.pipeline.status import status
-from cdc_lake.pipeline.status_page import remember, render
+from cdc_lake.pipeline.judging.clock import JudgingClock
+from cdc_lake.pipeline.judging.cut_list import list_cuts, show_cut
+from cdc_lake.pipeline.judging.cut_verdict import still_withheld, withheld
+from cdc_lake.pipeline.judging.keeping import Keeper
+from cdc_lake.pipeline.judging.promising import promise_cut
+from cdc_lake.pipeline.judging.rule_samples import RuleSamples
+from cdc_lake.pipeline.state.cuts import WrittenCut, written
+from cdc_lake.pipeline.state.promises import promises
+from cdc_lake.pipeline.status.evidence import Evidence
+from cdc_lake.pipeline.status.page import remember, render
+from cdc_lake.pipeline.status.standing import status
 from tests.cut_lake import PG, CutLake, at
 
 UNIQUE = {"rule": "unique", "columns": ["mail"], "thresholds": {"warn": 0.1, "error": 0.5, "critical": 0.9}}

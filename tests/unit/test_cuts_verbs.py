@@ -19,10 +19,10 @@ from cdc_lake.lake.marker import iceberg_table
 from cdc_lake.model.as_of import Latest, as_of
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.cuts import written
-from cdc_lake.pipeline.keeping import Keeper
-from cdc_lake.pipeline.promises import promises
-from cdc_lake.pipeline.promising import end_promise, promise_cut
+from cdc_lake.pipeline.judging.keeping import Keeper
+from cdc_lake.pipeline.judging.promising import end_promise, promise_cut
+from cdc_lake.pipeline.state.cuts import written
+from cdc_lake.pipeline.state.promises import promises
 from tests.cut_lake import CutLake, forget, ids, listed
 
 SHOP = """\

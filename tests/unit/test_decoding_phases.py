@@ -25,8 +25,8 @@ from cdc_lake.errors import (
 )
 from cdc_lake.lake.parked_place import LocalParked
 from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.parked import ParkedTransactions, read_file
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream.parked import ParkedTransactions, read_file
+from cdc_lake.pipeline.stream.spool import Spool
 
 STATE = BronzeState("pg:1:d:s:0/0", 3, 50, 50, b"")
 ROW = b"table public.t: INSERT: id[integer]:1"

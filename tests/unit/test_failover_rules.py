@@ -16,7 +16,7 @@ from cdc_lake.errors import OtherTimeline, TimelineUntold
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Lsn
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.failover import check_timeline, last_timeline, note_timeline
+from cdc_lake.pipeline.stream.failover import check_timeline, last_timeline, note_timeline
 from cdc_lake.source.stream import StreamIdentity
 from cdc_lake.source.timeline import Timeline
 

@@ -30,9 +30,9 @@ from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline import rejoin
-from cdc_lake.pipeline.check_family_failover import failover_lines
-from cdc_lake.pipeline.rejoin import Rejoin
+from cdc_lake.pipeline.check.family_failover import failover_lines
+from cdc_lake.pipeline.gaussdb import rejoin
+from cdc_lake.pipeline.gaussdb.rejoin import Rejoin
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts
 from cdc_lake.source.stream import Kind, StreamIdentity

@@ -10,10 +10,10 @@ import pytest
 
 from cdc_lake.config.source import FamilySource
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.pipeline.action import size
-from cdc_lake.pipeline.check_line import room
-from cdc_lake.pipeline.density import order_of
-from cdc_lake.pipeline.source_view_family import order_in_words
+from cdc_lake.pipeline.check.line import room
+from cdc_lake.pipeline.gaussdb.density import order_of
+from cdc_lake.pipeline.gaussdb.view import order_in_words
+from cdc_lake.pipeline.ports.action import size
 from tests.unit.test_cli_commands import cdc_lake
 
 DOWN = """\

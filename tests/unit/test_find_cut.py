@@ -11,9 +11,9 @@ import pytest
 from cdc_lake.errors import BeforeFirstCut, CutNotReached, CutUnknown, MalformedPosition
 from cdc_lake.model.as_of import Named, as_of
 from cdc_lake.model.position import Csn, Lsn, Position
-from cdc_lake.pipeline.cuts import written
-from cdc_lake.pipeline.find_cut import find_cut
-from cdc_lake.pipeline.promises import Promise, record
+from cdc_lake.pipeline.state.cuts import written
+from cdc_lake.pipeline.state.find_cut import find_cut
+from cdc_lake.pipeline.state.promises import Promise, record
 from tests.cut_lake import GAUSS_CSN, GAUSS_LSN, PG, CutLake, at
 
 

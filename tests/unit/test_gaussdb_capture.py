@@ -20,8 +20,8 @@ from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style
 from cdc_lake.errors import ServerUnreachable
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.receiving import ReceiveSummary
+from cdc_lake.pipeline.receiving.loop import ReceiveSummary
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.gaussdb.declared import DeclaredTable
 from cdc_lake.testing.gaussdb.dialect import Product, Version
 from cdc_lake.testing.gaussdb.faults import Faults

@@ -8,7 +8,7 @@ import pytest
 
 from cdc_lake.errors import SilverMissing
 from cdc_lake.lake.marker import Marker, app_id, read_marker
-from cdc_lake.pipeline.cuts import TableState
+from cdc_lake.pipeline.state.cuts import TableState
 from tests.silver_commits import FORMATS, STREAM, make, write
 
 

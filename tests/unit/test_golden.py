@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from cdc_lake.cli import pages
 from cdc_lake.cli.app import app
 from cdc_lake.cli.documents import DOCUMENTS, output_schema
-from cdc_lake.pipeline import report
+from cdc_lake.pipeline.status import report
 from tests.golden_beside import beside
 from tests.golden_lake import golden_lake
 from tests.golden_verbs import GOLDEN, SCHEMA, Once, Shell, check_document, documents, form_of, kept_documents

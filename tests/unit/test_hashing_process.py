@@ -32,8 +32,8 @@ from cdc_lake.errors import DecodeError, HashingDied, Retry
 from cdc_lake.model.change import Delete, Insert, Message, OldKind, Update
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline import hashing_process
-from cdc_lake.pipeline.hashing_process import WORTH, HashingProcess
+from cdc_lake.pipeline.stream import hashing_process
+from cdc_lake.pipeline.stream.hashing_process import WORTH, HashingProcess
 from cdc_lake.testing.gaussdb.encode import binary_record
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.columns import assert_same
@@ -164,7 +164,7 @@ def test_it_is_of_its_own_session(hashing: HashingProcess) -> None:
 RECEIVER = """
 import sys, time, numpy as np
 from cdc_lake.decode.hashing import Canonical
-from cdc_lake.pipeline.hashing_process import HashingProcess
+from cdc_lake.pipeline.stream.hashing_process import HashingProcess
 with HashingProcess() as hashing:
     hashing._alone = False
     rows = Canonical(b"I", np.arange(0, 1001 * 300, 300, dtype=np.int32), bytes(300_000))

@@ -11,7 +11,7 @@ import pytest
 
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.held_groups import connected
+from cdc_lake.pipeline.held.groups import connected
 from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
 from cdc_lake.silver.lineage import trace, trace_content
 from cdc_lake.silver.row_events import DISCARDED, MISSING, Closing, Event, Key, Traced

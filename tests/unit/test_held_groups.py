@@ -15,8 +15,8 @@ import pytest
 from cdc_lake.model.decision import Place
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.held_groups import together
-from cdc_lake.pipeline.whole_groups import ahead, units_of
+from cdc_lake.pipeline.applying.whole_groups import ahead, units_of
+from cdc_lake.pipeline.held.groups import together
 from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.lineage import trace
 from cdc_lake.silver.row_events import Event, Unit
@@ -113,7 +113,7 @@ class Lake:
             one.pending = [e for e in one.pending if e.position > end]
 
     def _whole(self, every: dict[str, list[Event]]) -> frozenset[Unit]:
-        """As `pipeline.whole_groups` has it."""
+        """As `pipeline.applying.whole_groups` has it."""
         if not every:
             return frozenset()
         first = min(self.tables[name].at for name in every)

@@ -14,9 +14,9 @@ from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_columns import schema_of
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.cuts import IN, TableState
-from cdc_lake.pipeline.holds import hold_log
-from cdc_lake.pipeline.intact import forgotten
+from cdc_lake.pipeline.applying.intact import forgotten
+from cdc_lake.pipeline.state.cuts import IN, TableState
+from cdc_lake.pipeline.state.holds import hold_log
 
 LISTED = TableState("silver.orders", "delta", 7, 40, IN, held=2)
 

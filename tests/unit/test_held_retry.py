@@ -43,13 +43,13 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import redecode
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.inspect import inspect_transaction
+from cdc_lake.pipeline.held import redecode
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.held.redecode import retry
+from cdc_lake.pipeline.inspect.bronze import inspect_transaction
 from cdc_lake.pipeline.maintain import maintain
-from cdc_lake.pipeline.redecode import retry
-from cdc_lake.pipeline.status import status
-from cdc_lake.pipeline.waiting import undecoded
+from cdc_lake.pipeline.state.waiting import undecoded
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 

@@ -21,9 +21,9 @@ from cdc_lake.model.change import Insert
 from cdc_lake.model.decision import FIRST_ORDINAL
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
-from cdc_lake.pipeline.decide import Choice, decide
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.pauses import pause, resume
+from cdc_lake.pipeline.held.decide import Choice, decide
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.state.pauses import pause, resume
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 

@@ -16,7 +16,7 @@ import cdc_lake
 from cdc_lake.errors import LakeError
 from cdc_lake.lake.control_columns import ControlName, schema_of
 from cdc_lake.lake.control_rows import QualityRow, RunRow
-from cdc_lake.pipeline.history import read_history, time_of
+from cdc_lake.pipeline.state.history import read_history, time_of
 from tests.cut_lake import GAUSS_CSN, CutLake, at
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "history.md"

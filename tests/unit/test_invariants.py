@@ -26,7 +26,7 @@ from cdc_lake.lake.marker import FIRST, app_id
 from cdc_lake.model.change import Change, Insert, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.cuts import IN, Cut, TableState, write_cut
+from cdc_lake.pipeline.state.cuts import IN, Cut, TableState, write_cut
 from cdc_lake.testing.committed import Committed
 from cdc_lake.testing.invariants import Bound, Known, Standing, invariants
 from cdc_lake.testing.messages import boundaries, raw_transaction, table

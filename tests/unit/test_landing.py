@@ -19,7 +19,7 @@ from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.change import Change, Delete, Insert, Message, OldKind, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.landing import Landing
+from cdc_lake.pipeline.receiving.landing import Landing
 
 COLUMNS = (Column("id", "int4", 23, -1, True), Column("name", "text", 25, -1, False))
 A, B = (Relation(TableName("public", name), COLUMNS, ReplicaIdentity.DEFAULT, ("id",)) for name in "ab")

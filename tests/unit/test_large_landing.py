@@ -23,10 +23,10 @@ from cdc_lake.decode.undecodable import Keeping, Stopping
 from cdc_lake.errors import InvalidText
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.batches import OpenBatch
-from cdc_lake.pipeline.landing import Landing
-from cdc_lake.pipeline.order import ArrivalOrder
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.receiving.batches import OpenBatch
+from cdc_lake.pipeline.receiving.landing import Landing
+from cdc_lake.pipeline.stream.order import ArrivalOrder
+from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.bronze_places import Place
 

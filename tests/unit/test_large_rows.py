@@ -26,7 +26,7 @@ from cdc_lake.decode.test_decoding.assembler import LineAssembler
 from cdc_lake.model.change import Insert
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing import messages
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from cdc_lake.testing.memory import peak_mib

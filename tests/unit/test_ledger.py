@@ -31,7 +31,7 @@ from cdc_lake.errors import (
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.redecode import retry
+from cdc_lake.pipeline.held.redecode import retry
 from cdc_lake.testing.counted import CountedReader
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import boundaries, raw_transaction, table

@@ -21,7 +21,7 @@ from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.maintain import maintain
-from cdc_lake.pipeline.upkeep import Upkeep
+from cdc_lake.pipeline.receiving.upkeep import Upkeep
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.shell import QuickShell
 

@@ -18,8 +18,8 @@ from cdc_lake.lake.weight import Weight, all_below, weight
 from cdc_lake.lake.written import Written, written
 from cdc_lake.model.span import Span
 from cdc_lake.model.truncated import Truncated
-from cdc_lake.pipeline.judge import Survey
-from cdc_lake.pipeline.strategy import choose, fits
+from cdc_lake.pipeline.applying.judge import Survey
+from cdc_lake.pipeline.applying.strategy import choose, fits
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.shape import make_shape
 from cdc_lake.testing.messages import table

@@ -22,8 +22,8 @@ from cdc_lake.observe.endpoint import Endpoint
 from cdc_lake.observe.exposition import Exposition, Sample, Tally
 from cdc_lake.observe.metric_names import BATCH_ROWS, CHANGES_TOTAL, METRICS, TRANSACTIONS_TOTAL, Kind
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.health import STALLED_AFTER, health_of
-from cdc_lake.pipeline.pulse import Pulse
+from cdc_lake.pipeline.status.health import STALLED_AFTER, health_of
+from cdc_lake.pipeline.stream.pulse import Pulse
 from cdc_lake.testing.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -250,7 +250,7 @@ def test_what_is_no_address_and_no_textfile_is_told_at_its_place(tmp_path: Path,
 
 def test_nothing_of_it_is_loaded_where_nobody_asks() -> None:
     code = (
-        "import sys, cdc_lake.cli.app, cdc_lake.pipeline.run, cdc_lake.pipeline.receive, cdc_lake.pipeline.apply\n"
+        "import sys, cdc_lake.cli.app, cdc_lake.pipeline.run, cdc_lake.pipeline.receiving.receive, cdc_lake.pipeline.applying.apply\n"
         "assert not [m for m in sys.modules if m.startswith(('prometheus_client', 'http.server'))]"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

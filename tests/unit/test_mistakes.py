@@ -12,8 +12,8 @@ from cdc_lake.errors import CdcLakeError, JavaMissing, OtherWriter
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.session import require_java
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.cuts import TableState
-from cdc_lake.pipeline.intact import damage
+from cdc_lake.pipeline.applying.intact import damage
+from cdc_lake.pipeline.state.cuts import TableState
 from tests.cut_lake import CutLake, ids
 from tests.mistakes import GOLDEN, kept
 

@@ -26,11 +26,11 @@ from cdc_lake.errors import CdcLakeError, LakeError
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.lineage_sender import LineageSender
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.applied import Applied, TableApplied
-from cdc_lake.pipeline.apply_metrics import ApplyMetrics
-from cdc_lake.pipeline.lineage_events import event, run_id, silver_name, source_name
-from cdc_lake.pipeline.lineage_watch import LineageWatch
-from cdc_lake.pipeline.watching import Both, watching
+from cdc_lake.pipeline.applying.applied import Applied, TableApplied
+from cdc_lake.pipeline.applying.apply_metrics import ApplyMetrics
+from cdc_lake.pipeline.applying.lineage_events import event, run_id, silver_name, source_name
+from cdc_lake.pipeline.applying.lineage_watch import LineageWatch
+from cdc_lake.pipeline.applying.watching import Both, watching
 from cdc_lake.silver.column_lineage import From, How, columns_from, rows_by
 from cdc_lake.silver.expressions import Expression
 from cdc_lake.silver.kinds import kind_of
@@ -327,7 +327,7 @@ def test_metrics_and_lineage_watch_side_by_side_and_what_lineage_warns_of_is_tol
 def test_without_the_package_a_run_goes_on_and_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "cdc_lake.pipeline.lineage_events", None)
+    monkeypatch.setitem(sys.modules, "cdc_lake.pipeline.applying.lineage_events", None)
     told: list[Progress] = []
     one_run(watch(CutLake(tmp_path), "lineage.jsonl", told))
     assert ["pip install 'cdc_lake[openlineage]'" in one.text for one in told] == [True]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from cdc_lake.config.model import Snapshot
-from cdc_lake.pipeline.copying import chunk_rows
-from cdc_lake.pipeline.pace import Pace
+from cdc_lake.pipeline.stream.copying import chunk_rows
+from cdc_lake.pipeline.stream.pace import Pace
 
 
 class Clock(threading.Event):

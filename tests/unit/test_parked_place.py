@@ -12,8 +12,8 @@ from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.lake.object_store import ObjectStore
 from cdc_lake.lake.parked_place import LocalParked, ParkedPlace, StoreParked
-from cdc_lake.pipeline.parked import ParkedTransactions
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream.parked import ParkedTransactions
+from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing.messages import catalog_of, insert, relation, table
 from cdc_lake.testing.object_store import LocalStore, storage_at
 from cdc_lake.testing.two_phase import begin_prepare, commit_prepared, prepare

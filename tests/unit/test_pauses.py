@@ -24,13 +24,13 @@ from cdc_lake.model.change import Insert
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import sessions, table_steps
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.cut_list import list_cuts
-from cdc_lake.pipeline.cuts import BROKEN, IN, PAUSED, last_cut
+from cdc_lake.pipeline.applying import sessions, table_steps
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.judging.cut_list import list_cuts
 from cdc_lake.pipeline.maintain import maintain
-from cdc_lake.pipeline.pauses import pause, paused_tables, resume, settled, stopped_tables
-from cdc_lake.pipeline.status import status
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, PAUSED, last_cut
+from cdc_lake.pipeline.state.pauses import pause, paused_tables, resume, settled, stopped_tables
+from cdc_lake.pipeline.status.standing import status
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.cut_lake import CutLake, at, ids
 from tests.spark.conftest import make_project

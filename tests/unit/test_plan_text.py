@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 
 from cdc_lake.cli.render import plan_text
-from cdc_lake.pipeline.action import Action, ActionKind
 from cdc_lake.pipeline.plan import Plan
+from cdc_lake.pipeline.ports.action import Action, ActionKind
 
 ADD = Action(ActionKind.ADD_COLUMN, "s.t", "add column a int to s.t")
 DROP = Action(ActionKind.DROP_COLUMN, "s.t", "drop column it's of s.t", destructive=True)

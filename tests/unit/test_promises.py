@@ -10,8 +10,8 @@ import pytest
 
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import CutRow
-from cdc_lake.pipeline.cuts import TableState, WrittenCut, table_facts, written
-from cdc_lake.pipeline.promises import Promise, due, kept_versions, promises, record, standing
+from cdc_lake.pipeline.state.cuts import TableState, WrittenCut, table_facts, written
+from cdc_lake.pipeline.state.promises import Promise, due, kept_versions, promises, record, standing
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

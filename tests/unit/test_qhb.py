@@ -8,7 +8,7 @@ from cdc_lake.config.qhb import protocol_of, read_as
 from cdc_lake.config.release import parse_release
 from cdc_lake.config.source import Pgoutput, PostgresSource
 from cdc_lake.errors import ServerSettings
-from cdc_lake.pipeline.check_qhb import qhb_lines
+from cdc_lake.pipeline.check.qhb import qhb_lines
 from cdc_lake.source.gaussdb.version import parse_version
 from cdc_lake.source.pgoutput_options import chosen
 from cdc_lake.source.product import product_of

@@ -20,7 +20,7 @@ from cdc_lake.lake.control_rows import CutRow, StreamRow
 from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.report import ReportFiles, report
+from cdc_lake.pipeline.status.report import ReportFiles, report
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)

@@ -176,7 +176,7 @@ def test_numbers_read_at_a_glance_and_never_round_a_failure_away() -> None:
             "pyspark pandas great_expectations",
         ),
         # pyarrow.dataset imports pandas where it is installed, so a report may not promise more.
-        ("cdc_lake.pipeline.report", "pyspark great_expectations"),
+        ("cdc_lake.pipeline.status.report", "pyspark great_expectations"),
     ],
 )
 def test_rules_and_reports_import_what_they_need_only_when_they_need_it(modules: str, absent: str) -> None:

@@ -17,11 +17,11 @@ from cdc_lake.config.project import Origin, Project
 from cdc_lake.errors import ReportNotWritten
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import CutRow, RunRow, StreamRow
-from cdc_lake.pipeline.comparison import Comparison, DifferingKey, KeyChange, TableComparison
-from cdc_lake.pipeline.comparison import Verdict as Compared
-from cdc_lake.pipeline.evidence import Evidence
-from cdc_lake.pipeline.report import ReportFiles, report
-from cdc_lake.pipeline.status import Lag, TableStatus, status
+from cdc_lake.pipeline.state.comparison import Comparison, DifferingKey, KeyChange, TableComparison
+from cdc_lake.pipeline.state.comparison import Verdict as Compared
+from cdc_lake.pipeline.status.evidence import Evidence
+from cdc_lake.pipeline.status.report import ReportFiles, report
+from cdc_lake.pipeline.status.standing import Lag, TableStatus, status
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)
 SECRET = "s3cret-row-value"

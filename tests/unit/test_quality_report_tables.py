@@ -15,7 +15,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import CutRow, StreamRow
-from cdc_lake.pipeline.report import report
+from cdc_lake.pipeline.status.report import report
 
 NOW = dt.datetime(2026, 1, 31, 18, 5, tzinfo=dt.UTC)
 RULES = [

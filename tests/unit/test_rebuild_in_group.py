@@ -24,12 +24,12 @@ from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.copies import CopiedTable, courses, record_left, record_recopied
-from cdc_lake.pipeline.cuts import BROKEN, IN, Cut, TableState, write_cut
-from cdc_lake.pipeline.holds import hold_log
-from cdc_lake.pipeline.rebuild import Rebuilding
-from cdc_lake.pipeline.rebuild_plan import Part, RebuildPlan, rebuild_plan
-from cdc_lake.pipeline.whole_groups import Ahead, passed_by, renewed_to, together_at
+from cdc_lake.pipeline.applying.rebuild import Rebuilding
+from cdc_lake.pipeline.applying.rebuild_plan import Part, RebuildPlan, rebuild_plan
+from cdc_lake.pipeline.applying.whole_groups import Ahead, passed_by, renewed_to, together_at
+from cdc_lake.pipeline.state.copies import CopiedTable, courses, record_left, record_recopied
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, write_cut
+from cdc_lake.pipeline.state.holds import hold_log
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.seeds import seeds
 

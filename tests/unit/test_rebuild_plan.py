@@ -22,9 +22,9 @@ from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
+from cdc_lake.pipeline.applying.rebuild import Rebuilt, rebuild
+from cdc_lake.pipeline.applying.rebuild_plan import RebuildPlan, rebuild_plan
 from cdc_lake.pipeline.maintain import maintain
-from cdc_lake.pipeline.rebuild import Rebuilt, rebuild
-from cdc_lake.pipeline.rebuild_plan import RebuildPlan, rebuild_plan
 from cdc_lake.silver.difference import Columns, Difference
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 

@@ -37,13 +37,13 @@ from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import Csn, Lsn, OrderDomain
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline import receive as loop
-from cdc_lake.pipeline.connect import OpenStream
-from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.gaps import recorded_gaps
-from cdc_lake.pipeline.proof import known_beside
-from cdc_lake.pipeline.receiving import ReceiveSummary
-from cdc_lake.pipeline.streams import begin_stream
+from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
+from cdc_lake.pipeline.gaussdb.gaps import recorded_gaps
+from cdc_lake.pipeline.receiving import receive as loop
+from cdc_lake.pipeline.receiving.connect import OpenStream
+from cdc_lake.pipeline.receiving.loop import ReceiveSummary
+from cdc_lake.pipeline.state.proof import known_beside
+from cdc_lake.pipeline.state.streams import begin_stream
 from cdc_lake.source.recording import RecordingSource
 from cdc_lake.source.recording_file import Data, RecordingReader
 from cdc_lake.source.stream import Kind, StreamIdentity

@@ -11,8 +11,8 @@ import pytest
 from cdc_lake.cli.render_status import status_text
 from cdc_lake.errors import StoreUnavailable
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.receiver_note import ReceiverNote
-from cdc_lake.pipeline.status_values import Lag, SlotStatus, Status
+from cdc_lake.pipeline.state.receiver_note import ReceiverNote
+from cdc_lake.pipeline.status.values import Lag, SlotStatus, Status
 
 AWAY = StoreUnavailable("the object store did not do what it was asked to", where="s3://lake/shop")
 

@@ -15,7 +15,7 @@ from cdc_lake.config.load import load_project
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
 from cdc_lake.errors import ServerSettings, SlotMissing
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.record import Limits, record
+from cdc_lake.pipeline.inspect.record import Limits, record
 from cdc_lake.source.gaussdb.slot import create_slot
 from cdc_lake.source.recording import RecordingSource
 from cdc_lake.source.wire.connect import connect

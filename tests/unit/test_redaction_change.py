@@ -11,7 +11,7 @@ from cdc_lake.errors import DestructiveChange
 from cdc_lake.lake.control_rows import ConfigurationRow
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
-from cdc_lake.pipeline.redaction_change import NOTHING, changed_columns, check_unchanged
+from cdc_lake.pipeline.stream.redaction_change import NOTHING, changed_columns, check_unchanged
 from cdc_lake.testing.messages import table
 
 USERS = table("public.users", id="int8", email="text", ssn="text")

@@ -23,12 +23,12 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.model.change import Insert, Message
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.copies import COMPLETE
-from cdc_lake.pipeline.copying import CopyPoint, TableCopy, copy_tables
-from cdc_lake.pipeline.gaps import keep_late
-from cdc_lake.pipeline.rebuild_plan import rebuild_plan
-from cdc_lake.pipeline.redaction import RedactedBronze, redacted, redaction_of
-from cdc_lake.pipeline.streams import record_copy
+from cdc_lake.pipeline.applying.rebuild_plan import rebuild_plan
+from cdc_lake.pipeline.gaussdb.gaps import keep_late
+from cdc_lake.pipeline.state.copies import COMPLETE
+from cdc_lake.pipeline.state.streams import record_copy
+from cdc_lake.pipeline.stream.copying import CopyPoint, TableCopy, copy_tables
+from cdc_lake.pipeline.stream.redaction import RedactedBronze, redacted, redaction_of
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.canary import leaks
 

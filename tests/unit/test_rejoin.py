@@ -9,8 +9,8 @@ from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.rejoin import Rejoin, RejoiningFrames, RejoiningOrder
+from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
+from cdc_lake.pipeline.gaussdb.rejoin import Rejoin, RejoiningFrames, RejoiningOrder
 from cdc_lake.source.stream import Kind, StreamIdentity
 
 STREAM = StreamIdentity("7", "db", "slot", Lsn(10), Csn(2021), Kind.GAUSS)

@@ -17,9 +17,9 @@ from cdc_lake.errors import DecodeError, RepeatDiffers
 from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.order import ArrivalOrder
-from cdc_lake.pipeline.redaction import redacted
-from cdc_lake.pipeline.repeats import RepeatsChecked
+from cdc_lake.pipeline.receiving.repeats import RepeatsChecked
+from cdc_lake.pipeline.stream.order import ArrivalOrder
+from cdc_lake.pipeline.stream.redaction import redacted
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 USERS = table("public.users", id="int8", email="text")

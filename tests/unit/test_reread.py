@@ -22,10 +22,10 @@ from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, 
 from cdc_lake.model.reread import Reread
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.holds import HoldLog, open_holds
-from cdc_lake.pipeline.inspect import inspect_row
-from cdc_lake.pipeline.inspect_row import RowChange, RowEverywhere
-from cdc_lake.pipeline.reread import reread_tables, rereads_of, wanted_keys
+from cdc_lake.pipeline.applying.reread import reread_tables, rereads_of, wanted_keys
+from cdc_lake.pipeline.inspect.bronze import inspect_row
+from cdc_lake.pipeline.inspect.row import RowChange, RowEverywhere
+from cdc_lake.pipeline.state.holds import HoldLog, open_holds
 from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.lineage import trace
 from cdc_lake.silver.row_events import MISSING, Event

@@ -15,7 +15,7 @@ from cdc_lake.model.change import Change, Delete, Insert, OldKind, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.span_shape import check_named, shape_of
+from cdc_lake.pipeline.applying.span_shape import check_named, shape_of
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.merge_sql import same_key

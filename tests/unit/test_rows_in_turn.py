@@ -15,7 +15,7 @@ from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, Truncate, 
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.rows_by_key import RowsByKey
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.accounting import HeldChange, explained, folded
+from cdc_lake.pipeline.held.accounting import HeldChange, explained, folded
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import raw_transaction, table
 from tests.seeds import seeds

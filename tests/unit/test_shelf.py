@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cdc_lake.pipeline.shelf import PARTS, Shelf, together
+from cdc_lake.pipeline.compare.shelf import PARTS, Shelf, together
 from tests.seeds import seeds
 
 

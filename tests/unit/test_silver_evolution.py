@@ -33,10 +33,10 @@ from cdc_lake.lake.evolution import (
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.allowed import Allowed
-from cdc_lake.pipeline.evolve import refuse
-from cdc_lake.pipeline.layout_changes import check_columns
+from cdc_lake.pipeline.applying.allowed import Allowed
+from cdc_lake.pipeline.applying.evolve import refuse
 from cdc_lake.pipeline.plan import _foreign
+from cdc_lake.pipeline.target.layout_changes import check_columns
 from tests.mistakes import kept
 from tests.spark.conftest import make_project
 

@@ -18,8 +18,8 @@ from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.accounting import held_changes
-from cdc_lake.pipeline.evolve import next_layout
+from cdc_lake.pipeline.applying.evolve import next_layout
+from cdc_lake.pipeline.held.accounting import held_changes
 from cdc_lake.silver.shape import Shape
 from cdc_lake.testing.messages import boundaries, raw_transaction
 

@@ -11,10 +11,10 @@ import pytest
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.pipeline.action import Action
-from cdc_lake.pipeline.pulse import Pulse
-from cdc_lake.pipeline.source_looks import SourceLooks
-from cdc_lake.pipeline.source_view import SlotSeen
+from cdc_lake.pipeline.ports.action import Action
+from cdc_lake.pipeline.ports.view import SlotSeen
+from cdc_lake.pipeline.status.source_looks import SourceLooks
+from cdc_lake.pipeline.stream.pulse import Pulse
 from tests.cut_lake import GAUSS_CSN, PG, CutLake
 
 

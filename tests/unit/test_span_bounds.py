@@ -14,7 +14,7 @@ from cdc_lake.model.change import Insert
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
+from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 T = table("public.t", id="int8", body="text")

@@ -11,9 +11,9 @@ import pytest
 
 from cdc_lake.decode.frames import FrameStore, MemoryFrames
 from cdc_lake.errors import Retry, SpoolFull, SpoolNotWritten
-from cdc_lake.pipeline import spooled
-from cdc_lake.pipeline.spool import Spool
-from cdc_lake.pipeline.spooled import SpooledFrames
+from cdc_lake.pipeline.stream import spooled
+from cdc_lake.pipeline.stream.spool import Spool
+from cdc_lake.pipeline.stream.spooled import SpooledFrames
 from tests.open_files import open_in
 from tests.seeds import seeds
 
@@ -99,8 +99,8 @@ def test_a_folder_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cdc_lake.pipeline import spooled
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream import spooled
+from cdc_lake.pipeline.stream.spool import Spool
 store = Spool(Path(sys.argv[1]), 1 << 30, 10)()
 store.append(b"x" * 100, 1)
 assert store.spilled

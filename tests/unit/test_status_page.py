@@ -13,11 +13,11 @@ import cdc_lake
 from cdc_lake.errors import ReportNotWritten
 from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.page.html import bars
-from cdc_lake.pipeline.receiver_note import Waiting
-from cdc_lake.pipeline.status import status
-from cdc_lake.pipeline.status_page import findings, remember, render, write_status_page
-from cdc_lake.pipeline.status_values import HeldRows, SlotStatus, Status, TableStatus
-from cdc_lake.pipeline.waiting import UndecodedTransaction
+from cdc_lake.pipeline.state.receiver_note import Waiting
+from cdc_lake.pipeline.state.waiting import UndecodedTransaction
+from cdc_lake.pipeline.status.page import findings, remember, render, write_status_page
+from cdc_lake.pipeline.status.standing import status
+from cdc_lake.pipeline.status.values import HeldRows, SlotStatus, Status, TableStatus
 from tests.canary import Told
 from tests.cut_lake import CutLake, at
 from tests.live.test_status_browser import NOW, PAGE, STATUS

@@ -30,12 +30,12 @@ from cdc_lake.model.position import Csn, Lsn, OrderDomain, format_position, pars
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.gaps import record_gap, recorded_gaps
-from cdc_lake.pipeline.inspect import inspect_chain, inspect_transaction
-from cdc_lake.pipeline.inspect_row import row_everywhere
-from cdc_lake.pipeline.order import Gap
-from cdc_lake.pipeline.status import status
-from cdc_lake.pipeline.streams import snapshot_id
+from cdc_lake.pipeline.gaussdb.gaps import record_gap, recorded_gaps
+from cdc_lake.pipeline.inspect.bronze import inspect_chain, inspect_transaction
+from cdc_lake.pipeline.inspect.row import row_everywhere
+from cdc_lake.pipeline.state.streams import snapshot_id
+from cdc_lake.pipeline.status.standing import status
+from cdc_lake.pipeline.stream.order import Gap
 from cdc_lake.source.resume import check_fed_from
 from cdc_lake.source.stream import Kind, StreamIdentity, domain_of, shown
 from cdc_lake.testing.messages import boundaries, raw_transaction, table

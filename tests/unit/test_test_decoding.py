@@ -27,7 +27,7 @@ from cdc_lake.errors import (
 )
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream.spool import Spool
 from tests import decoded_both
 from tests.tally import tally
 

@@ -28,8 +28,8 @@ from cdc_lake.errors import (
 )
 from cdc_lake.lake.parked_place import LocalParked
 from cdc_lake.model.relation import TableName
-from cdc_lake.pipeline.parked import ParkedTransactions, file_name, forget, waiting_files
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream.parked import ParkedTransactions, file_name, forget, waiting_files
+from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import catalog_of, table
 from cdc_lake.testing.streaming import inside, stream_start

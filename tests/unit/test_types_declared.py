@@ -20,10 +20,10 @@ from cdc_lake.lake.store import SilverColumn
 from cdc_lake.lake.typed_columns import check_declared, typed_columns
 from cdc_lake.lake.types import Family, Loss, column_type, companion_type, source_type
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.pipeline.check_transforms import transforms
-from cdc_lake.pipeline.identity import KEY_ONLY
-from cdc_lake.pipeline.source_view import SourceView
-from cdc_lake.pipeline.type_ledger import ColumnLedger, TableLedger, ledger_of, lines
+from cdc_lake.pipeline.check.identity import KEY_ONLY
+from cdc_lake.pipeline.check.transforms import transforms
+from cdc_lake.pipeline.check.type_ledger import ColumnLedger, TableLedger, ledger_of, lines
+from cdc_lake.pipeline.ports.view import SourceView
 from cdc_lake.silver.shape import make_shape
 from tests.mistakes import kept
 from tests.spark.conftest import make_project
@@ -261,7 +261,7 @@ BARE = Relation(TableName("public", "t"), (Column("id", "int4", 23, key=True),),
 )
 def test_check_says_of_transforms_what_the_first_row_would_say(tmp_path, monkeypatch, layout, given, said):
     project = make_project(tmp_path, "p", silver={"tables": [{"from": "public.t", **given}]})
-    monkeypatch.setattr("cdc_lake.pipeline.check_captured.source_view", lambda _: nullcontext(Fixed(layout)))
+    monkeypatch.setattr("cdc_lake.pipeline.check.captured.source_view", lambda _: nullcontext(Fixed(layout)))
     (line,) = transforms(project)
     assert (line.ok, line.code) == ((True, "") if said is None else (False, "LAK475"))
     assert said is None or said in line.text

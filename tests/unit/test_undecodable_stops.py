@@ -19,7 +19,7 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Commit, Operation, Row, Style
 from cdc_lake.errors import MalformedMessage
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.pipeline import family_stream
+from cdc_lake.pipeline.gaussdb import stream as family_stream
 from cdc_lake.source.stream import domain_of
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
 from cdc_lake.testing.gaussdb.scripted import ScriptedAnswers

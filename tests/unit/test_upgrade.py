@@ -29,8 +29,8 @@ from cdc_lake.lake.lease import lease
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import COMMIT_WRITTEN, CONTROL_STEP
-from cdc_lake.pipeline.held import held_list
-from cdc_lake.pipeline.pauses import paused_tables
+from cdc_lake.pipeline.held.listing import held_list
+from cdc_lake.pipeline.state.pauses import paused_tables
 from cdc_lake.pipeline.upgrade import upgrade
 from cdc_lake.testing.broken_off import broken_off
 from tests.data import make_lake

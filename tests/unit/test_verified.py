@@ -13,9 +13,9 @@ from cdc_lake.cli.render_status import status_text
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_columns import schema_of
 from cdc_lake.lake.control_rows import VerifiedRow
-from cdc_lake.pipeline.comparison import Comparison, TableComparison, Verdict
-from cdc_lake.pipeline.status_values import Lag, SlotStatus, Status, TableStatus
-from cdc_lake.pipeline.verified import Judged, Verified, record, verified
+from cdc_lake.pipeline.state.comparison import Comparison, TableComparison, Verdict
+from cdc_lake.pipeline.state.verified import Judged, Verified, record, verified
+from cdc_lake.pipeline.status.values import Lag, SlotStatus, Status, TableStatus
 
 NOW = dt.datetime(2026, 11, 22, 15, 0, tzinfo=dt.UTC)
 T = "public.t"

@@ -25,14 +25,14 @@ from cdc_lake.errors import SlotGivenUp
 from cdc_lake.model.change import Insert
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import Progress, silent
-from cdc_lake.pipeline import wal_note
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.cuts import TableState
-from cdc_lake.pipeline.status import status
-from cdc_lake.pipeline.status_page import findings
-from cdc_lake.pipeline.wal_ladder import DROP_AFTER, Mark, Rung, Verdict, WalLook, judge, marked, remembered
-from cdc_lake.pipeline.wal_note import BudgetStatus, GivesWay, WalNote
-from cdc_lake.pipeline.wal_watch import WalWatch, exceeded
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.receiving.wal_watch import WalWatch, exceeded
+from cdc_lake.pipeline.state.cuts import TableState
+from cdc_lake.pipeline.status.page import findings
+from cdc_lake.pipeline.status.standing import status
+from cdc_lake.pipeline.wal import note as wal_note
+from cdc_lake.pipeline.wal.ladder import DROP_AFTER, Mark, Rung, Verdict, WalLook, judge, marked, remembered
+from cdc_lake.pipeline.wal.note import BudgetStatus, GivesWay, WalNote
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.golden_lake import YAML
 from tests.mistakes import kept

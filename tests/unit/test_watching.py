@@ -20,8 +20,8 @@ from cdc_lake.cli.watching import watch_status
 from cdc_lake.errors import NoStream, StoreUnavailable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.observe.progress import Progress
-from cdc_lake.pipeline.backlog import backlog
-from cdc_lake.pipeline.status import Status, status
+from cdc_lake.pipeline.status.standing import Status, status
+from cdc_lake.pipeline.stream.backlog import backlog
 from tests.cut_lake import CutLake, ids
 
 

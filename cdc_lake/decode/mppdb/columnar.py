@@ -39,7 +39,8 @@ from cdc_lake.model.change import OldKind
 from cdc_lake.model.relation import Relation, TableName
 
 CHUNK_BYTES: Final = 2 << 20
-"""As much as is decoded at a time (`pipeline.landing`); half of it costs a fourth more, twice as much the same."""
+"""As much as is decoded at a time (`pipeline.receiving.landing`); half of it costs a fourth more, twice as much the
+same."""
 
 SMALL: Final = 32
 """Below this many rows the plain decoder is faster than setting up a walk, unless they are large: it copies them more

@@ -19,8 +19,8 @@ from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Update, Val
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.order import ArrivalOrder
+from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
+from cdc_lake.pipeline.stream.order import ArrivalOrder
 from cdc_lake.testing.gaussdb.encode import Ending, Framing, Print, encode_payload
 from cdc_lake.testing.messages import catalog_of, encode_transaction, oid_of, relation
 from cdc_lake.testing.simulation.server import Opened

@@ -28,8 +28,8 @@ from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.observe import failpoint
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.pulse import Pulse
-from cdc_lake.pipeline.receiving import Receiving
+from cdc_lake.pipeline.receiving.loop import Receiving
+from cdc_lake.pipeline.stream.pulse import Pulse
 from cdc_lake.testing.histories import History
 from cdc_lake.testing.messages import table
 from cdc_lake.testing.simulation.kinds import Gauss, Postgres

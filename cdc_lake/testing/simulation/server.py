@@ -14,9 +14,9 @@ from typing import Protocol
 from cdc_lake.bronze.port import BronzeState, Tabulate
 from cdc_lake.errors import ServerUnreachable
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.pipeline.open_stream import OpenStream
-from cdc_lake.pipeline.order import Order
-from cdc_lake.pipeline.parked import ParkedTransactions
+from cdc_lake.pipeline.stream.open_stream import OpenStream
+from cdc_lake.pipeline.stream.order import Order
+from cdc_lake.pipeline.stream.parked import ParkedTransactions
 from cdc_lake.source.stream import TransactionAssembler
 from cdc_lake.testing.simulation.table import Store
 from cdc_lake.testing.simulation.world import World
@@ -40,7 +40,7 @@ class Sending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What belongs to one connection (`pipeline.open_stream.OpenStream`)."""
+    """What belongs to one connection (`pipeline.stream.open_stream.OpenStream`)."""
 
     sending: Sending
     assembler: TransactionAssembler

@@ -26,9 +26,9 @@ from cdc_lake.lake.written import Written
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.merging import Merged
-from cdc_lake.pipeline.strategy import Strategy
-from cdc_lake.pipeline.table_job import TableJob
+from cdc_lake.pipeline.applying.merging import Merged
+from cdc_lake.pipeline.applying.strategy import Strategy
+from cdc_lake.pipeline.applying.table_job import TableJob
 from cdc_lake.testing.expected import of_table
 from cdc_lake.testing.oracle import Oracle, Row
 from cdc_lake.testing.simulation.world import World
@@ -195,7 +195,7 @@ class Silver:
         return (one for one in self.transactions if one.bounds.position in span)
 
     def prepare(self, spark: None, job: TableJob) -> Any:
-        """See `pipeline.table_span`; somebody may put files of the table together meanwhile."""
+        """See `pipeline.applying.table_span`; somebody may put files of the table together meanwhile."""
         del spark
         table, seen = self.table(job.target.source), job.seen
         assert seen is not None
@@ -213,7 +213,7 @@ class Silver:
         )  # fmt: skip
 
     def merge(self, spark: None, prepared: Any) -> Merged:
-        """See `pipeline.merging`; whether it landed may stay unknown."""
+        """See `pipeline.applying.merging`; whether it landed may stay unknown."""
         del spark
         job, name = prepared.job, prepared.job.target.source
         table = self.table(name)
@@ -236,7 +236,7 @@ class Silver:
 
 
 class Alone:
-    """Sessions without Spark, one table after the other (`pipeline.sessions.Sessions`)."""
+    """Sessions without Spark, one table after the other (`pipeline.applying.sessions.Sessions`)."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -270,9 +270,9 @@ class Nothing:
         return lambda *_: None
 
     def step(self, _state: BronzeState, tables: Mapping[str, Any], *_: object) -> Mapping[str, Any]:
-        """See `pipeline.renewing.Renewing`."""
+        """See `pipeline.applying.renewing.Renewing`."""
         return tables
 
     def unfollowed(self, *_: object) -> Container[str]:
-        """See `pipeline.renewing.Renewing`."""
+        """See `pipeline.applying.renewing.Renewing`."""
         return frozenset()

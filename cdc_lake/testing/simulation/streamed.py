@@ -17,9 +17,9 @@ from cdc_lake.errors import PreparedNotKept
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.pipeline.order import ArrivalOrder
-from cdc_lake.pipeline.parked import ParkedTransactions, file_name
-from cdc_lake.pipeline.spool import Spool
+from cdc_lake.pipeline.stream.order import ArrivalOrder
+from cdc_lake.pipeline.stream.parked import ParkedTransactions, file_name
+from cdc_lake.pipeline.stream.spool import Spool
 from cdc_lake.testing.messages import catalog_of
 from cdc_lake.testing.simulation.log import Log
 from cdc_lake.testing.simulation.server import Opened

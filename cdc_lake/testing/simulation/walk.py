@@ -23,8 +23,8 @@ from cdc_lake.model.transaction import Transaction
 from cdc_lake.model.undecoded import Undecoded
 from cdc_lake.observe import failpoint
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline import advance, intact, table_job, table_steps
-from cdc_lake.pipeline.cuts import IN, table_states
+from cdc_lake.pipeline.applying import advance, intact, table_job, table_steps
+from cdc_lake.pipeline.state.cuts import IN, table_states
 from cdc_lake.testing.oracle import Oracle
 from cdc_lake.testing.simulation.silver import Alone, MemoryBronze, MemoryControl, Nothing, Silver
 from cdc_lake.testing.simulation.world import Died, World

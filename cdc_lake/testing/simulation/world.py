@@ -49,7 +49,7 @@ class World:
         return self.wall
 
     def worker(self, _name: str) -> Executor:
-        """See `pipeline.landing.Landing`."""
+        """See `pipeline.receiving.landing.Landing`."""
         return Worker(self)
 
 

@@ -22,8 +22,8 @@ from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.receive import receive
-from cdc_lake.pipeline.receiving import ReceiveSummary
+from cdc_lake.pipeline.receiving.loop import ReceiveSummary
+from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.source.gaussdb.catalog import FamilyTables
 from cdc_lake.source.gaussdb.slot import CreatedSlot, create_slot
 from cdc_lake.source.gaussdb.stream import GaussStream

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cdc_lake.lake.types import Loss
-from cdc_lake.pipeline.compare import compare
-from cdc_lake.pipeline.type_ledger import type_ledger
+from cdc_lake.pipeline.check.type_ledger import type_ledger
+from cdc_lake.pipeline.compare.prove import compare
 from tests.live.opengauss.receiving import FAST, SERIAL, Kind, Place, once
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.timeout(900)]

@@ -22,8 +22,8 @@ from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.model.change import Delete, Insert, Update
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.pipeline.csn_order import CsnOrder
-from cdc_lake.pipeline.order import Closed
+from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
+from cdc_lake.pipeline.stream.order import Closed
 from cdc_lake.source.recording_file import Data, RecordingReader
 from tests.unit.samples.recorded import DATA
 

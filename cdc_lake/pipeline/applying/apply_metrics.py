@@ -1,0 +1,183 @@
+"""What apply shows to monitoring: a file of metrics, replaced as a whole after cuts and idle rounds and at the end.
+
+A file suits a loop that may end after a minute, and whoever collects such files serves it. Writing it never stops
+apply: what fails is told, once until it works again. Without `observe.textfile` nothing is written and nothing asked.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CdcLakeError, MetricsNotWritten
+from cdc_lake.lake.control import control_tables
+from cdc_lake.model.span import Span
+from cdc_lake.observe.error_counts import ErrorCounts
+from cdc_lake.observe.exposition import Exposition, Sample, Tally
+from cdc_lake.observe.metric_names import (
+    APPLIED_CHANGES_TOTAL,
+    APPLIED_LAG_SECONDS,
+    APPLIED_TRANSACTIONS_TOTAL,
+    HELD_KEYS,
+    HELD_ROWS_TOTAL,
+    LAST_SUCCESS_TIMESTAMP_SECONDS,
+    MERGE_DURATION_SECONDS,
+    RULE_FAILURES_TOTAL,
+    SCHEMA_CHANGES_TOTAL,
+    TABLE_BROKEN,
+    TABLE_DIFFERENT,
+    VERIFIED_TIMESTAMP_SECONDS,
+    Loop,
+)
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.applying.applied import Applied
+from cdc_lake.pipeline.judging.rule_samples import RuleSamples
+from cdc_lake.pipeline.state.cuts import BROKEN, WrittenCut, written
+from cdc_lake.pipeline.state.verified import verified
+
+WRITE_EVERY: Final = 5.0
+"""Seconds between two writes while spans follow one another: who collects looks less often."""
+
+
+class ApplyMetrics:
+    """Writes `file` (`pipeline.applying.watching.Watcher`)."""
+
+    def __init__(self, project: Project, file: Path, tell: Tell) -> None:
+        self._project = project
+        self._file = file
+        self._done = Applied()
+        self._tell = tell
+        self._tally = Tally()
+        self._errors = ErrorCounts(self._tally, Loop.APPLY)
+        self._control = control_tables(project)
+        self._rules = RuleSamples(project, self._control)
+        self._reader = bronze_reader(project)
+        self._cut: WrittenCut | None = None
+        self._written = -WRITE_EVERY
+        self._succeeded: float | None = None
+        self._failing = False
+
+    def __enter__(self) -> Self:
+        self._succeeded = self._last_success()
+        self._write()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, CdcLakeError) and error not in self._done.broken.values():  # which were told
+            self._errors.add(error.code)
+        self._write()
+
+    def follow(self, done: Applied) -> None:
+        """See Watcher."""
+        self._done = done
+
+    def heard(self, progress: Progress) -> None:
+        """See Watcher."""
+        self._tell(progress)
+        self._errors.heard(progress)
+        match progress.stage:
+            case "merge":
+                self._tally.observe(MERGE_DURATION_SECONDS, float(str(progress.facts["seconds"])), progress.text)
+            case "layout":
+                self._tally.add(SCHEMA_CHANGES_TOTAL, str(progress.facts["kind"]))
+            case "cut":
+                self._cut = None
+                self._write_when_due()
+            case _:
+                pass
+
+    def walked(self) -> None:
+        """See Watcher; a walk that got where it was to go to is a success, also where bronze has gone on since."""
+        done = self._done
+        if done.upto is not None and done.top is not None and done.upto >= done.top:
+            self._succeeded = time.time()
+        self._write_when_due()
+
+    def _write_when_due(self) -> None:
+        if time.monotonic() - self._written >= WRITE_EVERY:
+            self._write()
+
+    def _write(self) -> None:
+        from prometheus_client.exposition import write_to_textfile  # noqa: PLC0415  # only where it is asked for
+
+        self._written = time.monotonic()
+        try:
+            write_to_textfile(str(self._file), Exposition(self._project.name, self.samples))
+            self._failing = False
+        except OSError as failure:
+            self._failed(f"`{self._file}` cannot be written: {failure.strerror}")
+
+    def _failed(self, text: str) -> None:
+        if not self._failing:
+            error = MetricsNotWritten(text)
+            self._tell(Progress("warning", f"{error.message}; {error.remedy}", facts={"code": error.code}))
+        self._failing = True
+
+    def samples(self) -> list[Sample]:
+        """Everything that has a value now; what the lake knows is left out where it does not answer: apply says so."""
+        done, out = self._done, self._tally.samples()
+        out.append(Sample(APPLIED_TRANSACTIONS_TOTAL, done.transactions))
+        out.append(Sample(APPLIED_CHANGES_TOTAL, done.changes))
+        for (table, rule, _), (_, failed) in done.rules.items():
+            out.append(Sample(RULE_FAILURES_TOTAL, failed, (table, rule)))
+        out += [Sample(HELD_ROWS_TOTAL, number, labels) for labels, number in done.held_by.items()]
+        with suppress(CdcLakeError):
+            out += self._of_the_lake()
+        if self._succeeded is not None:
+            out.append(Sample(LAST_SUCCESS_TIMESTAMP_SECONDS, self._succeeded, (Loop.APPLY,)))
+        return out
+
+    def _last_success(self) -> float | None:
+        """What the file of the run before says: a run that fails must not hide for how long."""
+        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415  # only where asked for
+
+        try:
+            families = list(text_string_to_metric_families(self._file.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None  # no file yet, or not one of ours
+        values = [s.value for f in families for s in f.samples if s.name == LAST_SUCCESS_TIMESTAMP_SECONDS.name]
+        return max(values, default=None)
+
+    def _of_the_lake(self) -> list[Sample]:
+        cut, lag = self._last_cut(), self._lag()
+        out = [] if lag is None else [Sample(APPLIED_LAG_SECONDS, lag)]
+        out += self._rules.samples()
+        if cut is None:
+            return out
+        compared = self._control.read("verified")
+        for relation, state in cut.tables.items():
+            table = (state.table,)
+            out.append(Sample(HELD_KEYS, state.held, table))
+            out.append(Sample(TABLE_BROKEN, state.state == BROKEN, table))
+            proven = verified(compared, relation, cut.stream, state.generation)
+            out.append(Sample(TABLE_DIFFERENT, proven.different_at is not None, table))
+            if proven.at is not None:
+                out.append(Sample(VERIFIED_TIMESTAMP_SECONDS, proven.at.timestamp(), table))
+        return out
+
+    def _last_cut(self) -> WrittenCut | None:
+        """The newest cut, which another run may have written."""
+        if self._cut is None and self._done.stream is not None:
+            row = self._control.last_cut(self._done.stream)
+            self._cut = None if row is None else written(row)
+        return self._cut
+
+    def _lag(self) -> float | None:
+        """As `status` has it: since the oldest transaction that waits was committed, 0 where none waits."""
+        state, cut = self._reader.state(), self._last_cut()
+        if state is None or cut is None or cut.stream != state.stream:
+            return None
+        if state.upto <= cut.position:
+            return 0.0
+        oldest = next(self._reader.commits_in_turn(Span(state.epoch, cut.position, state.upto)), None)
+        if oldest is None:
+            return 0.0
+        return None if oldest.commit_ts is None else max(0.0, (datetime.now(UTC) - oldest.commit_ts).total_seconds())

@@ -1,0 +1,123 @@
+"""Evolving: the silver table of a target brought to the columns that its next changes need.
+
+What is needed is worked out from layouts, not from the table: the one its rows follow and the one its next changes
+have. It is done right before the first change of the new layout, once, whoever is killed when; and what is destructive
+only where the run was allowed to by the operation's own words.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from cdc_lake.bronze.outline import Outline
+from cdc_lake.config.project import Target
+from cdc_lake.errors import DestructiveChange
+from cdc_lake.lake.evolution import (
+    KINDS,
+    AddColumn,
+    SchemaChange,
+    for_the_table,
+    operations,
+)
+from cdc_lake.lake.store import SilverColumn, SilverStore, quoted
+from cdc_lake.model.relation import Relation
+from cdc_lake.observe.failpoint import LAYOUT_DONE, failpoint
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.target.layout_changes import check_columns, check_computed, layout_changes
+from cdc_lake.silver.kind import Kind, RowIdentity
+from cdc_lake.silver.kinds import check_kind, own_names
+from cdc_lake.silver.shape import Shape
+
+
+def evolve(
+    silver: SilverStore,
+    target: Target,
+    kind: Kind,
+    shape: Shape,
+    *,
+    stream: str,
+    position: int,
+    follows: Relation | None,
+    allowed: Container[str],
+    known: Callable[[], Iterable[Relation]],
+    tell: Tell,
+) -> Shape:
+    """Make the silver table, or do what the layout of `shape` asks of it; the shape, with the columns that are kept.
+
+    `position`: of its first change; `follows`: the layout that the table's rows have, None: nobody knows; `allowed`:
+    destructive operations in words; `known`: all layouts of the source's table. Raises DestructiveChange, KindChanged,
+    ShapeForeign, TransformChanged, Unconvertible, TableChangedMeanwhile.
+    """
+    have, wanted = silver.columns(), kind.columns(shape)
+    if have is None:
+        silver.create(wanted)
+        return shape
+    check_kind([c.name for c in have], [c.name for c in wanted], target.label)
+    check_computed(target, have, wanted)
+    if follows != shape.relation or not set(wanted) <= set(have):  # another layout, or other settings
+        base = silver.marker(stream)
+        reached = silver.laid_out(stream, base)
+        if reached is None or reached < position:
+            changes = _pending(target, shape, have, wanted, follows)
+            refuse(changes, target, allowed)
+            if to_do := for_the_table(changes):
+                silver.reshape(stream, base, position, to_do, _live(kind))
+                failpoint(LAYOUT_DONE)
+                for change in to_do:
+                    facts = {"table": target.label, "kind": KINDS[type(change)]}
+                    tell(Progress("layout", change.text(target.label), facts=facts))
+                have = silver.columns() or ()
+    kept = {column.name: column for column in have if column.name not in {c.name for c in wanted}}
+    if kept:
+        check_columns(target, kept, shape.relation, known())
+    return replace(shape, carried={**shape.carried, **{c: f"CAST(NULL AS {c.type})" for c in kept.values()}})
+
+
+def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[str]) -> None:
+    """Raise DestructiveChange where operations would lose something and are not allowed."""
+    needed = [change.text(target.label) for change in changes if change.destructive]
+    if missing := [words for words in needed if words not in allowed]:
+        options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)
+        hint = f"to have it done run `cdc-lake run {options}`; until then the table waits"
+        raise DestructiveChange(f"{target.source} has another layout now: {'; '.join(missing)}", hint=hint)
+
+
+def next_layout(seen: Outline, layouts: Mapping[int, Relation], target: Target) -> int | None:
+    """The position of the first transaction whose layout asks something of the silver table that those before it do
+    not; None where one state of the table takes all of the span.
+    """
+    if not seen.runs:
+        return None
+    first = seen.runs[0].position
+    for one, following in pairwise(seen.runs):
+        if following.position > first and operations(
+            layouts[one.layout], layouts[following.layout], on_drop=target.on_drop, types=target.types
+        ):
+            return following.position
+    return None
+
+
+def _pending(
+    target: Target,
+    shape: Shape,
+    have: Sequence[SilverColumn],
+    wanted: Sequence[SilverColumn],
+    follows: Relation | None,
+) -> tuple[SchemaChange, ...]:
+    """What is to be done, with columns of our own that the pipeline began to ask for."""
+    there = {column.name for column in have}
+    own = own_names(target, shape.relation, there | {column.name for column in wanted})
+    given = [column for column in have if column.name not in own]
+    more = [AddColumn(column) for column in wanted if column.name in own and column.name not in there]
+    return (*layout_changes(target, follows, shape.relation, given), *more)
+
+
+def _live(kind: Kind) -> str:
+    """SQL of the condition under which a row of the silver table is one that the source's table has."""
+    if kind.identity is RowIdentity.PLACE:
+        return "false"  # changes are as they were
+    flag = kind.flag
+    return "true" if flag is None else f"{'' if flag.value else 'NOT '}{quoted(flag.column.name)}"

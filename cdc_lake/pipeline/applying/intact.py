@@ -1,0 +1,46 @@
+"""Intact: whether only this pipeline changed the rows of a silver table since the last cut, and what is held of it is
+recorded.
+"""
+
+from __future__ import annotations
+
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import CdcLakeError, HeldLost, OtherWriter, SilverLost, SilverPutBack
+from cdc_lake.lake.marker import Marker
+from cdc_lake.lake.strangers import stranger
+from cdc_lake.pipeline.state.cuts import TableState
+from cdc_lake.pipeline.state.holds import HoldLog, recorded_keys
+
+
+def damage(project: Project, target: Target, stream: str, listed: TableState, marker: Marker) -> CdcLakeError | None:
+    """What became of a table that the last cut lists and whose marker is this now, None where all is well."""
+    version = marker.version
+    if listed.version is None or listed.version == version:
+        return None
+    if version is None:
+        return SilverLost(f"the last cut lists {target.label}, and the table is gone")
+    if marker.generation < listed.generation:
+        older = f"it has generation {marker.generation}, and the last cut lists {listed.generation}"
+        return SilverPutBack(f"{target.label} was put back to an older content: {older}", where=target.label)
+    one = stranger(project, target, stream, listed.version, version, listed.generation)
+    if one is None:
+        return None
+    if one.put_back:
+        return SilverPutBack(f"{target.label} was put back to an older content: {one.text}", where=target.label)
+    return OtherWriter(f"something else changed rows of {target.label}: {one.text}", where=target.label)
+
+
+def forgotten(held: HoldLog, target: Target, epoch: int, listed: TableState) -> HeldLost | None:
+    """What is missing of what is held of a table, by what the last cut counts; None where nothing is."""
+    if not listed.held:
+        return None
+    there = len(recorded_keys(held, str(target.source), epoch, listed.generation, listed.position))
+    if there >= listed.held:
+        return None
+    counts = f"the last cut counts {listed.held} held keys of {target.label}, and {there} are recorded"
+    return HeldLost(counts, where=target.label)
+
+
+def may_go_on(project: Project, error: CdcLakeError | None) -> bool:
+    """Whether the pipeline merges into a table in spite of what became of it."""
+    return error is None or (isinstance(error, OtherWriter) and project.pipeline.apply.other_writers == "warn")

@@ -1,0 +1,178 @@
+"""What a rebuild is made of: where the table begins in bronze, up to where it goes, and in which parts.
+
+It begins with the rows of a copy, or with nothing where the pipeline takes none, and goes on with every transaction
+that touched the table. A kind that remembers what was begins with the first copy, and takes later ones for what they
+are: an end of all rows, and rows. Any other begins with the newest copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import pyarrow.compute as pc
+
+from cdc_lake.bronze.outline import outline
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader, CommitRow, within
+from cdc_lake.config.model import Apply
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import NothingToRebuild, PastTrimmed, PositionNotHeld, SnapshotIncomplete
+from cdc_lake.lake.control import ControlTables, control_tables
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.span import Span
+from cdc_lake.pipeline.applying.reread import rereads_of
+from cdc_lake.pipeline.state.copies import CopiedTable, Course, Stretch, beginning, courses, initial_copies
+from cdc_lake.pipeline.state.holds import hold_log
+from cdc_lake.pipeline.state.waiting import undecoded
+from cdc_lake.source.stream import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A span, and the bytes that the table's changes in it took as they were received, at most. `copy`: the rows of
+    this copy, at the span's end, are all that the table has then; `commit_ts`: when its last transaction was committed.
+    """
+
+    span: Span
+    size: int
+    copy: CopiedTable | None = None
+    commit_ts: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPlan:
+    """`layout`: that of the copied rows, None where there was no copy of the table; `form`: the table's last layout;
+    `parts`: what comes behind the copy; `copied`: the position of the newest copy in it, None for the initial one.
+    """
+
+    begins: int
+    upto: int
+    layout: int | None
+    form: Relation
+    parts: tuple[Part, ...]
+    copied: int | None = None
+
+
+def rebuild_plan(
+    project: Project, reader: BronzeReader, state: BronzeState, table: TableName, upto: int
+) -> RebuildPlan:
+    """Work out how a table is built up to a position. Raises StateError where it cannot be."""
+    control = control_tables(project)
+    rows = control.snapshots()
+    course = courses(rows, state.stream).get(str(table), Course())
+    stretches = [_as_landed(reader, state.epoch, one) for one in _stretches(project.target(table), course, upto)]
+    first = stretches[0].copy
+    begins = _beginning(project, control, state) if first is None else first.position
+    if (left := reader.trimmed().get(state.epoch)) is not None and begins < left[0]:
+        raise PastTrimmed(f"bronze begins behind {shown(state.stream, left[0])}", where=reader.place)
+    _check_held(state, table, stretches[-1], begins, upto)
+    ahead = Span(state.epoch, begins, upto)
+    commits = reader.commits(ahead)
+    for commit in commits:
+        if commit.undecoded is not None:
+            raise undecoded(state.stream, commit)
+    parts: list[Part] = []
+    for at, (stretch, following) in enumerate(zip(stretches, [*stretches[1:], None], strict=True)):
+        if at and stretch.copy is not None:
+            parts.append(_copied(stretch.copy, state.epoch, commits))
+        after = max(begins, stretch.begins)
+        span = Span(state.epoch, after, max(after, _ends(stretch, following, upto)))
+        touched = [commit for commit in commits if commit.position in span and str(table) in commit.counts]
+        mine = list(parts_of(touched, str(table), span, project.pipeline.apply))
+        rest = Span(span.epoch, mine[-1].span.upto if mine else span.after, span.upto)
+        beside = hold_log(control, anew=True).decided(str(table), rest)
+        if beside or rereads_of(rows, state.stream, str(table), rest):
+            mine.append(Part(rest, 0))
+        parts += mine
+    last = stretches[-1]
+    number = _last_layout(reader, table, Span(state.epoch, max(begins, last.begins), upto))
+    number = number if number is not None or last.copy is None else last.copy.layout
+    known = reader.layouts([table])
+    if number is None:
+        if not known:
+            raise NothingToRebuild(f"bronze holds nothing of {table}", where=reader.place)
+        number = next(iter(known))  # of its first change, which is behind `upto`: there were no rows yet
+    layout = None if first is None else first.layout
+    copied = None if last.copy is None or not last.later else last.copy.position
+    return RebuildPlan(begins, upto, layout, known[number], tuple(parts), copied)
+
+
+def _stretches(target: Target, course: Course, upto: int) -> list[Stretch]:
+    """What of a table's course is gone through up to a position."""
+    begun = [one for one in course.stretches if one.begins <= upto] or [course.stretches[0]]
+    return begun if remembers(target) else begun[-1:]
+
+
+def _as_landed(reader: BronzeReader, epoch: int, stretch: Stretch) -> Stretch:
+    """The stretch with the layout of its copied rows, noted up to 0.3.0 as it was before redaction."""
+    copy = stretch.copy
+    if copy is None or copy.layout in (known := reader.layouts([copy.relation])) or not known:
+        return stretch
+    rows = outline(reader.files(), copy.relation, Span(epoch, copy.position - 1, copy.position), snapshot=True)
+    return replace(stretch, copy=replace(copy, layout=rows.runs[-1].layout if rows.runs else next(iter(known))))
+
+
+def remembers(target: Target) -> bool:
+    """Whether a table's content says what its rows were, or that they were."""
+    return target.kind != "current" or target.deletes == "soft"
+
+
+def _check_held(state: BronzeState, table: TableName, last: Stretch, begins: int, upto: int) -> None:
+    if not begins <= upto <= state.upto:
+        held = f"from {shown(state.stream, begins)} to {shown(state.stream, state.upto)}"
+        raise PositionNotHeld(f"{shown(state.stream, upto)} is not in what bronze has of {table}: {held}")
+    if last.left is not None and last.left < upto:
+        left = f"it was left at {shown(state.stream, last.left)}, and not copied since"
+        raise PositionNotHeld(f"{shown(state.stream, upto)} is not in what bronze has of {table}: {left}")
+
+
+def _ends(stretch: Stretch, following: Stretch | None, upto: int) -> int:
+    """Where a stretch ends: before the next copy, which has all of the transaction that ends where it stands."""
+    before = upto if following is None else following.begins - 1
+    return before if stretch.left is None else min(before, stretch.left)
+
+
+def _copied(copy: CopiedTable, epoch: int, commits: Sequence[CommitRow]) -> Part:
+    before = [one.commit_ts for one in commits if one.commit_ts is not None and one.position <= copy.position]
+    return Part(Span(epoch, copy.position - 1, copy.position), 0, copy, max(before, default=None))
+
+
+def _beginning(project: Project, control: ControlTables, state: BronzeState) -> int:
+    """The position that a table begins at which was not copied."""
+    if project.pipeline.snapshot.mode == "none":
+        rows = [row for row in control.streams() if row.stream == state.stream]
+        return rows[-1].start if rows else 0
+    if initial_copies(control.snapshots(), state.stream) is None:
+        raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to build a table from")
+    return beginning(control, state)
+
+
+def _last_layout(reader: BronzeReader, table: TableName, span: Span) -> int | None:
+    """The layout of a table's last change in a span, None where it has none."""
+    files = reader.applied()
+    paths = files.select(epoch=span.epoch, after=span.after, upto=span.upto, relations=[str(table)])
+    wanted = within(span) & (pc.field("relation") == str(table)) & pc.field("op").isin(["I", "U", "D", "T"])
+    last: tuple[int, int, int] | None = None
+    for part in files.batches(paths, ["position", "ordinal", "layout"], wanted & pc.field("layout").is_valid()):
+        row = part.sort_by([("position", "descending"), ("ordinal", "descending")]).slice(0, 1).to_pylist()[0]
+        place = (row["position"], row["ordinal"], row["layout"])
+        last = place if last is None else max(last, place)
+    return None if last is None else last[2]
+
+
+def parts_of(commits: Iterable[CommitRow], relation: str, ahead: Span, bounds: Apply) -> Iterator[Part]:
+    """Parts of the transactions that touch a table: they end at one, each within the bounds of a span but for a single
+    transaction.
+    """
+    after = end = ahead.after
+    rows = size = 0
+    for commit in commits:
+        changes = sum(commit.counts[relation].values())
+        if rows and (rows + changes > bounds.span_rows or size + commit.size > bounds.span_bytes):
+            yield Part(Span(ahead.epoch, after, end), size)
+            after, rows, size = end, 0, 0
+        rows, size, end = rows + changes, size + commit.size, commit.position
+    if rows:
+        yield Part(Span(ahead.epoch, after, end), size)

@@ -1,0 +1,366 @@
+"""What a span does to the tables it touches: which of them, from where, prepared side by side, merged, or waiting.
+
+A table that cannot go on is noted in the cut as it is, with its error in `done.broken`; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cdc_lake.bronze.files import Files
+from cdc_lake.bronze.nearby import Nearby, as_they_are
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.outline import outline
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.split import SPLIT_FROM, Splitter
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import CdcLakeError, TableChangedMeanwhile, TableRenamed
+from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.marker import Marker, read_marker
+from cdc_lake.lake.strangers import untouched
+from cdc_lake.model.relation import Relation, TableName
+from cdc_lake.model.span import Span
+from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.applying.applied import Applied
+from cdc_lake.pipeline.applying.group_steps import GroupSteps
+from cdc_lake.pipeline.applying.intact import damage, forgotten, may_go_on
+from cdc_lake.pipeline.applying.merging import Merged, merge
+from cdc_lake.pipeline.applying.reread import reread_tables, rereads_of
+from cdc_lake.pipeline.applying.sessions import Sessions, guarded
+from cdc_lake.pipeline.applying.table_job import TableJob
+from cdc_lake.pipeline.applying.table_span import Prepared, prepare
+from cdc_lake.pipeline.state.copies import initial_copies
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, PAUSED, STAYS, TableState, found
+from cdc_lake.pipeline.state.holds import HoldLog, hold_log, open_holds, record
+from cdc_lake.silver.holding import NOTHING_WAITS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+_UPKEEPS = 2  # commits of upkeep that a merge gives way to, one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a span holds: changes, and their bytes as they were received."""
+
+    rows: int
+    size: int
+
+
+class TableSteps:
+    """The steps of one run, which counts in `done` what they did."""
+
+    def __init__(
+        self, project: Project, spark: SparkSession, tell: Tell, allowed: Container[str] = frozenset()
+    ) -> None:
+        """`allowed`: destructive operations on silver tables, in words."""
+        self._project = project
+        self._allowed = allowed
+        self._tell = tell
+        self._bronze = bronze_reader(project)
+        self._nearby = Nearby(project.scratch)
+        self._splitter = Splitter(project.scratch.with_name(f"{project.name}.spans"))
+        self._control = control_tables(project)
+        self._sessions = Sessions(spark, project.pipeline.apply.parallelism)
+        self.done = Applied()
+        self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.done, self._break)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._sessions.__exit__(kind, value, trace)
+        self._nearby.close()
+        self._splitter.close()
+
+    def sql(self, target: Target, statement: str) -> None:
+        """Run a statement that changes no rows, in the session of a table. Raises LakeError."""
+        failed = guarded(lambda: self._sessions.of(target).sql(statement), target)
+        if isinstance(failed, CdcLakeError):
+            raise failed
+
+    def verified(self, state: BronzeState, tables: Mapping[str, TableState], position: int) -> dict[str, TableState]:
+        """The tables of the last cut, at `position`, as they are: those that something else put back or wrote to wait.
+
+        Asked once a start, of all tables, also of those that no span touches; not of those that are paused.
+        """
+        out = dict(tables)
+        held = hold_log(self._control)
+        for relation, table in tables.items():
+            target = self._project.target(TableName.parse(relation))
+            if table.version is None or table.state == PAUSED:
+                continue
+            if not self._remembers(state, target, table, held, out):
+                continue
+            if table.state == IN and untouched(self._project, target, table.version):
+                continue
+            marker = read_marker(self._project, target, state.stream)
+            if not self._intact(state.stream, target, table, marker, out) or marker.position is None:
+                continue
+            if marker.generation > table.generation:
+                layout = self.layout_at(state, target, -1, marker.position, None)
+                there = replace(found(target, state, marker, marker.position, held), layout=layout)
+                out[relation] = there if marker.position >= position else replace(there, state=BROKEN)
+        return out
+
+    def jobs(
+        self,
+        state: BronzeState,
+        tables: dict[str, TableState],
+        touched: Iterable[str],
+        span: Span,
+        load: Load,
+        *,
+        without: Container[str] = (),
+    ) -> list[TableJob]:
+        """The jobs that bring the touched tables to the end of `span`; `tables`, as the last cut has them, is made
+        current.
+
+        Tables that were read again or decided on come with the touched ones, unless they wait or are among `without`.
+        A table that no cut lists yet stands at the span's beginning.
+        """
+        files, held, rereads = self._bronze.applied(), hold_log(self._control), self._control.snapshots()
+        again = reread_tables(rereads, state.stream, span) | held.decided_tables(span)
+        waiting = {relation for relation, table in tables.items() if table.state in STAYS}
+        after, upto = span.after, span.upto
+        names = sorted({*touched, *(name for name in again - waiting if name not in without)})
+        large = load.rows * (len(names) - 1) >= SPLIT_FROM
+        parts = self._splitter.split(files, span) if large else None
+        jobs = []
+        for relation in names:
+            target = self._project.target(TableName.parse(relation))
+            listed = tables.get(relation)
+            marker = read_marker(self._project, target, state.stream)
+            known = after if listed is None else listed.position
+            watermark = max(known, marker.position if marker.position is not None else known)
+            layout = None if listed is None else listed.layout
+            if listed is not None and not (
+                self._intact(state.stream, target, listed, marker, tables)
+                and self._remembers(state, target, listed, held, tables)
+            ):
+                continue
+            if listed is not None and marker.position is not None and marker.generation > listed.generation:
+                watermark = known = marker.position  # what the cut says is of a content that was replaced
+                tables[relation], layout = found(target, state, marker, watermark, held), None
+            if watermark > known:
+                layout = self.layout_at(state, target, known, watermark, layout)
+                copied = None if listed is None or marker.generation > listed.generation else listed.copied
+                tables[relation] = replace(found(target, state, marker, watermark, held), layout=layout, copied=copied)
+            if watermark >= upto:
+                if listed is not None and listed.state == BROKEN:  # what kept it is mended, and nothing is to be done
+                    tables[relation] = replace(tables[relation], state=IN)
+                    self.done.broken.pop(target.label, None)
+                continue
+            mine = Span(state.epoch, watermark, upto)
+            broken = listed is not None and listed.state == BROKEN
+            if broken and marker.position is None and (copy := self._copy(state, relation)) is not None:
+                jobs.append(
+                    self.first(state, target, *copy, marker)
+                )  # what kept it from its first content may be mended
+                continue
+            holds = open_holds(held, relation, state.epoch, marker.generation, watermark)
+            decided = held.decided(relation, mine)
+            part = parts.get(relation, Files.none()) if parts is not None and watermark >= after else None
+            layouts = self._bronze.layouts([target.source], None if decided else mine)  # what was held may be old
+            job = TableJob(
+                self._project,
+                target,
+                state.stream,
+                mine,
+                files if part is None else part,
+                layouts,
+                holds.waiting,
+                marker,
+                size=load.size if watermark >= after else None,
+                near=self._nearby.of if part is None else as_they_are,
+                follows=self._follows(target, layout, layouts),
+                allowed=self._allowed,
+                known=partial(self._all_layouts, target),
+                rereads=rereads_of(rereads, state.stream, relation, mine),
+                decided=decided,
+                tell=self._tell,
+            ).outlined()
+            if marker.position is None and (renamed := self._renamed(job, tables)) is not None:
+                self._break(target, watermark, renamed, tables)
+                continue
+            jobs.append(job)
+        return jobs
+
+    def layout_at(
+        self, state: BronzeState, target: Target, after: int, position: int, layout: int | None
+    ) -> int | None:
+        """The layout that a table's rows follow at `position`, where it was `layout` after `after`."""
+        span = Span(state.epoch, after, position)
+        runs = outline(self._bronze.applied(), target.source, span, snapshot=False).runs if position > after else ()
+        return runs[-1].layout if runs else layout
+
+    def _renamed(self, job: TableJob, tables: Mapping[str, TableState]) -> TableRenamed | None:
+        """Whether a table that silver does not have yet is one that it has under another name."""
+        numbers = {relation: table.layout for relation, table in tables.items() if table.layout is not None}
+        new = job.layouts[job.seen.runs[-1].layout] if job.seen is not None and job.seen.runs else None
+        if new is None or new.oid is None or not numbers:
+            return None
+        known = self._bronze.layouts()
+        for relation, number in numbers.items():
+            if number in known and known[number].oid == new.oid and relation != str(new.table):
+                return TableRenamed(f"{relation} was renamed to {new.table}")
+        return None
+
+    def _follows(self, target: Target, layout: int | None, near: Mapping[int, Relation]) -> Relation | None:
+        if layout is None:
+            return None
+        return near.get(layout) or self._bronze.layouts([target.source]).get(layout)
+
+    def _all_layouts(self, target: Target) -> Iterable[Relation]:
+        return self._bronze.layouts([target.source]).values()
+
+    def _copy(self, state: BronzeState, relation: str) -> tuple[int, int] | None:
+        """The position that a table was copied at at first, and its layout there; None where it was not copied."""
+        copy = (initial_copies(self._control.snapshots(), state.stream) or {}).get(relation)
+        return None if copy is None else (copy.position, copy.layout)
+
+    def _intact(
+        self, stream: str, target: Target, listed: TableState, marker: Marker, tables: dict[str, TableState]
+    ) -> bool:
+        """Whether a table at `marker` goes on, as far as others are concerned; told, or noted as broken."""
+        error = damage(self._project, target, stream, listed, marker)
+        if not may_go_on(self._project, error):
+            assert error is not None
+            self._break(target, listed.position, error, tables)
+            return False
+        if error is not None:
+            tables[str(target.source)] = replace(listed, version=marker.version)
+            self._tell(Progress("warning", error.message, facts={"code": error.code}))
+        return True
+
+    def _remembers(
+        self, state: BronzeState, target: Target, listed: TableState, held: HoldLog, tables: dict[str, TableState]
+    ) -> bool:
+        """Whether what the last cut counts as held is recorded; noted as broken where it is not."""
+        error = forgotten(held, target, state.epoch, listed)
+        if error is None or read_marker(self._project, target, state.stream).generation > listed.generation:
+            return True  # what is recorded of a content that was replaced is gone
+        self._break(target, listed.position, error, tables)
+        return False
+
+    def first(self, state: BronzeState, target: Target, position: int, layout: int, marker: Marker) -> TableJob:
+        """The job that gives a table at `marker` its first content: its rows of the snapshot, with the layout they
+        follow.
+        """
+        span = Span(state.epoch, position - 1, position)
+        files, layouts = self._bronze.files(), self._bronze.layouts([target.source], span)
+        near = self._nearby.of
+        return TableJob(
+            self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout, near=near
+        )
+
+    def prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
+        """Prepare tables side by side; those that cannot go on are noted as broken."""
+
+        def one(job: TableJob) -> Prepared | CdcLakeError | None:
+            return guarded(lambda: prepare(self._sessions.of(job.target), job), job.target)
+
+        out, idle = [], []
+        for job, result in zip(jobs, self._sessions.each(one, jobs), strict=True):
+            if isinstance(result, CdcLakeError):
+                self._break(job.target, job.span.after, result, tables)
+                continue
+            self.done.broken.pop(job.target.label, None)
+            if result is not None:
+                out.append(result)
+            else:
+                idle.append(job)
+        out = self.groups.together(out, tables)
+        for job in idle:
+            waits = tables.get(relation := str(job.target.source))
+            if waits is not None and waits.state == BROKEN and not self.groups.waits(job.target):
+                layout = job.layout if job.snapshot else waits.layout
+                tables[relation] = replace(waits, position=job.span.upto, state=IN, layout=layout)
+        return out
+
+    def merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState]) -> None:
+        """Record what is held, then merge tables side by side; `tables` says afterwards where they stand."""
+        failpoint(PREPARED)
+        for one in prepared:
+            folded = one.folded
+            job, generation = one.job, one.base.generation
+            record(self._control, job.target, job.stream, job.span, generation, folded.held, folded.closings)
+        failpoint(HELD_RECORDED)
+
+        def write(one: Prepared) -> Merged | CdcLakeError:
+            merged = guarded(lambda: self._merged(one), one.job.target)
+            failpoint(TABLE_MERGED)
+            return merged
+
+        held = hold_log(self._control)
+        for one, merged in zip(prepared, self._sessions.each(write, prepared), strict=True):
+            target = one.job.target
+            if isinstance(merged, CdcLakeError):
+                self._break(target, one.job.span.after, merged, tables)
+                continue
+            relation, generation = str(target.source), one.base.generation
+            upto, layout = one.job.span.upto, one.shape.relation.layout
+            listed = tables.get(relation)
+            between = listed is not None and _between(target, listed, one.base.version, merged.version)
+            reached = Marker(upto, merged.version, generation)
+            if listed is not None and between and not self._intact(one.job.stream, target, listed, reached, tables):
+                continue
+            keys = open_holds(held, relation, one.job.span.epoch, generation, upto).keys
+            copied = None if listed is None else listed.copied
+            tables[relation] = TableState(
+                target.label, target.format, merged.version, upto, IN, len(keys), generation, layout, copied
+            )
+            self.done.count(one)
+            self.done.count_merge(one, merged)
+            self.done.count_held(one)
+            facts = {"table": target.label, **merged.strategy.facts, **merged.written.facts}
+            facts["seconds"] = round(merged.seconds, 3)
+            self._tell(Progress("merge", target.label, one.seen.rows, unit="changes", facts=facts))
+        self.groups.bind(tables)
+        self._nearby.release()
+
+    def _merged(self, one: Prepared) -> Merged:
+        """Merge; once more where another commit came first that took the table no further: upkeep, whose rows are the
+        same.
+        """
+        spark = self._sessions.of(one.job.target)
+        for _ in range(_UPKEEPS):
+            try:
+                return merge(spark, one)
+            except TableChangedMeanwhile:
+                now = one.store.marker(one.job.stream)
+                if now.version == one.base.version or replace(now, version=one.base.version) != one.base:
+                    raise
+                again = prepare(spark, one.job)
+                assert again is not None  # the span is the same
+                one = again
+        return merge(spark, one)
+
+    def _break(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:
+        relation = str(target.source)
+        before = tables.get(relation)
+        empty = TableState(target.label, target.format, None, position, BROKEN, 0)
+        tables[relation] = empty if before is None else replace(before, position=position, state=BROKEN)
+        if target.label not in self.done.broken:
+            facts = {"table": target.label, "code": error.code}
+            self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts=facts))
+        self.done.broken[target.label] = error
+
+
+def _between(target: Target, listed: TableState, base: int | None, version: int) -> bool:
+    """Whether there may be a commit of somebody else among ours since the last cut: none was looked for since.
+
+    On Iceberg nothing comes between the version a merge was made on and its own.
+    """
+    if listed.version is None:
+        return False
+    return base != listed.version or (target.format == "delta" and version != listed.version + 1)

@@ -1,0 +1,88 @@
+"""What comparing one table needs: its two sides pinned, and where they are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.marker import Marker, read_marker
+from cdc_lake.lake.versions import is_readable
+from cdc_lake.pipeline.compare.sample import Sample
+from cdc_lake.pipeline.ports.side import CompareSource
+from cdc_lake.pipeline.state.cuts import IN, Cut, WrittenCut, last_cut
+from cdc_lake.source.captured import Published
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A table as the comparison takes it: what is published of it, and its silver table at one version.
+
+    `readable`: not where a cut was asked for that does not have the table, or whose version of it is gone.
+    """
+
+    published: Published
+    target: Target
+    marker: Marker
+    watermark: int
+    readable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for besides a verdict. `repairs`: a repair of what differs; `lands`: it is also done; `values`:
+    rows that differ are told with their values; `full`: rows are matched, not hashed first; `sample`: of so many.
+    """
+
+    repairs: bool = False
+    lands: bool = False
+    values: bool = False
+    full: bool = False
+    sample: Sample | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What comparing one table needs."""
+
+    project: Project
+    bronze: BronzeReader
+    control: ControlTables
+    state: BronzeState
+    source: CompareSource
+    pinned: Pinned
+    asked: Asked
+
+
+def pin(project: Project, control: ControlTables, state: BronzeState, tables: Iterable[Published]) -> list[Pinned]:
+    """Silver as it is now, before the snapshot is taken: so it cannot run ahead of it.
+
+    A table stands at the later of its own marker and the last cut, which knows of one that nothing was merged into.
+    """
+    cut = last_cut(control, state.stream)
+    return [_pinned(project, cut, state, one) for one in tables]
+
+
+def pin_at(project: Project, cut: WrittenCut, tables: Iterable[Published]) -> list[Pinned]:
+    """Silver as a cut has it; a table that the cut does not have is at no version."""
+    found = []
+    for one in tables:
+        table, target = cut.tables.get(str(one.table)), project.target(one.table)
+        if table is None or table.version is None or not is_readable(project, target, table.version):
+            found.append(Pinned(one, target, Marker(None, None), -1, readable=False))
+        else:
+            found.append(Pinned(one, target, Marker(table.position, table.version, table.generation), table.position))
+    return found
+
+
+def _pinned(project: Project, cut: Cut | None, state: BronzeState, one: Published) -> Pinned:
+    target = project.target(one.table)
+    marker = read_marker(project, target, state.stream)  # after the cut was read: it is no older
+    listed = None if cut is None else cut.tables.get(str(one.table))
+    reached = [-1] if marker.position is None else [marker.position]
+    if listed is not None and listed.state == IN and listed.generation == marker.generation:
+        reached.append(listed.position)
+    return Pinned(one, target, marker, max(reached))

@@ -1,0 +1,169 @@
+"""Repair: keys that a comparison found to differ, landed in bronze as rows read again, for the next run to merge.
+
+Silver is never written here. What the source has of these keys in the snapshot that was compared lands beside the
+stream as it is right behind silver's watermark (`pipeline.applying.reread`), so that every batching and every rebuild
+gives the same. A key is repaired only where the snapshot and silver know the same transactions of it; the caller holds
+apply's lease, so silver stays where it is. Held keys are not among what differs: their hold explains them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from cdc_lake.config.project import Project
+from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.control_rows import RunRow, new_run
+from cdc_lake.lake.lease import lease
+from cdc_lake.model.relation import Relation
+from cdc_lake.model.span import Span
+from cdc_lake.pipeline.applying.point import Point
+from cdc_lake.pipeline.applying.read_again import KEYS_AT_MOST, canonical, changed_keys, rows_of_keys, same_columns
+from cdc_lake.pipeline.applying.reread import FAR, REPAIR, land_reread, rereads_of
+from cdc_lake.pipeline.compare.job import Job
+from cdc_lake.pipeline.state.comparison import Comparison, Repair
+from cdc_lake.pipeline.state.cuts import IN, TableState, last_cut
+from cdc_lake.pipeline.stream.redaction import rules_of
+from cdc_lake.silver.row_events import Key
+from cdc_lake.source.stream import shown
+
+REPAIRED_AT_MOST = 100_000
+"""Keys of a table: their rows are in memory, and the span that takes them follows keys one by one where some move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """Keys of a table that differ, as texts in canonical form (`lake.canonical`). `names`: the key's columns, none
+    where there is no key; `types`: Arrow types of silver's columns, by the source's names. `there`: the source has a
+    row of them; `gone`: it has none; `repeated`: silver has several.
+    """
+
+    names: tuple[str, ...]
+    types: Mapping[str, pa.DataType]
+    there: frozenset[Key]
+    gone: frozenset[Key]
+    repeated: frozenset[Key] = frozenset()
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        """All of them."""
+        return self.there | self.gone | self.repeated
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """Where silver's table stands: what the last cut says of it, and the layout that its rows follow."""
+
+    table: TableState
+    layout: Relation
+
+
+@contextmanager
+def repair_run(project: Project) -> Iterator[list[Comparison]]:
+    """Apply's lease, and the rows of `runs` that say who changed what: one before anything lands, one at the end with
+    the comparison that the caller puts into the list. Raises AnotherApply.
+    """
+    found: list[Comparison] = []
+    with lease(project.lease):
+        control, run, began = control_tables(project), new_run(), datetime.now(UTC)
+        control.record(RunRow(run, REPAIR, began, None, "running", "{}"))
+        outcome = "failed"
+        try:
+            yield found
+            outcome = "done"
+        finally:
+            repairs = {t.table: asdict(t.repair) for one in found for t in one.tables if t.repair is not None}
+            facts = json.dumps({"repairs": repairs})
+            control.record(RunRow(run, REPAIR, began, datetime.now(UTC), outcome, facts))
+
+
+def repair(job: Job, where: Point, differing: Differing) -> Repair:
+    """Work out what can be landed of the source's snapshot for the keys that differ, and land it where the job says so.
+
+    Raises SourceError, LakeError.
+    """
+    here = _refused(job, differing) or _standing(job)
+    if isinstance(here, str):
+        return Repair(left=len(differing.keys), reason=here)
+    names, keys_of = differing.names, canonical(differing.names, differing.types)
+    position, shows = here.table.position, where.shown.shows
+    apart = [touch for touch in where.touches if shows(touch.number) != (touch.landed and touch.position <= position)]
+    if not where.complete or any(not t.landed and here.layout.table in t.tables for t in apart):
+        reason = "the source has transactions that bronze does not: `cdc-lake run --once`, then again"
+        return Repair(left=len(differing.keys), reason=reason)
+    keys = (differing.there | differing.gone) - differing.repeated
+    landed = [touch for touch in apart if touch.landed]
+    moving = changed_keys(job.bronze, job.state.epoch, landed, here.layout, names, keys, keys_of)
+    rows: dict[Key, list[str | None]] = {}
+    ordered = sorted(keys - moving, key=repr)
+    for at in range(0, len(ordered), KEYS_AT_MOST):
+        some = frozenset(ordered[at : at + KEYS_AT_MOST])
+        rows |= rows_of_keys(job.source, job.pinned.published, here.layout, names, some, keys_of)
+    # What was compared and what is read by key are one snapshot: a key that is not found as it was says nothing.
+    sure = {key: rows.get(key) for key in ordered if (key in rows) == (key in differing.there)}
+    return _landed(job, here, sure, differing, moving)
+
+
+def _landed(
+    job: Job, here: _Here, rows: Mapping[Key, list[str | None] | None], differing: Differing, moving: frozenset[Key]
+) -> Repair:
+    every, position = len(differing.keys), here.table.position + 1
+    lands = job.asked.lands and bool(rows)
+    if lands and not land_reread(
+        job.project, job.control, job.state, here.layout, differing.names, rows, position, by=REPAIR
+    ):
+        return Repair(left=every, reason="bronze is busy: try again")
+    because = ""
+    if moving:
+        because = "later transactions change them: `cdc-lake run --once`, then again"
+    elif differing.repeated:
+        because = "silver has several rows of one key: `cdc-lake rebuild`"
+    elif len(rows) < every:
+        because = "the source does not find them by key: `cdc-lake rebuild`"
+    return Repair(len(rows), shown(job.state.stream, position) if lands else "", every - len(rows), because, lands)
+
+
+def _refused(job: Job, differing: Differing) -> str | None:
+    """Why rows of a table are not read again at all."""
+    target, rules = job.pinned.target, rules_of(job.project)
+    if not differing.names:
+        return "rows without a key cannot be told apart: `cdc-lake rebuild`"
+    if target.transforms.where is not None:
+        return "a filter decides which of its rows silver has: `cdc-lake rebuild`"
+    if any(rules(target.source, name) is not None for name in differing.names):
+        return "its key is redacted, and the source cannot be asked by it: `cdc-lake rebuild`"
+    if any(not _printed(differing.types[name]) for name in differing.names):
+        return "its key has a type that the source cannot be asked by: `cdc-lake rebuild`"
+    if len(differing.keys) > REPAIRED_AT_MOST:
+        return f"a repair takes up to {REPAIRED_AT_MOST:,} keys: `cdc-lake rebuild`"
+    return None
+
+
+def _printed(kind: pa.DataType) -> bool:
+    """Whether the canonical text of values is a text that the server reads."""
+    binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return not (pa.types.is_floating(kind) or binary or listed)
+
+
+def _standing(job: Job) -> _Here | str:
+    """Where the table stands, or why nothing can be landed behind it."""
+    target, marker, stream = job.pinned.target, job.pinned.marker, job.state.stream
+    cut = last_cut(job.control, stream)
+    table = None if cut is None else cut.tables.get(str(target.source))
+    if table is None or table.state != IN or table.layout is None or marker.generation != table.generation:
+        return "no cut says where it stands: `cdc-lake run --once`"
+    if marker.position is not None and marker.position > table.position:
+        return "the last run was broken off: `cdc-lake run --once`"
+    ahead = Span(job.state.epoch, table.position, FAR)
+    if rereads_of(job.control.snapshots(), stream, str(target.source), ahead):
+        return "rows that were read again are not merged yet: `cdc-lake run --once`"
+    layout = job.bronze.layouts([target.source])[table.layout]
+    if not same_columns(layout, job.source.relation_of(job.pinned.published)):
+        return "silver has another layout than the source: change a row of the table, `cdc-lake run --once`"
+    return _Here(table, layout)

@@ -1,0 +1,230 @@
+"""Rejoining: whether a server of the GaussDB family still has what bronze holds, shown by what it sends again.
+
+The family's servers tell no history of their log, and the open source keeps one timeline number through every failover.
+But a slot's confirmed position travels to the standbys in the log itself, behind everything it confirms: whatever lies
+before it is on every server that has it. So a stream that may go on elsewhere is begun at the slot's own position, not
+at bronze's end, and the few transactions between come again. Only where they are what bronze holds, and all of it, is
+anything behind them landed, and anything confirmed.
+
+A slot in CSN order is confirmed by CSN, and may be that of several data nodes at once, each with a log of its own, the
+end of which may be lost alone. There what came last does not speak for what came before, and more is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime, timedelta
+
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader, CommitRow
+from cdc_lake.decode.in_parts import dropped
+from cdc_lake.decode.raw import Raw
+from cdc_lake.errors import BronzeAhead, HistoryDiffers
+from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.span import Span
+from cdc_lake.model.transaction import Boundaries
+from cdc_lake.pipeline.stream.failover import lost_words
+from cdc_lake.pipeline.stream.order import Closed, Order
+from cdc_lake.source.gaussdb.slot import FamilySlotFacts
+from cdc_lake.source.stream import FrameSource, StreamIdentity, shown
+
+AGAIN = 64
+"""Transactions that are asked for again at most: the log is one line, so the last ones speak for all before them."""
+AGAIN_BY_CSN = 1 << 16
+"""CSNs that are gone back at most in a slot in CSN order: many times what the sum of all nodes confirms at once."""
+_INVERTED = 64  # how far the orders by CSN and in the log may differ; at most 9 was measured
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Rejoin:
+    """What bronze holds behind a slot's position, until the server has sent it again.
+
+    `start`: where the stream is to begin. Nothing is to be confirmed before all was shown (`agreed`); then `then` is
+    called. `exact`: the slot's position is `confirmed`, not somewhere behind.
+    """
+
+    def __init__(
+        self, state: BronzeState, newest: Sequence[CommitRow], *, confirmed: int, exact: bool, by_csn: bool = False
+    ) -> None:
+        """`newest`: bronze's last transactions in the order of the slot; all that are asked for again `by_csn`."""
+        self._state = state
+        self._by_csn = by_csn
+        self._held = {commit.position: commit for commit in newest}
+        # what is sent again starts behind this, in every release: a byte less than the end of the one before
+        self.start = confirmed if by_csn else max([confirmed, *(_lsn(commit) - 1 for commit in newest[:-AGAIN][-1:])])
+        behind = newest if by_csn else [commit for commit in newest if _lsn(commit) - 1 > self.start]
+        self._due = {commit.position for commit in behind} if exact else set()
+        self._end = state.upto if by_csn else max([state.confirm, *map(_lsn, behind)])
+        identity = StreamIdentity.parse(state.stream)
+        copied = identity.seen if identity.csn is None else identity.csn
+        self._copied = -1 if copied is None else copied.value
+        self.agreed = False
+        self.then: Callable[[], None] = lambda: None
+
+    def beyond(self, bounds: Boundaries) -> bool:
+        """Whether a transaction lies behind all that is to come again."""
+        at = bounds.position if self._by_csn else bounds.commit_lsn
+        return at is not None and at > self._end
+
+    def sent(self, end: int) -> bool:
+        """Whether a log of which everything up to `end` was sent has sent all that is to come again."""
+        return not self._by_csn and end > self._end
+
+    def compare(self, bounds: Boundaries, count: int) -> None:
+        """Hold what came again against bronze. Raises BronzeAhead, HistoryDiffers."""
+        known = self._held.get(bounds.position)
+        if known is not None:
+            if not _differs(known, bounds):
+                self._due.discard(bounds.position)
+            elif self._by_csn:  # in doubt is all that was not sent again yet
+                self._lost([self._held[position] for position in sorted(self._due)])
+            else:
+                self._lost_from(_lsn(known))
+        elif count and bounds.position <= self._state.upto and (bounds.csn is None or bounds.csn > self._copied):
+            if self._by_csn and (missing := sorted(due for due in self._due if due < bounds.position)):
+                self._lost([self._held[position] for position in missing])  # says more
+            at = shown(self._state.stream, bounds.position)
+            raise HistoryDiffers(
+                f"the server sends a transaction at {at}, below bronze's end at "
+                f"{shown(self._state.stream, self._state.upto)}, that bronze does not have"
+            )
+
+    def settle(self) -> None:
+        """All that had to come again has come. Raises BronzeAhead where something is missing."""
+        if self._due and not self._by_csn:
+            self._lost_from(min(_lsn(self._held[position]) for position in self._due))
+        if self._due:
+            self._lost([self._held[position] for position in sorted(self._due)])
+        self.agreed = True
+        self.then()
+
+    def _lost_from(self, lsn: int) -> None:
+        """The log is one line: from the first that is missing or another, nothing of bronze is on the server."""
+        self._lost(sorted((c for c in self._held.values() if _lsn(c) >= lsn), key=lambda commit: commit.position))
+
+    def _lost(self, lost: Sequence[CommitRow]) -> None:
+        raise BronzeAhead(f"the server's log is another one: {lost_words(self._state, lost)}")
+
+
+def rejoining(reader: BronzeReader, state: BronzeState, slot: FamilySlotFacts) -> Rejoin | None:
+    """What the server has to show before the stream goes on from a slot that is behind bronze; None if it is not.
+
+    Raises LakeError.
+    """
+    confirmed = slot.confirmed or 0
+    if confirmed >= state.confirm:
+        return None
+    if slot.order is OrderDomain.CSN:
+        start = max(confirmed, state.upto - AGAIN_BY_CSN)
+        again = reader.commits(Span(state.epoch, start, state.upto)) if start < state.upto else []
+        return Rejoin(state, again, confirmed=start, exact=True, by_csn=True)
+    return Rejoin(state, sorted(_newest(reader, state), key=_lsn), confirmed=confirmed, exact=slot.exact)
+
+
+class RejoiningOrder:
+    """An order that lets nothing through before the server has shown what it has (`pipeline.stream.order.Order`)."""
+
+    def __init__(self, order: Order, rejoin: Rejoin, state: BronzeState) -> None:
+        self._order = order
+        self._rejoin = rejoin
+        self._upto = state.upto
+        self._kept: list[Raw] = []
+        self._repeats = 0
+
+    @property
+    def repeats(self) -> int:
+        """See Order."""
+        return self._order.repeats + self._repeats
+
+    @property
+    def waiting(self) -> int:
+        """See Order."""
+        return self._order.waiting + len(self._kept)
+
+    def take(self, transaction: Raw) -> Sequence[Closed]:
+        """See Order. Raises BronzeAhead, HistoryDiffers as well."""
+        if self._rejoin.agreed:
+            return [*self._released(), *self._order.take(transaction)]
+        bounds = transaction.bounds
+        if self._rejoin.beyond(bounds):
+            self._rejoin.settle()
+            return [*self._released(), *self._order.take(transaction)]
+        if bounds.position > self._upto:  # in CSN order some of what is new may come before the last that is not
+            self._kept.append(transaction)
+            return ()
+        before = self._order.repeats
+        self._order.take(transaction)  # it knows what was recorded as a gap
+        self._repeats += self._order.repeats == before
+        self._rejoin.compare(bounds, transaction.count)
+        dropped(transaction)
+        return ()
+
+    def tend(self, opened: Collection[int] = ()) -> Sequence[Closed]:
+        """See Order."""
+        return [*self._released(), *self._order.tend(opened)] if self._rejoin.agreed else ()
+
+    def _released(self) -> list[Closed]:
+        """What was kept until the server had shown all, which a keepalive may have said too."""
+        kept, self._kept = self._kept, []
+        return [closed for one in kept for closed in self._order.take(one)]
+
+
+class RejoiningFrames:
+    """Frames of such a stream (`source.stream.FrameSource`): a keepalive says too that all was sent again."""
+
+    def __init__(self, frames: FrameSource, rejoin: Rejoin) -> None:
+        self._frames = frames
+        self._rejoin = rejoin
+
+    @property
+    def keepalive_end(self) -> int:
+        """See FrameSource."""
+        return self._frames.keepalive_end if self._rejoin.agreed else 0
+
+    @property
+    def asked(self) -> bool:
+        """See FrameSource."""
+        return self._frames.asked
+
+    def poll(self, timeout: float) -> list[tuple[int, bytes]]:
+        """See FrameSource. Raises BronzeAhead as well."""
+        found = self._frames.poll(timeout)
+        if not found and not self._rejoin.agreed and self._rejoin.sent(self._frames.keepalive_end):
+            self._rejoin.settle()
+        return found
+
+    def confirm(self, position: int) -> None:
+        """See FrameSource."""
+        self._frames.confirm(position)
+
+    def tick(self, *, ping: bool = False) -> None:
+        """See FrameSource."""
+        self._frames.tick(ping=ping)
+
+    def close(self) -> None:
+        """See FrameSource."""
+        self._frames.close()
+
+
+def _newest(reader: BronzeReader, state: BronzeState) -> list[CommitRow]:
+    """The transactions of bronze that stand last in the log, `AGAIN` of them and some before."""
+    identity = StreamIdentity.parse(state.stream)
+    back = 1024 if identity.domain is OrderDomain.CSN else 1 << 20
+    while True:
+        after = max(identity.start, state.upto - back)
+        found = reader.commits(Span(state.epoch, after, state.upto))
+        if after == identity.start or len(found) > AGAIN + _INVERTED:
+            return found[-AGAIN - _INVERTED :]
+        back *= 16
+
+
+def _lsn(commit: CommitRow) -> int:
+    return commit.commit_lsn or 0
+
+
+def _differs(commit: CommitRow, bounds: Boundaries) -> bool:
+    """Whether a transaction that came again is another one than bronze has at its position."""
+    ours: tuple[object, ...] = (commit.xid, commit.commit_ts, commit.commit_lsn)
+    at = None if bounds.commit_ts is None else _EPOCH + timedelta(microseconds=bounds.commit_ts)
+    theirs: tuple[object, ...] = (bounds.xid, at, bounds.commit_lsn)
+    return any(one != other for one, other in zip(ours, theirs, strict=True) if None not in (one, other))

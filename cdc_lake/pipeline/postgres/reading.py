@@ -1,0 +1,164 @@
+"""How the stream of a PostgreSQL is read, by the plugin of its slot: what it is asked for, and who decodes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.port import BronzeState, Tabulate
+from cdc_lake.config.project import Project
+from cdc_lake.decode.assembler import Assembler
+from cdc_lake.decode.binary import reader_of
+from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.frames import NewFrames
+from cdc_lake.decode.hashing import Hashing
+from cdc_lake.decode.kept import PgoutputFormat
+from cdc_lake.decode.mppdb.columnar import tabulate as tabulate_lines
+from cdc_lake.decode.mppdb.kept import FamilyFormat
+from cdc_lake.decode.mppdb.layouts import Layouts
+from cdc_lake.decode.parking import Parking
+from cdc_lake.decode.test_decoding.assembler import LineAssembler
+from cdc_lake.decode.told import Told
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.postgres.captured import by_publication, carried, wanted
+from cdc_lake.pipeline.state.memberships import WatchedCatalog
+from cdc_lake.pipeline.stream.encoding import codec_by_name, in_hex
+from cdc_lake.pipeline.stream.policy import by_policy, lands
+from cdc_lake.source.catalog import relation_of
+from cdc_lake.source.connection import Session, command, encoding_of
+from cdc_lake.source.decoded_tables import RowTables, takes
+from cdc_lake.source.pgoutput_options import chosen
+from cdc_lake.source.plugins import LINE_OPTIONS, PHASED_LINE_OPTIONS, message_options
+from cdc_lake.source.product import Product
+from cdc_lake.source.publication import publication_exists
+from cdc_lake.source.stream import TransactionAssembler
+from cdc_lake.source.unsent import Changed, by_lines, by_messages
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Who makes transactions and columns; `again`: of what comes again."""
+
+    assembler: TransactionAssembler
+    tabulate: Tabulate
+    again: Tabulate
+
+
+def plugin_options(project: Project) -> Mapping[str, str]:
+    """What the slot's plugin is asked for, in any case: enough to see which transactions there are."""
+    return message_options(project.publication) if by_publication(project) else LINE_OPTIONS
+
+
+def phased(project: Project) -> bool:
+    """Whether the slot has to be made with two-phase decoding: pgoutput turns it on by reading."""
+    return not by_publication(project) and project.postgres.decoding.two_phase
+
+
+def stream_options(project: Project, server: Product) -> Mapping[str, str]:
+    """The same for the stream of a server, by whichever way it is read. Raises OptionRefused."""
+    if not by_publication(project):
+        return PHASED_LINE_OPTIONS if phased(project) else LINE_OPTIONS
+    source = project.postgres
+    more = chosen(server.major, source.decoding, str(server), streams=source.streams)
+    return {**plugin_options(project), **more}
+
+
+def changed_whole(project: Project, server: Product, session: Session) -> Changed:
+    """How functions of a slot that gives whole transactions tell which changed what is captured."""
+    if not by_publication(project):
+        return by_lines(takes(session, project.postgres.tables))
+    asked = project.postgres.decoding.model_copy(update={"proto_version": 1, "two_phase": False})
+    return by_messages({**plugin_options(project), **chosen(server.major, asked, str(server), streams=False)})
+
+
+def check_binary(project: Project, session: Session) -> None:
+    """Raise UnreadBinary where values are to come in binary, and a captured column's type is not read so."""
+    if not (by_publication(project) and project.postgres.decoding.binary):
+        return
+    tables: dict[TableName, tuple[str, ...] | None]
+    if publication_exists(session, project.publication):
+        tables = {one.table: one.columns for one in carried(project, session)}
+    else:
+        tables = dict.fromkeys(wanted(project, session))
+    for table, columns in tables.items():
+        for column in relation_of(session, table, columns).columns:
+            reader_of(table, column)
+
+
+def reading_of(
+    project: Project,
+    session: Session,
+    layouts: Callable[[], Session],
+    state: BronzeState,
+    tell: Tell,
+    frames: NewFrames,
+    hashing: Hashing,
+    parking: Parking | None = None,
+    members: Mapping[str, int] = MappingProxyType({}),
+) -> Reading:
+    """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines.
+
+    `frames` makes stores for large transactions. `parking` keeps prepared ones, where the stream has them before their
+    end. `hashing` makes digests of large chunks. `members`: see `pipeline.state.memberships`.
+    """
+    if by_publication(project):
+        asked = project.postgres.decoding.messages
+        assembler = Assembler(
+            WatchedCatalog(session, project.publication, members),
+            keeps=lands(project),
+            # redaction leaves every message out, and of one outside of transactions nothing would be left
+            messages=asked and not project.pipeline.bronze.redact,
+            told=Told(bronze_reader(project).latest_layouts(state.epoch), partial(_warn, tell)) if asked else None,
+            frames=frames,
+            parking=parking,
+            landed=state.upto,
+        )
+        decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
+        columns = by_policy(project, decoded, tell)
+        return Reading(assembler, columns, columns)
+    return _of_lines(project, layouts(), state, tell, frames, hashing, parking)
+
+
+def _warn(tell: Tell, text: str) -> None:
+    tell(Progress("warning", text))
+
+
+def _of_lines(
+    project: Project,
+    session: Session,
+    state: BronzeState,
+    tell: Tell,
+    frames: NewFrames,
+    hashing: Hashing,
+    parking: Parking | None,
+) -> Reading:
+    """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
+    print_whole_names(session)
+    codec = codec_by_name(project, _encoding(project, session))
+    taken = takes(session, project.postgres.tables)
+    known = bronze_reader(project).latest_layouts(state.epoch)
+
+    def made() -> Layouts:
+        return Layouts(RowTables(session), codec, known=known, takes=taken, takes_back=False)
+
+    again, columns = made(), partial(tabulate_lines, hashing=hashing)
+    return Reading(
+        LineAssembler(codec, taken, keeps=lands(project), frames=frames, parking=parking, landed=state.upto),
+        by_policy(project, FamilyFormat(made(), project.postgres.slot.plugin, columns), tell),
+        lambda batch: tabulate_lines(batch, again),
+    )
+
+
+def _encoding(project: Project, session: Session) -> str:
+    """Of lines: the database's in a stream; what SQL functions answer, the server has made UTF-8 of, where it can."""
+    stored = encoding_of(session)
+    return "UTF8" if project.postgres.mode == "polling" and stored != "SQL_ASCII" else stored
+
+
+def print_whole_names(session: Session) -> None:
+    """Have the server print types with their schema, in lines as in the catalog: nothing is on the search path."""
+    command(session.pgconn, "SET search_path TO ''", "leaving the search path empty")
