@@ -25,9 +25,9 @@ from cdc_lake.model.as_of import Latest
 from cdc_lake.model.change import Change, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
-from cdc_lake.pipeline.advance import Advance
-from cdc_lake.pipeline.pauses import pause
-from cdc_lake.pipeline.promising import promise_cut
+from cdc_lake.pipeline.applying.advance import Advance
+from cdc_lake.pipeline.judging.promising import promise_cut
+from cdc_lake.pipeline.state.pauses import pause
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 from tests.spark.conftest import make_project
 
