@@ -136,10 +136,12 @@ def published(session: Session, name: str) -> list[Published]:
 
 
 def member_of(session: Session, name: str, oid: int) -> int | None:
-    """`Published.member` of table `oid` in a publication; None where that is not there. Raises SourceError."""
+    """`Published.member` of table `oid` in a publication; None where one of them is not there. Raises SourceError."""
     with named(f"looking up a table in publication `{name}`"):
         row = session.execute(
-            f"SELECT {_MEMBER.format(table='%s')} FROM pg_publication AS o WHERE o.pubname = %s".encode(), [oid, name]
+            f"SELECT {_MEMBER.format(table='c.oid')} FROM pg_publication AS o, pg_class AS c "
+            "WHERE o.pubname = %s AND c.oid = %s".encode(),
+            [name, oid],
         ).fetchone()
     return None if row is None else int(str(row[0]))
 

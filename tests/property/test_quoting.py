@@ -107,7 +107,7 @@ def test_the_statement_for_a_publication_names_tables_as_sql_does() -> None:
         with pytest.raises(PublicationUnfit) as raised:
             check_published("pub", [], [one, other])
         assert raised.value.remedy == "ALTER PUBLICATION " + '"pub" ADD TABLE ' + ", ".join(
-            quoting.quoted(table) for table in sorted({one, other})
+            f"ONLY {quoting.quoted(table)}" for table in sorted({one, other})
         ), SEED
 
 

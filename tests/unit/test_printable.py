@@ -9,6 +9,7 @@ import unicodedata
 
 import pytest
 
+from cdc_lake.cli import logs
 from cdc_lake.cli.printable import printable
 from cdc_lake.cli.render import GREEN, RESET, table
 from cdc_lake.cli.view import Look, View
@@ -48,6 +49,7 @@ def test_a_row_of_a_table_is_one_line() -> None:
 
 
 def test_results_and_narration_are_printable(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs.forget()  # of a test before this one
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)

@@ -206,9 +206,9 @@ class Behind:
         bronze.advance(100, 100)
         self.state = _there(bronze.state())
         self.cut = cut(**{name: dice.randrange(20, 100) for name in NAMES}, alone=100)
-        positions = sorted(dice.randrange(20, 100) for _ in NAMES)
-        self.copies = dict(zip(dice.sample(NAMES, 3), positions, strict=True))
-        for name, position in self.copies.items():
+        positions = dice.sample(range(20, 100), len(NAMES))  # no two copies have one name
+        self.copies = dict(zip(NAMES, positions, strict=True))
+        for name, position in sorted(self.copies.items(), key=lambda one: one[1]):
             form = CopiedTable(TableName("public", name), FORM.layout, 0, 0, position)
             record_recopied(self.control, self.state, f"again-{position}", [form])
         self.known = courses(self.control.snapshots(), "test")

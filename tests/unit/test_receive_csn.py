@@ -112,7 +112,14 @@ class Family:
 
     @contextmanager
     def open(
-        self, project: Project, bronze: BronzeWriter, control: ControlTables, *_: object, patience: float, first: bool
+        self,
+        project: Project,
+        bronze: BronzeWriter,
+        control: ControlTables,
+        *_: object,
+        patience: float,
+        first: bool,
+        **_named: object,
     ) -> Iterator[OpenStream]:
         del patience, first
         self.opened += 1

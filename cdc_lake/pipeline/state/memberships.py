@@ -68,7 +68,9 @@ class WatchedCatalog:
     def __call__(self, oid: int, table: TableName) -> TableFacts:
         """As `SourceCatalog`; raises PublicationAltered."""
         known = self._known.get(str(table))
-        if known is not None and known != member_of(self._session, self._publication, oid):
+        # where table or publication is gone, nothing is read on in another way: the stream itself says what follows
+        there = None if known is None else member_of(self._session, self._publication, oid)
+        if there is not None and there != known:
             text = f"publication `{self._publication}` was altered: it has table {table} in another way than before"
             raise PublicationAltered(text)
         return self._catalog(oid, table)
