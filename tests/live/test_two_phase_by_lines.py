@@ -13,7 +13,7 @@ import pytest
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.errors import PreparedDamaged, PreparedUnknown, SlotForeign, SlotNotTwoPhase, SlotTwoPhase
+from cdc_lake.errors import SlotForeign, SlotNotTwoPhase, SlotTwoPhase
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import Lsn
 from cdc_lake.observe import failpoint as at
@@ -42,6 +42,7 @@ from tests.live.test_two_phase_live import (
     OWN,
     Phases,
     ahead,
+    an_error_where_the_file_is_lost_or_damaged,
     assert_whole,
     changed,
     confirmed_beyond,
@@ -168,28 +169,7 @@ def test_a_lost_or_damaged_file_is_an_error_and_no_change_is_lost_unseen(
     phased: Database, tmp_path: Path, mode: dict[str, Any]
 ) -> None:
     project = by_lines_of(phased, tmp_path, **mode)
-    parked_and_passed(phased, project)
-    with phased.admin() as admin:
-        for _ in range(3):
-            admin.execute("SELECT pg_switch_wal()")
-            admin.execute("CHECKPOINT")
-            once(project)
-    [name] = parked(project)
-    file = project.control / "prepared" / name
-    content = file.read_bytes()
-    ended(phased, "one")
-    write(phased, "INSERT INTO b VALUES (2, 1, 'the last')")
-    file.unlink()
-    with pytest.raises(PreparedUnknown) as unknown:
-        once(project)
-    assert "`one`" in unknown.value.message
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(PreparedDamaged):
-        once(project)
-    file.write_bytes(content)
-    once(project)
-    assert parked(project) == []
-    assert_whole(project, phased)
+    an_error_where_the_file_is_lost_or_damaged(phased, project)
 
 
 def test_without_the_file_the_server_still_sends_it_whole(phased: Database, tmp_path: Path) -> None:

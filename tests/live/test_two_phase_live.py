@@ -124,6 +124,32 @@ def parked_and_passed(database: Database, project: Project) -> None:
     once(project)
 
 
+def an_error_where_the_file_is_lost_or_damaged(database: Database, project: Project) -> None:
+    """A file of a prepared transaction that is gone, or changed, ends the run; put back, everything lands."""
+    parked_and_passed(database, project)
+    with database.admin() as admin:  # whatever the server does, it keeps the log of what is prepared
+        for _ in range(3):
+            admin.execute("SELECT pg_switch_wal()")
+            admin.execute("CHECKPOINT")  # which logs what is under way, and so lets the slot's log begin later
+            once(project)
+    [name] = parked(project)
+    file = project.control / "prepared" / name
+    content = file.read_bytes()
+    ended(database, "one")
+    write(database, "INSERT INTO b VALUES (2, 1, 'the last')")
+    file.unlink()
+    with pytest.raises(PreparedUnknown) as unknown:
+        once(project)
+    assert "`one`" in unknown.value.message
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(PreparedDamaged):
+        once(project)
+    file.write_bytes(content)
+    once(project)
+    assert parked(project) == []
+    assert_whole(project, database)
+
+
 def test_by_default_a_prepared_transaction_arrives_whole_at_its_commit(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "whole")
     once(project)
@@ -333,28 +359,7 @@ def changed(project: Project, decoding: dict[str, Any]) -> Project:
 
 def test_a_lost_or_damaged_file_is_an_error_and_no_change_is_lost_unseen(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "lost", **ON)
-    parked_and_passed(phased, project)
-    with phased.admin() as admin:  # whatever the server does, it keeps the log of what is prepared
-        for _ in range(3):
-            admin.execute("SELECT pg_switch_wal()")
-            admin.execute("CHECKPOINT")  # which logs what is under way, and so lets the slot's log begin later
-            once(project)
-    [name] = parked(project)
-    file = project.control / "prepared" / name
-    content = file.read_bytes()
-    ended(phased, "one")
-    write(phased, "INSERT INTO b VALUES (2, 1, 'the last')")
-    file.unlink()
-    with pytest.raises(PreparedUnknown) as unknown:
-        once(project)
-    assert "`one`" in unknown.value.message
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(PreparedDamaged):
-        once(project)
-    file.write_bytes(content)
-    once(project)
-    assert parked(project) == []
-    assert_whole(project, phased)
+    an_error_where_the_file_is_lost_or_damaged(phased, project)
 
 
 def test_an_end_that_another_receiver_read_meanwhile_is_not_forgotten(
