@@ -99,11 +99,11 @@ PROMISES = (
     ),
     Promise(
         "R10",
-        "a store fails, lies about it, tears what it writes, or forgets; a commit to bronze fails before it is made, in its "
-        "middle, or made all the same, on both formats, and no file of a version that is there goes; power is lost",
-        ("tests/property/test_faulty_store.py", "tests/unit/test_power_loss.py"),
-        {"requests hit": 200, "commits to bronze hit": 200, "losses of power": 20},
-        kinds=12,
+        "a store fails, lies about it, tears what it writes, or forgets; a commit to bronze or to silver fails before it is "
+        "made, in its middle, or made all the same, on both formats, and no file of a version that is there goes; power is lost",
+        ("tests/property/test_faulty_store.py", "tests/unit/test_power_loss.py", "tests/spark/test_doubted_commits.py"),
+        {"requests hit": 200, "commits to bronze hit": 200, "commits to silver hit": 100, "losses of power": 20},
+        kinds=18,
     ),
     Promise(
         "R11",

@@ -107,7 +107,8 @@ class Committed:
             if target.kind == "append":
                 continue
             rows = control.read("held").filter(pc.field("relation") == str(name)).to_pylist()
-            held = [(r["position"], r["ordinal"]) for r in rows if r["reason"] != "closed" and r["position"] <= at]
+            counting = [r for r in rows if r["reason"] != "closed" and r["generation"] == marker.generation]
+            held = [(r["position"], r["ordinal"]) for r in counting if r["position"] <= at]
             should = self._oracle(at, name).held
             if sorted(held) != sorted(should):
                 yield f"{len(held)} changes of {target.label} are held, and {len(should)} should be"
