@@ -1,11 +1,11 @@
 """Silver on a disk that gets full: a program that runs where it may mount a small disk of its own.
 
-    unshare --map-root-user --mount python -m tests.full_silver FOLDER FIRST BUDGETS STEP
+    unshare --map-root-user --mount python -m tests.full_silver FOLDER FIRST BUDGETS
 
-For each of so many budgets, growing by `STEP` bytes: changes land, the disk is filled but for the budget, and both
-tables, a Delta and an Iceberg one, are brought forward. What readers see then is what they saw before, or all of it;
-space returns, and the next attempt brings all of it. One line of JSON a budget: which tables came through, by which
-errors others did not.
+For each of so many budgets, from `FIRST` bytes to half more than all that was ever needed: changes land, the disk is filled
+but for the budget, and both tables, a Delta and an Iceberg one, are brought forward. What readers see then is what they
+saw before, or all of it; space returns, and the next attempt brings all of it. One line of JSON a budget: which tables
+came through, by which errors others did not. (What is needed grows with the tables' metadata, so it is measured.)
 """
 
 from __future__ import annotations
@@ -36,11 +36,16 @@ _ROWS = 60
 TABLES = {fmt: table(f"public.{fmt}", id="int8", note="text") for fmt in ("delta", "iceberg")}
 
 
+def free(disk: Path) -> int:
+    """Bytes that are free."""
+    status = os.statvfs(disk)
+    return status.f_bavail * status.f_frsize
+
+
 def fill(ballast: Path, leave: int) -> None:
     """Leave so many bytes free."""
-    status = os.statvfs(ballast.parent)
     with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - leave))
+        os.posix_fallocate(file.fileno(), 0, max(1, free(ballast.parent) - leave))
 
 
 def advance(project: Project, spark: Any) -> dict[str, str]:
@@ -70,8 +75,8 @@ class Source:
         self.rows: dict[int, str] = {}
 
     def change(self, number: int) -> None:
-        """New rows, and new texts for some that are there; none compress to nothing."""
-        old = [n for n in self.rows if n % 7 == number % 7]
+        """New rows, and new texts for as many at most that are there; none compress to nothing."""
+        old = [n for n in self.rows if n % 7 == number % 7][-_ROWS:]
         new = range(number * _ROWS, (number + 1) * _ROWS)
         notes = {n: os.urandom(60).hex() for n in (*old, *new)}
         self.rows.update(notes)
@@ -83,7 +88,7 @@ class Source:
         self._bronze.append([raw_transaction(Transaction(boundaries(self._position), tuple(changes)))])
 
 
-def main(folder: Path, first: int, budgets: int, step: int) -> None:
+def main(folder: Path, first: int, budgets: int) -> None:
     """Mount the disk and go through the budgets."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(folder)], check=True)
@@ -95,11 +100,14 @@ def main(folder: Path, first: int, budgets: int, step: int) -> None:
     bronze.begin_stream("test", 10)
     source = Source(bronze)
     source.change(0)
+    space = free(folder)
     assert advance(project, spark) == {}
+    needed = space - free(folder)
     for number in range(budgets):
         before = dict(source.rows)
         source.change(number + 1)
-        fill(folder / "ballast", first + number * step)
+        space, budget = free(folder), first + needed * 3 * number // (2 * (budgets - 1))
+        fill(folder / "ballast", budget)
         errors = advance(project, spark)
         for fmt in TABLES:
             assert seen(project, fmt) in (before, source.rows), f"{fmt} is neither what it was nor what it comes to"
@@ -108,9 +116,10 @@ def main(folder: Path, first: int, budgets: int, step: int) -> None:
         assert again == {}, again
         for fmt in TABLES:
             assert seen(project, fmt) == source.rows, fmt
-        print(json.dumps({"budget": first + number * step, "errors": errors}), flush=True)
+        needed = max(needed, space - free(folder))
+        print(json.dumps({"budget": budget, "errors": errors}), flush=True)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:4]))

@@ -23,7 +23,6 @@ pytestmark = [
 ]
 
 BUDGETS = 50 if os.environ.get("CDC_LAKE_BUDGET", "1") != "1" else 5
-MOST = 120_000  # bytes that one beat needs of a disk
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +34,13 @@ def test_silver_on_a_full_disk_is_never_in_between_and_goes_on_when_there_is_spa
     seed = one_seed()
     print(f"seed {seed}")
     words = [sys.executable, "-m", "tests.full_silver", str(tmp_path / "disk")]
-    given = [str(seed % 4096), str(BUDGETS), str(MOST // BUDGETS)]
+    given = [str(seed % 4096), str(BUDGETS)]
     done = subprocess.run([*OWN, *words, *given], capture_output=True, text=True, check=False, timeout=3000)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(found) == BUDGETS
     assert found[0]["errors"]
-    assert BUDGETS < 50 or not found[-1]["errors"]
+    assert not found[-1]["errors"]
     met = {code for one in found for code in one["errors"].values()}
     print(met)
     tally("R9", {f"silver: {code}" for code in met}, **{"budgets of bytes": BUDGETS})
