@@ -21,6 +21,7 @@ import pyarrow.fs as pafs
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.errors import BronzeDamaged
 from cdc_lake.lake.object_store import reading
+from cdc_lake.model.span import Span
 
 BOUNDED = tuple(f.name for f in SCHEMA if not pa.types.is_nested(f.type) and f.name not in {"info", "raw"})
 """Columns that every data file of bronze has exact bounds of."""
@@ -111,6 +112,16 @@ class Files:
         named = pc.is_in(self.actions["path"], value_set=pa.array(paths, pa.string()))
         starts = self.actions["min.position"].filter(named)
         return None if starts.null_count else pc.min(starts).as_py()
+
+    def inside(self, paths: Sequence[str], span: Span) -> bool:
+        """Whether all rows of these files are of the span's epoch and positions, by bounds that are known."""
+        names = ("min.epoch", "max.epoch", "min.position", "max.position")
+        if not {*names} <= {*self.actions.column_names}:
+            return False
+        named = self.actions.filter(pc.is_in(self.actions["path"], value_set=pa.array(paths, pa.string())))
+        of_epoch = pc.and_(pc.equal(named[names[0]], span.epoch), pc.equal(named[names[1]], span.epoch))
+        of_span = pc.and_(pc.greater(named[names[2]], span.after), pc.less_equal(named[names[3]], span.upto))
+        return pc.all(pc.fill_null(pc.and_(of_epoch, of_span), fill_value=False)).as_py() is not False
 
     def read(self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None) -> pa.Table:
         """Rows of the given files, in their order, of the columns asked for."""

@@ -142,6 +142,9 @@ def static_settings(project: Project) -> dict[str, str]:
         # Each plan is written down for that page all the same: in the longest form, the default, a twenty-fifth of the
         # processor time of small merges (sampled).
         "spark.sql.ui.explainMode": "simple",
+        # The default of 100 forgets what one span compiled before the next one asks for it: all 30 classes of a small
+        # span were compiled anew, and ran cold (counted).
+        "spark.sql.codegen.cache.maxEntries": "1000",
         "spark.jars.packages": ",".join((*PACKAGES, *catalog_packages(project))),
         "spark.jars.excludes": ",".join(EXCLUDES),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"

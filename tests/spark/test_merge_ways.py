@@ -137,3 +137,19 @@ def test_a_span_that_is_split_by_table_gives_the_same_and_leaves_nothing_behind(
     lake.advance()
     assert split == [2], "one table alone reads bronze as it is"
     assert lake.rows() == [row(1, 5)]
+
+
+@FORMATS
+def test_spans_that_are_alike_share_what_spark_compiled(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "alike", fmt)
+    lake.land(*(insert(str(n), "1", "x") for n in range(80)))
+    lake.advance()
+    compilations = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+    counts = []
+    for number in range(1, 5):
+        before = compilations.getCount()
+        lake.land(update(str(number), "2", "y"), update(str(79 - number), "2", "y"), insert(str(79 + number), "1"))
+        facts(lake)
+        counts.append(compilations.getCount() - before)
+    assert counts[0] > 0, "they are counted"
+    assert counts[-1] == 0, counts

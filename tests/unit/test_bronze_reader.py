@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from cdc_lake.bronze.files import Files
 from cdc_lake.bronze.history import history
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze, TableBronze
@@ -115,6 +116,26 @@ def test_only_files_that_can_hold_the_span_are_chosen(bronze: TableBronze, reade
     assert len(files.select(op="C")) == 6
     assert len(files.select(relations=["shop.prices"])) == 1
     assert files.select(epoch=2) == []
+
+
+def test_files_whose_every_row_is_in_a_span_are_known_by_their_bounds(bronze: TableBronze, reader: BronzeReader):
+    for position in (200, 300, 400):
+        land(bronze, position, Insert(ORDERS, (str(position), "a")))
+    files = reader.files()
+    some = files.select(epoch=1, after=200, upto=400, relations=["public.orders"])
+    assert len(some) == 2
+    assert files.inside(some, Span(1, 200, 400))
+    assert files.inside(some, Span(1, 299, 400))
+    assert files.inside([], Span(1, 200, 400))
+    for span in (Span(1, 200, 399), Span(1, 300, 400), Span(2, 200, 400)):
+        assert not files.inside(some, span)
+    unbounded = Files(files.actions.drop_columns(["max.position"]), files.filesystem)
+    assert not unbounded.inside(some, Span(1, 200, 400))
+    unknown = pa.nulls(files.actions.num_rows, pa.int64())
+    at = files.actions.column_names.index("max.position")
+    assert not Files(files.actions.set_column(at, "max.position", unknown), files.filesystem).inside(
+        some, Span(1, 200, 400)
+    )
 
 
 def test_layouts_are_found_by_number_table_and_span(bronze: TableBronze, reader: BronzeReader):

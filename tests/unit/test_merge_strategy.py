@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from cdc_lake.lake.written import Written, written
 from cdc_lake.model.span import Span
 from cdc_lake.model.truncated import Truncated
 from cdc_lake.pipeline.applying.judge import Survey
-from cdc_lake.pipeline.applying.strategy import choose, fits
+from cdc_lake.pipeline.applying.strategy import choose, fits, rounded
 from cdc_lake.silver.kind import TablePart
 from cdc_lake.silver.shape import make_shape
 from cdc_lake.testing.messages import table
+from tests.seeds import one_seed
 
 FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
 T = table("public.t", id="int8", body="text")
@@ -155,3 +157,19 @@ def test_a_file_that_got_marks_was_not_rewritten(tmp_path: Path) -> None:
         '{"remove":{"path":"a","size":1000}}\n{"remove":{"path":"b","size":500}}\n{"add":{"path":"c","size":300}}\n'
     )
     assert written(of, of.target(T.table), 7) == Written(1, 340, 1, 500, 1)
+
+
+def test_rounded_bounds_hold_those_given_and_are_an_eighth_wider_at_most_on_either_side() -> None:
+    seed = one_seed()
+    print(f"CDC_LAKE_SEED={seed}")
+    dice = random.Random(seed)
+    for _ in range(2_000):
+        width = 1 << dice.randrange(64)
+        low, high = sorted(max(-(1 << 63), min((1 << 63) - 1, dice.randint(-width, width))) for _ in range(2))
+        wide = rounded(low, high)
+        assert wide[0] <= low <= high <= wide[1]
+        assert max(low - wide[0], wide[1] - high) * 8 <= high - low
+        assert wide[0] >= -(1 << 63)
+        assert wide[1] < 1 << 63
+    assert rounded(120, 202_249) == rounded(169, 202_499), "spans over much of the same keys share them"
+    assert rounded(-(1 << 63), (1 << 63) - 1) == (-(1 << 63), (1 << 63) - 1)

@@ -26,6 +26,8 @@ _HEAP_SHARE: Final = 8
 read, as a hash table and as the blocks that are sent. All tables of a span together are bounded by the span's size."""
 
 _CELL: Final = 16  # bytes of a value in a row besides its text
+_LEAST: Final = -(1 << 63)
+_MOST: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,17 @@ def choose(
     heap = project.pipeline.apply.driver_memory
     within = list(found.parts)
     if found.bounds is not None:
-        name = quoted(part.shape.key_columns[0].name)
-        within.insert(0, f"t.{name} BETWEEN {found.bounds[0]} AND {found.bounds[1]}")
+        low, high = rounded(*found.bounds)
+        within.insert(0, f"t.{quoted(part.shape.key_columns[0].name)} BETWEEN {low} AND {high}")
     return Strategy("merge", sent=fits(part, seen, size, heap), within=tuple(within))
+
+
+def rounded(low: int, high: int) -> tuple[int, int]:
+    """Bounds around these, an eighth wider at most on either side, that spans over much of the same keys share: numbers
+    stand in the code that Spark compiles, which it knows again only by its text.
+    """
+    step = 1 << max(0, (high - low).bit_length() - 4)
+    return max(low // step * step, _LEAST), min(-(-high // step) * step, _MOST)
 
 
 def only_new(project: Project, target: Target, base: Marker, part: TablePart, seen: Outline, found: Survey) -> bool:

@@ -133,11 +133,20 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     if not snapshot:
         mark_when_large(spark, silver, job.project, job.target)
     base = _base(silver, job)
-    paths = job.near(job.files, span_files(job.files, table, span, snapshot=snapshot))
+    chosen = span_files(job.files, table, span, snapshot=snapshot)
+    paths, inside = job.near(job.files, chosen), job.files.inside(chosen, span)
     whole = kind.identity is RowIdentity.PLACE
     released = job.decided.released
     rows = read_changes(
-        spark, paths, table, span, snapshot=snapshot, truncates=whole, rereads=job.rereads, released=released
+        spark,
+        paths,
+        table,
+        span,
+        snapshot=snapshot,
+        inside=inside,
+        truncates=whole,
+        rereads=job.rereads,
+        released=released,
     )
     if seen.rows <= ONE_TASK and len(paths) <= _ONE_TASK_FILES:
         rows = rows.coalesce(1)
