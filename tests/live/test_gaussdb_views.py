@@ -35,7 +35,7 @@ from cdc_lake.testing.gaussdb.dialect import Product, Version
 from cdc_lake.testing.gaussdb.server import GaussServer
 from cdc_lake.testing.gaussdb.sql import Answer, Failed, SqlSession
 from tests.live.test_gaussdb_receive import project_of
-from tests.live.test_gaussdb_workload import PASSWORD, Kind, StandIn, stand_in, write
+from tests.live.test_gaussdb_workload import KNOWN, Kind, StandIn, stand_in, write
 from tests.live.test_receive_loop import once
 
 pytestmark = pytest.mark.live
@@ -76,7 +76,7 @@ def server_of(stand_in: StandIn, version: Version, product: Product = "openGauss
         stand_in.live.ledger,
         version=version,
         product=product,
-        users={"cdc": PASSWORD},
+        users={"cdc": KNOWN},
         method=Method.SHA256,
         **given,
     ) as server:

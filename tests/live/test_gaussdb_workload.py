@@ -28,7 +28,7 @@ from cdc_lake.source.gaussdb.stream import GaussStream
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.target import WireTarget, WireTls
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
-from cdc_lake.testing.gaussdb.authentication import Method
+from cdc_lake.testing.gaussdb.authentication import Credentials, Method
 from cdc_lake.testing.gaussdb.live import LivePostgres
 from cdc_lake.testing.gaussdb.server import GaussServer
 from cdc_lake.testing.oracle import Oracle
@@ -42,6 +42,8 @@ pytestmark = pytest.mark.live
 SEED = one_seed()
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 PASSWORD = "Gauss@123"
+KNOWN = Credentials(PASSWORD, iterations=1)
+"""A server says how often a password is hashed at each login: ten thousand times is much of what a connection costs."""
 KEYS = {TableName("public", shape.name): tuple(shape.key) for shape in SHAPES}
 
 
@@ -148,7 +150,7 @@ def stand_in(database: Database) -> Iterator[StandIn]:
         Workload(conn, 0).create_tables()
     with LivePostgres(database.server.dsn(database.name), inversions=0.3, foreign=0.2, seed=SEED) as live:
         answers = LiveAnswers(live, database.dsn)
-        given = {"users": {"cdc": PASSWORD}, "method": Method.SHA256, "answers": answers, "thread_pool": True}
+        given = {"users": {"cdc": KNOWN}, "method": Method.SHA256, "answers": answers, "thread_pool": True}
         with (
             GaussServer(live.ledger, databases=[database.name], **given) as by_lsn,
             GaussServer(live.ledger, product="GaussDB", databases=[database.name], **given) as by_csn,
@@ -197,7 +199,7 @@ def test_serial_decoding_sends_truncates(stand_in: StandIn, seed: int) -> None:
 def test_parallel_decoding_loses_what_stands_behind_ddl_and_serial_does_not(database: Database) -> None:
     with database.connect() as conn, LivePostgres(database.server.dsn(database.name), ddl_marks=True) as live:
         answers = LiveAnswers(live, database.dsn)
-        with GaussServer(live.ledger, users={"cdc": PASSWORD}, method=Method.SHA256, answers=answers) as server:
+        with GaussServer(live.ledger, users={"cdc": KNOWN}, method=Method.SHA256, answers=answers) as server:
             stand_in = StandIn(database, live, {False: server})
             kinds = [Kind(Style.SERIAL), Kind(Style.JSON)]
             for kind in kinds:
