@@ -336,8 +336,8 @@ def test_a_copy_that_the_server_does_not_answer_holds_up_no_stream(
 
 
 def test_a_recording_of_a_peer_that_is_silent_for_ever_ends(line: Line, tmp_path: Path) -> None:
-    more = {"decoding": {**test_gaussdb_receive.decoding(FAMILY), "sender-timeout": 8000}}
-    project = line.make_project(silence_timeout="4 s", **(more if line.name == "mppdb_decoding" else {}))
+    more = {"decoding": {**test_gaussdb_receive.decoding(FAMILY), "sender-timeout": 4000}}
+    project = line.make_project(silence_timeout="2 s", **(more if line.name == "mppdb_decoding" else {}))
     told: list[Progress] = []
     with line.database.admin() as admin, line.database.connect() as session:
         line.hasten(admin)
@@ -349,7 +349,7 @@ def test_a_recording_of_a_peer_that_is_silent_for_ever_ends(line: Line, tmp_path
 
     with pytest.raises(ServerUnreachable, match="not even the answer"), beside(recorded) as recording:  # noqa: PT012 - what it lives through
         until(lambda: line.relay.streams or recording.done(), "it records")
-        time.sleep(6)
+        time.sleep(3)
         assert not recording.done(), "a quiet server answers when it is asked"
         line.relay.hush()
         recording.result(60)
