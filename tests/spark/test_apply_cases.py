@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,20 +28,12 @@ from cdc_lake.pipeline.applying.apply import apply
 from cdc_lake.pipeline.applying.watching import watching
 from cdc_lake.source.stream import shown
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
-from tests.seeds import one_seed
 
-from .conftest import BUDGET, make_project
+from .conftest import make_project
+from .formats import FORMATS, drawn, either
 
 pytestmark = pytest.mark.spark
-FORMATS = pytest.mark.parametrize("fmt", ["delta", "iceberg"])
-Test = TypeVar("Test", bound=Callable[..., None])
 T = table("public.t", id="int4", amount="int4", body="text")
-
-
-def drawn(test: Test) -> Test:
-    """On both formats with a greater budget, otherwise on one, by the seed: what is shown comes before the format."""
-    one = random.Random(f"{one_seed()} {test.__name__}").choice(["delta", "iceberg"])
-    return FORMATS(test) if BUDGET > 1 else pytest.mark.parametrize("fmt", [one])(test)
 
 
 class Lake:
@@ -294,11 +284,12 @@ def test_tables_of_the_snapshot_get_their_rows_and_empty_ones_are_there(spark: A
     assert read_marker(project, project.target(T.table), "test").position == 100
 
 
-def test_a_table_that_could_not_take_its_copy_takes_it_once_it_can(spark: Any, lake_root: Path) -> None:
+@either("iceberg")
+def test_a_table_that_could_not_take_its_copy_takes_it_once_it_can(spark: Any, lake_root: Path, fmt: str) -> None:
     """It was begun without, by the first changes behind the copy."""
-    name = "copied_late"
+    name = f"copied_late_{fmt}"
     tables: list[dict[str, Any]] = [{"from": "public.t", "keys": ["nothing"]}]
-    project = make_project(lake_root, name, silver={"defaults": {"namespace": name}, "tables": tables})
+    project = make_project(lake_root, name, silver={"defaults": {"namespace": name, "format": fmt}, "tables": tables})
     bronze, control = DeltaBronze(project.bronze, durability="os"), ControlTables(project.control)
     state = bronze.begin_stream("test", 100)
     rows = pa.array([["1", "10", None], ["2", None, "x"]], pa.list_(pa.string()))
@@ -308,7 +299,7 @@ def test_a_table_that_could_not_take_its_copy_takes_it_once_it_can(spark: Any, l
     bronze.append([raw_transaction(Transaction(boundaries(110), (insert("3", "3"),)))])
     with pytest.raises(NoKey):
         apply(project, once=True, stop=threading.Event(), tell=silent, spark=spark)
-    mended = make_project(lake_root, name, silver={"defaults": {"namespace": name}})
+    mended = make_project(lake_root, name, silver={"defaults": {"namespace": name, "format": fmt}})
     apply(mended, once=True, stop=threading.Event(), tell=silent, spark=spark)
     found = sorted(read_silver(mended, mended.target(T.table)).to_pylist(), key=lambda r: r["id"])
     assert found == [row(1, 10, None), row(2, None, "x"), row(3, 3)]
@@ -317,8 +308,9 @@ def test_a_table_that_could_not_take_its_copy_takes_it_once_it_can(spark: Any, l
     assert json.loads(last.tables)["public.t"]["state"] == "in"
 
 
+@either("iceberg")
 def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_the_pipeline_lets_it_be_held(
-    spark: Any, lake_root: Path
+    spark: Any, lake_root: Path, fmt: str
 ) -> None:
     priced = table("public.t", id="int4", price="numeric")
 
@@ -326,8 +318,9 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
         return [Insert(priced, (name[1:], price)) for name, price in given.items()]
 
     policy = {"numeric": "decimal(5,2)", "misfit": "stop"}
-    observe = {"textfile": "misfit_stops.prom"}
-    lake = Lake(lake_root, spark, "misfit_stops", "delta", table={"types": policy}, observe=observe)
+    observe = {"textfile": f"misfit_stops_{fmt}.prom"}
+    lake = Lake(lake_root, spark, "misfit_stops", fmt, table={"types": policy}, observe=observe)
+    label = lake.project.name
     first = lake.land(*prices(_1="1.50", _2="2"))
     odd = lake.land(*prices(_3="3"), Update(priced, ("1", "123.456")))
     lake.land(*prices(_4="4"))
@@ -337,15 +330,15 @@ def test_a_value_that_does_not_fit_stops_the_run_before_its_transaction_until_th
         assert (stopped.value.code, stopped.value.exit_code) == ("QUA501", 5)
         assert ([r["id"] for r in lake.rows()], lake.marker().position, lake.held()) == ([1, 2], first, [])
         said = lake.shown()
-        assert said["cdc_lake_errors_total QUA501 apply misfit_stops_delta"] == 1
-        assert "cdc_lake_last_success_timestamp_seconds apply misfit_stops_delta" not in said
+        assert said[f"cdc_lake_errors_total QUA501 apply {label}"] == 1
+        assert f"cdc_lake_last_success_timestamp_seconds apply {label}" not in said
     given = {"from": "public.t", "types": {**policy, "misfit": "quarantine"}}
-    silver = {"defaults": {"namespace": lake.project.name}, "tables": [given]}
+    silver = {"defaults": {"namespace": label, "format": fmt}, "tables": [given]}
     lake.project = make_project(lake_root, lake.project.name, silver=silver, snapshot={"mode": "none"}, observe=observe)
     lake.apply()
-    said, label = lake.shown(), "misfit_stops_delta"
+    said = lake.shown()
     assert said[f"cdc_lake_held_rows_total {label} {label}.t type_price"] == 1
     assert said[f"cdc_lake_rule_failures_total {label} {label}.t type_price"] == 1
-    assert "cdc_lake_last_success_timestamp_seconds apply misfit_stops_delta" in said
+    assert f"cdc_lake_last_success_timestamp_seconds apply {label}" in said
     assert [(r["id"], str(r["price"])) for r in lake.rows()] == [(1, "1.50"), (2, "2.00"), (3, "3.00"), (4, "4.00")]
     assert lake.held() == [("failed", ["type_price"])]

@@ -29,7 +29,7 @@ from tests.seeds import seeds
 from tests.tally import tally
 
 from .broken_world import TABLES, TRIES, World, world
-from .test_apply_cases import FORMATS
+from .formats import FORMATS
 from .two_tables import PLAIN
 
 pytestmark = pytest.mark.spark

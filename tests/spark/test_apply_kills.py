@@ -31,7 +31,7 @@ from tests.seeds import one_seed
 from tests.tally import tally
 
 from .broken_world import TRIES
-from .test_apply_cases import FORMATS
+from .formats import FORMATS
 from .told import LOOKED_AT
 from .two_tables import PLAIN, WHOLE, breaks
 

@@ -42,6 +42,7 @@ from tests.seeds import seeds
 from tests.silver_rows import silver_rows
 
 from .conftest import make_project
+from .formats import BESIDE
 
 pytestmark = pytest.mark.spark
 
@@ -64,9 +65,9 @@ def project_of(
     root: Path, name: str, *, rule: Any = RULE, groups: Any = (GROUP,), lines: Any = None, **more: Any
 ) -> Project:
     tables = [
-        {"from": "public.orders", "rules": [rule], "kind": "history"},
-        {"from": "public.lines", "rules": [rule], "format": "iceberg", **(lines or {})},
-        {"from": "public.alone", "rules": [RULE]},
+        {"from": "public.orders", "rules": [rule], "kind": "history", "format": "iceberg"},
+        {"from": "public.lines", "rules": [rule], **(lines or {})},
+        {"from": "public.alone", "rules": [RULE], "format": BESIDE},
     ]
     silver = {"defaults": {"namespace": name}, "tables": tables, "groups": list(groups)}
     return make_project(root, name, silver=silver, snapshot={"mode": "none"}, **more)

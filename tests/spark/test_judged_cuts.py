@@ -16,7 +16,8 @@ from cdc_lake.pipeline.judging.promising import promise_cut
 from cdc_lake.pipeline.state.promises import promises
 
 from .conftest import make_project
-from .test_apply_cases import Lake, T, drawn, insert
+from .formats import drawn
+from .test_apply_cases import Lake, T, insert
 
 pytestmark = pytest.mark.spark
 RULES: list[dict[str, Any]] = [

@@ -24,7 +24,8 @@ from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.testing.messages import boundaries, raw_transaction, table
 
 from .conftest import make_project
-from .test_apply_cases import FORMATS, Lake, T, drawn, insert
+from .formats import FORMATS, drawn, either
+from .test_apply_cases import Lake, T, insert
 
 pytestmark = pytest.mark.spark
 
@@ -71,8 +72,9 @@ def test_soft_deletes_keep_the_row_and_a_key_that_comes_back_is_a_row_again(
     ]  # fmt: skip
 
 
-def test_rows_that_came_and_went_in_one_span_are_deleted_rows_as_in_many(spark: Any, lake_root: Path) -> None:
-    lake = lake_of(lake_root, spark, "soft_span", "delta", deletes="soft", lineage=True)
+@either("iceberg")
+def test_rows_that_came_and_went_in_one_span_are_deleted_rows_as_in_many(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = lake_of(lake_root, spark, "soft_span", fmt, deletes="soft", lineage=True)
     lake.land(insert("1", "1"), insert("2", "2"), insert("3", "3"), delete("3"))
     lake.land(update("1", "5"), insert("4", "4"))
     one = lake.land(delete("1"), insert("1", "6"), delete("1"))
@@ -128,9 +130,10 @@ def test_append_has_every_change_at_its_place_and_needs_no_key(spark: Any, lake_
     ]
 
 
-def test_append_leaves_out_what_a_rule_holds_and_nothing_waits_behind_it(spark: Any, lake_root: Path) -> None:
+@either("delta")
+def test_append_leaves_out_what_a_rule_holds_and_nothing_waits_behind_it(spark: Any, lake_root: Path, fmt: str) -> None:
     rule = {"rule": "between", "column": "amount", "max": 9, "on_fail": "quarantine"}
-    lake = Lake(lake_root, spark, "appends_held", "delta", [rule], table={"kind": "append"})
+    lake = Lake(lake_root, spark, "appends_held", fmt, [rule], table={"kind": "append"})
     lake.land(insert("1", "1"), update("1", "10"), update("1", "2"))
     lake.advance()
     assert rows_of(lake, "_ordinal", "amount") == [(1, 1), (3, 2)]
@@ -161,8 +164,9 @@ def test_a_table_stays_of_the_kind_it_was_made_as(spark: Any, lake_root: Path, f
     assert rows_of(lake, "id") == [(1,), (2,)]
 
 
-def test_lineage_says_which_change_made_a_row(spark: Any, lake_root: Path) -> None:
-    lake = lake_of(lake_root, spark, "lineage", "delta", lineage=True)
+@either("iceberg")
+def test_lineage_says_which_change_made_a_row(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = lake_of(lake_root, spark, "lineage", fmt, lineage=True)
     lake.land(insert("1", "1"), insert("2", "2"))
     lake.land(update("1", "3"))
     lake.advance()

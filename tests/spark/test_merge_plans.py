@@ -16,7 +16,8 @@ from cdc_lake.lake.session import RUNTIME_SETTINGS
 from cdc_lake.model.change import Delete, OldKind, Update
 from cdc_lake.pipeline.applying import strategy
 
-from .test_apply_cases import FORMATS, Lake, T, insert
+from .formats import FORMATS
+from .test_apply_cases import Lake, T, insert
 
 pytestmark = [pytest.mark.spark, pytest.mark.compiled]
 

@@ -19,7 +19,8 @@ from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.testing.messages import TYPE_OIDS
 from tests.tally import tally
 
-from .test_apply_cases import Lake, drawn
+from .formats import drawn
+from .test_apply_cases import Lake
 
 pytestmark = pytest.mark.spark
 

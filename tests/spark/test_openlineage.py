@@ -11,7 +11,8 @@ import pytest
 from cdc_lake.errors import RuleStopped
 from tests.lineage_events import read
 
-from .test_apply_cases import FORMATS, Lake, insert
+from .formats import FORMATS
+from .test_apply_cases import Lake, insert
 
 pytestmark = pytest.mark.spark
 RULES = [

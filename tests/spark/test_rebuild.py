@@ -37,17 +37,13 @@ from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.faults import assert_cuts_are_true
 from cdc_lake.testing.messages import table
 
+from .formats import either
 from .test_apply_cases import Lake, T, insert, row
 
 pytestmark = pytest.mark.spark
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 UPTO_10 = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
-
-
-def either(fmt: str) -> Any:
-    """Both formats where there is time, `fmt` otherwise."""
-    return pytest.mark.parametrize("fmt", ["delta", "iceberg"] if BUDGET > 1 else [fmt])
 
 
 def again(lake: Lake, **options: Any) -> Rebuilt:

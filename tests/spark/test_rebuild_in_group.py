@@ -12,6 +12,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Project
 from cdc_lake.errors import GroupWaits, HeldLost, OtherWriter
 from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.store import store
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
@@ -57,8 +58,8 @@ class World:
 
     def spoil(self) -> None:
         """Something else deletes a row of `orders`."""
-        path = self.project.silver_path(self.project.target(ORDERS.table))
-        self.spark.sql(f"DELETE FROM delta.`{path}` WHERE id = 1")
+        name = store(self.spark, self.project, self.project.target(ORDERS.table)).name
+        self.spark.sql(f"DELETE FROM {name} WHERE id = 1")
 
     def rebuild(self, relation: Relation) -> None:
         rebuild(self.project, str(relation.table), spark=self.spark)

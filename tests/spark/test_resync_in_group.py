@@ -30,6 +30,7 @@ from cdc_lake.testing.messages import boundaries, raw_transaction
 from tests.silver_rows import silver_rows
 
 from .conftest import make_project
+from .formats import BESIDE
 from .test_held_groups import ALONE, BUDGET, GROUP, LIMIT, LINES, ORDERS, RULE
 
 pytestmark = pytest.mark.spark
@@ -46,7 +47,7 @@ class World:
             {"from": "public.orders", "rules": [RULE], **orders},
             {"from": "public.lines", "rules": [RULE], **self.lines},
         ]
-        silver = {"defaults": {"namespace": name}, "tables": tables, "groups": [GROUP]}
+        silver = {"defaults": {"namespace": name, "format": BESIDE}, "tables": tables, "groups": [GROUP]}
         small = {"parallelism": 1}
         self.project = make_project(root, name, silver=silver, snapshot={"mode": "none"}, apply=small)
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
@@ -127,7 +128,7 @@ def row(relation: Relation, id_: int, amount: int = 5) -> Insert:
 
 @pytest.mark.parametrize("lasting", [True, False][:BUDGET], ids=["by the same run", "by the next"][:BUDGET])
 def test_the_table_that_keeps_its_group_back_is_mended_by_a_copy(spark: Any, lake_root: Path, *, lasting: bool) -> None:
-    world = World(lake_root, spark, f"mended{int(lasting)}")
+    world = World(lake_root, spark, f"mended{int(lasting)}", format="delta")
     with ExitStack() as opened:
         if lasting:
             world.lasting = opened.enter_context(Advance(world.project, spark, silent))

@@ -20,7 +20,8 @@ from tests.seeds import one_seed
 from tests.tally import tally
 
 from .conftest import BUDGET
-from .test_apply_cases import drawn, insert
+from .formats import drawn
+from .test_apply_cases import insert
 from .told import BETWEEN, Told, breaks, update
 
 pytestmark = pytest.mark.spark

@@ -24,7 +24,8 @@ from cdc_lake.silver.expressions import analysed
 from cdc_lake.testing.messages import table
 
 from .conftest import make_project
-from .test_apply_cases import FORMATS, Lake, T, drawn, insert
+from .formats import FORMATS, drawn, either
+from .test_apply_cases import Lake, T, insert
 
 pytestmark = pytest.mark.spark
 
@@ -118,9 +119,10 @@ def test_a_row_that_enters_without_a_value_silver_lacks_is_held_and_the_others_g
     assert lake.held() == [("failed", ["not_sent"]), ("waiting", [])]
 
 
-def test_a_row_is_held_whose_value_a_filter_cannot_read(spark: Any, lake_root: Path) -> None:
+@either("iceberg")
+def test_a_row_is_held_whose_value_a_filter_cannot_read(spark: Any, lake_root: Path, fmt: str) -> None:
     dated = table("public.t", identity=ReplicaIdentity.FULL, id="int4", day="date")
-    lake = lake_of(lake_root, spark, "unreadable", "delta", {"where": "day > DATE'2020-01-01'"})
+    lake = lake_of(lake_root, spark, "unreadable", fmt, {"where": "day > DATE'2020-01-01'"})
     one, old, odd = ("1", "2026-01-01"), ("2", "1999-01-01"), ("3", "infinity")
     lake.land(Insert(dated, one), Insert(dated, old), Insert(dated, odd))
     lake.land(
@@ -131,9 +133,10 @@ def test_a_row_is_held_whose_value_a_filter_cannot_read(spark: Any, lake_root: P
     assert lake.held() == [("failed", ["type_day"]), ("failed", ["type_day"]), ("waiting", [])]
 
 
-def test_history_of_a_filtered_table_has_the_time_a_row_matched(spark: Any, lake_root: Path) -> None:
+@either("iceberg")
+def test_history_of_a_filtered_table_has_the_time_a_row_matched(spark: Any, lake_root: Path, fmt: str) -> None:
     given = {"where": "amount > 5", "compute": {"twice": "amount * 2"}, "columns": ["id", "amount"]}
-    lake = lake_of(lake_root, spark, "matched", "delta", given, kind="history")
+    lake = lake_of(lake_root, spark, "matched", fmt, given, kind="history")
     one = lake.land(Insert(FULL, ("1", "10", "b")), Insert(FULL, ("2", "1", "b")))
     two = lake.land(full(("1", "10", "b"), ("1", "2", "b")), full(("2", "1", "b"), ("2", "6", "b")))
     three = lake.land(full(("1", "2", "b"), ("1", "3", "b")))
@@ -149,10 +152,13 @@ def test_history_of_a_filtered_table_has_the_time_a_row_matched(spark: Any, lake
     ]
 
 
-def test_rules_judge_what_a_filter_lets_in_also_by_columns_that_silver_leaves_out(spark: Any, lake_root: Path) -> None:
+@either("iceberg")
+def test_rules_judge_what_a_filter_lets_in_also_by_columns_that_silver_leaves_out(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
     rules = [{"rule": "in_set", "column": "body", "values": ["b"], "on_fail": "quarantine"}]
     given = {"where": "amount > 5", "exclude": ["body"], "rename": {"amount": "price"}, "rules": rules}
-    lake = lake_of(lake_root, spark, "ruled", "delta", given)
+    lake = lake_of(lake_root, spark, "ruled", fmt, given)
     lake.land(insert("1", "10"), insert("2", "10", "odd"), insert("3", "1", "odd"))
     lake.land(Update(T, ("1", "11", UNCHANGED)))
     lake.advance()
@@ -160,9 +166,10 @@ def test_rules_judge_what_a_filter_lets_in_also_by_columns_that_silver_leaves_ou
     assert sorted(lake.held()) == [("failed", ["in_set_body"]), ("failed", ["not_sent"])]
 
 
-def test_append_leaves_out_what_is_known_not_to_concern_the_filter(spark: Any, lake_root: Path) -> None:
+@either("delta")
+def test_append_leaves_out_what_is_known_not_to_concern_the_filter(spark: Any, lake_root: Path, fmt: str) -> None:
     given = {"where": "amount > 5", "rename": {"body": "words"}, "compute": {"size": "length(body)"}}
-    lake = lake_of(lake_root, spark, "concerns", "delta", given, kind="append")
+    lake = lake_of(lake_root, spark, "concerns", fmt, given, kind="append")
     lake.land(Insert(FULL, ("1", "10", "b")), Insert(FULL, ("2", "1", "b")))
     lake.land(full(("1", "10", "b"), ("1", "2", "b")), full(("1", "2", "b"), ("1", "3", "b")))
     lake.land(Delete(FULL, ("1", "3", "b"), OldKind.FULL), Update(T, ("2", "3", UNCHANGED)), Truncate(T))
@@ -175,8 +182,11 @@ def test_append_leaves_out_what_is_known_not_to_concern_the_filter(spark: Any, l
     ]
 
 
-def test_an_expression_that_cannot_be_used_stops_the_table_before_its_first_row(spark: Any, lake_root: Path) -> None:
-    lake = lake_of(lake_root, spark, "unfit", "delta", {"where": "amount >"})
+@either("iceberg")
+def test_an_expression_that_cannot_be_used_stops_the_table_before_its_first_row(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = lake_of(lake_root, spark, "unfit", fmt, {"where": "amount >"})
     lake.land(insert("1", "1"))
     for given, said, place in (
         ({"where": "amount >"}, "Syntax error", "silver.tables[0].where"),
@@ -188,11 +198,11 @@ def test_an_expression_that_cannot_be_used_stops_the_table_before_its_first_row(
         ({"compute": {"body": "1"}}, "two columns", "silver.tables[0].compute"),
         ({"partition_by": ["gone"]}, "no such column", "silver.tables[0].partition_by"),
     ):
-        lake.shape(given, "delta")
+        lake.shape(given, fmt)
         with pytest.raises(TransformUnfit, match=said) as refused:
             lake.advance()
         assert refused.value.where == place
-    lake.shape({}, "delta")
+    lake.shape({}, fmt)
     lake.advance()
     assert lake.found() == [(1, 1, "b")]
 
@@ -345,15 +355,16 @@ def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
     assert made_of(lake.project, lake.target()) == said_of(lake.target())
 
 
+@either("iceberg")
 def test_a_row_that_silver_never_had_is_there_once_silver_does_without_what_was_not_sent(
-    spark: Any, lake_root: Path
+    spark: Any, lake_root: Path, fmt: str
 ) -> None:
-    lake = lake_of(lake_root, spark, "never_had", "delta", {"missing_row": "hold"})
+    lake = lake_of(lake_root, spark, "never_had", fmt, {"missing_row": "hold"})
     lake.land(insert("1", "1", "large"), Update(T, ("9", "9", UNCHANGED)))
     lake.land(Update(T, ("9", "10", "all")))
     lake.advance()
     assert lake.found("id", "amount", "body") == [(1, 1, "large")]
     assert lake.held() == [("failed", ["missing_row"]), ("waiting", [])]
-    lake.shape({"missing_row": "hold", "exclude": ["body"]}, "delta")
+    lake.shape({"missing_row": "hold", "exclude": ["body"]}, fmt)
     rebuild(lake.project, "public.t", spark=spark)
     assert (lake.found("id", "amount"), lake.held()) == ([(1, 1), (9, 10)], [])
