@@ -35,6 +35,7 @@ from tests.seeds import seeds
 from tests.silver_rows import silver_rows
 
 from .conftest import make_project
+from .formats import either
 
 pytestmark = pytest.mark.spark
 
@@ -175,16 +176,17 @@ def test_any_spans_crashes_and_rebuilds_carry_out_the_same_decisions(spark: Any,
     lake.check(f"CDC_LAKE_SEED={seed}, rebuilt")
 
 
+@either("iceberg")
 def test_changes_of_a_table_that_keeps_each_are_decided_one_by_one_and_equal_rows_together(
-    spark: Any, lake_root: Path
+    spark: Any, lake_root: Path, fmt: str
 ) -> None:
     log = table("public.log", id="int4", amount="int4")
     bag = table("public.bag", key=[], identity=ReplicaIdentity.FULL, id="int4", amount="int4")
     tables = [{"from": "public.log", "rules": [RULE], "kind": "append"}, {"from": "public.bag", "rules": [RULE]}]
     project = make_project(
         lake_root,
-        "decided_others",
-        silver={"defaults": {"namespace": "decided_others"}, "tables": tables},
+        f"decided_others_{fmt}",
+        silver={"defaults": {"namespace": f"decided_others_{fmt}", "format": fmt}, "tables": tables},
         snapshot={"mode": "none"},
     )
     bronze = DeltaBronze(project.bronze, durability="os")

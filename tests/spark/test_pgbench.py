@@ -19,7 +19,7 @@ from cdc_lake.pipeline.run import run
 from cdc_lake.testing.beside import beside, until
 from tests.conftest import Database
 
-from .conftest import make_project
+from .conftest import BUDGET, make_project
 
 pytestmark = [pytest.mark.spark, pytest.mark.live]
 
@@ -27,6 +27,7 @@ COLUMNS = {
     "pgbench_accounts": "abalance", "pgbench_tellers": "tbalance", "pgbench_branches": "bbalance",
     "pgbench_history": "delta",
 }  # fmt: skip
+SPAN = 240 if BUDGET == 1 else 120
 SLOWLY = 30_000  # rows a second: the copy of 100,000 accounts takes a while, and transfers go on in it
 
 
@@ -40,7 +41,7 @@ def project_of(database: Database, root: Path) -> Project:
         "tables": [{"from": f"public.{name}", "format": "iceberg"} for name in ("pgbench_tellers", "pgbench_history")],
     }
     snapshot = {"parallelism": 3, "chunk_rows": 5_000, "max_rows_per_second": SLOWLY}
-    return make_project(root, database.name, source=source, silver=silver, snapshot=snapshot, apply={"span_rows": 120})
+    return make_project(root, database.name, source=source, silver=silver, snapshot=snapshot, apply={"span_rows": SPAN})
 
 
 def bench(database: Database, stop: threading.Event) -> None:

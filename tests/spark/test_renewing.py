@@ -41,6 +41,7 @@ from tests.seeds import seeds
 from tests.silver_rows import silver_rows
 
 from .conftest import make_project
+from .formats import BESIDE
 from .two_tables import PLAIN, WHOLE
 
 pytestmark = pytest.mark.spark
@@ -64,13 +65,14 @@ class World:
         self.spark = spark
         name = name or f"renewed{seed}"
         formats = self.dice.sample(("delta", "iceberg"), 2)
-        self.ways = {PLAIN.table: "current", WHOLE.table: self.dice.choice(("soft", "history"))}
+        other = self.dice.choice(("soft", "history"))
+        self.ways = {PLAIN.table: "current", WHOLE.table: "soft" if grouped and BUDGET == 1 else other}
         relations = {PLAIN.table: PLAIN, WHOLE.table: WHOLE}
         if grouped:
             self.ways[ALONE.table], relations[ALONE.table] = "current", ALONE
         tables = [
             {"from": str(table), "format": fmt, **KINDS[self.ways[table]]}
-            for table, fmt in zip(self.ways, [*formats, "delta"], strict=False)
+            for table, fmt in zip(self.ways, [*formats, BESIDE], strict=False)
         ]
         print(f"seed {seed}: {tables}")
         silver = {"defaults": {"namespace": name}, "tables": tables, "groups": [GROUP] * grouped}
