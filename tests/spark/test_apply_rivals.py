@@ -37,7 +37,8 @@ from cdc_lake.silver.holding import NOTHING_WAITS
 from tests.seeds import one_seed
 from tests.tally import tally
 
-from .test_apply_cases import FORMATS, Lake, T, insert, row
+from .formats import FORMATS
+from .test_apply_cases import Lake, T, insert, row
 from .told import LOOKED_AT, Told
 
 pytestmark = pytest.mark.spark
@@ -75,7 +76,7 @@ def test_a_plan_made_before_anothers_commit_is_refused_wherever_it_ends(spark: A
     lake = Told(lake_root, spark, "stale", fmt)
     first = lake.land(insert("1", "1", "one"), insert("2", "2", "two"))
     early = plan(lake, 10, first)
-    lake.apply()
+    lake.advance()
     behind = lake.land(*swap("1", "2"))
     shorter = plan(lake, first, behind)
     lake.land(insert("3", "3"))
@@ -90,7 +91,7 @@ def test_a_plan_made_before_anothers_commit_is_refused_wherever_it_ends(spark: A
         with pytest.raises(TableChangedMeanwhile):
             merge(*stale)
         assert lake.marker() == before
-    lake.apply()
+    lake.advance()
     assert lake.rows() == [row(1, 2, "two"), row(2, 1, "one"), row(3, 3), row(4, 4)]
     assert lake.marker().position == bronze_top
     lake.assert_kept()
@@ -116,7 +117,7 @@ def test_a_span_chosen_before_anothers_commit_is_refused_when_it_is_prepared(
 def test_of_two_commits_that_overlap_one_is_refused_and_leaves_nothing(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Lake(lake_root, spark, "overlap", fmt)
     lake.land(insert("1", "1"))
-    lake.apply()
+    lake.advance()
     target, sessions = lake.target(), (derive(spark), derive(spark))
     ours, rivals = (store(session, lake.project, target) for session in sessions)
 
@@ -185,12 +186,12 @@ def test_cuts_that_were_lost_come_back_true(spark: Any, lake_root: Path, fmt: st
     positions = []
     for n in range(1, 5):
         positions.append(lake.land(insert(str(n), str(n))))
-        lake.apply()
+        lake.advance()
     cuts = ControlTables(lake.project.control)
     cuts.delete("cuts", pc.field("position") > positions[0])
     short = lake.project.pipeline.apply.model_copy(update={"span_rows": 1})  # spans end between the cut and the table
     lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"apply": short}))
-    lake.apply()
+    lake.advance()
     lake.assert_kept()
     last = cuts.last_cut("test")
     assert last is not None
