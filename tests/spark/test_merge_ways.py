@@ -20,9 +20,10 @@ from cdc_lake.pipeline.applying import table_steps
 from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.testing.messages import table
 
-from .test_apply_cases import FORMATS, Lake, T, insert, row
+from .formats import FORMATS, drawn
+from .test_apply_cases import Lake, T, insert, row
 
-pytestmark = [pytest.mark.spark, pytest.mark.compiled]
+pytestmark = pytest.mark.spark
 
 
 def facts(lake: Lake) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def delete(key: str) -> Delete:
     return Delete(T, (key, None, None), OldKind.KEY)
 
 
+@pytest.mark.compiled
 @FORMATS
 def test_a_large_table_gets_marks_and_all_readers_see_the_same_rows(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
@@ -105,7 +107,7 @@ def test_new_keys_are_appended_and_others_are_not(spark: Any, lake_root: Path, f
         facts(lake)
 
 
-@FORMATS
+@drawn
 def test_a_span_that_is_split_by_table_gives_the_same_and_leaves_nothing_behind(
     spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch, fmt: str
 ) -> None:
