@@ -30,7 +30,10 @@ from tests.canary import told  # noqa: F401 - a fixture
 from tests.maven_postgres import jar, unpacked
 
 # Tests are short: Java's second compiler costs more than it gives before they end (a first apply: 18 s instead of 30).
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m")
+# Memory for classes to begin with spares a start of Spark five full collections, each of which makes more room.
+os.environ.setdefault(
+    "JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:MetaspaceSize=256m"
+)
 
 ROOT = Path(__file__).parents[1]
 SPARK_TESTS = "tests/spark/"
