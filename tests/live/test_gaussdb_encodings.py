@@ -24,7 +24,7 @@ from cdc_lake.pipeline.held.listing import held_list
 from cdc_lake.pipeline.held.redecode import retry
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.answers_settings import SessionSettings
-from cdc_lake.testing.gaussdb.authentication import Method
+from cdc_lake.testing.gaussdb.authentication import Credentials, Method
 from cdc_lake.testing.gaussdb.live import LivePostgres
 from cdc_lake.testing.gaussdb.server import GaussServer
 from cdc_lake.testing.gaussdb.state import ServerState
@@ -45,7 +45,7 @@ def serving(database: Database, encoding: str) -> Iterator[GaussServer]:
         GaussServer(
             live.ledger,
             databases=[database.name],
-            users={"cdc": PASSWORD},
+            users={"cdc": Credentials(PASSWORD, iterations=1)},
             method=Method.SHA256,
             answers=LiveAnswers(live, database.dsn),
             thread_pool=True,
