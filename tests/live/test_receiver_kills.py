@@ -144,8 +144,13 @@ def test_a_receiver_that_confirms_before_it_commits_is_found_out(database: Datab
     with database.connect() as conn:
         ledger = Ledger(conn, random.Random(one_seed()))
         assert receivers.run() == 0
-        ledger.write(30)
-        assert receivers.run(f"{at.CONFIRMED}:1", target=receive_boasting) == KILLED
-    proof = against_source(project)
-    assert proof.chain.holds, "what is there is whole"
+        for _ in range(
+            5
+        ):  # the first thing confirmed may be a place between two transactions: then nothing is lost yet
+            ledger.write(30)
+            assert receivers.run(f"{at.CONFIRMED}:1", target=receive_boasting) == KILLED
+            proof = against_source(project)
+            assert proof.chain.holds, "what is there is whole"
+            if not proof.holds:
+                break
     assert (proof.holds, proof.forgotten) == (False, True)
