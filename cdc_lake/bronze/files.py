@@ -109,8 +109,7 @@ class Files:
         """The smallest position that rows of some of the files have; None where that is not known, or of none."""
         if not paths or "min.position" not in self.actions.column_names:
             return None
-        named = pc.is_in(self.actions["path"], value_set=pa.array(paths, pa.string()))
-        starts = self.actions["min.position"].filter(named)
+        starts = self._named(paths)["min.position"]
         return None if starts.null_count else pc.min(starts).as_py()
 
     def inside(self, paths: Sequence[str], span: Span) -> bool:
@@ -118,7 +117,7 @@ class Files:
         names = ("min.epoch", "max.epoch", "min.position", "max.position")
         if not {*names} <= {*self.actions.column_names}:
             return False
-        named = self.actions.filter(pc.is_in(self.actions["path"], value_set=pa.array(paths, pa.string())))
+        named = self._named(paths)
         of_epoch = pc.and_(pc.equal(named[names[0]], span.epoch), pc.equal(named[names[1]], span.epoch))
         of_span = pc.and_(pc.greater(named[names[2]], span.after), pc.less_equal(named[names[3]], span.upto))
         return pc.all(pc.fill_null(pc.and_(of_epoch, of_span), fill_value=False)).as_py() is not False
@@ -174,6 +173,10 @@ class Files:
     @cached_property
     def _recent(self) -> dict[str, ds.Dataset]:
         return {}
+
+    def _named(self, paths: Sequence[str]) -> pa.Table:
+        """The actions of some of the files."""
+        return self.actions.filter(pc.is_in(self.actions["path"], value_set=pa.array(paths, pa.string())))
 
     def _low(self, column: str, value: object) -> Any:
         """Files whose smallest value is not above `value`, or unknown."""

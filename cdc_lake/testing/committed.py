@@ -106,9 +106,9 @@ class Committed:
                 yield from _differing(where, found, self._expected(target, cut.position))
             if target.kind == "append":
                 continue
-            rows = control.read("held").filter(pc.field("relation") == str(name)).to_pylist()
-            counting = [r for r in rows if r["reason"] != "closed" and r["generation"] == marker.generation]
-            held = [(r["position"], r["ordinal"]) for r in counting if r["position"] <= at]
+            counts = (pc.field("relation") == str(name)) & (pc.field("generation") == marker.generation)
+            rows = control.read("held").filter(counts).to_pylist()
+            held = [(r["position"], r["ordinal"]) for r in rows if r["reason"] != "closed" and r["position"] <= at]
             should = self._oracle(at, name).held
             if sorted(held) != sorted(should):
                 yield f"{len(held)} changes of {target.label} are held, and {len(should)} should be"

@@ -144,9 +144,8 @@ def test_a_receiver_that_confirms_before_it_commits_is_found_out(database: Datab
     with database.connect() as conn:
         ledger = Ledger(conn, random.Random(one_seed()))
         assert receivers.run() == 0
-        for _ in range(
-            5
-        ):  # the first thing confirmed may be a place between two transactions: then nothing is lost yet
+        # The first thing confirmed may be a place between two transactions: then nothing is lost yet.
+        for _ in range(5):
             ledger.write(30)
             assert receivers.run(f"{at.CONFIRMED}:1", target=receive_boasting) == KILLED
             proof = against_source(project)
