@@ -37,7 +37,7 @@ from cdc_lake.silver.holding import NOTHING_WAITS
 from tests.seeds import one_seed
 from tests.tally import tally
 
-from .formats import FORMATS
+from .formats import FORMATS, either
 from .test_apply_cases import Lake, T, insert, row
 from .told import LOOKED_AT, Told
 
@@ -290,7 +290,7 @@ def test_a_table_that_was_put_back_waits_until_it_is_put_forward_or_rebuilt(
     tally("R13", ["a table that its watermark is ahead of"], losses=2, refused=2)
 
 
-@pytest.mark.parametrize("fmt", ["delta", "iceberg"] if LONG else ["delta"])
+@either("delta")
 def test_rows_of_another_writer_make_a_table_wait_or_are_told_as_the_pipeline_says(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:

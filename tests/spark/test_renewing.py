@@ -65,8 +65,7 @@ class World:
         self.spark = spark
         name = name or f"renewed{seed}"
         formats = self.dice.sample(("delta", "iceberg"), 2)
-        other = self.dice.choice(("soft", "history"))
-        self.ways = {PLAIN.table: "current", WHOLE.table: "soft" if grouped and BUDGET == 1 else other}
+        self.ways = {PLAIN.table: "current", WHOLE.table: self.dice.choice(("soft", "history"))}
         relations = {PLAIN.table: PLAIN, WHOLE.table: WHOLE}
         if grouped:
             self.ways[ALONE.table], relations[ALONE.table] = "current", ALONE

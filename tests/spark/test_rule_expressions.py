@@ -16,7 +16,7 @@ from cdc_lake.pipeline.target.fitting_rules import misfits
 from cdc_lake.pipeline.target.rule_expressions import reads, replaced
 from cdc_lake.silver.shape import make_shape
 
-from .conftest import BUDGET
+from .formats import either
 from .test_apply_cases import Lake, T, insert, row
 
 pytestmark = pytest.mark.spark
@@ -29,7 +29,7 @@ def expression(sql: str, **more: object) -> Expression:
 
 
 # The gate comes before the format; of that it needs the rows that are there.
-@pytest.mark.parametrize("fmt", ["delta", "iceberg"] if BUDGET > 1 else ["delta"])
+@either("delta")
 def test_an_expression_reads_what_a_change_did_not_send(spark: Any, lake_root: Path, fmt: str) -> None:
     rules = [
         {

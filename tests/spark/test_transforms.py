@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from .test_apply_cases import Lake, T, insert
 
 pytestmark = pytest.mark.spark
 
-BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
 FULL = table("public.t", identity=ReplicaIdentity.FULL, id="int4", amount="int4", body="text")
 
 
@@ -322,7 +320,7 @@ REMADE = {
 DATED = table("public.t", id="int4", amount="int4", region="text", at="timestamp")
 
 
-@pytest.mark.parametrize("fmt", list(REMADE) if BUDGET > 1 else ["iceberg"])
+@either("iceberg")
 def test_a_rebuild_gives_a_table_other_transforms_and_divides_it_otherwise(
     spark: Any, lake_root: Path, fmt: str
 ) -> None:
