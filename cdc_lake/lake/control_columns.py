@@ -68,8 +68,9 @@ TABLES: dict[str, Columns] = {
             "tables",
             _TEXT,
             (
-                "JSON: relation → {table, format, version, position, state, held, generation, layout, copied}; state: "
-                "in, broken, paused or renewing; copied: position of the copy that it began with, if not the first"
+                "JSON: relation → {table, format, version, position, state, held, generation, layout, copied, merged}; "
+                "state: in, broken, paused or renewing; copied: position of the copy that it began with, if not the "
+                "first; merged: position of its last merge"
             ),
         ),
         _RECORDED,

@@ -44,6 +44,18 @@ def untouched(project: Project, target: Target, version: int) -> bool:
     return head is not None and head.snapshot_id == version
 
 
+def holds_merge(project: Project, target: Target, stream: str, version: int, position: int) -> bool:
+    """Whether the log says that a version is our merge of a position: the quick question of a Delta table in a folder,
+    where another program's commit may have taken the version's place.
+    """
+    if target.format != "delta":
+        return True  # the catalog gives a version to one
+    log = project.silver_path(target) / "_delta_log"
+    return any(
+        entry.position == position for entry in _entries(log, (written_by(stream, target),), version - 1, version)
+    )
+
+
 def stranger(project: Project, target: Target, stream: str, known: int, now: int, generation: int) -> Stranger | None:
     """What others did to a table between its versions `known`, which held `generation`, and `now`; None: nothing.
 

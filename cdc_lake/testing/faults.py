@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -165,15 +165,17 @@ class Command:
 def assert_cuts_are_true(project: Project, *, upkept: bool = False) -> None:
     """The version that a cut names of a table holds what bronze has up to the cut, and nothing above it.
 
-    `upkept`: versions that nothing keeps may be gone.
+    `upkept`: versions that nothing keeps may be gone. What a later cut of the same position takes back of a table, the
+    one before it need not have.
     """
     kept = kept_versions(control_tables(project), datetime.now(UTC))
     cuts = control_tables(project).read("cuts").sort_by("recorded_at").to_pylist()
     assert [c["position"] for c in cuts] == sorted(c["position"] for c in cuts), "a cut went back"
-    for cut in cuts:
+    taken_back = _taken_back(cuts)
+    for at_row, cut in enumerate(cuts):
         commits = bronze_reader(project).commits(Span(cut["epoch"], -1, cut["position"]))
         for relation, table in json.loads(cut["tables"]).items():
-            if table["state"] != "in" or table["version"] is None:
+            if table["state"] != "in" or table["version"] is None or (at_row, relation) in taken_back:
                 continue
             target = project.target(TableName.parse(relation))
             try:
@@ -189,6 +191,19 @@ def assert_cuts_are_true(project: Project, *, upkept: bool = False) -> None:
                 assert last == -1, f"{relation} has no marker in the cut {cut['position']}, and bronze has {last}"
                 continue
             assert last <= at <= cut["position"], f"{relation} is at {at}, not {last}, in the cut {cut['position']}"
+
+
+def _taken_back(cuts: Sequence[Mapping[str, Any]]) -> set[tuple[int, str]]:
+    """What a later cut of the same position says to be further behind, by the row and the table."""
+    found: set[tuple[int, str]] = set()
+    lowest: dict[tuple[int, int, str], int] = {}
+    for row, cut in reversed([*enumerate(cuts)]):
+        for relation, table in json.loads(cut["tables"]).items():
+            place, at = (cut["epoch"], cut["position"], relation), table["position"]
+            if lowest.setdefault(place, at) < at:
+                found.add((row, relation))
+            lowest[place] = min(lowest[place], at)
+    return found
 
 
 def assert_nothing_is_held_twice(project: Project) -> None:

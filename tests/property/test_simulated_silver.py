@@ -36,6 +36,7 @@ HISTORIES = {200: 70, 20: 600} if BUDGET > 1 else {200: 1, 20: 8}
 FAULTS = {
     "stale listing", "merge failed", "merge landed and failed", "paused", "control not written",
     "control written and failed", "put together beside", "cuts lost", "rule stopped", "process died", "unreadable",
+    "commit taken by another",
 }  # fmt: skip
 
 
@@ -93,6 +94,11 @@ def takes_what_it_cannot_read(ahead: Iterable[CommitRow], bounds: Apply) -> tupl
     return list(ahead), None
 
 
+def takes_its_word(*_: object) -> bool:
+    """A commit that was made stays made."""
+    return False
+
+
 class Deaf(Silver):
     """A rule that stops is not heeded."""
 
@@ -108,6 +114,7 @@ PLANTED: dict[str, Callable[[], Any]] = {
     "a cut names what failed": lambda: mock.patch.object(table_steps.TableSteps, "_break", all_is_well),
     "a change is left out": lambda: mock.patch.object(advance, "next_span", one_too_few),
     "what is unreadable is passed": lambda: mock.patch.object(advance, "next_span", takes_what_it_cannot_read),
+    "what another program took is not missed": lambda: mock.patch.object(table_steps, "overwritten", takes_its_word),
     "no rule stops": lambda: mock.patch("cdc_lake.testing.simulation.walk.Silver", Deaf),
 }
 

@@ -118,12 +118,14 @@ class Advance:
         if not self._verified:
             known, self._verified = tables, True
             tables = self._steps.verified(state, known, position)
-            if tables != known:
-                self._cut(state, position, None, tables)
+            self._cut_again(state, position, known, tables)
+        else:
+            tables = self._looked_again(state, tables, position, stop)
         self.done.upto = begins = position
         top = self.done.top = state.upto if goal is None else min(goal, state.upto)
         tables = self._renewed(state, tables, position, stop)
         while position < top and not stop.is_set() and not self._gives_way():
+            tables = self._looked_again(state, tables, position, stop)
             mark = self._renewing.next(position, top)
             ahead = Span(state.epoch, position, top if mark is None else mark)
             commits = self._next(state, ahead)
@@ -261,6 +263,22 @@ class Advance:
             self._cut(state, position, None, now | stays)
         there = self._catch_up(state, now, position, stop)
         return self._renewed(state, there, position, stop) if self._renewing.freed(there) else there
+
+    def _looked_again(
+        self, state: BronzeState, tables: dict[str, TableState], position: int, stop: threading.Event
+    ) -> dict[str, TableState]:
+        """The tables, with what another program's commits took the place of merged again."""
+        now = self._steps.looked_again(state, tables)
+        self._cut_again(state, position, tables, now)
+        return tables if now == tables else self._catch_up(state, now, position, stop)
+
+    def _cut_again(
+        self, state: BronzeState, position: int, known: dict[str, TableState], tables: dict[str, TableState]
+    ) -> None:
+        """The last cut once more, where its tables are not as it has them: it takes the place of that one."""
+        if tables != known:
+            last = self._control.last_cut(state.stream)
+            self._cut(state, position, None if last is None else last.commit_ts, tables)
 
     def _within_a_span(self, job: TableJob) -> TableJob:
         """As much of what a table catches up with as one span takes."""

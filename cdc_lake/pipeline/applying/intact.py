@@ -30,6 +30,26 @@ def damage(project: Project, target: Target, stream: str, listed: TableState, ma
     return OtherWriter(f"something else changed rows of {target.label}: {one.text}", where=target.label)
 
 
+def overwritten(listed: TableState, marker: Marker) -> bool:
+    """Whether the last merge that the last cut counts is not in the past of a table at `marker`.
+
+    Delta gives a commit its version by a rename that, in a folder, replaces what is there: of two processes that commit
+    the same version at the same time both may think that it is theirs. What was merged is in bronze, so it is merged
+    again.
+    """
+    if listed.merged is None or marker.generation != listed.generation:
+        return False
+    return marker.position is None or marker.position < listed.merged
+
+
+def emptied(target: Target, listed: TableState, marker: Marker) -> SilverPutBack | None:
+    """The same of the first merge of a table, behind which there is nothing to go on from."""
+    if marker.version is None or marker.position is not None or not overwritten(listed, marker):
+        return None
+    text = f"{target.label} is empty again: another program's commit took the version of its first merge"
+    return SilverPutBack(text, where=target.label)
+
+
 def forgotten(held: HoldLog, target: Target, epoch: int, listed: TableState) -> HeldLost | None:
     """What is missing of what is held of a table, by what the last cut counts; None where nothing is."""
     if not listed.held:

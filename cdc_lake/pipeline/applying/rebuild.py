@@ -352,7 +352,10 @@ class Rebuilding:
         label, form, plan = self._target.label, self._target.format, self._plan
         keys, behind = len(held.waiting.keys), self._cut is not None and plan.upto < self._cut.position
         state = BROKEN if behind else IN
-        return TableState(label, form, version, plan.upto, state, keys, self._generation, plan.form.layout, plan.copied)
+        there = TableState(
+            label, form, version, plan.upto, state, keys, self._generation, plan.form.layout, plan.copied
+        )
+        return replace(there, merged=plan.upto)
 
 
 @dataclass(frozen=True, slots=True)

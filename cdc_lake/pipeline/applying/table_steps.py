@@ -5,6 +5,7 @@ A table that cannot go on is noted in the cut as it is, with its error in `done.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,14 +22,14 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, TableChangedMeanwhile, TableRenamed
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker, read_marker
-from cdc_lake.lake.strangers import untouched
+from cdc_lake.lake.strangers import holds_merge, untouched
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applying.applied import Applied
 from cdc_lake.pipeline.applying.group_steps import GroupSteps
-from cdc_lake.pipeline.applying.intact import damage, forgotten, may_go_on
+from cdc_lake.pipeline.applying.intact import damage, emptied, forgotten, may_go_on, overwritten
 from cdc_lake.pipeline.applying.merging import Merged, merge
 from cdc_lake.pipeline.applying.reread import reread_tables, rereads_of
 from cdc_lake.pipeline.applying.sessions import Sessions, guarded
@@ -38,10 +39,14 @@ from cdc_lake.pipeline.state.copies import initial_copies
 from cdc_lake.pipeline.state.cuts import BROKEN, IN, PAUSED, STAYS, TableState, found
 from cdc_lake.pipeline.state.holds import HoldLog, hold_log, open_holds, record
 from cdc_lake.silver.holding import NOTHING_WAITS
+from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+SECOND_LOOK = 30.0
+"""Seconds after a merge for which its commit is looked at again, and once more when they are over."""
 
 _UPKEEPS = 2  # commits of upkeep that a merge gives way to, one after the other
 
@@ -69,6 +74,7 @@ class TableSteps:
         self._splitter = Splitter(project.scratch.with_name(f"{project.name}.spans"))
         self._control = control_tables(project)
         self._sessions = Sessions(spark, project.pipeline.apply.parallelism)
+        self._merged_at: dict[str, float] = {}
         self.done = Applied()
         self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.done, self._break)
 
@@ -101,16 +107,59 @@ class TableSteps:
                 continue
             if not self._remembers(state, target, table, held, out):
                 continue
-            if table.state == IN and untouched(self._project, target, table.version):
+            if (
+                table.state == IN
+                and untouched(self._project, target, table.version)
+                and self._merged_last(state, target, table)
+            ):
                 continue
             marker = read_marker(self._project, target, state.stream)
             if not self._intact(state.stream, target, table, marker, out) or marker.position is None:
+                continue
+            if overwritten(table, marker):
+                out[relation] = replace(self._rewound(state, target, table, marker, held), state=BROKEN)
                 continue
             if marker.generation > table.generation:
                 layout = self.layout_at(state, target, -1, marker.position, None)
                 there = replace(found(target, state, marker, marker.position, held), layout=layout)
                 out[relation] = there if marker.position >= position else replace(there, state=BROKEN)
         return out
+
+    def _merged_last(self, state: BronzeState, target: Target, table: TableState) -> bool:
+        """Whether the version that a cut lists of a table is certainly the merge that it counts last."""
+        if table.version is None or table.merged is None:
+            return True
+        return holds_merge(self._project, target, state.stream, table.version, table.merged)
+
+    def looked_again(self, state: BronzeState, tables: Mapping[str, TableState]) -> dict[str, TableState]:
+        """The tables of the last cut; one waits where another program's commit has taken the place of our last one.
+
+        Asked of tables that were merged a short time ago: whoever took the version had looked for it before.
+        """
+        out, held, now = dict(tables), hold_log(self._control), time.monotonic()
+        for relation, merged_at in [*self._merged_at.items()]:
+            if now - merged_at > SECOND_LOOK:
+                del self._merged_at[relation]
+            listed, target = tables.get(relation), self._project.target(TableName.parse(relation))
+            if listed is None or listed.state != IN or self._merged_last(state, target, listed):
+                continue
+            marker = read_marker(self._project, target, state.stream)
+            if self._intact(state.stream, target, listed, marker, out) and overwritten(listed, marker):
+                out[relation] = replace(self._rewound(state, target, listed, marker, held), state=BROKEN)
+        return out
+
+    def _rewound(
+        self, state: BronzeState, target: Target, listed: TableState, marker: Marker, held: HoldLog
+    ) -> TableState:
+        """A table of which a commit is gone, as it stands; told."""
+        assert marker.position is not None, "otherwise it is not intact"
+        text = (
+            f"{target.label} is at {shown(state.stream, marker.position)} again: another program's commit took the "
+            "version of ours at the same time; what it had merged is merged again"
+        )
+        self._tell(Progress("warning", text, facts={"table": target.label, "position": marker.position}))
+        layout = self.layout_at(state, target, -1, marker.position, None)
+        return replace(found(target, state, marker, marker.position, held), layout=layout, copied=listed.copied)
 
     def jobs(
         self,
@@ -148,6 +197,10 @@ class TableSteps:
                 and self._remembers(state, target, listed, held, tables)
             ):
                 continue
+            if listed is not None and marker.position is not None and overwritten(listed, marker):
+                tables[relation] = self._rewound(state, target, listed, marker, held)
+                watermark = known = marker.position
+                layout = tables[relation].layout
             if listed is not None and marker.position is not None and marker.generation > listed.generation:
                 watermark = known = marker.position  # what the cut says is of a content that was replaced
                 tables[relation], layout = found(target, state, marker, watermark, held), None
@@ -232,7 +285,7 @@ class TableSteps:
         self, stream: str, target: Target, listed: TableState, marker: Marker, tables: dict[str, TableState]
     ) -> bool:
         """Whether a table at `marker` goes on, as far as others are concerned; told, or noted as broken."""
-        error = damage(self._project, target, stream, listed, marker)
+        error = damage(self._project, target, stream, listed, marker) or emptied(target, listed, marker)
         if not may_go_on(self._project, error):
             assert error is not None
             self._break(target, listed.position, error, tables)
@@ -317,8 +370,9 @@ class TableSteps:
             keys = open_holds(held, relation, one.job.span.epoch, generation, upto).keys
             copied = None if listed is None else listed.copied
             tables[relation] = TableState(
-                target.label, target.format, merged.version, upto, IN, len(keys), generation, layout, copied
+                target.label, target.format, merged.version, upto, IN, len(keys), generation, layout, copied, upto
             )
+            self._merged_at[relation] = time.monotonic()
             self.done.count(one)
             self.done.count_merge(one, merged)
             self.done.count_held(one)

@@ -37,7 +37,8 @@ class TableState:
     """A table in a cut. `version`: of the silver table, None where it holds nothing yet; `held`: keys that wait;
     `generation`: of its content, as the version has it. Cuts that do not say it were written when there was only the
     first. `layout`: the layout that its rows follow, None where nobody noted it. `copied`: the position of the copy
-    that its content began with, None for the initial one.
+    that its content began with, None for the initial one. `merged`: the position of the last merge of it, which
+    `version` or one before it is, None where nobody noted it.
     """
 
     table: str
@@ -49,6 +50,7 @@ class TableState:
     generation: int = FIRST
     layout: int | None = None
     copied: int | None = None
+    merged: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,16 @@ def found(target: Target, state: BronzeState, marker: Marker, position: int, hel
     to write the next one. `held`: what is recorded.
     """
     keys = open_holds(held, str(target.source), state.epoch, marker.generation, position).keys
-    return TableState(target.label, target.format, marker.version, position, IN, len(keys), marker.generation)
+    return TableState(
+        target.label,
+        target.format,
+        marker.version,
+        position,
+        IN,
+        len(keys),
+        marker.generation,
+        merged=marker.position,
+    )
 
 
 def last_cut(control: ControlTables, stream: str) -> Cut | None:
@@ -114,10 +125,8 @@ def table_facts(tables: Mapping[str, TableState]) -> str:
 
 
 def _facts(table: TableState) -> dict[str, object]:
-    facts = asdict(table)
-    if table.copied is None:
-        del facts["copied"]  # as versions wrote it that knew no other copy
-    return facts
+    later = {"copied", "merged"}  # where there is nothing to say, as versions wrote it that did not know them
+    return {name: fact for name, fact in asdict(table).items() if fact is not None or name not in later}
 
 
 def check_kept(trimmed: Mapping[int, tuple[int, bytes]], state: BronzeState, cut: Cut | None, place: str) -> None:

@@ -7,6 +7,7 @@ its own test. Everything that decides which spans there are, who takes part in t
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -38,10 +39,15 @@ NO_VERSION = Marker(None, None)
 
 @dataclass
 class SilverTable:
-    """`versions`: of each the marker and the rows; `oracle` stands where the last one does."""
+    """`versions`: of each the marker and the rows; `oracle` stands where the last one does. `before`: where the one
+    before it stood, while another program is about to take its place; `taken`: the versions of which one did, and how
+    many cuts there were then.
+    """
 
     versions: list[tuple[Marker, Mapping[tuple[str | None, ...], Row]]] = field(default_factory=list)
     oracle: Oracle = field(default_factory=Oracle)
+    before: Oracle | None = None
+    taken: dict[int | None, int] = field(default_factory=dict)
 
     @property
     def marker(self) -> Marker:
@@ -52,6 +58,15 @@ class SilverTable:
         """A version more, at a position."""
         rows = dict(self.oracle.tables.get(name, {}))
         self.versions.append((Marker(position, len(self.versions)), rows))
+
+    def take(self, cuts: int) -> None:
+        """Another program's commit, which changes no rows, takes the place of the last version."""
+        if self.before is None:
+            return
+        (marker, rows), gone = self.versions[-2], self.versions[-1][0]
+        self.versions[-1] = (replace(marker, version=gone.version), rows)
+        self.oracle, self.before = self.before, None
+        self.taken[gone.version] = cuts
 
 
 class MemoryControl:
@@ -174,6 +189,11 @@ class Silver:
         """The table, which may be empty yet."""
         return self.tables.setdefault(name, SilverTable())
 
+    def take(self, cuts: int) -> None:
+        """Other programs take the versions that they were about to take."""
+        for table in self.tables.values():
+            table.take(cuts)
+
     def read_marker(self, project: Project, target: Target, stream: str) -> Marker:
         """See `lake.marker`."""
         del project, stream
@@ -183,6 +203,11 @@ class Silver:
         """See `lake.strangers`."""
         del project
         return self.table(target.source).marker.version == version
+
+    def holds_merge(self, project: Project, target: Target, stream: str, version: int, position: int) -> bool:
+        """See `lake.strangers`."""
+        del project, stream
+        return self.table(target.source).versions[version][0].position == position
 
     def outline(self, files: None, table: TableName, span: Span, **_: object) -> Outline:
         """See `bronze.outline`: one layout."""
@@ -221,6 +246,8 @@ class Silver:
             raise TableChangedMeanwhile(f"{name} has another version")
         if self.world.chance("merge failed", 0.3):
             raise ApplyFailed("the merge was refused")
+        going = table.marker.position is not None and self.world.chance("commit taken by another", 0.2)
+        table.before = deepcopy(table.oracle) if going else None
         try:
             for one in self._within(job.span):
                 table.oracle.apply(of_table(one, name))
@@ -228,6 +255,9 @@ class Silver:
             self.wrong.append(f"{name} at {table.marker.position} cannot be merged with {job.span}: {cause}")
             raise
         table.add(job.span.upto, name)
+        if going and self.world.dice.random() < 0.5:
+            table.take(0)
+            raise TableChangedMeanwhile(f"another writer committed to {name}")
         if self.world.chance("merge landed and failed", 0.3):
             raise ApplyFailed("no answer")
         version = table.marker.version

@@ -1,0 +1,118 @@
+"""Another program's commit takes the version of ours, as it may in a folder, where a rename replaces what is there."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from cdc_lake.errors import SilverPutBack
+from cdc_lake.lake.delta import DeltaSilver
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.applying.advance import Advance
+from tests.seeds import one_seed
+from tests.tally import tally
+
+from .broken_world import World, world
+from .two_tables import PLAIN
+
+pytestmark = pytest.mark.spark
+
+
+def log_of(there: World) -> Path:
+    return there.project.silver_path(there.project.target(PLAIN.table)) / "_delta_log"
+
+
+def newest(log: Path) -> int:
+    return max(int(file.stem) for file in log.glob("[0-9]*.json"))
+
+
+def overwrite(log: Path) -> None:
+    """The newest version becomes what upkeep of another process commits that put no files together in the end."""
+    version = newest(log)
+    information = {
+        "timestamp": 1_700_000_000_000, "operation": "OPTIMIZE", "operationParameters": {}, "readVersion": version - 1,
+        "isolationLevel": "SnapshotIsolation", "isBlindAppend": False, "operationMetrics": {}, "txnId": str(uuid.uuid4()),
+    }  # fmt: skip
+    for name in (f".{version:020}.json.crc", f"{version:020}.crc", f".{version:020}.crc.crc"):
+        (log / name).unlink(missing_ok=True)
+    theirs = log / "theirs.tmp"
+    theirs.write_text(json.dumps({"commitInfo": information}) + "\n")
+    theirs.replace(log / f"{version:020}.json")
+
+
+def land(there: World) -> None:
+    """Transactions arrive, of which one touches the table."""
+    before = len(there.made)
+    while not any(change.relation.table == PLAIN.table for one in there.made[before:] for change in one.changes):
+        there.land(4)
+
+
+@pytest.fixture
+def there(spark: Any, lake_root: Path) -> World:
+    seed = one_seed()
+    print(f"seed {seed}")
+    made = world(lake_root, spark, "delta", seed, random.Random(seed))
+    land(made)
+    made.advance()
+    land(made)
+    return made
+
+
+def test_a_commit_that_is_taken_before_it_was_looked_at_is_made_again(there: World) -> None:
+    commit, taken = DeltaSilver.commit, []
+
+    def raced(self: DeltaSilver, stream: str, base: Any, position: int, work: Callable[[str], object]) -> int:
+        def both(table: str) -> None:
+            work(table)
+            if not taken and "plain" in table:
+                overwrite(log_of(there))
+                taken.append(position)
+
+        return commit(self, stream, base, position, both)
+
+    with patch.object(DeltaSilver, "commit", raced):
+        there.advance()
+    assert taken
+    there.judge(applied=True)
+    tally("R10", ["commit taken by another program at once"], **{"commits to silver taken": 1})
+
+
+@pytest.mark.parametrize("when", ["restarted", "more came", "nothing came"])
+def test_a_commit_that_is_taken_after_it_was_counted_is_made_again(there: World, when: str) -> None:
+    told: list[Progress] = []
+    with Advance(there.project, there.spark, told.append) as walk:
+        walk.run(None, threading.Event())
+        overwrite(log_of(there))
+        if when == "more came":
+            land(there)
+        if when != "restarted":
+            walk.run(None, threading.Event())
+            assert not walk.done.broken
+    if when == "restarted":
+        with Advance(there.project, there.spark, told.append) as walk:
+            walk.run(None, threading.Event())
+    (said,) = [one for one in told if one.stage == "warning"]
+    assert "took the version of ours" in said.text
+    there.judge(applied=True)
+    tally("R10", [f"commit taken by another program, {when}"], **{"commits to silver taken": 1})
+
+
+def test_a_first_commit_that_is_taken_is_an_error_in_words(spark: Any, lake_root: Path) -> None:
+    seed = one_seed()
+    there = world(lake_root, spark, "delta", seed, random.Random(seed))
+    land(there)
+    there.advance()
+    overwrite(log_of(there))
+    land(there)
+    broken = there.tried()
+    (error,) = broken.values()
+    assert isinstance(error, SilverPutBack)
+    assert "empty again" in error.message
