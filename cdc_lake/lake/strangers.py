@@ -44,16 +44,14 @@ def untouched(project: Project, target: Target, version: int) -> bool:
     return head is not None and head.snapshot_id == version
 
 
-def holds_merge(project: Project, target: Target, stream: str, version: int, position: int) -> bool:
-    """Whether the log says that a version is our merge of a position: the quick question of a Delta table in a folder,
-    where another program's commit may have taken the version's place.
+def taken(project: Project, target: Target, stream: str, version: int, position: int) -> bool:
+    """Whether the log has another commit as a version than our merge of a position, which it was or one before it: in a
+    folder one that another program makes at the same time may take its place. What left the log is not asked for.
     """
     if target.format != "delta":
-        return True  # the catalog gives a version to one
+        return False  # the catalog gives a version to one
     log = project.silver_path(target) / "_delta_log"
-    return any(
-        entry.position == position for entry in _entries(log, (written_by(stream, target),), version - 1, version)
-    )
+    return any(one.position != position for one in _entries(log, (written_by(stream, target),), version - 1, version))
 
 
 def stranger(project: Project, target: Target, stream: str, known: int, now: int, generation: int) -> Stranger | None:

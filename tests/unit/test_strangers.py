@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project
 from cdc_lake.lake.marker import FIRST, app_id, iceberg_table, planned_for, read_marker
-from cdc_lake.lake.strangers import Stranger, holds_merge, stranger, untouched
+from cdc_lake.lake.strangers import Stranger, stranger, taken, untouched
 from tests.silver_commits import FORMATS, STREAM, make, write
 
 
@@ -151,17 +151,22 @@ def test_a_log_that_was_cleaned_is_asked_as_far_as_it_goes(tmp_path: Path, gone:
     assert table.found(known=0) is None
 
 
-def test_the_log_says_whether_a_version_is_our_merge(tmp_path: Path) -> None:
+def test_the_log_says_whether_another_commit_is_in_the_place_of_our_merge(tmp_path: Path) -> None:
     table = Table(tmp_path, "delta")
     version = table.versions[-1]
 
     def said(position: int) -> bool:
-        return holds_merge(table.project, table.target, STREAM, version, position)
+        return taken(table.project, table.target, STREAM, version, position)
 
-    assert said(110)
-    assert not said(100)
+    assert not said(110)
+    assert said(120)
     log = table.project.silver_path(table.target) / "_delta_log"
     (log / f"{version:020}.json").write_text('{"commitInfo":{"operation":"OPTIMIZE"}}\n')
-    assert not said(110)
+    assert said(110)
     (log / f"{version:020}.json").unlink()
     assert not said(110)
+
+
+def test_a_catalog_gives_a_version_to_one_commit(tmp_path: Path) -> None:
+    table = Table(tmp_path, "iceberg")
+    assert not taken(table.project, table.target, STREAM, table.versions[-1], 120)

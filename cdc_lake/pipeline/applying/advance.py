@@ -275,10 +275,18 @@ class Advance:
     def _cut_again(
         self, state: BronzeState, position: int, known: dict[str, TableState], tables: dict[str, TableState]
     ) -> None:
-        """The last cut once more, where its tables are not as it has them: it takes the place of that one."""
-        if tables != known:
-            last = self._control.last_cut(state.stream)
-            self._cut(state, position, None if last is None else last.commit_ts, tables)
+        """The last cut once more, where its tables are not as it has them; where one went back, readers as of its time
+        have this one from now on.
+        """
+        if tables == known:
+            return
+        last = self._control.last_cut(state.stream)
+        back = any(
+            (table.generation, table.position) < (known[name].generation, known[name].position)
+            for name, table in tables.items()
+            if name in known
+        )
+        self._cut(state, position, last.commit_ts if back and last is not None else None, tables)
 
     def _within_a_span(self, job: TableJob) -> TableJob:
         """As much of what a table catches up with as one span takes."""

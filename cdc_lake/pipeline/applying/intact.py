@@ -7,7 +7,7 @@ from __future__ import annotations
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, HeldLost, OtherWriter, SilverLost, SilverPutBack
 from cdc_lake.lake.marker import Marker
-from cdc_lake.lake.strangers import stranger
+from cdc_lake.lake.strangers import stranger, taken
 from cdc_lake.pipeline.state.cuts import TableState
 from cdc_lake.pipeline.state.holds import HoldLog, recorded_keys
 
@@ -30,21 +30,28 @@ def damage(project: Project, target: Target, stream: str, listed: TableState, ma
     return OtherWriter(f"something else changed rows of {target.label}: {one.text}", where=target.label)
 
 
+def doubted(project: Project, target: Target, stream: str, listed: TableState) -> bool:
+    """Whether the last merge that the last cut counts may be gone: the quick question, by the version that it names."""
+    if listed.version is None or listed.merged is None:
+        return False
+    return taken(project, target, stream, listed.version, listed.merged)
+
+
 def overwritten(listed: TableState, marker: Marker) -> bool:
-    """Whether the last merge that the last cut counts is not in the past of a table at `marker`.
+    """Whether the last merge that the last cut counts is not in the past of a Delta table at `marker`.
 
     Delta gives a commit its version by a rename that, in a folder, replaces what is there: of two processes that commit
     the same version at the same time both may think that it is theirs. What was merged is in bronze, so it is merged
     again.
     """
-    if listed.merged is None or marker.generation != listed.generation:
+    if listed.format != "delta" or listed.merged is None or marker.position is None:
         return False
-    return marker.position is None or marker.position < listed.merged
+    return marker.generation == listed.generation and marker.position < listed.merged
 
 
-def emptied(target: Target, listed: TableState, marker: Marker) -> SilverPutBack | None:
+def emptied(project: Project, target: Target, stream: str, listed: TableState, marker: Marker) -> SilverPutBack | None:
     """The same of the first merge of a table, behind which there is nothing to go on from."""
-    if marker.version is None or marker.position is not None or not overwritten(listed, marker):
+    if marker.version is None or marker.position is not None or not doubted(project, target, stream, listed):
         return None
     text = f"{target.label} is empty again: another program's commit took the version of its first merge"
     return SilverPutBack(text, where=target.label)

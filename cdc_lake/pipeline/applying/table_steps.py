@@ -22,14 +22,14 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import CdcLakeError, TableChangedMeanwhile, TableRenamed
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker, read_marker
-from cdc_lake.lake.strangers import holds_merge, untouched
+from cdc_lake.lake.strangers import untouched
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applying.applied import Applied
 from cdc_lake.pipeline.applying.group_steps import GroupSteps
-from cdc_lake.pipeline.applying.intact import damage, emptied, forgotten, may_go_on, overwritten
+from cdc_lake.pipeline.applying.intact import damage, doubted, emptied, forgotten, may_go_on, overwritten
 from cdc_lake.pipeline.applying.merging import Merged, merge
 from cdc_lake.pipeline.applying.reread import reread_tables, rereads_of
 from cdc_lake.pipeline.applying.sessions import Sessions, guarded
@@ -107,11 +107,8 @@ class TableSteps:
                 continue
             if not self._remembers(state, target, table, held, out):
                 continue
-            if (
-                table.state == IN
-                and untouched(self._project, target, table.version)
-                and self._merged_last(state, target, table)
-            ):
+            still = untouched(self._project, target, table.version)
+            if table.state == IN and still and not doubted(self._project, target, state.stream, table):
                 continue
             marker = read_marker(self._project, target, state.stream)
             if not self._intact(state.stream, target, table, marker, out) or marker.position is None:
@@ -125,12 +122,6 @@ class TableSteps:
                 out[relation] = there if marker.position >= position else replace(there, state=BROKEN)
         return out
 
-    def _merged_last(self, state: BronzeState, target: Target, table: TableState) -> bool:
-        """Whether the version that a cut lists of a table is certainly the merge that it counts last."""
-        if table.version is None or table.merged is None:
-            return True
-        return holds_merge(self._project, target, state.stream, table.version, table.merged)
-
     def looked_again(self, state: BronzeState, tables: Mapping[str, TableState]) -> dict[str, TableState]:
         """The tables of the last cut; one waits where another program's commit has taken the place of our last one.
 
@@ -141,7 +132,7 @@ class TableSteps:
             if now - merged_at > SECOND_LOOK:
                 del self._merged_at[relation]
             listed, target = tables.get(relation), self._project.target(TableName.parse(relation))
-            if listed is None or listed.state != IN or self._merged_last(state, target, listed):
+            if listed is None or listed.state != IN or not doubted(self._project, target, state.stream, listed):
                 continue
             marker = read_marker(self._project, target, state.stream)
             if self._intact(state.stream, target, listed, marker, out) and overwritten(listed, marker):
@@ -285,7 +276,9 @@ class TableSteps:
         self, stream: str, target: Target, listed: TableState, marker: Marker, tables: dict[str, TableState]
     ) -> bool:
         """Whether a table at `marker` goes on, as far as others are concerned; told, or noted as broken."""
-        error = damage(self._project, target, stream, listed, marker) or emptied(target, listed, marker)
+        error = damage(self._project, target, stream, listed, marker) or emptied(
+            self._project, target, stream, listed, marker
+        )
         if not may_go_on(self._project, error):
             assert error is not None
             self._break(target, listed.position, error, tables)

@@ -204,10 +204,10 @@ class Silver:
         del project
         return self.table(target.source).marker.version == version
 
-    def holds_merge(self, project: Project, target: Target, stream: str, version: int, position: int) -> bool:
+    def taken(self, project: Project, target: Target, stream: str, version: int, position: int) -> bool:
         """See `lake.strangers`."""
         del project, stream
-        return self.table(target.source).versions[version][0].position == position
+        return self.table(target.source).versions[version][0].position != position
 
     def outline(self, files: None, table: TableName, span: Span, **_: object) -> Outline:
         """See `bronze.outline`: one layout."""

@@ -93,14 +93,13 @@ def _commits(transactions: Sequence[Transaction], dice: random.Random) -> Iterat
 def _in_memory(silver: Silver, bronze: MemoryBronze, control: MemoryControl) -> Iterator[None]:
     """The walk over these instead of over files and Spark."""
     reads = {"bronze_reader": lambda _: bronze, "control_tables": lambda _: control}
-    asked = ("read_marker", "untouched", "holds_merge", "outline", "prepare", "merge")
-    of_silver = {name: getattr(silver, name) for name in asked}
+    of_silver = {name: getattr(silver, name) for name in ("read_marker", "untouched", "outline", "prepare", "merge")}
     with ExitStack() as patched:
         for module, given in (
             (advance, {**reads, "Renewing": Nothing, "Keeper": Nothing, "JudgingClock": Nothing}),
             (table_steps, {**reads, **of_silver, "Nearby": Nothing, "Splitter": Nothing, "Sessions": Alone}),
             (table_job, {"outline": silver.outline}),
-            (intact, {"stranger": lambda *_: None}),
+            (intact, {"stranger": lambda *_: None, "taken": silver.taken}),
         ):
             patched.enter_context(mock.patch.multiple(module, **given))
         yield
