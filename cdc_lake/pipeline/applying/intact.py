@@ -14,14 +14,14 @@ from cdc_lake.pipeline.state.holds import HoldLog, recorded_keys
 
 def damage(project: Project, target: Target, stream: str, listed: TableState, marker: Marker) -> CdcLakeError | None:
     """What became of a table that the last cut lists and whose marker is this now, None where all is well."""
-    version = marker.version
-    if listed.version is None or listed.version == version:
+    version, older = marker.version, marker.generation < listed.generation
+    if listed.version is None or (listed.version == version and not older):
         return None
     if version is None:
         return SilverLost(f"the last cut lists {target.label}, and the table is gone")
-    if marker.generation < listed.generation:
-        older = f"it has generation {marker.generation}, and the last cut lists {listed.generation}"
-        return SilverPutBack(f"{target.label} was put back to an older content: {older}", where=target.label)
+    if older:  # at the same version, too: another program may have taken it
+        text = f"it has generation {marker.generation}, and the last cut lists {listed.generation}"
+        return SilverPutBack(f"{target.label} was put back to an older content: {text}", where=target.label)
     one = stranger(project, target, stream, listed.version, version, listed.generation)
     if one is None:
         return None
