@@ -120,12 +120,11 @@ class Advance:
             tables = self._steps.verified(state, known, position)
             self._cut_again(state, position, known, tables)
         else:
-            tables = self._looked_again(state, tables, position, stop)
+            tables = self._looked_again(state, tables, position)
         self.done.upto = begins = position
         top = self.done.top = state.upto if goal is None else min(goal, state.upto)
         tables = self._renewed(state, tables, position, stop)
         while position < top and not stop.is_set() and not self._gives_way():
-            tables = self._looked_again(state, tables, position, stop)
             mark = self._renewing.next(position, top)
             ahead = Span(state.epoch, position, top if mark is None else mark)
             commits = self._next(state, ahead)
@@ -136,7 +135,8 @@ class Advance:
             self.done.upto = position
             self._tell(backlog("applied", position, begins, top, domain_of(state.stream)))
             if position < top or position == mark:
-                tables = self._renewed(state, self._paused(state, tables, position), position, stop)
+                tables = self._looked_again(state, self._paused(state, tables, position), position)
+                tables = self._renewed(state, tables, position, stop)
         while not self._waits and self._renewing.outcome(stop):
             tables = self._renewed(state, tables, position, stop)
         self.done.broken.update(self._renewing.errors)
@@ -264,13 +264,11 @@ class Advance:
         there = self._catch_up(state, now, position, stop)
         return self._renewed(state, there, position, stop) if self._renewing.freed(there) else there
 
-    def _looked_again(
-        self, state: BronzeState, tables: dict[str, TableState], position: int, stop: threading.Event
-    ) -> dict[str, TableState]:
-        """The tables, with what another program's commits took the place of merged again."""
+    def _looked_again(self, state: BronzeState, tables: dict[str, TableState], position: int) -> dict[str, TableState]:
+        """The tables as they are, of which those wait to catch up whose commits another program took the place of."""
         now = self._steps.looked_again(state, tables)
         self._cut_again(state, position, tables, now)
-        return tables if now == tables else self._catch_up(state, now, position, stop)
+        return now
 
     def _cut_again(
         self, state: BronzeState, position: int, known: dict[str, TableState], tables: dict[str, TableState]
@@ -280,13 +278,10 @@ class Advance:
         """
         if tables == known:
             return
-        last = self._control.last_cut(state.stream)
-        back = any(
-            (table.generation, table.position) < (known[name].generation, known[name].position)
-            for name, table in tables.items()
-            if name in known
-        )
-        self._cut(state, position, last.commit_ts if back and last is not None else None, tables)
+        reached = {name: (table.generation, table.position) for name, table in known.items()}
+        back = any(name in reached and (t.generation, t.position) < reached[name] for name, t in tables.items())
+        last = self._control.last_cut(state.stream) if back else None
+        self._cut(state, position, None if last is None else last.commit_ts, tables)
 
     def _within_a_span(self, job: TableJob) -> TableJob:
         """As much of what a table catches up with as one span takes."""

@@ -16,7 +16,7 @@ def damage(project: Project, target: Target, stream: str, listed: TableState, ma
     """What became of a table that the last cut lists and whose marker is this now, None where all is well."""
     version, older = marker.version, marker.generation < listed.generation
     if listed.version is None or (listed.version == version and not older):
-        return None
+        return emptied(project, target, stream, listed, marker)
     if version is None:
         return SilverLost(f"the last cut lists {target.label}, and the table is gone")
     if older:  # at the same version, too: another program may have taken it
@@ -24,7 +24,7 @@ def damage(project: Project, target: Target, stream: str, listed: TableState, ma
         return SilverPutBack(f"{target.label} was put back to an older content: {text}", where=target.label)
     one = stranger(project, target, stream, listed.version, version, listed.generation)
     if one is None:
-        return None
+        return emptied(project, target, stream, listed, marker)
     if one.put_back:
         return SilverPutBack(f"{target.label} was put back to an older content: {one.text}", where=target.label)
     return OtherWriter(f"something else changed rows of {target.label}: {one.text}", where=target.label)

@@ -352,10 +352,8 @@ class Rebuilding:
         label, form, plan = self._target.label, self._target.format, self._plan
         keys, behind = len(held.waiting.keys), self._cut is not None and plan.upto < self._cut.position
         state = BROKEN if behind else IN
-        there = TableState(
-            label, form, version, plan.upto, state, keys, self._generation, plan.form.layout, plan.copied
-        )
-        return replace(there, merged=plan.upto)
+        upto, layout = plan.upto, plan.form.layout
+        return TableState(label, form, version, upto, state, keys, self._generation, layout, plan.copied, upto)
 
 
 @dataclass(frozen=True, slots=True)

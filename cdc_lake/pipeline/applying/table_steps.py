@@ -29,7 +29,7 @@ from cdc_lake.observe.failpoint import HELD_RECORDED, PREPARED, TABLE_MERGED, fa
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applying.applied import Applied
 from cdc_lake.pipeline.applying.group_steps import GroupSteps
-from cdc_lake.pipeline.applying.intact import damage, doubted, emptied, forgotten, may_go_on, overwritten
+from cdc_lake.pipeline.applying.intact import damage, doubted, forgotten, may_go_on, overwritten
 from cdc_lake.pipeline.applying.merging import Merged, merge
 from cdc_lake.pipeline.applying.reread import reread_tables, rereads_of
 from cdc_lake.pipeline.applying.sessions import Sessions, guarded
@@ -107,18 +107,17 @@ class TableSteps:
                 continue
             if not self._remembers(state, target, table, held, out):
                 continue
-            still = untouched(self._project, target, table.version)
-            if table.state == IN and still and not doubted(self._project, target, state.stream, table):
+            quiet = table.state == IN and untouched(self._project, target, table.version)
+            if quiet and not doubted(self._project, target, state.stream, table):
                 continue
             marker = read_marker(self._project, target, state.stream)
             if not self._intact(state.stream, target, table, marker, out) or marker.position is None:
                 continue
             if overwritten(table, marker):
-                out[relation] = replace(self._rewound(state, target, table, marker, held), state=BROKEN)
+                out[relation] = replace(self._rewound(state, target, table, marker), state=BROKEN)
                 continue
             if marker.generation > table.generation:
-                layout = self.layout_at(state, target, -1, marker.position, None)
-                there = replace(found(target, state, marker, marker.position, held), layout=layout)
+                there = self._standing(state, target, marker, marker.position, held)
                 out[relation] = there if marker.position >= position else replace(there, state=BROKEN)
         return out
 
@@ -127,7 +126,7 @@ class TableSteps:
 
         Asked of tables that were merged a short time ago: whoever took the version had looked for it before.
         """
-        out, held, now = dict(tables), hold_log(self._control), time.monotonic()
+        out, now = dict(tables), time.monotonic()
         for relation, merged_at in [*self._merged_at.items()]:
             if now - merged_at > SECOND_LOOK:
                 del self._merged_at[relation]
@@ -136,12 +135,15 @@ class TableSteps:
                 continue
             marker = read_marker(self._project, target, state.stream)
             if self._intact(state.stream, target, listed, marker, out) and overwritten(listed, marker):
-                out[relation] = replace(self._rewound(state, target, listed, marker, held), state=BROKEN)
+                out[relation] = replace(self._rewound(state, target, listed, marker), state=BROKEN)
         return out
 
-    def _rewound(
-        self, state: BronzeState, target: Target, listed: TableState, marker: Marker, held: HoldLog
-    ) -> TableState:
+    def _standing(self, state: BronzeState, target: Target, marker: Marker, position: int, held: HoldLog) -> TableState:
+        """A table at its marker's position, whatever a cut says of it."""
+        layout = self.layout_at(state, target, -1, position, None)
+        return replace(found(target, state, marker, position, held), layout=layout)
+
+    def _rewound(self, state: BronzeState, target: Target, listed: TableState, marker: Marker) -> TableState:
         """A table of which a commit is gone, as it stands; told."""
         assert marker.position is not None, "otherwise it is not intact"
         text = (
@@ -149,8 +151,8 @@ class TableSteps:
             "version of ours at the same time; what it had merged is merged again"
         )
         self._tell(Progress("warning", text, facts={"table": target.label, "position": marker.position}))
-        layout = self.layout_at(state, target, -1, marker.position, None)
-        return replace(found(target, state, marker, marker.position, held), layout=layout, copied=listed.copied)
+        there = self._standing(state, target, marker, marker.position, hold_log(self._control))
+        return replace(there, copied=listed.copied)
 
     def jobs(
         self,
@@ -189,7 +191,7 @@ class TableSteps:
             ):
                 continue
             if listed is not None and marker.position is not None and overwritten(listed, marker):
-                tables[relation] = self._rewound(state, target, listed, marker, held)
+                tables[relation] = self._rewound(state, target, listed, marker)
                 watermark = known = marker.position
                 layout = tables[relation].layout
             if listed is not None and marker.position is not None and marker.generation > listed.generation:
@@ -276,9 +278,7 @@ class TableSteps:
         self, stream: str, target: Target, listed: TableState, marker: Marker, tables: dict[str, TableState]
     ) -> bool:
         """Whether a table at `marker` goes on, as far as others are concerned; told, or noted as broken."""
-        error = damage(self._project, target, stream, listed, marker) or emptied(
-            self._project, target, stream, listed, marker
-        )
+        error = damage(self._project, target, stream, listed, marker)
         if not may_go_on(self._project, error):
             assert error is not None
             self._break(target, listed.position, error, tables)

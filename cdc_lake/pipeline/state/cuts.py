@@ -83,16 +83,8 @@ def found(target: Target, state: BronzeState, marker: Marker, position: int, hel
     to write the next one. `held`: what is recorded.
     """
     keys = open_holds(held, str(target.source), state.epoch, marker.generation, position).keys
-    return TableState(
-        target.label,
-        target.format,
-        marker.version,
-        position,
-        IN,
-        len(keys),
-        marker.generation,
-        merged=marker.position,
-    )
+    there = TableState(target.label, target.format, marker.version, position, IN, len(keys), marker.generation)
+    return replace(there, merged=marker.position)
 
 
 def last_cut(control: ControlTables, stream: str) -> Cut | None:
