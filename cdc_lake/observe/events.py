@@ -130,7 +130,12 @@ EVENTS: Final = (
     ),
     Event("cut", Level.INFO, "The silver tables are at one position.", ("position", "upto"), repeats=True),
     Event("broken", Level.ERROR, "A silver table could not go on and waits.", ("table", "code")),
-    Event("warning", Level.WARNING, "Something that should be looked at; work goes on.", ("code", "operation")),
+    Event(
+        "warning",
+        Level.WARNING,
+        "Something that should be looked at; work goes on.",
+        ("code", "operation", "table", "upto"),
+    ),
     Event("judge", Level.INFO, "Silver was judged by the rules of tables."),
     Event("promise", Level.INFO, "A cut stays readable, or does so no longer.", ("code", "table")),
     Event("reread", Level.INFO, "Rows were read again at the source.", ("table", *_COUNTED)),

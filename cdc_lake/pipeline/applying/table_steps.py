@@ -150,7 +150,7 @@ class TableSteps:
             f"{target.label} is at {shown(state.stream, marker.position)} again: another program's commit took the "
             "version of ours at the same time; what it had merged is merged again"
         )
-        self._tell(Progress("warning", text, facts={"table": target.label, "position": marker.position}))
+        self._tell(Progress("warning", text, facts={"table": target.label, "upto": marker.position}))
         there = self._standing(state, target, marker, marker.position, hold_log(self._control))
         return replace(there, copied=listed.copied)
 
