@@ -30,7 +30,8 @@ test-fast: $(VENV)/.dev ## tests without Spark
 test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, with what they counted
 	@$(COMPILE) $(BIN)/python -m tests.reliability --small
 
-# Tests of promises run by themselves, one after the other: some assert what they take, which is theirs alone only so.
+# Tests of promises run by themselves, one after the other but where their promise says otherwise: some assert what they
+# take, which is theirs alone only so.
 test-long: $(VENV)/.dev ## all tests at full budget, with a row of each promise, then the receiver on PostgreSQL 14 to 17, all types on 14 and 17
 	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "" --timeout 3600 $$($(BIN)/python -m tests.reliability --others)
 	@$(BIN)/python -m tests.reliability

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +34,8 @@ KEPT = ROOT / "docs" / "reliability.json"
 PAGE = ROOT / "docs" / "reliability.md"
 TREES = ("cdc_lake", "tests")
 """What a row is about."""
+AT_A_TIME = 2
+"""Files of tests, where they may run side by side."""
 HEAD = """\
 <!-- Made from reliability.json by `python -m tests.reliability`; do not edit. -->
 
@@ -74,11 +77,17 @@ def tried(promise: Promise, chance: str, *, small: bool) -> Found:
         budget = "1" if small else str(promise.budget)
         settings = {"CDC_LAKE_TALLY": str(file), "CDC_LAKE_BUDGET": budget, "CDC_LAKE_CHANCE": chance}
         ours = {name: value for name, value in os.environ.items() if name != "CDC_LAKE_SEED"}  # one seed alone
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "", "--timeout", "3600", *promise.tests]
+
+        def passed(tests: Sequence[str]) -> bool:
+            command = [sys.executable, "-m", "pytest", "-q", "-m", "", "--timeout", "3600", *tests]
+            return subprocess.run(command, cwd=ROOT, env={**ours, **settings}, check=False).returncode == 0
+
         began = time.monotonic()
-        ended = subprocess.run(command, cwd=ROOT, env={**ours, **settings}, check=False).returncode
+        with ThreadPoolExecutor(AT_A_TIME) as pool:
+            each = [(test,) for test in promise.tests] if promise.side_by_side else [promise.tests]
+            all_passed = all([*pool.map(passed, each)])
         counts, faults = added_up(file.read_text(encoding="utf-8").splitlines(), promise.number)
-    return Found(promise, ended == 0, counts, faults, time.monotonic() - began)
+    return Found(promise, all_passed, counts, faults, time.monotonic() - began)
 
 
 @dataclass(frozen=True)

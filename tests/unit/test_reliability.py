@@ -62,6 +62,17 @@ def test_a_test_that_fails_or_is_not_there_is_red(tmp_path: Path, body: str) -> 
     assert found.verdict(small=True) == "red: a test failed"
 
 
+@pytest.mark.parametrize(("ends", "verdict"), [("", "green"), ("    assert False\n", "red: a test failed")])
+def test_files_side_by_side_count_together_and_one_that_fails_is_enough(
+    tmp_path: Path, ends: str, verdict: str
+) -> None:
+    one = promise(tmp_path, KEPT, kills=10)
+    other = tmp_path / "test_beside.py"
+    other.write_text(KEPT + ends)
+    found = tried(replace(one, tests=(str(other), *one.tests), side_by_side=True), "a chance", small=False)
+    assert (found.verdict(small=False), found.counts["kills"]) == (verdict, 10)
+
+
 def test_the_tests_of_the_promises_are_there_and_count_for_them() -> None:
     assert [p.number for p in PROMISES] == sorted({p.number for p in PROMISES}, key=lambda number: int(number[1:]))
     for one in PROMISES:
