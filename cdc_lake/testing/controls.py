@@ -28,11 +28,11 @@ Transactions: TypeAlias = tuple[RawTransaction | LargeTransaction, ...]
 @contextmanager
 def acknowledge_before_commit() -> Iterator[None]:
     """Of each batch the loop is told that it landed; it lands with the next one."""
-    append, waiting = TableBronze.append, dict[int, tuple[ClosedBatch, Tabulate]]()
+    append, waiting = TableBronze.append, dict[TableBronze, tuple[ClosedBatch, Tabulate]]()
 
     def boasting(bronze: TableBronze, batch: ClosedBatch, tabulate: Tabulate = tabulate) -> Landed:
-        before = waiting.get(id(bronze), (ClosedBatch((), 0, 0), tabulate))
-        waiting[id(bronze)] = (batch, tabulate)
+        before = waiting.get(bronze, (ClosedBatch((), 0, 0), tabulate))
+        waiting[bronze] = (batch, tabulate)
         landed = append(bronze, *before)
         return replace(landed, upto=batch.upto, confirm=batch.confirm, transactions=len(batch.transactions))
 

@@ -16,6 +16,8 @@ from unittest import mock
 
 import pytest
 
+from cdc_lake.bronze.open import bronze_table
+from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.bronze.writer import TableBronze
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
@@ -24,11 +26,12 @@ from cdc_lake.decode.large import LargeTransaction
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.errors import BronzeNotWritten, LateTransaction, UnexpectedMessage
 from cdc_lake.model.change import Insert
+from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe import failpoint as at
 from cdc_lake.testing import controls
 from cdc_lake.testing.invariants import Known, Verdict, invariants
-from cdc_lake.testing.memory_server import MemoryServer
-from cdc_lake.testing.messages import encode_change, table
+from cdc_lake.testing.memory_server import START, MemoryServer
+from cdc_lake.testing.messages import boundaries, encode_change, raw_transaction, table
 from cdc_lake.testing.power_loss import LyingDisk
 from cdc_lake.testing.verdict import Signature
 from tests.seeds import one_seed
@@ -170,6 +173,19 @@ def test_what_is_planted_is_found_out_in_a_history_that_passes_without_it(name: 
     assert any(map(signature.fits, found)), "\n".join(map(str, found)) or "nothing was found"
     print(found[0])
     tally("R8", [name], **{"controls": 1, "found within 60 seconds": int(took < 60)})
+
+
+def test_what_is_held_back_goes_with_the_receiver_that_is_killed(tmp_path: Path) -> None:
+    """Also where the next one takes its place in memory."""
+    bronze, upto = bronze_table(project_of(tmp_path)), START + 100
+    batch = ClosedBatch((raw_transaction(Transaction(boundaries(upto), (insert(1),))),), upto, upto)
+    with controls.acknowledge_before_commit():
+        TableBronze(bronze).begin_stream("s", START)
+        for _ in range(20):
+            TableBronze(bronze).append(batch)
+        state = TableBronze(bronze).state()
+    assert state is not None
+    assert state.upto == START
 
 
 # ── what is no planted bug ──
