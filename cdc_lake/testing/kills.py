@@ -8,9 +8,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -19,15 +18,12 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
-from cdc_lake.bronze.open import bronze_reader, bronze_table, bronze_writer
-from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
-from cdc_lake.bronze.writer import TableBronze
+from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.assembler import Assembler
-from cdc_lake.decode.columnar import tabulate
 from cdc_lake.decode.large import LargeTransaction
-from cdc_lake.decode.raw import Raw, RawTransaction
+from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.lake.control import control_tables
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import silent
@@ -35,6 +31,7 @@ from cdc_lake.pipeline.compare.prove import compare
 from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.state.copies import copies_in_force
+from cdc_lake.testing.controls import acknowledge_before_commit
 from cdc_lake.testing.whole import assert_whole_transactions
 
 RECEIVING = (
@@ -79,22 +76,12 @@ def receive_until_killed(document: str, root: Path, setting: str) -> None:
     run(project, once=True, only="receive", stop=threading.Event(), tell=silent)
 
 
-class Boastful(TableBronze):
-    """A negative control: says of each batch that it landed, and lands it with the next one."""
-
-    def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
-        """Land what was given before."""
-        assert isinstance(batch, ClosedBatch)
-        before, self._held = getattr(self, "_held", None), (batch, tabulate)
-        landed = super().append(*before) if before is not None else super().append(ClosedBatch((), 0, 0))
-        return replace(landed, upto=batch.upto, confirm=batch.confirm, transactions=len(batch.transactions))
-
-
 def receive_boasting(document: str, root: Path, setting: str) -> None:
-    """As `receive_until_killed`, confirming before it commits."""
+    """A negative control: as `receive_until_killed`, confirming before it commits."""
     at.arm(setting)
     project = Project(Pipeline.model_validate_json(document), root / "pipeline.yaml", root)
-    receive(project, Boastful(bronze_table(project)), once=True, stop=threading.Event(), tell=silent)
+    with acknowledge_before_commit():
+        receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=silent)
 
 
 def receive_on(document: str, root: Path, setting: str) -> None:
