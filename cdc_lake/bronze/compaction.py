@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,10 @@ FULL_BYTES = 64 << 20
 """Size of a data file above which it is not put together with others any more."""
 
 _TIERS = (FULL_BYTES >> 12, FULL_BYTES >> 8, FULL_BYTES >> 4, FULL_BYTES)  # 16 KiB: some commits of a row or two
-_GROUP_BYTES = 64 << 20  # in memory, of a row group
+_GROUP_BYTES: Final = 8 << 20
+"""In memory, of a row group, which lies there several times while it is read and written: a receiver has that besides.
+With 64 MiB the peak was 100 MiB higher, and files are neither smaller for it nor read more quickly (measured).
+"""
 
 
 @dataclass(frozen=True, slots=True)

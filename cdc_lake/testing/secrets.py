@@ -28,15 +28,27 @@ def unpacked(path: Path) -> Iterator[bytes]:
     data = path.read_bytes()
     yield data
     if data[:4] == b"PAR1":
-        sink = io.BytesIO()
-        table = pq.ParquetFile(path).read()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        yield sink.getvalue()
+        yield from _parquet(path)
     elif data[:4] == b"Obj\x01":
         yield from _avro(data)
     elif data[:2] == b"\x1f\x8b":
         yield gzip.decompress(data)
+
+
+def _parquet(path: Path) -> Iterator[bytes]:
+    """Its rows, a row group at a time: of text that packs well, a small file has more than fits in memory. None of a
+    file that was torn before its footer, which nobody can read.
+    """
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid:
+        return
+    for number in range(file.num_row_groups):
+        sink = io.BytesIO()
+        table = file.read_row_group(number)
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        yield sink.getvalue()
 
 
 def _avro(data: bytes) -> Iterator[bytes]:

@@ -159,7 +159,9 @@ class SupervisedReceiver:
             with contextlib.suppress(psutil.Error):
                 if self._process is not None and self._process.poll() is None:
                     own = psutil.Process(self._process.pid)
-                    rss = sum(one.memory_info().rss for one in (own, *own.children()))  # with the one that hashes
+                    words = own.cmdline()  # a child that has the same is about to become another, and no memory yet
+                    others = [child for child in own.children() if child.cmdline() != words]  # the one that hashes
+                    rss = sum(one.memory_info().rss for one in (own, *others))
                     self.looks.append(Look(time.monotonic(), self.lives, rss, own.num_fds()))
 
 

@@ -47,8 +47,11 @@ EVERY = 5.0
 PEAK = 8.0  # seconds in which the receiver shows what it lands at most …
 BEHIND = 200  # … all the while with so many transactions waiting for it
 ROWS, CHANGED = 4, 36  # rows that a transaction inserts, and others that it changes
+WIDE = 1_800  # bytes of what it changes at least: behind a fault a commit has the megabyte that is read at a time
 JUDGED = 120.0  # seconds that memory has to be watched for to be judged
 SLOPE = 1 << 20  # bytes a minute
+PROMISED = 400_000_000  # bytes, where rows are small
+FILES = 5 * 100  # of the table: as many as wait in each of the four tiers, and come while a tier is put together
 BRONZE = {"batch": {"max_transactions": 4, "max_delay": "5 ms"}, "durability": "os"}
 """Commits that are small and follow one another: at half of what the receiver manages there is always one to make. Nobody
 cuts the power here, so nothing waits for the disk.
@@ -84,7 +87,7 @@ class Writer:
         conn.execute(
             "WITH added AS (INSERT INTO ledger SELECT n FROM generate_series(%s::bigint, %s) n)"
             " UPDATE counted SET n = n + 1, note = repeat('x', %s) WHERE id BETWEEN %s AND %s",
-            [first, first + ROWS - 1, number % 50, changed, changed + CHANGED - 1],
+            [first, first + ROWS - 1, WIDE + number % 50, changed, changed + CHANGED - 1],
         )
 
 
@@ -228,7 +231,7 @@ def test_a_receiver_that_meets_a_fault_every_five_seconds_loses_repeats_and_gath
         done = once(project)
         with source.connect() as conn:
             rows = at_source(conn, "public.ledger", "n")
-        used = bounds([look for look in receiver.looks if look.life == last], seen.lags, seen.files)
+        used = bounds(receiver.looks, last, seen)
         known = Known(
             source=True, silver=False, ledger=rows, watch=seen.watch, bounds=list(used),
             secrets=[source.password], said=receiver.said,
@@ -239,22 +242,25 @@ def test_a_receiver_that_meets_a_fault_every_five_seconds_loses_repeats_and_gath
     tally("R17", trouble.done, **counts, seconds=int(seen.seconds), **{"percent of the peak": seen.percent})
 
 
-def bounds(looks: list[Look], lags: list[int], files: list[int]) -> Iterator[Bound]:
-    """Memory, open files, what the slot keeps and the files of the table."""
-    settled = looks[len(looks) // 4 :]
+def bounds(looks: list[Look], last: int, seen: Soak) -> Iterator[Bound]:
+    """Memory, of every life; growth of memory and open files, of the last; what the slot keeps, and the files of the table."""
+    most = max(look.rss for look in looks)
+    lived = [look for look in looks if look.life == last]
+    settled, lags = lived[len(lived) // 4 :], seen.lags
     watched = settled[-1].at - settled[0].at
     slope = growth(settled)
-    print(f"memory {settled[-1].rss >> 20} MiB, {slope / (1 << 20):+.2f} MiB a minute over {watched:.0f} s")
+    print(f"memory {most >> 20} MiB at most, {slope / (1 << 20):+.2f} MiB a minute over {watched:.0f} s")
     print(f"open files {[look.files for look in settled[:: max(1, len(settled) // 12)]]}")
     print(f"lag in KiB {[behind >> 10 for behind in lags]}")
-    print(f"files of the table {files}")
+    print(f"files of the table {seen.files}")
+    yield Bound("bytes of memory", most, PROMISED)
     if watched >= JUDGED:
         yield Bound("bytes that memory grows by in a minute", round(slope), SLOPE)
     early, late = (
         max(look.files for look in some) for some in (settled[: len(settled) // 3], settled[-len(settled) // 3 :])
     )
     yield Bound("open files in the last third", late, early + 16)
-    yield Bound("files of the table, which are put together", max(files), 2 * 100 + 50)
+    yield Bound("files of the table, which are put together", max(seen.files), FILES)
     third = len(lags) // 3
     before, behind = (round(statistics.median(some)) for some in (lags[third : 2 * third], lags[-third:]))
     yield Bound("bytes that the slot is behind in the last third", behind, 4 * before + (64 << 20))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -428,6 +429,21 @@ def test_files_stay_few_however_many_commits_there_are(folder: Path, monkeypatch
     assert len(list((folder / "_delta_log").iterdir())) < delta_leftovers.LOG_VERSIONS * 1.2 + 2 * after < count
     assert len(list(folder.glob("*.parquet"))) < kept + 3 * after < count
     assert verify(BronzeReader(folder)).transactions == count
+
+
+def test_a_row_group_is_small_in_memory_however_well_it_packs(place: Place):
+    """Ten commits of two megabytes in memory and next to nothing on the disk: four of them fill a row group."""
+    writer = place.writer()
+    writer.begin_stream("s", 0)
+    wide = tuple(Insert(ORDERS, (str(n), "x" * 10_000)) for n in range(210))
+    for position in range(1, 11):
+        writer.append([raw_transaction(Transaction(boundaries(position), wide))])
+    before = {*place.data_files()}
+    assert len(upkeep.compact(kept_up(place), 10)) == 1
+    (file,) = {*place.data_files()} - before
+    footer = pq.read_metadata(file)
+    groups = [footer.row_group(n).num_rows // len(wide) for n in range(footer.num_row_groups)]
+    assert (groups, file.stat().st_size < 100_000) == ([4, 4, 2], True)
 
 
 def _made_until(folder: Path, second: int) -> None:
