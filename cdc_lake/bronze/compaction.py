@@ -15,17 +15,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_lake.bronze.contract import RELATION, SCHEMA
+from cdc_lake.bronze.contract import RELATION
 from cdc_lake.bronze.files import Files
 from cdc_lake.lake.parquet_file import ROW_GROUP_ROWS
 
 FULL_BYTES = 64 << 20
 """Size of a data file above which it is not put together with others any more."""
 
+FULL_UNPACKED: Final = 512 << 20
+"""Its size in memory from which on it is full too. While a file is written memory grows by a quarter of a megabyte with
+each of its row groups (measured): by 300 MiB, where 64 MiB of a file are ten gigabytes of one text again and again.
+"""
+
 _TIERS = (FULL_BYTES >> 12, FULL_BYTES >> 8, FULL_BYTES >> 4, FULL_BYTES)  # 16 KiB: some commits of a row or two
-_GROUP_BYTES: Final = 8 << 20
+_GROUP_BYTES: Final = 4 << 20
 """In memory, of a row group, which lies there several times while it is read and written: a receiver has that besides.
-With 64 MiB the peak was 100 MiB higher, and files are neither smaller for it nor read more quickly (measured).
+With 64 MiB files are neither smaller nor read more quickly (measured).
 """
 
 
@@ -54,7 +59,7 @@ def plan(files: Files, after: int, *, whole: bool = False) -> list[Group]:
     """
     tiers = _TIERS[-1:] if whole else _TIERS
     runs = [run for row in _rows(files) for run in _runs(row, after, tiers)]
-    return [group for run in runs for group in _groups(run)]
+    return [group for run in runs for group in _groups(files, run)]
 
 
 class Parts:
@@ -72,7 +77,7 @@ class Parts:
         waiting: list[pa.Table] = []
         layouts: dict[str, int] = {}
         rows = size = 0
-        for part in self._files.batches(self._paths, SCHEMA.names):
+        for part in self._files.in_turn(self._paths):
             own = _without_repeats(part, layouts)
             waiting.append(own)
             rows, size = rows + own.num_rows, size + _size(own)
@@ -146,16 +151,17 @@ def _runs(row: list[_File], after: int, tiers: Sequence[int]) -> Iterator[list[_
             yield run
 
 
-def _groups(run: list[_File]) -> Iterator[Group]:
+def _groups(files: Files, run: list[_File]) -> Iterator[Group]:
     """A run cut where a file gets full; what is left alone stays as it is."""
     group: list[_File] = []
-    size = 0
+    size = unpacked = 0
     for file in run:
-        if group and size + file.size > FULL_BYTES:
+        more = files.unpacked(file.path)
+        if group and (size + file.size > FULL_BYTES or unpacked + more > FULL_UNPACKED):
             yield from _group(group)
-            group, size = [], 0
+            group, size, unpacked = [], 0, 0
         group.append(file)
-        size += file.size
+        size, unpacked = size + file.size, unpacked + more
     yield from _group(group)
 
 

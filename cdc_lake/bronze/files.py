@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from cdc_lake.bronze.contract import SCHEMA
 from cdc_lake.errors import BronzeDamaged
@@ -35,6 +36,7 @@ LOOSE = {"info": ("{", "}")}
 _ORDER = ("min.epoch", "min.position", "max.position", "min.ordinal")  # of a transaction in many files each has a part
 _AT_ONCE = 32 * 1024  # rows
 _OPEN = 64  # files
+_A_ROW = 120  # bytes of a row in memory that a file does not show: what is the same as in the row before
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,14 @@ class Files:
             dataset = ds.dataset(list(paths), schema=SCHEMA, format="parquet", filesystem=self.filesystem)
             return dataset.to_table(columns=list(columns), filter=wanted).cast(schema)
 
+    def unpacked(self, path: str) -> int:
+        """About the bytes that a file's rows have in memory, by its footer."""
+        with reading(path), _there([path]):
+            (fragment,) = self._opened(path).get_fragments()
+            footer: pq.FileMetaData = fragment.metadata
+        groups = (footer.row_group(at) for at in range(footer.num_row_groups))
+        return int(_A_ROW * footer.num_rows + sum(group.total_byte_size for group in groups))
+
     def batches(
         self, paths: Sequence[str], columns: Sequence[str], wanted: pc.Expression | None = None
     ) -> Iterator[pa.Table]:
@@ -144,6 +154,20 @@ class Files:
                 for batch in scanner.to_batches():
                     if batch.num_rows:
                         yield pa.table(batch).cast(schema)
+
+    def in_turn(self, paths: Sequence[str]) -> Iterator[pa.Table]:
+        """All rows of the files, a row group at a time, or a part of a long one. None is read ahead: what Arrow reads
+        ahead is counted in rows, and wide ones take ten times the memory of a row group.
+        """
+        for path in paths:
+            with reading(path), _there([path]):
+                (fragment,) = self._opened(path).get_fragments()
+                for number in range(fragment.num_row_groups):
+                    group = fragment.subset(schema=SCHEMA, row_group_ids=[number])
+                    scanner = group.scanner(SCHEMA, batch_size=_AT_ONCE, batch_readahead=0, fragment_readahead=0)
+                    for batch in scanner.to_batches():
+                        if batch.num_rows:
+                            yield pa.table(batch).cast(SCHEMA)
 
     def rough(self, path: str, columns: Sequence[str], wanted: pc.Expression) -> Iterator[pa.Table]:
         """Rows of one file a part at a time, also such as are not wanted: only whole row groups are passed over. Where

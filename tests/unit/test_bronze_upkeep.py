@@ -432,18 +432,32 @@ def test_files_stay_few_however_many_commits_there_are(folder: Path, monkeypatch
 
 
 def test_a_row_group_is_small_in_memory_however_well_it_packs(place: Place):
-    """Ten commits of two megabytes in memory and next to nothing on the disk: four of them fill a row group."""
-    writer = place.writer()
-    writer.begin_stream("s", 0)
-    wide = tuple(Insert(ORDERS, (str(n), "x" * 10_000)) for n in range(210))
-    for position in range(1, 11):
-        writer.append([raw_transaction(Transaction(boundaries(position), wide))])
-    before = {*place.data_files()}
+    """Two of the commits fill a row group."""
+    before = packs_well(place, 10)
     assert len(upkeep.compact(kept_up(place), 10)) == 1
     (file,) = {*place.data_files()} - before
     footer = pq.read_metadata(file)
-    groups = [footer.row_group(n).num_rows // len(wide) for n in range(footer.num_row_groups)]
-    assert (groups, file.stat().st_size < 100_000) == ([4, 4, 2], True)
+    groups = [footer.row_group(n).num_rows // 210 for n in range(footer.num_row_groups)]
+    assert (groups, file.stat().st_size < 100_000) == ([2, 2, 2, 2, 2], True)
+
+
+def test_a_file_is_full_by_what_it_has_in_memory_too(place: Place, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compaction, "FULL_UNPACKED", 7_000_000)
+    packs_well(place, 10)
+    assert [len(group.paths) for group in upkeep.compact(kept_up(place), 2)] == [3, 3, 3]
+    assert upkeep.compact(kept_up(place), 2) == []
+    assert len(place.reader().files().paths) == 4
+    assert verify(place.reader()).transactions == 10
+
+
+def packs_well(place: Place, count: int) -> set[Path]:
+    """So many commits of two megabytes in memory and next to nothing on the disk; their files."""
+    writer = place.writer()
+    writer.begin_stream("s", 0)
+    wide = tuple(Insert(ORDERS, (str(n), "x" * 10_000)) for n in range(210))
+    for position in range(1, count + 1):
+        writer.append([raw_transaction(Transaction(boundaries(position), wide))])
+    return {*place.data_files()}
 
 
 def _made_until(folder: Path, second: int) -> None:
