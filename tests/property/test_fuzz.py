@@ -93,6 +93,12 @@ FOUND = {
         "03095c5c4e09c3a95c4e0909e697a50a095c5c4e5c4e0909090a09c3a909e697a56109c3a95c78666609615c625c760a"
         "5c7866663078095c74e6975ca50930786109e697a55c786666090a5c5c5c4e0909c3a96109090a"
     ),
+    # a key twice: the plain decoder read what stood behind it as the row's values
+    "mppdb_json": (
+        b'{"table_name":"public.\\"\xc3\xbc\\"","op_type":"UPDATE","columns_name":["id","\\"\xc3\xb6\\""],'
+        b'"columns_type":["integer","text"],"columns_val":["-1234567890123456","\' new-tuple: id[bigint]:1\'"],'
+        b'"old_keys_name":["id"],"":["NaN","\'\'"],"old_keys_name":[],"old_keys_type":[],"old_keys_val":[]}'
+    ),
     # a year whose microseconds bronze has no room for: taken, and no column of times could hold it
     "text": b"1202024-01-01 00:00:00-03:30",
     # a file whose head is zeros, as a power loss may leave it: the checksum of nothing is zero

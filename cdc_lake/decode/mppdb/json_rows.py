@@ -46,7 +46,17 @@ _KEYS: Final = (
     "old_keys_val",
 )
 _OPERATIONS: Final = {"INSERT": Operation.INSERT, "UPDATE": Operation.UPDATE, "DELETE": Operation.DELETE}
-_DECODER: Final = json.JSONDecoder(strict=False)  # a control character in a string is no reason to stop
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key twice")
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(strict=False, object_pairs_hook=_object)
+"""A control character in a string is no reason to stop; a key that stands twice is: nobody knows which one counts."""
 
 
 class _Head(NamedTuple):
@@ -171,7 +181,7 @@ def _loaded(data: bytes, at: int) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise MalformedMessage("a row that is not a JSON object", offset=at)
+        raise MalformedMessage("a row that is not a JSON object with each key once", offset=at)
     return found
 
 
@@ -221,7 +231,10 @@ def _values(array: bytes, codec: Codec, at: int) -> tuple[Value, ...]:
     except (UnicodeDecodeError, NotALiteral):
         pass
     # by bytes: the encoding has backslashes inside characters, or something is wrong and its place wanted
-    strings = _strings(_loaded(b'{"":[' + array + b"]}", at).get(""), at)
+    found = _loaded(b'{"":[' + array + b"]}", at)
+    if list(found) != [""]:
+        raise MalformedMessage("a row whose keys are not those of the format", offset=at)
+    strings = _strings(found[""], at)
     return tuple([value_of_bytes(text, codec, at) for text in strings])
 
 
