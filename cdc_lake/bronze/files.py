@@ -136,8 +136,7 @@ class Files:
     def unpacked(self, path: str) -> int:
         """About the bytes that a file's rows have in memory, by its footer."""
         with reading(path), _there([path]):
-            (fragment,) = self._opened(path).get_fragments()
-            footer: pq.FileMetaData = fragment.metadata
+            footer = pq.read_metadata(path, filesystem=self.filesystem)
         groups = (footer.row_group(at) for at in range(footer.num_row_groups))
         return int(_A_ROW * footer.num_rows + sum(group.total_byte_size for group in groups))
 
@@ -151,23 +150,19 @@ class Files:
                 scanner = self._opened(path).scanner(
                     columns=list(columns), filter=wanted, batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
                 )
-                for batch in scanner.to_batches():
-                    if batch.num_rows:
-                        yield pa.table(batch).cast(schema)
+                yield from _parts(scanner, schema)
 
     def in_turn(self, paths: Sequence[str]) -> Iterator[pa.Table]:
         """All rows of the files, a row group at a time, or a part of a long one. None is read ahead: what Arrow reads
-        ahead is counted in rows, and wide ones take ten times the memory of a row group.
+        ahead is counted in rows, and wide ones take ten times the memory of a row group. Nor is a footer kept.
         """
         for path in paths:
             with reading(path), _there([path]):
-                (fragment,) = self._opened(path).get_fragments()
+                (fragment,) = self._open(path).get_fragments()
                 for number in range(fragment.num_row_groups):
                     group = fragment.subset(schema=SCHEMA, row_group_ids=[number])
                     scanner = group.scanner(SCHEMA, batch_size=_AT_ONCE, batch_readahead=0, fragment_readahead=0)
-                    for batch in scanner.to_batches():
-                        if batch.num_rows:
-                            yield pa.table(batch).cast(SCHEMA)
+                    yield from _parts(scanner, SCHEMA)
 
     def rough(self, path: str, columns: Sequence[str], wanted: pc.Expression) -> Iterator[pa.Table]:
         """Rows of one file a part at a time, also such as are not wanted: only whole row groups are passed over. Where
@@ -175,8 +170,7 @@ class Files:
         """
         schema = pa.schema([SCHEMA.field(name) for name in columns])
         with reading(path), _there([path]):
-            dataset = ds.dataset([path], schema=SCHEMA, format="parquet", filesystem=self.filesystem)
-            for fragment in dataset.get_fragments():
+            for fragment in self._open(path).get_fragments():
                 some = fragment.subset(filter=wanted, schema=SCHEMA)
                 scanner = some.scanner(
                     SCHEMA, columns=list(columns), batch_size=_AT_ONCE, batch_readahead=2, fragment_readahead=1
@@ -188,11 +182,14 @@ class Files:
         """One file, whose footer is read once as long as it is among the last that were read."""
         dataset = self._recent.pop(path, None)
         if dataset is None:
-            dataset = ds.dataset([path], schema=SCHEMA, format="parquet", filesystem=self.filesystem)
+            dataset = self._open(path)
         self._recent[path] = dataset
         if len(self._recent) > _OPEN:
             del self._recent[next(iter(self._recent))]
         return dataset
+
+    def _open(self, path: str) -> ds.Dataset:
+        return ds.dataset([path], schema=SCHEMA, format="parquet", filesystem=self.filesystem)
 
     @cached_property
     def _recent(self) -> dict[str, ds.Dataset]:
@@ -214,6 +211,11 @@ class Files:
         if column not in self.actions.column_names:
             return np.ones(self.actions.num_rows, bool)
         return np.asarray(pc.fill_null(compare(self.actions[column], value), fill_value=True))
+
+
+def _parts(scanner: ds.Scanner, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The batches that have rows."""
+    return (pa.table(batch).cast(schema) for batch in scanner.to_batches() if batch.num_rows)
 
 
 @contextmanager

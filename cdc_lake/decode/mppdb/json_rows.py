@@ -128,10 +128,7 @@ def _remembered_head(statement: bytes, codec: Codec) -> _Head:
 
 
 def _read_head(statement: bytes, codec: Codec, at: int) -> _Head:
-    found = _loaded(statement + b"]}", at)
-    if list(found) != list(_KEYS[:4]):
-        raise MalformedMessage("a row whose keys are not those of the format", offset=at)
-    return _head_of(found, codec, at)
+    return _head_of(_keyed(_KEYS[:4], statement + b"]}", at), codec, at)
 
 
 def _old_head(arrays: bytes, codec: Codec, at: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -149,9 +146,7 @@ def _remembered_old_head(arrays: bytes, codec: Codec) -> tuple[tuple[str, ...], 
 
 def _read_old_head(arrays: bytes, codec: Codec, at: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     names, _, types = arrays.partition(_OLD_TYPES)
-    found = _loaded(b'{"names":[' + names + b'],"types":[' + types + b"]}", at)
-    if list(found) != ["names", "types"]:
-        raise MalformedMessage("a row whose keys are not those of the format", offset=at)
+    found = _keyed(("names", "types"), b'{"names":[' + names + b'],"types":[' + types + b"]}", at)
     return _names(found["names"], codec, at), _types(found["types"], codec, at)
 
 
@@ -172,6 +167,14 @@ def _any_row(statement: bytes, codec: Codec, at: int) -> RowCells:
         _checked(head.names, head.types, tuple(new), at),
         _checked(old_names, old_types, tuple(old), at),
     )
+
+
+def _keyed(keys: tuple[str, ...], data: bytes, at: int) -> dict[str, Any]:
+    """The object `data` is, which has these keys in this order."""
+    found = _loaded(data, at)
+    if tuple(found) != keys:
+        raise MalformedMessage("a row whose keys are not those of the format", offset=at)
+    return found
 
 
 def _loaded(data: bytes, at: int) -> dict[str, Any]:
@@ -231,10 +234,7 @@ def _values(array: bytes, codec: Codec, at: int) -> tuple[Value, ...]:
     except (UnicodeDecodeError, NotALiteral):
         pass
     # by bytes: the encoding has backslashes inside characters, or something is wrong and its place wanted
-    found = _loaded(b'{"":[' + array + b"]}", at)
-    if list(found) != [""]:
-        raise MalformedMessage("a row whose keys are not those of the format", offset=at)
-    strings = _strings(found[""], at)
+    strings = _strings(_keyed(("",), b'{"":[' + array + b"]}", at)[""], at)
     return tuple([value_of_bytes(text, codec, at) for text in strings])
 
 
