@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _PREFIX = "cdc_lake"  # of the branches' names
 _BRANCH = "cdc_lake.branch"  # session setting that names the session's
+_CONTENT = "cdc_lake_content"  # view of what a table is replaced by
 _MAKING = threading.Lock()
 """What the catalog cannot do twice at once: prepare a new catalog's tables, as each session does at its first use of
 it, and make a namespace."""
@@ -163,12 +164,26 @@ class IcebergSilver:
             name = f"{self._catalog}.{quoted(self._target.namespace)}.{quoted(draft.name)}"
             self._spark.sql(f"REPLACE TABLE {name} ({ddl}) {self._clauses()}")
             self._cluster(name)
-            with self._marking(stream, generation, position):
-                self._spark.sql(f"INSERT OVERWRITE {name} BY NAME {query}")
+            with self._marking(stream, generation, position), self._planned_apart(query) as content:
+                self._spark.sql(f"INSERT OVERWRITE {name} BY NAME SELECT * FROM {content}")
             failpoint(BRANCH_WRITTEN)
             draft.publish(base.version)
         self._spark.sql(f"REFRESH TABLE {self.name}")
         return self._published(stream, generation, position)
+
+    @contextmanager
+    def _planned_apart(self, query: str) -> Iterator[str]:
+        """A view of the query's rows that brings a plan of its own: inside of a statement that writes into another
+        format Delta does not prepare its tables, and refuses those that have rows marked as gone (seen with 4.4.0).
+        """
+        from pyspark import StorageLevel  # noqa: PLC0415 - an extra
+
+        rows = self._spark.sql(query).localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
+        rows.createOrReplaceTempView(_CONTENT)
+        try:
+            yield _CONTENT
+        finally:
+            self._spark.catalog.dropTempView(_CONTENT)
 
     def _clauses(self) -> str:
         """What CREATE and REPLACE TABLE say behind the columns."""
