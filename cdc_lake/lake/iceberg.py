@@ -175,8 +175,9 @@ class IcebergSilver:
     def _planned_apart(self, query: str) -> Iterator[str]:
         """A view of the query's rows that brings a plan of its own: inside of a statement that writes into another
         format Delta does not prepare its tables, and refuses those that have rows marked as gone (seen with 4.4.0).
+        On disk meanwhile, as it is a whole table.
         """
-        from pyspark import StorageLevel  # noqa: PLC0415 - an extra
+        from pyspark import StorageLevel  # noqa: PLC0415 - an extra: a receiver has no Spark
 
         rows = self._spark.sql(query).localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
         rows.createOrReplaceTempView(_CONTENT)

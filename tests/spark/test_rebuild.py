@@ -64,15 +64,20 @@ def rules(lake: Lake, *given: dict[str, Any]) -> None:
     lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"silver": changed}))
 
 
-def copied(lake: Lake, rows: list[list[str | None]]) -> None:
-    """An initial copy of these rows, at position 10."""
+def assert_a_copy_and_a_change_are_rebuilt(lake: Lake) -> None:
+    """An initial copy of two rows at position 10, and a change of one: the draft is written, then merged into."""
     of = lake.project.pipeline.snapshot.model_copy(update={"mode": "initial"})
     lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"snapshot": of}))
-    lake.bronze.append_snapshot("initial-1", 0, T, pa.array(rows), 0, 10)
-    told = [{"relation": "public.t", "layout": T.layout, "rows": len(rows), "chunks": 1}]
+    lake.bronze.append_snapshot("initial-1", 0, T, pa.array([["1", "10", "a"], ["2", None, None]]), 0, 10)
+    copied = [{"relation": "public.t", "layout": T.layout, "rows": 2, "chunks": 1}]
     ControlTables(lake.project.control).record(
-        SnapshotRow("initial-1", "test", 1, 10, json.dumps(told), "complete", now())
+        SnapshotRow("initial-1", "test", 1, 10, json.dumps(copied), "complete", now())
     )
+    lake.land(Update(T, ("1", "11", UNCHANGED)))
+    lake.advance()
+    done = again(lake)
+    assert (done.difference.added, done.difference.removed, done.difference.changed) == (0, 0, 0)
+    assert lake.rows() == [row(1, 11, "a"), row(2, None, None)]
 
 
 def named(project: Project, name: str) -> Any:
@@ -233,12 +238,7 @@ def test_the_past_is_put_into_a_table_of_its_own(spark: Any, lake_root: Path, fm
 @either("delta")
 def test_it_begins_with_the_rows_of_the_initial_copy(spark: Any, lake_root: Path, fmt: str) -> None:
     lake = Lake(lake_root, spark, "copied_again", fmt)
-    copied(lake, [["1", "10", "a"], ["2", None, None]])
-    lake.land(Update(T, ("1", "11", UNCHANGED)))
-    lake.advance()
-    done = again(lake)
-    assert (done.difference.added, done.difference.removed, done.difference.changed) == (0, 0, 0)
-    assert lake.rows() == [row(1, 11, "a"), row(2, None, None)]
+    assert_a_copy_and_a_change_are_rebuilt(lake)
     again(lake, to=10, into="t_copy")
     found = read_silver(lake.project, named(lake.project, "t_copy")).to_pylist()
     assert sorted(r["amount"] or 0 for r in found) == [0, 10]
@@ -253,12 +253,7 @@ def test_what_was_built_may_have_rows_that_are_marked_as_gone(
     """
     monkeypatch.setitem(row_marks.MARKED_FROM, "delta", 0)
     lake = Lake(lake_root, spark, "marked", fmt)
-    copied(lake, [["1", "10", "a"], ["2", None, None]])
-    lake.land(Update(T, ("1", "11", UNCHANGED)))
-    lake.advance()
-    done = again(lake)
-    assert (done.difference.added, done.difference.removed, done.difference.changed) == (0, 0, 0)
-    assert lake.rows() == [row(1, 11, "a"), row(2, None, None)]
+    assert_a_copy_and_a_change_are_rebuilt(lake)
 
 
 def test_a_table_that_was_lost_is_made_again(spark: Any, lake_root: Path) -> None:
