@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from difflib import unified_diff
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,10 @@ class Shell:
         if os.environ.get("CDC_LAKE_GOLDEN") == "write":
             GOLDEN.mkdir(exist_ok=True)
             file.write_text(text)
-        assert text == file.read_text(), "where the change is meant, CDC_LAKE_GOLDEN=write writes the file again"
+        other = "\n".join(
+            unified_diff(file.read_text().splitlines(), text.splitlines(), "kept", "printed", lineterm="")
+        )
+        assert not other, f"where the change is meant, CDC_LAKE_GOLDEN=write writes the file again\n{other}"
 
 
 def documents(printed: str) -> Iterator[dict[str, Any]]:

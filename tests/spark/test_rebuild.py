@@ -252,7 +252,7 @@ def test_what_was_built_may_have_rows_that_are_marked_as_gone(
     format; `make bench` found it.
     """
     monkeypatch.setitem(row_marks.MARKED_FROM, "delta", 0)
-    lake = Lake(lake_root, spark, "marked", fmt)
+    lake = Lake(lake_root, spark, "rows_marked", fmt)
     assert_a_copy_and_a_change_are_rebuilt(lake)
 
 

@@ -164,15 +164,18 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
     A DELETE has the layout its table had last. That is taken to be one in the whole chunk; otherwise Irregular.
     """
     before = layouts.latest()
+    plans: list[Plan] = []
+    seen: dict[TableName, set[Relation]] = {}
     try:
-        plans = [layouts.plan(group.row) for group in found]
+        for group in found:
+            if len(seen.get(group.row.table, ())) > 1:
+                layouts.plan(_before(group, found[: len(plans)]).row)  # a new plan takes what is not told from it
+            plans.append(layouts.plan(group.row))
+            if group.new is not None:
+                seen.setdefault(group.row.table, set()).add(plans[-1].relation)
     except DecodeError:
         raise Irregular from None  # the plain decoder says it again, with its place
     require(not any(plan.first for plan in plans))
-    seen: dict[TableName, set[Relation]] = {}
-    for group, plan in zip(found, plans, strict=True):
-        if group.new is not None:
-            seen.setdefault(group.row.table, set()).add(plan.relation)
     for group, plan in zip(found, plans, strict=True):
         if group.new is None and (others := seen.get(group.row.table)):
             require(others == {before.get(group.row.table, plan.relation)})
@@ -180,6 +183,13 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
         if len(seen.get(group.row.table, ())) > 1:
             layouts.plan(group.row)
     return plans
+
+
+def _before(group: Group, earlier: list[Group]) -> Group:
+    """The group of the last row of the same table, and with a new tuple, before the first row of this one."""
+    first = group.rows[0]
+    same = [one for one in earlier if one.row.table == group.row.table and one.new is not None]
+    return max(same, key=lambda one: int(one.rows[np.searchsorted(one.rows, first) - 1]))
 
 
 def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:
