@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
-from cdc_lake.cli.printable import printable
 from cdc_lake.model.counting import counted
 from cdc_lake.model.diagnostic import Diagnostic, Severity
+from cdc_lake.model.printable import printable
 from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cdc_lake.cli.printable import printable
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.diagnostic import Diagnostic, Severity
+from cdc_lake.model.printable import printable
 
 _BOLD, _RED, _YELLOW, _CYAN, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[36m", "\x1b[0m"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from cdc_lake.cli.printable import printable
 from cdc_lake.cli.render import GREEN, RED, YELLOW, seconds, size, table, tint, wrapped
 from cdc_lake.model.counting import counted
+from cdc_lake.model.printable import printable
 from cdc_lake.pipeline.status.standing import Lag, Status
 from cdc_lake.pipeline.wal.note import BudgetStatus
 

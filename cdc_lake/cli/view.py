@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from cdc_lake.cli import logs
 from cdc_lake.cli.document import document, dumps, plain
-from cdc_lake.cli.printable import printable
 from cdc_lake.cli.render_error import diagnostic_text, error_text
 from cdc_lake.cli.stages import LOGGED, REPEATING, Pace, line
 from cdc_lake.cli.traces import trace
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.model.counting import counted
 from cdc_lake.model.diagnostic import Diagnostic
+from cdc_lake.model.printable import printable
 from cdc_lake.observe.progress import Progress
 
 if TYPE_CHECKING:

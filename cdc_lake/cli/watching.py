@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cdc_lake.cli.document import document
-from cdc_lake.cli.printable import printable
 from cdc_lake.cli.render_error import error_text
 from cdc_lake.cli.render_status import status_line, status_text
 from cdc_lake.cli.view import View, error_document
 from cdc_lake.errors import CdcLakeError, Retry
+from cdc_lake.model.printable import printable
 
 if TYPE_CHECKING:
     from cdc_lake.pipeline.status.standing import Status

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cdc_lake.errors import ConfigError
 from cdc_lake.model.diagnostic import Diagnostic, Severity
+from cdc_lake.model.printable import printable
 
 
 class Problem(enum.StrEnum):
@@ -73,8 +74,8 @@ class ConfigInvalid(ConfigError):
         first = errors[0] if errors else None
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         super().__init__(
-            f"{first.summary}{more}" if first else "the configuration is invalid",
-            where=str(first.location) if first and first.location else "",
+            printable(f"{first.summary}{more}" if first else "the configuration is invalid"),
+            where=printable(str(first.location)) if first and first.location else "",
         )
         self.diagnostics = tuple(diagnostics)
 

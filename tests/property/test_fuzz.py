@@ -101,6 +101,8 @@ FOUND = {
     ),
     # a year whose microseconds bronze has no room for: taken, and no column of times could hold it
     "text": b"1202024-01-01 00:00:00-03:30",
+    # a mark of byte order within a file: the error had it in its text as it was, for a notebook to print
+    "pipeline_file": "version: \ufeff3\npipeline: shop\n".encode(),
     # a file whose head is zeros, as a power loss may leave it: the checksum of nothing is zero
     "parked": b"\0CDC_LAKE PREPARED 1\n" + bytes(32),
 }

@@ -26,3 +26,9 @@ def test_a_column_costs_few_calls_of_the_jvm(spark: Any, monkeypatch: pytest.Mon
     F.col("a") + F.lit(1)
     assert not utils.is_debugging_enabled()
     assert len(calls) < 10, calls
+
+
+def test_large_methods_are_compiled_too(spark: Any) -> None:
+    beans = spark._jvm.java.lang.management.ManagementFactory
+    kind = spark._jvm.java.lang.Class.forName("com.sun.management.HotSpotDiagnosticMXBean")
+    assert beans.getPlatformMXBean(kind).getVMOption("DontCompileHugeMethods").getValue() == "false"

@@ -10,9 +10,9 @@ import unicodedata
 import pytest
 
 from cdc_lake.cli import logs
-from cdc_lake.cli.printable import printable
 from cdc_lake.cli.render import GREEN, RESET, table
 from cdc_lake.cli.view import Look, View
+from cdc_lake.model.printable import printable
 from cdc_lake.observe.progress import Progress
 from tests.odd_names import odd_text
 from tests.seeds import one_seed
