@@ -16,6 +16,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.typed import PLACES, Misfits, TableColumns
 from cdc_lake.errors import ViewNotMade
 from cdc_lake.lake.casts import cast_sql, fits_sql
+from cdc_lake.lake.frames import viewed
 from cdc_lake.lake.store import literal, quoted
 from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import TableName
@@ -218,12 +219,8 @@ def _frame(spark: SparkSession, paths: Sequence[str], query: Query) -> DataFrame
     """A query over the given files; SQL wants a name for them, which it does not keep."""
     reading = spark.read.schema(_SCHEMA)
     rows = reading.parquet(*paths) if paths else spark.createDataFrame([], _SCHEMA)
-    name = f"bronze_{uuid4().hex}"
-    rows.createOrReplaceTempView(name)
-    try:
+    with viewed(rows, f"bronze_{uuid4().hex}") as name:
         return spark.sql(query(name))
-    finally:
-        spark.catalog.dropTempView(name)
 
 
 def _and(where: str, span: Span | None) -> str:

@@ -1,8 +1,10 @@
-"""Reading a version of a silver table from Spark."""
+"""Frames of Spark: a version of a silver table, and a name in SQL for one."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cdc_lake.config.project import Project, Target
@@ -27,3 +29,13 @@ def silver_frame(spark: SparkSession, project: Project, target: Target, version:
         if version is None:
             return spark.table(name).where("false")
         return spark.sql(f"SELECT * FROM {name} VERSION AS OF {version}")
+
+
+@contextmanager
+def viewed(frame: DataFrame, name: str) -> Iterator[str]:
+    """A frame under a name for SQL in the frame's session, which forgets it in the end."""
+    frame.createOrReplaceTempView(name)
+    try:
+        yield name
+    finally:
+        frame.sparkSession.catalog.dropTempView(name)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import TableChangedMeanwhile
 from cdc_lake.lake.evolution import ChangeType, SchemaChange
+from cdc_lake.lake.frames import viewed
 from cdc_lake.lake.iceberg_draft import Draft
 from cdc_lake.lake.iceberg_layout import Progress, assignments, begin, finish, progress, promoted
 from cdc_lake.lake.made import cluster_sql, division_properties, own_properties, partition_sql
@@ -171,20 +172,16 @@ class IcebergSilver:
         self._spark.sql(f"REFRESH TABLE {self.name}")
         return self._published(stream, generation, position)
 
-    @contextmanager
-    def _planned_apart(self, query: str) -> Iterator[str]:
+    def _planned_apart(self, query: str) -> AbstractContextManager[str]:
         """A view of the query's rows that brings a plan of its own: inside of a statement that writes into another
         format Delta does not prepare its tables, and refuses those that have rows marked as gone (seen with 4.4.0).
         On disk meanwhile, as it is a whole table.
         """
         from pyspark import StorageLevel  # noqa: PLC0415 - an extra: a receiver has no Spark
 
-        rows = self._spark.sql(query).localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
-        rows.createOrReplaceTempView(_CONTENT)
-        try:
-            yield _CONTENT
-        finally:
-            self._spark.catalog.dropTempView(_CONTENT)
+        return viewed(
+            self._spark.sql(query).localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY), _CONTENT
+        )
 
     def _clauses(self) -> str:
         """What CREATE and REPLACE TABLE say behind the columns."""

@@ -66,8 +66,8 @@ COLLECTOR = "-XX:+UseParallelGC"
 """Merges are short jobs of a few tasks: a quarter less processor time than with the default collector (measured)."""
 
 HUGE_METHODS = "-XX:-DontCompileHugeMethods"
-"""Java interprets methods of more than 8,000 bytes for ever. What Spark generates for twenty rules is one (8,364), and the pass
-over a span took twice as long (measured).
+"""Java interprets methods of more than 8,000 bytes for ever. What Spark generates for twenty rules is one (8,364), and
+the pass over a span took twice as long (measured).
 """
 
 CHECKPOINT_FILES: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cdc_lake.lake.frames import viewed
 from cdc_lake.lake.written import Written, written
 from cdc_lake.pipeline.applying.strategy import Strategy, choose
 from cdc_lake.pipeline.applying.table_span import Prepared
@@ -35,13 +36,10 @@ def merge(spark: SparkSession, prepared: Prepared) -> Merged:
 
     began, job, net = time.monotonic(), prepared.job, prepared.folded.net
     strategy = strategy_of(prepared)
-    (F.broadcast(net) if strategy.sent else net).createOrReplaceTempView(_VIEW)
-    try:
+    with viewed(F.broadcast(net) if strategy.sent else net, _VIEW):
         version = prepared.store.commit(
             job.stream, prepared.base, job.span.upto, lambda table: _run(spark, table, prepared, strategy)
         )
-    finally:
-        spark.catalog.dropTempView(_VIEW)
     return Merged(version, strategy, written(job.project, job.target, version), time.monotonic() - began)
 
 
