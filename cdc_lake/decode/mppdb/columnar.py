@@ -166,13 +166,16 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
     before = layouts.latest()
     plans: list[Plan] = []
     seen: dict[TableName, set[Relation]] = {}
+    earlier: dict[TableName, list[Group]] = {}
     try:
         for group in found:
-            if len(seen.get(group.row.table, ())) > 1:
-                layouts.plan(_before(group, found[: len(plans)]).row)  # a new plan takes what is not told from it
+            table = group.row.table
+            if len(seen.get(table, ())) > 1:
+                layouts.plan(_before(group, earlier[table]).row)  # a new plan takes what is not told from it
             plans.append(layouts.plan(group.row))
             if group.new is not None:
-                seen.setdefault(group.row.table, set()).add(plans[-1].relation)
+                seen.setdefault(table, set()).add(plans[-1].relation)
+                earlier.setdefault(table, []).append(group)
     except DecodeError:
         raise Irregular from None  # the plain decoder says it again, with its place
     require(not any(plan.first for plan in plans))
@@ -186,10 +189,9 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
 
 
 def _before(group: Group, earlier: list[Group]) -> Group:
-    """The group of the last row of the same table, and with a new tuple, before the first row of this one."""
+    """Of groups that begin earlier the one with the last row before the first row of this one."""
     first = group.rows[0]
-    same = [one for one in earlier if one.row.table == group.row.table and one.new is not None]
-    return max(same, key=lambda one: int(one.rows[np.searchsorted(one.rows, first) - 1]))
+    return max(earlier, key=lambda one: int(one.rows[np.searchsorted(one.rows, first) - 1]))
 
 
 def _without_cancelled(columns: ChangeColumns, cancels: Any) -> ChangeColumns:
