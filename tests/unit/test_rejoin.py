@@ -1,16 +1,22 @@
-"""Rejoining in CSN order: what is new and comes before all that is sent again was seen, goes on when it was."""
+"""Rejoining in CSN order: what is new and comes before all that is sent again was seen, goes on when it was; what lies
+before all that was asked for again, and comes all the same, is dropped.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+
+import pytest
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.decode.raw import RawTransaction
+from cdc_lake.errors import HistoryDiffers
 from cdc_lake.model.position import Csn, Lsn
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
-from cdc_lake.pipeline.gaussdb.rejoin import Rejoin, RejoiningFrames, RejoiningOrder
+from cdc_lake.pipeline.gaussdb.rejoin import AGAIN, Rejoin, RejoiningFrames, RejoiningOrder
 from cdc_lake.source.stream import Kind, StreamIdentity
 
 STREAM = StreamIdentity("7", "db", "slot", Lsn(10), Csn(2021), Kind.GAUSS)
@@ -56,3 +62,18 @@ def test_what_came_between_goes_on_where_a_keepalive_says_that_all_was_sent_agai
     closed = [*order.tend(), *order.take(transaction(2030, 150))]
     assert [one.transaction.bounds.csn for one in closed if one.transaction is not None] == [2028, 2029, 2030]
     assert order.waiting == 0
+
+
+@pytest.mark.parametrize("by_csn", [False, True])
+def test_only_what_was_asked_for_again_is_held_against_bronze(by_csn: bool):
+    last = 2021 + 2 * AGAIN + 72
+    state = replace(STATE, upto=last, confirm=10 * last)
+    held = [landed(csn, 10 * csn) for csn in range(2022 + 72, last + 1) if csn != last - 5]
+    confirmed = 2021 + 72 if by_csn else 10 * 2021
+    rejoin = Rejoin(state, held, confirmed=confirmed, exact=False, by_csn=by_csn)
+    order = RejoiningOrder(CsnOrder(last, 10 * last, bound=60.0, policy="stop", clock=lambda: 0.0), rejoin, state)
+    for again in range(2022, last - 5):
+        assert order.take(transaction(again, 10 * again)) == ()
+    assert order.repeats == last - 5 - 2022
+    with pytest.raises(HistoryDiffers, match="that bronze does not have"):
+        order.take(transaction(last - 5, 10 * (last - 5)))

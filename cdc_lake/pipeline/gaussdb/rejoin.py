@@ -80,7 +80,7 @@ class Rejoin:
                 self._lost([self._held[position] for position in sorted(self._due)])
             else:
                 self._lost_from(_lsn(known))
-        elif count and bounds.position <= self._state.upto and (bounds.csn is None or bounds.csn > self._copied):
+        elif count and self._asked_for(bounds) and (bounds.csn is None or bounds.csn > self._copied):
             if self._by_csn and (missing := sorted(due for due in self._due if due < bounds.position)):
                 self._lost([self._held[position] for position in missing])  # says more
             at = shown(self._state.stream, bounds.position)
@@ -97,6 +97,14 @@ class Rejoin:
             self._lost([self._held[position] for position in sorted(self._due)])
         self.agreed = True
         self.then()
+
+    def _asked_for(self, bounds: Boundaries) -> bool:
+        """Whether bronze has to have a transaction: up to its end, and not before where the stream was to begin."""
+        if bounds.position > self._state.upto:
+            return False
+        if self._by_csn:
+            return bounds.position > self.start
+        return bounds.commit_lsn is None or bounds.commit_lsn - 1 > self.start
 
     def _lost_from(self, lsn: int) -> None:
         """The log is one line: from the first that is missing or another, nothing of bronze is on the server."""
