@@ -33,7 +33,8 @@ test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, 
 # Tests of promises run by themselves, one after the other but where their promise says otherwise: some assert what they
 # take, which is theirs alone only so.
 test-long: $(VENV)/.dev ## all tests at full budget, with a row of each promise, then the receiver on PostgreSQL 14 to 17, all types on 14 and 17
-	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "" --timeout 3600 $$($(BIN)/python -m tests.reliability --others)
+	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "not spark" --timeout 3600 $$($(BIN)/python -m tests.reliability --others)
+	@CDC_LAKE_BUDGET=3 $(PYTEST) -m spark --timeout 3600 $$($(BIN)/python -m tests.reliability --others)
 	@$(BIN)/python -m tests.reliability
 	@for version in 14 16 17; do CDC_LAKE_TEST_POSTGRES=$$version $(PYTEST) tests/live -m "not spark and not slow" || exit 1; done
 	@CDC_LAKE_TEST_POSTGRES=15 $(PYTEST) tests/live/test_postgres_versions.py
