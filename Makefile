@@ -31,7 +31,8 @@ test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, 
 	@$(COMPILE) $(BIN)/python -m tests.reliability --small
 
 # Tests of promises run by themselves, one after the other but where their promise says otherwise: some assert what they
-# take, which is theirs alone only so.
+# take, which is theirs alone only so. Some tests of Spark have more seeds and longer ones with a greater budget: at ten
+# times it they would take a day.
 test-long: $(VENV)/.dev ## all tests at full budget, with a row of each promise, then the receiver on PostgreSQL 14 to 17, all types on 14 and 17
 	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "not spark" --timeout 3600 $$($(BIN)/python -m tests.reliability --others)
 	@CDC_LAKE_BUDGET=3 $(PYTEST) -m spark --timeout 3600 $$($(BIN)/python -m tests.reliability --others)

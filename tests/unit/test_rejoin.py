@@ -66,14 +66,15 @@ def test_what_came_between_goes_on_where_a_keepalive_says_that_all_was_sent_agai
 
 @pytest.mark.parametrize("by_csn", [False, True])
 def test_only_what_was_asked_for_again_is_held_against_bronze(by_csn: bool):
-    last = 2021 + 2 * AGAIN + 72
+    before, last = 2021 + 72, 2021 + 72 + 2 * AGAIN
+    missing = last - 5
     state = replace(STATE, upto=last, confirm=10 * last)
-    held = [landed(csn, 10 * csn) for csn in range(2022 + 72, last + 1) if csn != last - 5]
-    confirmed = 2021 + 72 if by_csn else 10 * 2021
+    held = [landed(csn, 10 * csn) for csn in range(before + 1, last + 1) if csn != missing]
+    confirmed = before if by_csn else 10 * 2021
     rejoin = Rejoin(state, held, confirmed=confirmed, exact=False, by_csn=by_csn)
     order = RejoiningOrder(CsnOrder(last, 10 * last, bound=60.0, policy="stop", clock=lambda: 0.0), rejoin, state)
-    for again in range(2022, last - 5):
+    for again in range(2022, missing):
         assert order.take(transaction(again, 10 * again)) == ()
-    assert order.repeats == last - 5 - 2022
+    assert order.repeats == missing - 2022
     with pytest.raises(HistoryDiffers, match="that bronze does not have"):
-        order.take(transaction(last - 5, 10 * (last - 5)))
+        order.take(transaction(missing, 10 * missing))

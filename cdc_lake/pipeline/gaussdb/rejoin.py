@@ -50,9 +50,8 @@ class Rejoin:
         self._state = state
         self._by_csn = by_csn
         self._held = {commit.position: commit for commit in newest}
-        # what is sent again starts behind this, in every release: a byte less than the end of the one before
         self.start = confirmed if by_csn else max([confirmed, *(_lsn(commit) - 1 for commit in newest[:-AGAIN][-1:])])
-        behind = newest if by_csn else [commit for commit in newest if _lsn(commit) - 1 > self.start]
+        behind = newest if by_csn else [commit for commit in newest if self._behind_start(_lsn(commit))]
         self._due = {commit.position for commit in behind} if exact else set()
         self._end = state.upto if by_csn else max([state.confirm, *map(_lsn, behind)])
         identity = StreamIdentity.parse(state.stream)
@@ -104,7 +103,11 @@ class Rejoin:
             return False
         if self._by_csn:
             return bounds.position > self.start
-        return bounds.commit_lsn is None or bounds.commit_lsn - 1 > self.start
+        return bounds.commit_lsn is None or self._behind_start(bounds.commit_lsn)
+
+    def _behind_start(self, lsn: int) -> bool:
+        """Whether what commits at an LSN is sent again: in every release what ends a byte behind `start` is not."""
+        return lsn - 1 > self.start
 
     def _lost_from(self, lsn: int) -> None:
         """The log is one line: from the first that is missing or another, nothing of bronze is on the server."""
