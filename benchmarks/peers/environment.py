@@ -3,7 +3,8 @@
     python benchmarks/peers/environment.py [--source DIR]
 
 dlt's `pg_replication` is no package: `dlt init` writes it, from the repository of dlt's verified sources, which has to
-be reachable; `--source` names a folder that has `pg_replication` instead. Without it dlt is not measured.
+be reachable; `--source` names a folder that has `pg_replication` instead. Without it dlt is not measured. Connectors of
+Flink CDC are jars of Maven Central, which `mvn` gets; without it Flink CDC is not measured.
 """
 
 from __future__ import annotations
@@ -20,6 +21,16 @@ FOLDER = HERE.parents[1] / ".venv-peers"
 PYTHON = FOLDER / "bin" / "python"
 SOURCES = FOLDER / "sources"
 """Where `pg_replication` is."""
+JARS = FOLDER / "jars"
+"""Where Flink's connectors are."""
+CONNECTORS = (
+    "org.apache.flink:flink-sql-connector-postgres-cdc:3.5.0",
+    "org.apache.iceberg:iceberg-flink-runtime-1.20:1.10.0",
+    "org.apache.hadoop:hadoop-client-api:3.4.2",
+    "org.apache.hadoop:hadoop-client-runtime:3.4.2",
+)
+"""Of Flink 1.20, the newest that both connectors are made for; Iceberg's folders are read by Hadoop's client."""
+COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
 
 
 def install() -> None:
@@ -45,12 +56,24 @@ def fetch(source: Path | None) -> bool:
     return there.exists()
 
 
+def connect() -> bool:
+    """Put Flink's connectors in their place; whether they are there."""
+    if not JARS.exists() and (maven := shutil.which("mvn")):
+        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+            for wanted in CONNECTORS:
+                words = [f"-Dartifact={wanted}", f"-DoutputDirectory={folder}"]
+                subprocess.run([maven, "-q", "-B", COPY, *words], check=True)
+            shutil.copytree(folder, JARS)
+    return JARS.exists()
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--source", type=Path, help="folder with dlt's `pg_replication`")
     given = options.parse_args()
     install()
     print("dlt's pg_replication is there" if fetch(given.source) else "without dlt's pg_replication, dlt is left out")
+    print("Flink's connectors are there" if connect() else "without mvn there are no connectors, Flink CDC is left out")
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def copy_again(
     if _of_family(project):
         from cdc_lake.pipeline.gaussdb.recopy import copy_family  # noqa: PLC0415
 
-        return copy_family(project, state, tables, bronze, stop, tell, opened)
+        return copy_family(project, state, tables, bronze, control, stop, tell, opened)
     from cdc_lake.pipeline.postgres.recopy import copy_postgres  # noqa: PLC0415
 
     return copy_postgres(project, state, tables, bronze, control, stop, tell, opened)

@@ -50,13 +50,16 @@ def test_tables_are_copied_again_where_their_csn_says_while_they_are_received(
     assert_equal_to_source(project, stand_in)
 
 
-def test_two_copies_of_a_quiet_server_are_parted_by_a_transaction_of_ours(stand_in: StandIn, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tables", [(0, 0), (0, 1)], ids=["of one table", "of two"])
+def test_two_copies_of_a_quiet_server_are_parted_by_a_transaction_of_ours(
+    stand_in: StandIn, tmp_path: Path, tables: tuple[int, int]
+) -> None:
     project = project_of(stand_in, CSN, tmp_path)
     with stand_in.database.connect() as conn:
         Workload(conn, SEED, truncates=False).run(20)
     once(project)
-    table = next(str(table) for table, rows in tables_at_source(stand_in.database).items() if rows)
-    first, second = resync(project, [table]).position, resync(project, [table]).position
+    full = [str(table) for table, rows in tables_at_source(stand_in.database).items() if rows]
+    first, second = (resync(project, [full[table]]).position for table in tables)
     assert first is not None
     assert second is not None
     assert int(first) < int(second)

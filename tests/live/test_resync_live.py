@@ -163,6 +163,20 @@ def test_tables_are_copied_again_by_several_readers_while_they_change_and_are_re
 
 
 @IN_EVERY_WAY
+@pytest.mark.usefixtures("bank")
+def test_copies_of_two_tables_of_a_quiet_server_stand_apart(database: Database, tmp_path: Path) -> None:
+    project = taking(database, tmp_path)
+    once(project)
+    first, second = (resync(project, [name]).position for name in BOTH)
+    assert first is not None
+    assert second is not None
+    assert first != second
+    once(project)
+    assert [course_of(project, name) for name in ("accounts", "vault")] == [[(False, False), (True, False)]] * 2
+    assert_as_at_source(project, database, "accounts", "vault")
+
+
+@IN_EVERY_WAY
 def test_a_table_that_comes_is_copied_one_that_goes_is_left_and_copied_anew_when_it_comes_back(
     database: Database, tmp_path: Path, bank: psycopg.Connection[Any]
 ) -> None:

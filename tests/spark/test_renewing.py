@@ -83,6 +83,7 @@ class World:
         self.bronze = DeltaBronze(self.project.bronze, durability="os")
         self.beside = BesideBronze(DeltaBronzeTable(LocalPlace(self.project.bronze, durable=False)))
         self.position, self.chunk = 1000, 0
+        self.copied_at = self.position
         self.carried = set(relations)
         self.lost: set[TableName] = set()
         self.script: dict[TableName, list[Transaction]] = {table: [] for table in relations}
@@ -104,9 +105,10 @@ class World:
                 self.script[table].append(of_table(whole, table))
 
     def copy(self, table: TableName) -> None:
-        """A copy of a table is in bronze, and not in force yet."""
-        at_end = self.dice.random() < 0.3
+        """A copy of a table is in bronze, and not in force yet. No two stand at one position, as at a server."""
+        at_end = self.dice.random() < 0.3 and self.position != self.copied_at
         self.position += 0 if at_end else 5
+        self.copied_at = self.position
         self.waiting.append(self._copied(table, copy_name(self._state, self.position), self.position))
         self.carried.add(table)
         self.lost.discard(table)

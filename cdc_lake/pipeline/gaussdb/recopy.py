@@ -20,6 +20,7 @@ from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import CopyUnplaced
+from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
@@ -46,6 +47,7 @@ def copy_family(
     state: BronzeState,
     tables: Sequence[TableName],
     bronze: BronzeWriter,
+    control: ControlTables,
     stop: threading.Event,
     tell: Tell,
     opened: Opened = nobody,
@@ -61,7 +63,7 @@ def copy_family(
         facts, _ = checked(project, session, state, opened)
         there = [table for table in captured(project, session) if table in set(tables)]
         expected = expected_rows(table_facts(session, there))
-        with _taken(project, session, state, there) as taken:
+        with _taken(project, session, state, control, there) as taken:
             position = taken.csn.value - 1
             tell(Progress("snapshot", f"copy of all below CSN {taken.csn}", facts={"epoch": state.epoch}))
             layouts = Layouts(catalog(session, there).get)
@@ -74,14 +76,15 @@ def copy_family(
 
 @contextmanager
 def _taken(
-    project: Project, session: WireSession, state: BronzeState, tables: Sequence[TableName]
+    project: Project, session: WireSession, state: BronzeState, control: ControlTables, tables: Sequence[TableName]
 ) -> Iterator[CsnSnapshot]:
-    """A snapshot at a CSN where bronze has no copied rows of the tables. On a quiet server two snapshots have one CSN:
-    a transaction of ours that only takes an id parts them. Raises CopyUnplaced where it does not, SourceError.
+    """A snapshot at a CSN that no other copy stands at, of whatever tables: two copies of one name would be one. On a
+    quiet server two snapshots have one CSN: a transaction of ours that only takes an id parts them. Raises CopyUnplaced
+    where it does not, SourceError.
     """
     for _ in range(_ATTEMPTS):
         with exported(session, [quoted(table) for table in tables]) as taken:
-            if _is_free(project, state, taken.csn.value - 1, tables):
+            if _is_free(project, state, control, taken.csn.value - 1):
                 yield taken
                 return
         session.query("SELECT txid_current()", doing="parting a copy from the one before it")
@@ -89,10 +92,11 @@ def _taken(
     raise CopyUnplaced(f"bronze has a copy that was begun at CSN {taken.csn.value - 1} already", hint=hint)
 
 
-def _is_free(project: Project, state: BronzeState, position: int, tables: Sequence[TableName]) -> bool:
-    """Whether bronze has no copied rows of the tables at a position."""
-    reader, names = bronze_reader(project), [str(table) for table in tables]
-    files = reader.files()
-    paths = files.select(epoch=state.epoch, after=position - 1, upto=position, relations=names)
+def _is_free(project: Project, state: BronzeState, control: ControlTables, position: int) -> bool:
+    """Whether there are no copied rows at a position, of a copy that broke off either, and no copy of empty tables."""
+    if any(row.snapshot == copy_name(state, position) for row in control.snapshots()):
+        return False
+    files = bronze_reader(project).files()
+    paths = files.select(epoch=state.epoch, after=position - 1, upto=position)
     wanted = (pc.field("epoch") == state.epoch) & (pc.field("position") == position) & (pc.field("op") == SNAPSHOT)
-    return not files.read(paths, ["relation"], wanted & pc.field("relation").isin(names)).num_rows
+    return not files.read(paths, ["relation"], wanted).num_rows
