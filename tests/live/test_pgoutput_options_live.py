@@ -141,12 +141,12 @@ def test_changes_with_an_origin_are_left_out_where_only_local_ones_are_asked_for
 ) -> None:
     local, every = pipeline_of(database, tmp_path, "l", origin="none"), pipeline_of(database, tmp_path, "e")
     with database.admin() as admin:
+        admin.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        admin.execute(f'ALTER TABLE t OWNER TO "{database.user}"')
         if admin.info.server_version < 160_000:
             with pytest.raises(OptionRefused, match="`origin`"):
                 once(local)
             return
-        admin.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        admin.execute(f'ALTER TABLE t OWNER TO "{database.user}"')
         once(local)
         once(every)
         admin.execute("SELECT pg_replication_origin_create('far')")

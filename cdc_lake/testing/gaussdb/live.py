@@ -206,6 +206,8 @@ class LivePostgres:
         self._places.reach(self._stream.keepalive_end)
 
     def _take(self, raw: RawTransaction) -> None:
+        if not raw.lsns:
+            return  # PostgreSQL before 15 sends also what holds nothing of the publication
         bounds = raw.bounds
         assert bounds.commit_lsn is not None
         assert bounds.commit_ts is not None
