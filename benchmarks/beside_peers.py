@@ -28,7 +28,7 @@ import pyarrow.dataset as ds
 from end_state import folded, of_source
 from measured import carry_out, median, options_of, table
 from peers.environment import JARS, PYTHON, SOURCES
-from workload_sql import BLOCK, publish
+from workload_sql import BLOCK, INSERTS, publish
 from written import Written
 
 from cdc_lake.source.plugins import PGOUTPUT
@@ -58,7 +58,7 @@ def foreign(server: EmbeddedServer, root: Path, peer: str, slot: str, changes: i
     given = {
         "mode": mode, "host": HOST, "port": server.port, "user": SUPERUSER, "password": server.password,
         "database": "postgres", "slot": slot, "publication": "bench", "table": "public.orders", "changes": changes,
-        "folder": str(folder), "sources": str(SOURCES),
+        "last": changes // BLOCK * INSERTS, "folder": str(folder), "sources": str(SOURCES),
     }  # fmt: skip
     watch, begun = Written(folder), time.perf_counter()
     with (folder.with_suffix(".log")).open("w") as log:

@@ -11,6 +11,8 @@ import psycopg
 
 BLOCK = 1_000
 """Changes of a transaction of the backlog."""
+INSERTS = 800
+"""How many of them are inserts, of consecutive keys."""
 
 TABLE = """
 CREATE TABLE orders (

@@ -56,7 +56,7 @@ def fetch(source: Path | None) -> bool:
     return there.exists()
 
 
-def connect() -> bool:
+def fetch_connectors() -> bool:
     """Put Flink's connectors in their place; whether they are there."""
     if not JARS.exists() and (maven := shutil.which("mvn")):
         with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
@@ -73,7 +73,11 @@ def main() -> None:
     given = options.parse_args()
     install()
     print("dlt's pg_replication is there" if fetch(given.source) else "without dlt's pg_replication, dlt is left out")
-    print("Flink's connectors are there" if connect() else "without mvn there are no connectors, Flink CDC is left out")
+    print(
+        "Flink's connectors are there"
+        if fetch_connectors()
+        else "without mvn there are no connectors, Flink CDC is left out"
+    )
 
 
 if __name__ == "__main__":

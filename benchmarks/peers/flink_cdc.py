@@ -19,24 +19,21 @@ from environment import JARS
 
 FLINK = Path(sysconfig.get_path("purelib")) / "pyflink" / "lib"
 PROGRAM = Path(__file__).with_name("FlinkCdc.java")
+ASKED = ("host", "port", "user", "password", "database", "slot", "publication", "folder", "last")
+"""What the program is told, in its order; `last`: the greatest key that the last transaction deletes."""
 HEAP = "3g"
 OPENED = ("lang", "net", "nio", "time", "util", "util.concurrent")
 """Packages of Java that Flink looks into, as its own start script opens them."""
-BLOCK, INSERTS = 1_000, 800
-"""Changes of a transaction, and how many of them are inserts, of consecutive keys."""
 
 
 def main() -> None:
     given = json.loads(sys.argv[1])
-    folder = Path(given["folder"])
-    classes = folder / "classes"
+    classes = Path(given["folder"]) / "classes"
     path = f"{FLINK}/*:{JARS}/*"
     subprocess.run(["javac", "-d", str(classes), "-cp", path, str(PROGRAM)], check=True)
     opened = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in OPENED]
-    asked = [given[name] for name in ("host", "port", "user", "password", "database", "slot", "publication")]
-    last = given["changes"] // BLOCK * INSERTS
     words = ["java", f"-Xmx{HEAP}", *opened, "-cp", f"{classes}:{path}", "FlinkCdc"]
-    os.execvp("java", [*words, *map(str, asked), str(folder), str(last)])
+    os.execvp("java", [*words, *(str(given[name]) for name in ASKED)])
 
 
 if __name__ == "__main__":

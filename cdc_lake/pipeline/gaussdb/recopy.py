@@ -97,6 +97,6 @@ def _is_free(project: Project, state: BronzeState, control: ControlTables, posit
     if any(row.snapshot == copy_name(state, position) for row in control.snapshots()):
         return False
     files = bronze_reader(project).files()
-    paths = files.select(epoch=state.epoch, after=position - 1, upto=position)
+    paths = files.select(epoch=state.epoch, after=position - 1, upto=position, op=SNAPSHOT)
     wanted = (pc.field("epoch") == state.epoch) & (pc.field("position") == position) & (pc.field("op") == SNAPSHOT)
     return not files.read(paths, ["relation"], wanted).num_rows
