@@ -69,6 +69,13 @@ class World:
         self.made += made
         self.bronze.append([raw_transaction(one) for one in made])
 
+    def change_plain(self, count: int) -> None:
+        """Transactions arrive, and more of them until one has changed the plain table as it is now."""
+        before = len(self.made)
+        self.land(count)
+        while not any(change.relation == self.plain for one in self.made[before:] for change in one.changes):
+            self.land(1)
+
     def becomes(self, plain: Relation) -> None:
         """The plain table has another layout from the next change on."""
         self.plain = plain

@@ -140,7 +140,7 @@ def kept_up(there: World, names: tuple[str, ...]) -> None:
 def schema_changed(there: World, names: tuple[str, ...]) -> None:
     """19: the table has its new column, the rows that need it are not merged."""
     there.becomes(with_column(there.plain, f"note{there.position}", "text", TYPE_OIDS["text"]))
-    there.land(4)
+    there.change_plain(4)
     at_failpoint(there, names)
 
 
@@ -148,12 +148,12 @@ def type_changed(there: World, names: tuple[str, ...]) -> None:
     """19: a column is of another type, in as many commits as that takes; some of them are made."""
     name = f"n{there.position}"
     there.becomes(with_column(there.plain, name, "int4", TYPE_OIDS["int4"]))
-    there.land(4)
+    there.change_plain(4)
     there.advance()
     other = with_column(there.plain, name, "text", TYPE_OIDS["text"]).columns[-1]
     columns = tuple(other if column.name == name else column for column in there.plain.columns)
     there.becomes(replace(there.plain, columns=columns))
-    there.land(6)
+    there.change_plain(6)
     there.broken_at([*names] * TRIES)
 
 
@@ -213,7 +213,7 @@ def test_a_start_after_any_break_ends_at_the_oracles_state(spark: Any, lake_root
         chosen = dice.sample(names, 2 if BUDGET == 1 else len(names))
         print(f"seed {seed}, {fmt}: {', '.join(chosen)}")
         there = world(lake_root, spark, fmt, seed, dice)
-        there.land(6)
+        there.change_plain(6)
         for name in chosen:
             point = possible[name]
             there.land(dice.randint(3, 5))

@@ -53,26 +53,19 @@ def overwrite(log: Path) -> None:
     theirs.replace(log / f"{version:020}.json")
 
 
-def land(there: World) -> None:
-    """Transactions arrive, of which one touches the table."""
-    before = len(there.made)
-    while not any(change.relation.table == PLAIN.table for one in there.made[before:] for change in one.changes):
-        there.land(4)
-
-
 @pytest.fixture
 def new(spark: Any, lake_root: Path, request: pytest.FixtureRequest) -> World:
     seed = one_seed() ^ zlib.crc32(request.node.name.encode())  # tests of a session have one lake
     print(f"seed {seed}")
     made = world(lake_root, spark, "delta", seed, random.Random(seed))
-    land(made)
+    made.change_plain(4)
     made.advance()
     return made
 
 
 @pytest.fixture
 def there(new: World) -> World:
-    land(new)
+    new.change_plain(4)
     return new
 
 
@@ -102,7 +95,7 @@ def test_a_commit_that_is_taken_after_it_was_counted_is_made_again(there: World,
         walk.run(None, threading.Event())
         overwrite(log_of(there))
         if when == "more came":
-            land(there)
+            there.change_plain(4)
         if when != "restarted":
             walk.run(None, threading.Event())
             assert not walk.done.broken
@@ -120,7 +113,7 @@ def test_a_commit_that_is_taken_when_nobody_looks_any_more_is_made_again_before_
         walk.run(None, threading.Event())
         walk._steps._merged_at.clear()
         overwrite(log_of(there))
-        land(there)
+        there.change_plain(4)
         walk.run(None, threading.Event())
         assert not walk.done.broken
     there.watch.look()
@@ -131,7 +124,7 @@ def test_a_commit_that_is_taken_when_nobody_looks_any_more_is_made_again_before_
 
 def test_a_first_commit_that_is_taken_is_an_error_in_words(new: World) -> None:
     overwrite(log_of(new))
-    land(new)
+    new.change_plain(4)
     (error,) = new.tried().values()
     assert isinstance(error, SilverPutBack)
     assert "empty again" in error.message
