@@ -7,7 +7,9 @@ allocator, mimalloc, keeps for later was 60 MiB and more with a backlog; others 
 The system's has an arena for each thread, and what one thread took and another gave back lies idle in the first one's:
 of a backlog of the GaussDB family 245 MiB were held for 80 in use, and more with every batch. Two arenas are enough for
 threads that take turns at Python's lock. Columns wait for their commit between what lives only as long as a chunk is
-decoded; where they are jemalloc's, which Arrow brings along in most of its builds, that leaves no holes.
+decoded; where they are jemalloc's, which Arrow brings along in most of its builds, that leaves no holes. Chunks and
+what is hashed of them, two mebibytes each, would leave them all the same, more with every batch: what is as large as
+memory that was given back before, the C library takes from its arenas. It is told to ask the system each time.
 
 Only `cdc-lake run --only receive` does so, whose process is its own. `cdc_lake.run` is called in anybody's process, and
 the job `receive` in one that the platform began: other threads may import pandas there meanwhile, and Spark and the
@@ -23,9 +25,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_ARENA_MAX: Final = -8  # of `mallopt`: M_ARENA_MAX in glibc's malloc.h
+_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of `mallopt`: M_ARENA_MAX and so on in glibc's malloc.h
 _ARENAS: Final = 2
 """One is no smaller, and a thread would wait for any other (measured)."""
+_LARGE: Final = 1_500_000
+"""Bytes from which on memory is the system's, payloads of a mebibyte are not: new memory is slow, and the receiver took
+a fourth more processor time with a third less (measured).
+"""
+_KEPT: Final = 64 << 20
+"""Bytes at the end of an arena that stay: 128 KiB, as by default, would go and come all the time."""
 
 
 def load() -> None:
@@ -34,7 +42,7 @@ def load() -> None:
         return
     chosen = "ARROW_DEFAULT_MEMORY_POOL" in os.environ  # what somebody chose, counts
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    _share_arenas()
+    _tune_malloc()
     with _hidden("pandas"):
         import pyarrow as pa
 
@@ -43,12 +51,22 @@ def load() -> None:
         pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
-def _share_arenas() -> None:
-    """Let threads share the C library's arenas, where it has any and nobody chose how many."""
-    chosen = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
+def _tune_malloc() -> None:
+    """Let threads share the C library's arenas, where it has any, without what is large; what was chosen, counts."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
-    if mallopt is not None and not chosen:
+    if mallopt is None:
+        return
+    if not _chosen("arena_max"):
         mallopt(_ARENA_MAX, _ARENAS)
+    if not (_chosen("mmap_threshold") or _chosen("trim_threshold")):
+        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_TRIM_THRESHOLD, _KEPT)
+
+
+def _chosen(parameter: str) -> bool:
+    """Whether a parameter of glibc's was chosen, in either of its ways."""
+    old = f"MALLOC_{parameter.upper()}"
+    return parameter in os.environ.get("GLIBC_TUNABLES", "") or old in os.environ or f"{old}_" in os.environ
 
 
 @contextmanager

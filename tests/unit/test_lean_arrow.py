@@ -47,6 +47,20 @@ with TemporaryDirectory() as folder:
     libc.fclose(stream)
     print(json.dumps({"arenas": file.read_text().count("<heap nr=")}))
 """
+LARGE = """
+import ctypes, json
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+del_me = bytes(8 << 20)
+del del_me  # from now on glibc would take as much from its arenas
+before = libc.mallinfo2().hblkhd
+small, large = bytes(1 << 20), bytes(2 << 20)
+print(json.dumps({"of the system": (libc.mallinfo2().hblkhd - before) // 100_000}))
+"""
 RECEIVES = f"""
 import sys
 from cdc_lake.cli.app import main
@@ -84,6 +98,15 @@ def test_its_threads_share_two_arenas_unless_a_number_was_chosen() -> None:
     load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()\n"
     assert told(load + THREADS)["arenas"] == 2
     assert told(load + THREADS, MALLOC_ARENA_MAX="4")["arenas"] == 4
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="thresholds are glibc's")
+def test_what_is_large_is_the_systems_unless_a_threshold_was_chosen() -> None:
+    load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()\n"
+    assert told(load + LARGE)["of the system"] == 21  # the large one alone
+    assert told(load + LARGE, MALLOC_MMAP_THRESHOLD_="800000")["of the system"] == 31
+    assert told(load + LARGE, GLIBC_TUNABLES="glibc.malloc.mmap_threshold=16777216")["of the system"] == 0
+    assert told(LARGE)["of the system"] == 0
 
 
 def test_a_data_frame_can_be_had_all_the_same() -> None:

@@ -128,7 +128,8 @@ def long_runs(payload: bytes) -> dict[int, tuple[Run, int]]:
     if size < max(SMALL, 2 * _SAFE):
         return {}
     data = np.frombuffer(payload, np.uint8)
-    first = np.flatnonzero((data[: -_SAFE - 1] == MORE) & (data[1:-_SAFE] == 0)) + 1
+    first = _places(data[: -_SAFE - 1], MORE) + 1
+    first = first[data[first] == 0]
     if payload[0] == 0:
         first = np.concatenate([np.zeros(1, np.int64), first])
     letter = data[first + BODY]
@@ -149,3 +150,14 @@ def long_runs(payload: bytes) -> dict[int, tuple[Run, int]]:
             run = Run(payload, at + BODY, behind[begin:end] - 1, words[at + 4].astype(np.int64))
             found[int(at[0])] = run, int(behind[end - 1])
     return found
+
+
+def _places(data: Any, byte: int) -> Any:
+    """Where a byte stands that is seldom (int64 ndarray, ascending), but for the last seven of `data` (uint8 ndarray).
+
+    Places are looked for by eight at a time, and by one where there is some: half of the time (measured).
+    """
+    eight = (data[: len(data) & -8] == byte).view(np.uint64)
+    some = np.flatnonzero(eight != 0)
+    within = np.flatnonzero(eight[some].view(bool))
+    return 8 * some[within >> 3] + (within & 7)
