@@ -29,11 +29,11 @@ _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of `mallopt`: M_ARE
 _ARENAS: Final = 2
 """One is no smaller, and a thread would wait for any other (measured)."""
 _LARGE: Final = 1_500_000
-"""Bytes from which on memory is the system's, payloads of a mebibyte are not: new memory is slow, and the receiver took
-a fourth more processor time with a third less (measured).
+"""Bytes from which on memory is the system's. Payloads of a mebibyte are below: new memory is slow, and from 1,000,000
+on the receiver took a fourth more processor time (measured).
 """
 _KEPT: Final = 64 << 20
-"""Bytes at the end of an arena that stay: 128 KiB, as by default, would go and come all the time."""
+"""Bytes at the end of an arena that stay. Where the other threshold is set, glibc leaves this one at 128 KiB."""
 
 
 def load() -> None:
@@ -56,17 +56,17 @@ def _tune_malloc() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's
     if mallopt is None:
         return
-    if not _chosen("arena_max"):
+    if not _chosen("MALLOC_ARENA_MAX"):
         mallopt(_ARENA_MAX, _ARENAS)
-    if not (_chosen("mmap_threshold") or _chosen("trim_threshold")):
+    if not (_chosen("MALLOC_MMAP_THRESHOLD_") or _chosen("MALLOC_TRIM_THRESHOLD_")):
         mallopt(_MMAP_THRESHOLD, _LARGE)
         mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
-def _chosen(parameter: str) -> bool:
-    """Whether a parameter of glibc's was chosen, in either of its ways."""
-    old = f"MALLOC_{parameter.upper()}"
-    return parameter in os.environ.get("GLIBC_TUNABLES", "") or old in os.environ or f"{old}_" in os.environ
+def _chosen(variable: str) -> bool:
+    """Whether somebody set this variable of glibc's, or the tunable that is the same."""
+    tunable = variable.removeprefix("MALLOC_").rstrip("_").lower()
+    return variable in os.environ or tunable in os.environ.get("GLIBC_TUNABLES", "")
 
 
 @contextmanager

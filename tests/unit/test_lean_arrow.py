@@ -15,16 +15,28 @@ import pytest
 
 from cdc_lake.testing.ports import free_port
 
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas and thresholds are glibc's")
 SAYS = """
 import json, sys
 import pyarrow as pa
 print(json.dumps({"pandas": "pandas" in sys.modules, "memory": pa.default_memory_pool().backend_name}))
 """
-THREADS = """
-import ctypes, json, threading
+MALLOC_INFO = """
+import ctypes, json, re, threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+def malloc_info():
+    libc = ctypes.CDLL(None)
+    libc.fopen.restype = ctypes.c_void_p
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "told.xml"
+        stream = ctypes.c_void_p(libc.fopen(bytes(file), b"w"))
+        libc.malloc_info(0, stream)
+        libc.fclose(stream)
+        return file.read_text()
+"""
+THREADS = f"""{MALLOC_INFO}
 gate = threading.Barrier(8)
 
 def takes():
@@ -38,28 +50,17 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-libc = ctypes.CDLL(None)
-libc.fopen.restype = ctypes.c_void_p
-with TemporaryDirectory() as folder:
-    file = Path(folder) / "told.xml"
-    stream = ctypes.c_void_p(libc.fopen(bytes(file), b"w"))
-    libc.malloc_info(0, stream)
-    libc.fclose(stream)
-    print(json.dumps({"arenas": file.read_text().count("<heap nr=")}))
+print(json.dumps(dict(arenas=malloc_info().count("<heap nr="))))
 """
-LARGE = """
-import ctypes, json
+LARGE = f"""{MALLOC_INFO}
+def of_the_system():
+    return int(re.search('type="mmap" count="[0-9]+" size="([0-9]+)"', malloc_info())[1])
 
-class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
-
-libc = ctypes.CDLL(None)
-libc.mallinfo2.restype = Info
-del_me = bytes(8 << 20)
-del del_me  # from now on glibc would take as much from its arenas
-before = libc.mallinfo2().hblkhd
+larger = bytes(8 << 20)
+del larger  # from now on glibc would take as much from its arenas
+before = of_the_system()
 small, large = bytes(1 << 20), bytes(2 << 20)
-print(json.dumps({"of the system": (libc.mallinfo2().hblkhd - before) // 100_000}))
+print(json.dumps({{"of the system": (of_the_system() - before) // 100_000}}))
 """
 RECEIVES = f"""
 import sys
@@ -93,14 +94,14 @@ def test_memory_that_was_chosen_is_used() -> None:
     assert told(load + SAYS, ARROW_DEFAULT_MEMORY_POOL="mimalloc")["memory"] == "mimalloc"
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas are glibc's")
+@GLIBC
 def test_its_threads_share_two_arenas_unless_a_number_was_chosen() -> None:
     load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()\n"
     assert told(load + THREADS)["arenas"] == 2
     assert told(load + THREADS, MALLOC_ARENA_MAX="4")["arenas"] == 4
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="thresholds are glibc's")
+@GLIBC
 def test_what_is_large_is_the_systems_unless_a_threshold_was_chosen() -> None:
     load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()\n"
     assert told(load + LARGE)["of the system"] == 21  # the large one alone
