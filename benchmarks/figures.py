@@ -193,6 +193,8 @@ FIGURES: tuple[Figure, ...] = (
            _shared(beside, "mb", ("peer", "receive"), ("peer", "drain")), None, GAUSSDB, peer="reading alone"),
     Figure("P2 memory", "the receiver's memory, a backlog of the family, MiB (400 MB are 381)", "gaussdb_backlog",
            _shared(each, "rss_mib", peer="receive"), RECEIVER_MIB, GAUSSDB, most=True),
+    Figure("P2 long", "the receiver's memory, a backlog six times as long, MiB", "gaussdb_backlog",
+           _shared(each, "rss_mib", peer="long"), RECEIVER_MIB, GAUSSDB, most=True),
     Figure("P3 iceberg", "pgoutput into bronze beside pydbzengine into Iceberg", "peers",
            _shared(peer_rates, "pydbzengine, Iceberg"), 10, BESIDE, peer="pydbzengine, Iceberg"),
     Figure("P3 debezium", "pgoutput into bronze beside Debezium's engine that only counts", "peers",

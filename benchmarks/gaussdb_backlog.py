@@ -1,12 +1,12 @@
 """A backlog of a GaussDB slot, style b in batches, from the wire into committed Delta bronze.
 
-    python benchmarks/gaussdb_backlog.py [--rows 1000000] [--rounds 3]
+    python benchmarks/gaussdb_backlog.py [--rows 1000000] [--rounds 3] [--long 6000000]
 
 Ten columns, about 390 bytes a row on the wire, 1,000 rows a transaction, 80/15/5 insert/update/delete, one transaction
 in a hundred against the order of the CSNs. The sender is the test kit's server with everything encoded beforehand, in
 a process of its own on the same cores. Ours is `receive()` with everything on: hash chain, CSN order, Parquet, Delta
 commit, fsync, confirmation. The peer reads the same stream and throws it away: what sender and socket give. One more
-run of ours, which does not count, times its steps.
+run of ours, which does not count, times its steps, and one has a longer backlog, for the memory it takes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-import as_shipped  # noqa: F401  # before anything else loads Arrow
+import as_shipped  # before anything else loads Arrow
 import psutil
 import pyarrow.parquet as pq
 from decode_mppdb import COLUMNS, ORDERS, some_row
@@ -42,7 +43,6 @@ from cdc_lake.decode.mppdb import columnar
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity
-from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.gaussdb.frames import assembler_of, frames_of
 from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.pipeline.stream import hashing_process
@@ -108,7 +108,7 @@ def receive_here(project: Project, timed: Steps | None = None) -> None:
     bronze = bronze_writer(project)
     begun = time.perf_counter()
     with timed or nullcontext(), hashing_beside() as peaks:
-        done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
+        done = receive(project, bronze, once=True, stop=threading.Event(), tell=as_shipped.tell)
     hashed = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = {"hashing": hashed.ru_utime + hashed.ru_stime, "beside_mib": max(peaks, default=0.0)}
     report(time.perf_counter() - begun, done.changes, timed.seconds if timed is not None else {}, used)
@@ -162,39 +162,72 @@ def child(role: str, root: Path, name: str, ports: list[int], rows: int) -> dict
     return {"peer": role, **json.loads(done.stdout.splitlines()[-1])}
 
 
+class Sender:
+    """The sender's process while it is entered; `ports`: of its sessions and of its streams."""
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, __file__, "--role", "serve"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.ports: list[int] = self._answer()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.communicate()
+
+    @property
+    def cpu(self) -> float:
+        """Its processor time until now, in s."""
+        return sum(psutil.Process(self._process.pid).cpu_times()[:2])
+
+    def encode(self, rows: int, root: Path, name: str) -> int:
+        """Encode the backlog as the pipeline of this name asks for it; its bytes."""
+        print(f"encoding {rows:,} rows", flush=True)
+        options = effective_options(project_of(root, name, *self.ports).family)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([options, rows]) + "\n")
+        self._process.stdin.flush()
+        return int(self._answer())
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
 def measure(rows: int, rounds: int, root: Path) -> list[dict[str, Any]]:
-    command = [sys.executable, __file__, "--role", "serve"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        ports = json.loads(server.stdout.readline())
+    """Rounds of both, and one of ours whose steps are timed."""
+    with Sender() as sender:
         names = {n: (f"ours_{n}", f"peer_{n}") for n in range(rounds + 1)}
         for name in ("steps", *(one for both in names.values() for one in both)):
-            child("receive", root, name, ports, rows)  # makes the slot, begins the stream
-        print(f"encoding {rows:,} rows", flush=True)
-        options = effective_options(project_of(root, "ours_0", *ports).family)
-        server.stdin.write(json.dumps([options, rows]) + "\n")
-        server.stdin.flush()
-        size = json.loads(server.stdout.readline())
+            child("receive", root, name, sender.ports, rows)  # makes the slot, begins the stream
+        size = sender.encode(rows, root, "ours_0")
         runs = []
         for n, (ours, peer) in names.items():
             for role, name in (("receive", ours), ("drain", peer)) if n % 2 else (("drain", peer), ("receive", ours)):
-                run = {"round": n, "bytes": size, **sent_by(server.pid, role, root, name, ports, rows)}
-                if run["changes"] != rows:
-                    raise SystemExit(f"expected {rows} changes: {run['changes']}")
+                run = {"round": n, "bytes": size, **sent_by(sender, role, root, name, rows)}
                 run["mb"] = size / run["seconds"] / 1e6
                 print(f"  round {n} {role:8} {run['mb']:6.0f} MB/s {rows / run['seconds']:10,.0f} rows/s", flush=True)
                 runs.append(run)
-        runs.append({"round": rounds + 1, "bytes": size, **child("steps", root, "steps", ports, rows)})
-        server.stdin.close()
-        return runs
+        runs.append({"round": rounds + 1, "bytes": size, **child("steps", root, "steps", sender.ports, rows)})
+    return runs
 
 
-def sent_by(sender: int, role: str, root: Path, name: str, ports: list[int], rows: int) -> dict[str, Any]:
+def measure_long(rows: int, root: Path) -> dict[str, Any]:
+    """One run of ours with a longer backlog, which is to take no more memory."""
+    with Sender() as sender:
+        child("receive", root, "long", sender.ports, rows)
+        size = sender.encode(rows, root, "long")
+        return {"round": 1, "bytes": size, **sent_by(sender, "receive", root, "long", rows), "peer": "long"}
+
+
+def sent_by(sender: Sender, role: str, root: Path, name: str, rows: int) -> dict[str, Any]:
     """A child's run, and the processor time that the sender took for it."""
-    before = sum(psutil.Process(sender).cpu_times()[:2])
-    run = child(role, root, name, ports, rows)
-    return run | {"sender": sum(psutil.Process(sender).cpu_times()[:2]) - before}
+    before = sender.cpu
+    run = child(role, root, name, sender.ports, rows)
+    if run["changes"] != rows:
+        raise SystemExit(f"expected {rows} changes: {run['changes']}")
+    return run | {"sender": sender.cpu - before}
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -215,8 +248,16 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
     return [
         table("From the wire into bronze", FIGURES, rows),
+        table("The receiver's memory", ("rows of the backlog", "peak MiB"), memory(counted)),
         profile(next(run for run in runs if run["peer"] == "steps")),
     ]
+
+
+def memory(runs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Of each length of a backlog the most that the receiver had."""
+    ours = [run for run in runs if run["peer"] in {"receive", "long"}]
+    peaks = {run["changes"]: max(one["rss_mib"] for one in ours if one["changes"] == run["changes"]) for run in ours}
+    return [(f"{rows:,}", f"{peak:.0f}") for rows, peak in sorted(peaks.items())]
 
 
 def profile(run: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +274,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rows", type=int, default=1_000_000)
     options.add_argument("--rounds", type=int, default=3, help="counted rounds; one more warms up")
+    options.add_argument("--long", type=int, default=6_000_000, help="rows of one run more, for its memory; 0: none")
     options.add_argument("--no-save", action="store_true", help="print only")
     for hidden in ("--role", "--root", "--name"):
         options.add_argument(hidden, help=argparse.SUPPRESS)
@@ -253,7 +295,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         runs = measure(given.rows, given.rounds, Path(temporary))
-    parameters = {"rows": given.rows, "rounds": given.rounds}
+        if given.long:
+            runs.append(measure_long(given.long, Path(temporary)))
+    parameters = {"rows": given.rows, "rounds": given.rounds, "long": given.long}
     conclude("gaussdb_backlog", parameters=parameters, runs=runs, tables=summary(runs), keep=not given.no_save)
 
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import as_shipped  # noqa: F401  # before anything else loads Arrow
+import as_shipped  # before anything else loads Arrow
 import psycopg
 from decode_mppdb import COLUMNS, some_row
 from gaussdb_backlog import RELATION
@@ -43,7 +43,6 @@ from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.records import Operation
-from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.gaussdb.declared import DeclaredTable
 from cdc_lake.testing.gaussdb.ledger import Ledger, LedgerTransaction
@@ -90,7 +89,7 @@ def receive_here(folder: Path) -> None:
     project = project_of(folder)
     begun = time.perf_counter()
     with hashing_beside() as peaks:
-        done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=silent)
+        done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=as_shipped.tell)
     facts = {"seconds": time.perf_counter() - begun, "changes": done.changes, "bytes": done.bytes}
     print(json.dumps(facts | {"rss_mib": peak_mib(), "beside_mib": max(peaks, default=0.0)}))
 

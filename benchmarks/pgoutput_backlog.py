@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import as_shipped  # noqa: F401  # before anything else loads Arrow
+import as_shipped  # before anything else loads Arrow
 import psycopg
 from measured import carry_out, costing, median, options_of, table
 from served import served
@@ -33,7 +33,6 @@ from workload_sql import BLOCK, publish
 
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.config.project import Project
-from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.source.plugins import LINE_OPTIONS, PGOUTPUT, TEST_DECODING, message_options
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
@@ -55,10 +54,10 @@ def receive_here(arguments: argparse.Namespace) -> None:
     with costing(project.lake) as cost:
         if arguments.profile:
             profile = cProfile.Profile()
-            done = profile.runcall(receive, project, bronze, once=True, stop=threading.Event(), tell=silent)
+            done = profile.runcall(receive, project, bronze, once=True, stop=threading.Event(), tell=as_shipped.tell)
             profile.dump_stats(arguments.profile)
         else:
-            done = receive(project, bronze, once=True, stop=threading.Event(), tell=silent)
+            done = receive(project, bronze, once=True, stop=threading.Event(), tell=as_shipped.tell)
     seconds = time.perf_counter() - begun
     facts = {
         "seconds": seconds,

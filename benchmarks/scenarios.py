@@ -35,7 +35,7 @@ def _run(
 
 DECODE = _run("decode_mppdb.py", "--save", "--rows 20000 --seconds 5")
 DECODE_TEXT = _run("decode_mppdb_text.py", "--save", "--rows 10000 --seconds 5")
-GAUSSDB = _run("gaussdb_backlog.py", "", "--rows 100000 --rounds 1 --no-save")
+GAUSSDB = _run("gaussdb_backlog.py", "", "--rows 100000 --rounds 1 --long 300000 --no-save")
 BACKLOG = _run("pgoutput_backlog.py", "", "--changes 100000 --rounds 2 --no-save")
 PEERS = _run("beside_peers.py", "", "--changes 20000 --rounds 1 --no-save", needs=".venv-peers/bin/python")
 LINES = _run(

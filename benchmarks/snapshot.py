@@ -23,14 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import as_shipped  # noqa: F401  # before anything else loads Arrow
+import as_shipped  # before anything else loads Arrow
 import psycopg
 from measured import carry_out, median, options_of, peak_mib, table
 from served import served
 from workload_sql import fill
 
 from cdc_lake.bronze.open import bronze_writer
-from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.server import HOST, SUPERUSER, EmbeddedServer
 
@@ -44,7 +43,7 @@ def copy_here(given: argparse.Namespace) -> None:
         EmbeddedServer(Path(given.server)), folder, given.copy, source={"publication": "bench"}, **settings
     )
     begun = time.perf_counter()
-    done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=silent)
+    done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=as_shipped.tell)
     seconds = time.perf_counter() - begun
     used = resource.getrusage(resource.RUSAGE_SELF)
     facts = {

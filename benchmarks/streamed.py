@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import as_shipped  # noqa: F401  # before anything else loads Arrow
+import as_shipped  # before anything else loads Arrow
 import psycopg
 from end_state import landed, of_source
 from measured import carry_out, costing, median, options_of, table
@@ -34,7 +34,7 @@ from workload_sql import FILL, TABLE
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.port import ClosedBatch
 from cdc_lake.config.project import Project
-from cdc_lake.observe.progress import Progress, silent
+from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.receiving.landing import Landing
 from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.testing.server import EmbeddedServer
@@ -67,7 +67,9 @@ def receive_here(given: argparse.Namespace) -> None:
         append(landing, batch)
 
     with costing(project.lake) as cost, mock.patch.object(Landing, "append", noted):
-        done = receive(project, bronze_writer(project), once=once, stop=stop, tell=silent if once else counting)
+        done = receive(
+            project, bronze_writer(project), once=once, stop=stop, tell=as_shipped.tell if once else counting
+        )
     facts = {
         "seconds": time.monotonic() - begun,
         "sending": (whole[-1] if whole else begun) - begun,

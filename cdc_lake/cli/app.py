@@ -32,6 +32,7 @@ from cdc_lake.cli.verb import Call, Debug, Json, NoColor, Quiet, Verbose, set_lo
 from cdc_lake.cli.view import Look, View, separate_narration, stderr
 
 if TYPE_CHECKING:
+    from cdc_lake.observe.progress import Tell
     from cdc_lake.pipeline.status.standing import Status
 
 ORDER = (
@@ -168,18 +169,18 @@ def run(
     if allow and only == "receive":
         raise typer.BadParameter("receiving alone changes no silver table", param_hint="--allow")
     project = call.project()
+    tell: Tell = call.view.tell
     if only == "receive":
         from cdc_lake.cli import lean_arrow
 
         lean_arrow.load()
+        tell = lean_arrow.giving_back(tell)
     from cdc_lake.pipeline.run import run as execute
 
     with StopOnSignal(call.view.note) as stop:
         if until_input_ends:
             stop_when_input_ends(stop.event)
-        summary = execute(
-            project, once=once, only=only, stop=stop.event, tell=call.view.tell, allowed=frozenset(allow or ())
-        )
+        summary = execute(project, once=once, only=only, stop=stop.event, tell=tell, allowed=frozenset(allow or ()))
     if call.view.look.json:
         call.view.event({"schema": "cdc-lake/run/1", "stage": "summary", **_fields(summary)})
     else:

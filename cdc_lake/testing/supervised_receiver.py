@@ -26,6 +26,7 @@ import psutil
 
 from cdc_lake.bronze.port import ClosedBatch, Landed, Tabulate
 from cdc_lake.bronze.writer import TableBronze
+from cdc_lake.cli import lean_arrow
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.decode.columnar import tabulate
@@ -198,5 +199,5 @@ def main(folder: Path) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     TableBronze.append = slowly  # type: ignore[assignment, method-assign]  # the process is for nothing else
-    run(project, once=False, only="receive", stop=stop, tell=tell)
+    run(project, once=False, only="receive", stop=stop, tell=lean_arrow.giving_back(tell))
     os._exit(0)  # the listener waits for input that may never come

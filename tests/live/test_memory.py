@@ -53,7 +53,9 @@ from cdc_lake.testing.memory import hashing_beside, peak_mib
 root = Path(sys.argv[1])
 project = Project(Pipeline.model_validate_json((root / "pipeline.json").read_text()), root / "p.yaml", root)
 with hashing_beside() as beside:
-    done = receive(project, bronze_writer(project), once=True, stop=threading.Event(), tell=silent)
+    done = receive(
+        project, bronze_writer(project), once=True, stop=threading.Event(), tell=lean_arrow.giving_back(silent)
+    )
 print(done.changes, done.bytes, round(peak_mib()), round(max(beside, default=0)))
 """
 

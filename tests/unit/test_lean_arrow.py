@@ -62,6 +62,29 @@ before = of_the_system()
 small, large = bytes(1 << 20), bytes(2 << 20)
 print(json.dumps({{"of the system": (of_the_system() - before) // 100_000}}))
 """
+IDLE = """
+import json
+from pathlib import Path
+from cdc_lake.cli import lean_arrow
+lean_arrow.load()
+from cdc_lake.observe.progress import Progress
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) // 256
+
+def left_idle(mebibytes):
+    taken = [b"x" * 100_000 for _ in range(10 * mebibytes)]
+    return taken[-1]  # the rest is given back, and this one stands behind it
+
+stages, sizes = [], []
+tell = lean_arrow.giving_back(lambda progress: stages.append(progress.stage))
+before = resident()
+for mebibytes, stage in [(120, "landed"), (500, "receive"), (0, "landed"), (500, "snapshot")]:
+    held = left_idle(mebibytes) if mebibytes else None
+    tell(Progress(stage, ""))
+    sizes.append(resident() - before)
+print(json.dumps({"stages": stages, "sizes": sizes}))
+"""
 RECEIVES = f"""
 import sys
 from cdc_lake.cli.app import main
@@ -108,6 +131,17 @@ def test_what_is_large_is_the_systems_unless_a_threshold_was_chosen() -> None:
     assert told(load + LARGE, MALLOC_MMAP_THRESHOLD_="800000")["of the system"] == 31
     assert told(load + LARGE, GLIBC_TUNABLES="glibc.malloc.mmap_threshold=16777216")["of the system"] == 0
     assert told(LARGE)["of the system"] == 0
+
+
+@GLIBC
+def test_what_lies_idle_goes_back_behind_a_commit_where_it_is_much() -> None:
+    said = told(IDLE)
+    assert said["stages"] == ["landed", "receive", "landed", "snapshot"]
+    little, between, behind_a_commit, behind_a_copys = said["sizes"]
+    assert little > 100  # MiB: idle, and left so
+    assert between > 400
+    assert behind_a_commit < 40
+    assert behind_a_copys < 40
 
 
 def test_a_data_frame_can_be_had_all_the_same() -> None:
