@@ -96,6 +96,7 @@ def serve() -> None:
     printed = tuple(types.get(kind, kind) for kind, _ in COLUMNS.values())
     answers = ScriptedAnswers(tables=[DeclaredTable(RELATION, (), printed)])
     with GaussServer(Ledger(), answers=answers) as server:
+        server.state.batch_seconds = 0.01
         print(json.dumps([server.port, server.replication_port]), flush=True)
         for line in sys.stdin:
             options, rows = json.loads(line)

@@ -29,6 +29,7 @@ from typing import Final
 
 from cdc_lake.observe.progress import Progress, Tell
 
+_POOL: Final = "ARROW_DEFAULT_MEMORY_POOL"
 _ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1  # of `mallopt`: M_ARENA_MAX and so on in glibc's malloc.h
 _ARENAS: Final = 2
 """One is no smaller, and a thread would wait for any other (measured)."""
@@ -47,14 +48,17 @@ def load() -> None:
     """Load Arrow in this way; where it is loaded already, nothing happens. To be called before other threads run."""
     if "pyarrow" in sys.modules:
         return
-    chosen = "ARROW_DEFAULT_MEMORY_POOL" in os.environ  # what somebody chose, counts
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    chosen = _POOL in os.environ  # what somebody chose, counts
+    os.environ.setdefault(_POOL, "system")
     _tune_malloc()
     with _hidden("pandas"):
         import pyarrow as pa
 
-        pa.array([0])  # it looks for pandas once
-    if not chosen and "jemalloc" in pa.supported_memory_backends():
+        pa.array([0])  # it looks for pandas once, and for the variable
+    if chosen:
+        return
+    del os.environ[_POOL]  # for a process that this one starts nobody chose
+    if "jemalloc" in pa.supported_memory_backends():
         pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 

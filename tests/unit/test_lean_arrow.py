@@ -21,6 +21,10 @@ import json, sys
 import pyarrow as pa
 print(json.dumps({"pandas": "pandas" in sys.modules, "memory": pa.default_memory_pool().backend_name}))
 """
+LOAD = """
+from cdc_lake.cli import lean_arrow
+lean_arrow.load()
+"""
 MALLOC_INFO = """
 import ctypes, json, re, threading
 from pathlib import Path
@@ -112,24 +116,31 @@ def test_the_receiver_loads_arrow_without_pandas_and_with_jemalloc_where_it_has_
     assert said == {"pandas": False, "memory": memory}
 
 
+def test_what_it_starts_chooses_for_itself() -> None:
+    code = f"""
+from cdc_lake.cli import lean_arrow
+lean_arrow.load()
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {LOAD + SAYS!r}], check=True)
+"""
+    assert told(code)["memory"] == ("jemalloc" if "jemalloc" in pa.supported_memory_backends() else "system")
+
+
 def test_memory_that_was_chosen_is_used() -> None:
-    load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()"
-    assert told(load + SAYS, ARROW_DEFAULT_MEMORY_POOL="mimalloc")["memory"] == "mimalloc"
+    assert told(LOAD + SAYS, ARROW_DEFAULT_MEMORY_POOL="mimalloc")["memory"] == "mimalloc"
 
 
 @GLIBC
 def test_its_threads_share_two_arenas_unless_a_number_was_chosen() -> None:
-    load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()\n"
-    assert told(load + THREADS)["arenas"] == 2
-    assert told(load + THREADS, MALLOC_ARENA_MAX="4")["arenas"] == 4
+    assert told(LOAD + THREADS)["arenas"] == 2
+    assert told(LOAD + THREADS, MALLOC_ARENA_MAX="4")["arenas"] == 4
 
 
 @GLIBC
 def test_what_is_large_is_the_systems_unless_a_threshold_was_chosen() -> None:
-    load = "from cdc_lake.cli import lean_arrow\nlean_arrow.load()\n"
-    assert told(load + LARGE)["of the system"] == 21  # the large one alone
-    assert told(load + LARGE, MALLOC_MMAP_THRESHOLD_="800000")["of the system"] == 31
-    assert told(load + LARGE, GLIBC_TUNABLES="glibc.malloc.mmap_threshold=16777216")["of the system"] == 0
+    assert told(LOAD + LARGE)["of the system"] == 21  # the large one alone
+    assert told(LOAD + LARGE, MALLOC_MMAP_THRESHOLD_="800000")["of the system"] == 31
+    assert told(LOAD + LARGE, GLIBC_TUNABLES="glibc.malloc.mmap_threshold=16777216")["of the system"] == 0
     assert told(LARGE)["of the system"] == 0
 
 
