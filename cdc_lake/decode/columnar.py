@@ -159,7 +159,7 @@ class _Shape:
 
 def _part(cut: _Cut, numbering: Numbering, hashing: Hashing) -> _Part:
     require(min(map(len, cut.frames)) >= _SHORTEST)
-    chunk = Chunk(cut.frames)
+    chunk = Chunk.of(cut.frames)
     shape = _shape(cut, chunk, numbering)
     count = len(cut.frames)
     old_rows, old, new_rows, new = _tuples(chunk, shape)

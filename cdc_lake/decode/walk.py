@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from cdc_lake.decode.room import in_room
+
 PADDING: Final = b"\x00" * 8  # behind the last frame: the window below reads eight bytes wherever a value may start
 
 _LARGE, _EACH = 16 << 20, 1 << 10
@@ -44,28 +46,26 @@ class Chunk:
     """Frames one behind the other, with what is needed to read them by the column.
 
     `bytes` holds all frames and the padding, `start` and `end` (int64 ndarrays) the bounds of each frame, `data` the
-    bytes as uint8, `window[i]` the eight bytes from i on as one big-endian number. The bytes are a copy of one's own:
-    with `writable`, they may be changed through `data`. `sizes`: of the frames, where they are known.
+    bytes as uint8, `window[i]` the eight bytes from i on as one big-endian number. The bytes are a copy of one's own,
+    and may be changed through `data`.
     """
 
     __slots__ = ("bytes", "data", "end", "start", "window")
 
-    def __init__(self, frames: Sequence[bytes | memoryview], sizes: Any = None, *, writable: bool = False) -> None:
-        self.bytes: Any = (bytearray() if writable else b"").join([*frames, PADDING])
-        self.end = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)) if sizes is None else sizes)
-        self.start = np.concatenate([np.zeros(1, np.int64), self.end[:-1]])
-        self.data = np.frombuffer(self.bytes, np.uint8)
+    def __init__(self, data: bytearray | memoryview, start: Any, end: Any) -> None:
+        """Of bytes that may hold more than frames, with the padding behind them."""
+        self.bytes, self.start, self.end = data, start, end
+        self.data: Any = np.frombuffer(data, np.uint8)
         # one unaligned gather gives a value's kind and its length: measured 4 ns, byte by byte 10
-        self.window: Any = np.ndarray((len(self.bytes) - 7,), ">u8", self.bytes, strides=(1,))
+        self.window: Any = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))
 
     @classmethod
-    def of(cls, data: bytearray, start: Any, end: Any) -> Chunk:
-        """A writable chunk of bytes that hold more than frames, with the padding behind them."""
-        chunk = cls([])
-        chunk.bytes, chunk.start, chunk.end = data, start, end
-        chunk.data = np.frombuffer(data, np.uint8)
-        chunk.window = np.ndarray((len(data) - 7,), ">u8", data, strides=(1,))
-        return chunk
+    def of(cls, frames: Sequence[bytes | memoryview]) -> Chunk:
+        """The frames one behind the other."""
+        end = np.cumsum(np.fromiter(map(len, frames), np.int64, len(frames)))
+        size = int(end[-1]) if len(end) else 0
+        data = in_room([*frames, PADDING], size + len(PADDING))
+        return cls(data, np.concatenate([np.zeros(1, np.int64), end[:-1]]), end)
 
     def words(self, count: int) -> Any:
         """An array whose i-th entry is the bytes from i on, eight times `count`, as one value without a type."""

@@ -50,7 +50,7 @@ def test_beside_a_large_value_small_ones_are_what_they_are_without_it(
 
 @pytest.mark.parametrize("large", [False, True])
 def test_values_that_are_more_than_offsets_reach_are_not_walked(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk = Chunk([b"abc", b"defgh"])
+    chunk = Chunk.of([b"abc", b"defgh"])
     slots = chunk.start | (chunk.end << 32)
     statements, start, end = source(VALUES)
     size = int((end - start).sum()) + ROOM * len(VALUES)

@@ -10,6 +10,7 @@ import numpy as np
 
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.runs import Lsns, Rows, Run
+from cdc_lake.decode.room import in_room
 from cdc_lake.decode.walk import PADDING, Chunk
 
 Piece: TypeAlias = Run | list[bytes]
@@ -47,7 +48,7 @@ def cuts(batch: Sequence[RecordTransaction], chunk_bytes: int) -> Iterator[tuple
 
 
 def chunk_of(cut: Sequence[Piece], sizes: Any) -> Chunk:
-    """A writable chunk of the records of a cut."""
+    """A chunk of the records of a cut."""
     start = np.empty(len(sizes), np.int64)
     data: list[bytes | memoryview] = []
     at = base = 0
@@ -64,7 +65,7 @@ def chunk_of(cut: Sequence[Piece], sizes: Any) -> Chunk:
             start[part] = ends - sizes[part] + base
             base += int(ends[-1])
         at += len(piece)
-    return Chunk.of(bytearray().join([*data, PADDING]), start, start + sizes)
+    return Chunk(in_room([*data, PADDING], base + len(PADDING)), start, start + sizes)
 
 
 def _pieces(batch: Sequence[RecordTransaction]) -> list[Piece]:

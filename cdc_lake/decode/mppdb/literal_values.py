@@ -40,7 +40,7 @@ def rewritten(source: Statements, start: Any, end: Any, *, escaped: bool, inner:
         data, sizes = _data(source, start, end, escaped=escaped, inner=inner)
         behind = np.cumsum(sizes + ROOM)
         content: Any = memoryview(data)[: int(behind[-1])] if len(sizes) else b""
-        chunk = Chunk([content], writable=True)
+        chunk = Chunk.of([content])
     first = behind - sizes
     write_lengths(chunk, first, sizes)
     return chunk, np.stack([first, behind], axis=1).astype(np.int32)
@@ -88,7 +88,7 @@ def _large(source: Statements, start: Any, end: Any, *, escaped: bool) -> tuple[
         sizes[nth] = at - begins
     del data[at + len(PADDING) :]
     nothing = np.zeros(0, np.int64)
-    return Chunk.of(data, nothing, nothing), sizes
+    return Chunk(data, nothing, nothing), sizes
 
 
 def _meant(piece: bytes, *, escaped: bool) -> bytes:

@@ -165,7 +165,7 @@ def _told(source: Statements, parts: Sequence[Literals]) -> tuple[list[_Bounds],
 def _in_place(source: Statements, told: Sequence[_Bounds]) -> tuple[Chunk, list[Any]]:
     """The statements themselves as the chunk: before each value there is room, as its name and type stand there."""
     require(len(source.bytes) < 1 << 31)
-    chunk = Chunk.of(source.bytes, source.start, source.end)
+    chunk = Chunk(source.bytes, source.start, source.end)
     slots = []
     for part in told:
         slots.append(np.empty((*part.start.shape, 2), np.int32))

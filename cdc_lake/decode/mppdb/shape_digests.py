@@ -26,7 +26,7 @@ _NOTHING, _HEAD = -1, -2  # pieces that stand in the padding
 
 
 def canonical_rows(chunk: Chunk, found: list[Group], plans: list[Plan]) -> list[Canonical]:
-    """The canonical bytes of each group's rows; the chunk has to be writable, and only its values stay as they are."""
+    """The canonical bytes of each group's rows; the chunk is written to, and only its values stay as they are."""
     return [_of_group(chunk, group, plan) for group, plan in zip(found, plans, strict=True)]
 
 

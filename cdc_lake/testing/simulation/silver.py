@@ -247,13 +247,14 @@ class Silver:
         if self.world.chance("merge failed", 0.3):
             raise ApplyFailed("the merge was refused")
         going = table.marker.position is not None and self.world.chance("commit taken by another", 0.5)
-        table.before = deepcopy(table.oracle) if going else None
+        before = deepcopy(table.oracle) if going else None
         try:
             for one in self._within(job.span):
                 table.oracle.apply(of_table(one, name))
         except ValueError as cause:  # of a row that is not there: what the walk makes of it is a table that waits
             self.wrong.append(f"{name} at {table.marker.position} cannot be merged with {job.span}: {cause}")
             raise
+        table.before = before
         table.add(job.span.upto, name)
         if going and self.world.dice.random() < 0.5:
             table.take(0)
