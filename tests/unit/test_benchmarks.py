@@ -6,8 +6,10 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import pkgutil
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,20 @@ def test_what_a_benchmark_times_or_leaves_out_is_there(path: Path) -> None:
         assert not [(owner, name) for owner, name in owners if not hasattr(owner, name)]
     for name in re.findall(r'"(cdc_lake(?:\.\w+)+)"', path.read_text()):
         assert pkgutil.resolve_name(name) is not None
+
+
+AS_SHIPPED = [path.stem for path in sorted(BENCHMARKS.glob("*.py")) if "import as_shipped" in path.read_text()]
+
+
+@pytest.mark.parametrize("name", AS_SHIPPED)
+def test_what_receives_has_the_memory_of_what_is_shipped(name: str) -> None:
+    """Of a child of a process that imports this, which imports it too."""
+    child = f"import {name}, pyarrow, sys; print(pyarrow.default_memory_pool().backend_name, 'pandas' in sys.modules)"
+    parent = f"import {name}, subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    given = {key: value for key, value in os.environ.items() if key != "ARROW_DEFAULT_MEMORY_POOL"}
+    done = subprocess.run([sys.executable, "-c", parent], cwd=BENCHMARKS, env=given, capture_output=True, check=True)
+    best = "jemalloc" if "jemalloc" in pa.supported_memory_backends() else "system"
+    assert done.stdout.decode().split() == [best, "False"]
 
 
 def test_figures_are_of_scenarios_and_of_results_that_a_run_saves() -> None:
