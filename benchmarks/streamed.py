@@ -33,6 +33,7 @@ from workload_sql import FILL, TABLE
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.port import ClosedBatch
+from cdc_lake.cli.lean_arrow import giving_back
 from cdc_lake.config.project import Project
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.receiving.landing import Landing
@@ -67,9 +68,8 @@ def receive_here(given: argparse.Namespace) -> None:
         append(landing, batch)
 
     with costing(project.lake) as cost, mock.patch.object(Landing, "append", noted):
-        done = receive(
-            project, bronze_writer(project), once=once, stop=stop, tell=as_shipped.tell if once else counting
-        )
+        tell = as_shipped.tell if once else giving_back(counting)
+        done = receive(project, bronze_writer(project), once=once, stop=stop, tell=tell)
     facts = {
         "seconds": time.monotonic() - begun,
         "sending": (whole[-1] if whole else begun) - begun,

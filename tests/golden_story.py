@@ -36,7 +36,7 @@ SCRUBBED = (
     (r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b", "POSITION"),
     (r"\bpg:\d+:", "pg:SYSTEM:"),
     (r"\b\d+(\.\d)? (B|KiB|MiB|GiB)\b", "<size>"),
-    (r"\b\d+ transactions?, <size>", "<some> transactions, <size>"),  # servers keep count when they get round to it
+    (r"\b(decoded +)\d+ transactions?\b", r"\1<some> transactions"),  # servers count them when they get round to it
     (r'"(run|content|hash)": "[0-9a-f]{8,}"', r'"\1": "<digest>"'),
     (r'"(upto|position|confirm|xid|keepalives|\w+_bytes|\w+_transactions)": \d+', r'"\1": 0'),
     (r'"(catalog_xmin|catalog_age|unconfirmed)": \d+', r'"\1": 0'),

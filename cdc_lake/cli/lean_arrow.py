@@ -39,7 +39,7 @@ on the receiver took a fourth more processor time (measured).
 """
 _KEPT: Final = 64 << 20
 """Bytes at the end of an arena that stay. Where the other threshold is set, glibc leaves this one at 128 KiB."""
-_COMMITS: Final = ("landed", "snapshot")
+_COMMITS: Final = ("landed", "snapshot")  # stages of what is told behind a commit
 _MUCH: Final = 320 << 20
 """Bytes that a process may have before what lies idle goes back: new memory is slow, and short runs need none of it."""
 

@@ -16,6 +16,7 @@ import pytest
 from cdc_lake.testing.ports import free_port
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas and thresholds are glibc's")
+BEST = "jemalloc" if "jemalloc" in pa.supported_memory_backends() else "system"
 SAYS = """
 import json, sys
 import pyarrow as pa
@@ -69,8 +70,6 @@ print(json.dumps({{"of the system": (of_the_system() - before) // 100_000}}))
 IDLE = """
 import json
 from pathlib import Path
-from cdc_lake.cli import lean_arrow
-lean_arrow.load()
 from cdc_lake.observe.progress import Progress
 
 def resident():
@@ -112,18 +111,12 @@ def test_the_receiver_loads_arrow_without_pandas_and_with_jemalloc_where_it_has_
     source = f"{{type: postgres, host: 127.0.0.1, port: {free_port()}, database: d, user: u, tables: ['public.*']}}"
     file.write_text(f"version: 1\npipeline: shop\nsource: {source}\n")
     said = told(RECEIVES, "run", "--only", "receive", "--once", "--pipeline", str(file))
-    memory = "jemalloc" if "jemalloc" in pa.supported_memory_backends() else "system"
-    assert said == {"pandas": False, "memory": memory}
+    assert said == {"pandas": False, "memory": BEST}
 
 
 def test_what_it_starts_chooses_for_itself() -> None:
-    code = f"""
-from cdc_lake.cli import lean_arrow
-lean_arrow.load()
-import subprocess, sys
-subprocess.run([sys.executable, "-c", {LOAD + SAYS!r}], check=True)
-"""
-    assert told(code)["memory"] == ("jemalloc" if "jemalloc" in pa.supported_memory_backends() else "system")
+    starts = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {LOAD + SAYS!r}], check=True)"
+    assert told(LOAD + starts)["memory"] == BEST
 
 
 def test_memory_that_was_chosen_is_used() -> None:
@@ -146,7 +139,7 @@ def test_what_is_large_is_the_systems_unless_a_threshold_was_chosen() -> None:
 
 @GLIBC
 def test_what_lies_idle_goes_back_behind_a_commit_where_it_is_much() -> None:
-    said = told(IDLE)
+    said = told(LOAD + IDLE)
     assert said["stages"] == ["landed", "receive", "landed", "snapshot"]
     little, between, behind_a_commit, behind_a_copys = said["sizes"]
     assert little > 100  # MiB: idle, and left so
