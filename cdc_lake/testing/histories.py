@@ -93,7 +93,11 @@ class History:
                 changes.append(Truncate(relation))
             kind = self._random.choices(list(KINDS), list(KINDS.values()))[0]
             changes += getattr(self, f"_{kind}")(relation)
-        return Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes))
+        return _transaction(position, changes)
+
+    def inserts(self, position: int) -> Transaction:
+        """One that inserts a row into each table that has a key left, so that none stays without changes."""
+        return _transaction(position, [change for relation in self._relations for change in self._insert(relation)])
 
     # ── kinds of change ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -251,6 +255,10 @@ def with_column(relation: Relation, name: str, kind: str, oid: int) -> Relation:
     return replace(
         relation, columns=(*relation.columns, replace(template, name=name, type_name=kind, type_oid=oid, key=key))
     )
+
+
+def _transaction(position: int, changes: Sequence[Change]) -> Transaction:
+    return Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes))
 
 
 def _tuple(relation: Relation, row: _Row) -> Tuple:

@@ -246,11 +246,18 @@ class Phases:
         self._open: list[str] = []
 
     def step(self) -> None:
-        dice, first = self._dice, self._next
+        dice = self._dice
         if self._open and dice.random() < 0.5:
             gid = self._open.pop(dice.randrange(len(self._open)))
             ended(self._database, gid, dice.choice(["COMMIT", "COMMIT", "ROLLBACK"]))
-            return
+        else:
+            self._write(prepare=dice.random() < 0.6)
+
+    def prepare(self) -> None:
+        self._write(prepare=True)
+
+    def _write(self, *, prepare: bool) -> None:
+        dice, first = self._dice, self._next
         self._next += (rows := dice.choice([1, 3, 900]))
         table = dice.choice("ab")
         statements = [
@@ -260,7 +267,7 @@ class Phases:
             dice.choice(["ROLLBACK TO s", "RELEASE s"]),
             f"DELETE FROM {table} WHERE id = {first}",
         ]
-        if dice.random() < 0.6:
+        if prepare:
             prepared(self._database, f"gid {first}", *statements)
             self._open.append(f"gid {first}")
         else:

@@ -99,10 +99,14 @@ class Lake:
         self.bronze.begin_stream("test", 10)
         self.history = History(self.seed, [ORDERS, LINES, ALONE], keys=14)
         self.versions = Versions(Oracle(fails=fails, grouped=frozenset({ORDERS.table, LINES.table})))
+        self._land([self.history.inserts(self.position)])
 
     def land(self, count: int) -> None:
         made = [self.history.transaction(self.position + 10 * n) for n in range(1, count + 1)]
         self.position += 10 * count
+        self._land(made)
+
+    def _land(self, made: list[Transaction]) -> None:
         self.bronze.append([raw_transaction(one) for one in made])
         self.versions.run(made)
 
