@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 
 
 SECOND_LOOK = 30.0
-"""Seconds after a merge for which its commit is looked at again, and once more when they are over."""
+"""Seconds after a merge, or after one may have been made that nobody heard of, for which its commit is looked at
+again, and once more when they are over.
+"""
 
 _UPKEEPS = 2  # commits of upkeep that a merge gives way to, one after the other
 
@@ -105,6 +107,7 @@ class TableSteps:
             target = self._project.target(TableName.parse(relation))
             if table.version is None or table.state == PAUSED:
                 continue
+            self._merged_at[relation] = time.monotonic()  # by who was there before, as far as this one knows
             if not self._remembers(state, target, table, held, out):
                 continue
             quiet = table.state == IN and untouched(self._project, target, table.version)
@@ -124,7 +127,8 @@ class TableSteps:
     def looked_again(self, state: BronzeState, tables: Mapping[str, TableState]) -> dict[str, TableState]:
         """The tables of the last cut; one waits where another program's commit has taken the place of our last one.
 
-        Asked of tables that were merged a short time ago: whoever took the version had looked for it before.
+        Asked of tables that were or may have been merged a short time ago: whoever took the version had looked for it
+        before.
         """
         out, now = dict(tables), time.monotonic()
         for relation, merged_at in [*self._merged_at.items()]:
@@ -200,6 +204,7 @@ class TableSteps:
             if watermark > known:
                 layout = self.layout_at(state, target, known, watermark, layout)
                 copied = None if listed is None or marker.generation > listed.generation else listed.copied
+                self._merged_at[relation] = time.monotonic()  # by who did not live to say so, or got no answer
                 tables[relation] = replace(found(target, state, marker, watermark, held), layout=layout, copied=copied)
             if watermark >= upto:
                 if listed is not None and listed.state == BROKEN:  # what kept it is mended, and nothing is to be done

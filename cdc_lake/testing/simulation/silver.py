@@ -59,14 +59,15 @@ class SilverTable:
         rows = dict(self.oracle.tables.get(name, {}))
         self.versions.append((Marker(position, len(self.versions)), rows))
 
-    def take(self, cuts: int) -> None:
-        """Another program's commit, which changes no rows, takes the place of the last version."""
+    def take(self, cuts: int) -> bool:
+        """Another program's commit, which changes no rows, takes the place of the last version; False where none is to."""
         if self.before is None:
-            return
+            return False
         (marker, rows), gone = self.versions[-2], self.versions[-1][0]
         self.versions[-1] = (replace(marker, version=gone.version), rows)
         self.oracle, self.before = self.before, None
         self.taken[gone.version] = cuts
+        return True
 
 
 class MemoryControl:
@@ -189,10 +190,9 @@ class Silver:
         """The table, which may be empty yet."""
         return self.tables.setdefault(name, SilverTable())
 
-    def take(self, cuts: int) -> None:
-        """Other programs take the versions that they were about to take."""
-        for table in self.tables.values():
-            table.take(cuts)
+    def take(self, cuts: int) -> bool:
+        """Other programs take the versions that they were about to take; False where there is none."""
+        return sum(table.take(cuts) for table in self.tables.values()) > 0
 
     def read_marker(self, project: Project, target: Target, stream: str) -> Marker:
         """See `lake.marker`."""

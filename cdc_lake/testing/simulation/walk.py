@@ -108,7 +108,7 @@ def _in_memory(silver: Silver, bronze: MemoryBronze, control: MemoryControl) -> 
 def _process(
     project: Project, silver: Silver, bronze: MemoryBronze, control: MemoryControl, last: int, *, calm: bool
 ) -> bool:
-    """One process from its start to its end; True where it had nothing more to do."""
+    """One process from its start to its end; True where neither it nor the next one has anything to do any more."""
     world, dice = silver.world, silver.world.dice
     if world.chance("cuts lost", 0.2):
         control.lose_cuts(dice.randrange(len(control.written) + 1))
@@ -123,7 +123,7 @@ def _process(
                     walking.run(None, threading.Event())
                     reached = walking.done.upto or 0
                     assert unread is None or reached < unread, "it went past what cannot be read"
-                silver.take(len(control.written))
+                taken = silver.take(len(control.written))
     except RuleStopped:
         _check_stop(silver, bronze, control.last_cut(STREAM))
         world.met["rule stopped"] += 1
@@ -133,7 +133,7 @@ def _process(
         return False
     finally:
         failpoint.arm("")
-    return calm and silver.world.stormy == 0.0 and reached == last and not walking.done.broken
+    return calm and silver.world.stormy == 0.0 and reached == last and not walking.done.broken and not taken
 
 
 def _bounded(project: Project, dice: random.Random) -> Project:
