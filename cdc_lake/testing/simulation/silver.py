@@ -60,7 +60,7 @@ class SilverTable:
         self.versions.append((Marker(position, len(self.versions)), rows))
 
     def take(self, cuts: int) -> bool:
-        """Another program's commit, which changes no rows, takes the place of the last version; False where none is to."""
+        """Another program's commit, which changes no rows, takes the last version's place; False where none is to."""
         if self.before is None:
             return False
         (marker, rows), gone = self.versions[-2], self.versions[-1][0]
