@@ -14,7 +14,7 @@ from typing import TypeAlias
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Tuple, Update
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.testing.messages import boundaries
+from cdc_lake.testing.messages import transaction_at
 
 Row: TypeAlias = tuple[str | None, ...]
 Place: TypeAlias = tuple[int, int]
@@ -46,7 +46,7 @@ class CopiesHistory:
     def transaction(self, position: int) -> Transaction:
         """One transaction that ends at `position`."""
         changes = [self._change() for _ in range(self._random.randint(1, 5))]
-        return Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes))
+        return transaction_at(position, changes)
 
     def emptied(self) -> None:
         """Somebody else's TRUNCATE."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Tuple, Update, Value
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.testing.messages import boundaries
+from cdc_lake.testing.messages import transaction_at
 
 _Row = dict[str, str | None]
 _Key = tuple[str | None, ...]
@@ -93,11 +93,11 @@ class History:
                 changes.append(Truncate(relation))
             kind = self._random.choices(list(KINDS), list(KINDS.values()))[0]
             changes += getattr(self, f"_{kind}")(relation)
-        return _transaction(position, changes)
+        return transaction_at(position, changes)
 
     def inserts(self, position: int) -> Transaction:
         """One that inserts a row into each table that has a key left, so that none stays without changes."""
-        return _transaction(position, [change for relation in self._relations for change in self._insert(relation)])
+        return transaction_at(position, [change for relation in self._relations for change in self._insert(relation)])
 
     # ── kinds of change ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -255,10 +255,6 @@ def with_column(relation: Relation, name: str, kind: str, oid: int) -> Relation:
     return replace(
         relation, columns=(*relation.columns, replace(template, name=name, type_name=kind, type_oid=oid, key=key))
     )
-
-
-def _transaction(position: int, changes: Sequence[Change]) -> Transaction:
-    return Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes))
 
 
 def _tuple(relation: Relation, row: _Row) -> Tuple:

@@ -68,6 +68,11 @@ def table(
     )
 
 
+def transaction_at(position: int, changes: Sequence[Change], *, origin: str | None = None) -> Transaction:
+    """One that ends at LSN `position`, which is that of each of its changes too."""
+    return Transaction(boundaries(position, origin=origin), tuple(changes), (position,) * len(changes))
+
+
 def boundaries(
     position: int, *, xid: int | None = None, commit_ts: int = DEFAULT_COMMIT_TS, origin: str | None = None
 ) -> Boundaries:

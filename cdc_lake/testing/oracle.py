@@ -20,7 +20,7 @@ from typing import TypeAlias, assert_never
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Truncate, Tuple, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
-from cdc_lake.testing.messages import boundaries
+from cdc_lake.testing.messages import transaction_at
 
 Key: TypeAlias = tuple[str | None, ...]
 Row: TypeAlias = dict[str, str | None]
@@ -121,7 +121,7 @@ class Oracle:
         for change, (table, _, _) in zip(changes, wanted, strict=True):
             self.held_keys[table] -= self.keys_of(change)
         fails, self.fails = self.fails, None
-        let = Transaction(boundaries(position), tuple(changes), tuple(position for _ in changes))
+        let = transaction_at(position, changes)
         self.apply(let, [at for _, _, at in wanted], [came for _, (came, _), _ in wanted])
         self.fails = fails
 

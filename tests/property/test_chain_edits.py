@@ -25,7 +25,7 @@ from cdc_lake.model.change import Change, Message, Truncate
 from cdc_lake.model.relation import ReplicaIdentity
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake.testing.messages import raw_transaction, table, transaction_at
 from tests.seeds import one_seed
 
 BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
@@ -77,7 +77,7 @@ def _with_more(transaction: Transaction, chance: random.Random) -> Transaction:
         more.append(Truncate(B, cascade=chance.random() < 0.5))
     changes = () if chance.random() < 0.1 else (*transaction.changes, *more)
     position = transaction.bounds.position
-    return Transaction(boundaries(position, origin="o"), changes, tuple(position for _ in changes))
+    return transaction_at(position, changes, origin="o")
 
 
 # ── edits: each returns the first place that is wrong, or None where it found nothing to edit ────────────────────────

@@ -29,7 +29,7 @@ from cdc_lake.pipeline.held.decide import Choice, HeldDecision, decide
 from cdc_lake.pipeline.held.listing import held_list
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake.testing.messages import boundaries, raw_transaction, table, transaction_at
 from cdc_lake.testing.oracle import Oracle, Versions
 from tests.seeds import seeds
 from tests.silver_rows import silver_rows
@@ -193,7 +193,7 @@ def test_changes_of_a_table_that_keeps_each_are_decided_one_by_one_and_equal_row
     bronze.begin_stream("test", 10)
 
     def land(position: int, *changes: Change) -> None:
-        bronze.append([raw_transaction(Transaction(boundaries(position), changes, tuple(position for _ in changes)))])
+        bronze.append([raw_transaction(transaction_at(position, changes))])
         with Advance(project, spark, silent) as advance:
             advance.run(None, threading.Event())
             for error in advance.done.broken.values():

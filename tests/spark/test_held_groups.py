@@ -36,7 +36,7 @@ from cdc_lake.pipeline.state.pauses import pause, resume
 from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
 from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake.testing.messages import raw_transaction, table, transaction_at
 from cdc_lake.testing.oracle import Oracle, Versions
 from tests.seeds import seeds
 from tests.silver_rows import silver_rows
@@ -193,7 +193,7 @@ def test_a_group_goes_on_as_one_or_says_why_it_does_not(spark: Any, lake_root: P
     bronze.begin_stream("test", 10)
 
     def land(position: int, *changes: Change) -> None:
-        one = Transaction(boundaries(position), changes, tuple(position for _ in changes))
+        one = transaction_at(position, changes)
         bronze.append([raw_transaction(one)])
 
     def row(relation: Relation, id_: int, amount: int = 5) -> Insert:

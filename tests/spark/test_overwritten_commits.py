@@ -113,7 +113,7 @@ def test_a_commit_that_is_taken_after_it_was_counted_is_made_again(there: World,
 def test_a_commit_that_is_taken_when_nobody_looks_any_more_is_made_again_before_the_next_one(there: World) -> None:
     with Advance(there.project, there.spark, silent) as walk:
         walk.run(None, threading.Event())
-        walk._steps._merged_at.clear()
+        walk._steps._fresh_since.clear()
         overwrite(log_of(there))
         there.change_plain(4)
         walk.run(None, threading.Event())

@@ -15,12 +15,11 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.store import store
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.applying.rebuild import rebuild
 from cdc_lake.pipeline.held.listing import held_list
 from cdc_lake.pipeline.state.cuts import BROKEN, IN, last_cut
 from cdc_lake.testing.faults import assert_cuts_are_true, assert_nothing_is_held_twice
-from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake.testing.messages import raw_transaction, transaction_at
 from tests.silver_rows import silver_rows
 
 from .test_held_groups import ALONE, LIMIT, LINES, ORDERS, advance, project_of
@@ -41,7 +40,7 @@ class World:
         advance(self.project, spark)
 
     def land(self, position: int, *changes: Change) -> None:
-        one = Transaction(boundaries(position), changes, tuple(position for _ in changes))
+        one = transaction_at(position, changes)
         self.bronze.append([raw_transaction(one)])
 
     def states(self) -> dict[str, tuple[str, int]]:

@@ -34,7 +34,7 @@ from cdc_lake.testing.broken_off import broken_off
 from cdc_lake.testing.expected import CurrentRows, Expected, HistoryRows, of_table
 from cdc_lake.testing.faults import assert_cuts_are_true
 from cdc_lake.testing.histories import History
-from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake.testing.messages import raw_transaction, transaction_at
 from cdc_lake.testing.messages import table as layout_of
 from cdc_lake.testing.oracle import Oracle, Versions
 from tests.seeds import seeds
@@ -191,7 +191,7 @@ class World:
         inserts = [Insert(relation, tuple(row[column] for column in relation.names)) for row in rows]
         whole = (Truncate(relation), *inserts)
         self.script[table] = [one for one in self.script[table] if one.bounds.position < position]
-        self.script[table].append(Transaction(boundaries(position), whole, tuple(position for _ in whole)))
+        self.script[table].append(transaction_at(position, whole))
         if self.ways[table] == "current":
             del self.script[table][:-1]
         return CopiedTable(table, relation.layout, len(rows), 1, position)

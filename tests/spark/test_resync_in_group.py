@@ -19,14 +19,13 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.delta_place import LocalPlace
 from cdc_lake.model.change import UNCHANGED, Change, Insert, Update
 from cdc_lake.model.relation import Relation
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.pipeline.held.listing import held_list
 from cdc_lake.pipeline.state.copies import CopiedTable, copy_name, record_recopied
 from cdc_lake.pipeline.state.cuts import BROKEN, IN, last_cut
 from cdc_lake.testing.faults import assert_cuts_are_true
-from cdc_lake.testing.messages import boundaries, raw_transaction
+from cdc_lake.testing.messages import raw_transaction, transaction_at
 from tests.silver_rows import silver_rows
 
 from .conftest import make_project
@@ -65,7 +64,7 @@ class World:
         self.refused()
 
     def land(self, position: int, *changes: Change) -> None:
-        one = Transaction(boundaries(position), changes, tuple(position for _ in changes))
+        one = transaction_at(position, changes)
         self.bronze.append([raw_transaction(one)])
 
     def copy(self, position: int, *, late: bool = False, **rows: Sequence[int]) -> None:

@@ -22,7 +22,6 @@ from cdc_lake.lake.control_columns import schema_of
 from cdc_lake.model.change import Insert
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
-from cdc_lake.model.transaction import Transaction
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.applying.rebuild import Rebuilding
 from cdc_lake.pipeline.applying.rebuild_plan import Part, RebuildPlan, rebuild_plan
@@ -30,7 +29,7 @@ from cdc_lake.pipeline.applying.whole_groups import Ahead, passed_by, renewed_to
 from cdc_lake.pipeline.state.copies import CopiedTable, courses, record_left, record_recopied
 from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, write_cut
 from cdc_lake.pipeline.state.holds import hold_log
-from cdc_lake.testing.messages import boundaries, raw_transaction, table
+from cdc_lake.testing.messages import raw_transaction, table, transaction_at
 from tests.seeds import seeds
 
 ORDERS, LINES, ALONE = (TableName("public", name) for name in ("orders", "lines", "alone"))
@@ -125,7 +124,7 @@ class Copied:
 
     def land(self, bronze: DeltaBronze, position: int) -> None:
         change = Insert(FORM, (str(position),))
-        bronze.append([raw_transaction(Transaction(boundaries(position), (change,), (position,)))])
+        bronze.append([raw_transaction(transaction_at(position, (change,)))])
 
     def copy(self, position: int, *names: TableName) -> None:
         state = _there(bronze_reader(self.project).state())
@@ -202,7 +201,7 @@ class Behind:
         for position in range(20, 100, 2):
             some = dice.sample(forms, dice.randint(1, 3))
             changes = tuple(Insert(form, (str(position),)) for form in some)
-            bronze.append([raw_transaction(Transaction(boundaries(position), changes, (position,) * len(some)))])
+            bronze.append([raw_transaction(transaction_at(position, changes))])
         bronze.advance(100, 100)
         self.state = _there(bronze.state())
         self.cut = cut(**{name: dice.randrange(20, 100) for name in NAMES}, alone=100)

@@ -76,7 +76,7 @@ class TableSteps:
         self._splitter = Splitter(project.scratch.with_name(f"{project.name}.spans"))
         self._control = control_tables(project)
         self._sessions = Sessions(spark, project.pipeline.apply.parallelism)
-        self._merged_at: dict[str, float] = {}
+        self._fresh_since: dict[str, float] = {}  # of tables whose last merge may be a short time ago
         self.done = Applied()
         self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.done, self._break)
 
@@ -101,13 +101,13 @@ class TableSteps:
 
         Asked once a start, of all tables, also of those that no span touches; not of those that are paused.
         """
+        self._fresh_since = dict.fromkeys(tables, time.monotonic())  # who was there before may have merged just now
         out = dict(tables)
         held = hold_log(self._control)
         for relation, table in tables.items():
             target = self._project.target(TableName.parse(relation))
             if table.version is None or table.state == PAUSED:
                 continue
-            self._merged_at[relation] = time.monotonic()  # by who was there before, as far as this one knows
             if not self._remembers(state, target, table, held, out):
                 continue
             quiet = table.state == IN and untouched(self._project, target, table.version)
@@ -131,9 +131,9 @@ class TableSteps:
         before.
         """
         out, now = dict(tables), time.monotonic()
-        for relation, merged_at in [*self._merged_at.items()]:
-            if now - merged_at > SECOND_LOOK:
-                del self._merged_at[relation]
+        for relation, since in [*self._fresh_since.items()]:
+            if now - since > SECOND_LOOK:
+                del self._fresh_since[relation]
             listed, target = tables.get(relation), self._project.target(TableName.parse(relation))
             if listed is None or listed.state != IN or not doubted(self._project, target, state.stream, listed):
                 continue
@@ -204,7 +204,7 @@ class TableSteps:
             if watermark > known:
                 layout = self.layout_at(state, target, known, watermark, layout)
                 copied = None if listed is None or marker.generation > listed.generation else listed.copied
-                self._merged_at[relation] = time.monotonic()  # by who did not live to say so, or got no answer
+                self._fresh_since[relation] = time.monotonic()  # by who did not live to say so, or got no answer
                 tables[relation] = replace(found(target, state, marker, watermark, held), layout=layout, copied=copied)
             if watermark >= upto:
                 if listed is not None and listed.state == BROKEN:  # what kept it is mended, and nothing is to be done
@@ -370,7 +370,7 @@ class TableSteps:
             tables[relation] = TableState(
                 target.label, target.format, merged.version, upto, IN, len(keys), generation, layout, copied, upto
             )
-            self._merged_at[relation] = time.monotonic()
+            self._fresh_since[relation] = time.monotonic()
             self.done.count(one)
             self.done.count_merge(one, merged)
             self.done.count_held(one)
