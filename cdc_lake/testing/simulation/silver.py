@@ -246,7 +246,7 @@ class Silver:
             raise TableChangedMeanwhile(f"{name} has another version")
         if self.world.chance("merge failed", 0.3):
             raise ApplyFailed("the merge was refused")
-        going = table.marker.position is not None and self.world.chance("commit taken by another", 0.5)
+        going = table.marker.position is not None and self.world.chance("commit taken by another", 0.9)
         before = deepcopy(table.oracle) if going else None
         try:
             for one in self._within(job.span):

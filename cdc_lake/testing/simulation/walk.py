@@ -158,7 +158,7 @@ def _unread(bronze: MemoryBronze, control: MemoryControl, world: World) -> Itera
     """Now and then a transaction behind all cuts that this version cannot read, as the next one can; its position."""
     whole, cut = bronze.commits, max((cut.position for cut in control.written), default=0)
     ahead = [at for at, one in enumerate(whole) if one.position > cut]
-    if not ahead or not world.chance("unreadable", 0.2):
+    if not ahead or not world.chance("unreadable", 0.7):
         yield None
         return
     at = world.dice.choice(ahead)
