@@ -41,6 +41,7 @@ SETTINGS: dict[str, str] = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
     "lock_timeout": "0",  # a new slot waits for transactions that run as for locks
+    "synchronous_commit": "local",  # flushed, but no standby is waited for: the receiver itself may be the one
     "default_transaction_read_only": "off",
     "default_transaction_isolation": "read committed",  # a serializable one may fail, or wait
     "row_security": "off",  # a query that policies would leave rows out of is refused: the stream has them all

@@ -38,14 +38,20 @@ _HOLDERS = (
     "LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid "
     "WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid() "
     "AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-    "AND l.mode IN ('AccessExclusiveLock', 'ExclusiveLock', 'ShareRowExclusiveLock', 'ShareLock', "
-    "'ShareUpdateExclusiveLock') AND c.relkind IN ('r', 'p') "
-    "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND n.nspname !~ '^pg_temp_' "
+    "AND c.relkind IN ('r', 'p') AND {condition} "
     "ORDER BY l.mode <> 'AccessExclusiveLock', n.nspname, c.relname, coalesce(x.prepared, a.xact_start)"
 )
-"""Tables that somebody else holds in a way that others wait for, those first that every reader waits for. In the end
-the table that each is a partition of, or itself.
+"""Tables that somebody else holds, those first that every reader waits for. In the end the table that each is a
+partition of, or itself.
 """
+_OF_TABLES = (
+    "l.mode IN ('AccessExclusiveLock', 'ExclusiveLock', 'ShareRowExclusiveLock', 'ShareLock', "
+    "'ShareUpdateExclusiveLock') "
+    "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast') AND n.nspname !~ '^pg_temp_'"
+)
+"""In a way that others wait for."""
+_OF_CATALOGS = "l.mode = 'AccessExclusiveLock' AND n.nspname = 'pg_catalog'"
+"""In a way that decoding waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +105,20 @@ def holders(session: Session, chosen: Callable[[TableName], bool]) -> list[Holde
     """Who holds chosen tables, or partitions of them, that others wait for; who holds any where nobody holds one of
     these. Raises SourceError.
     """
-    with named("looking who holds tables"):
-        rows = session.execute(_HOLDERS.encode()).fetchall()
+    rows = _rows(session, _OF_TABLES)
     found = [(_holder(row[:7]), TableName(str(row[7]), str(row[8]))) for row in rows]
     mine = [one for one, whole in found if chosen(one.table) or chosen(whole)]
     return mine or [one for one, _ in found]
+
+
+def catalog_holders(session: Session) -> list[Holder]:
+    """Who holds catalogs of this database exclusively, which decoding waits for. Raises SourceError."""
+    return [_holder(row[:7]) for row in _rows(session, _OF_CATALOGS)]
+
+
+def _rows(session: Session, condition: str) -> list[tuple[object, ...]]:
+    with named("looking who holds tables"):
+        return session.execute(_HOLDERS.format(condition=condition).encode()).fetchall()
 
 
 def _holder(row: tuple[object, ...]) -> Holder:

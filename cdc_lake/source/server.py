@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -173,11 +177,7 @@ def goal(session: Session) -> int:
     """
     with named("fixing the goal of this run"):
         try:
-            with session.transaction():
-                session.execute("SET LOCAL synchronous_commit = 'on'")
-                row = session.execute(
-                    "SELECT pg_logical_emit_message(true, %s, 'goal')::text", [OWN_MESSAGES]
-                ).fetchone()
+            row = session.execute("SELECT pg_logical_emit_message(true, %s, 'goal')::text", [OWN_MESSAGES]).fetchone()
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction):
             row = session.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
@@ -186,6 +186,48 @@ def goal(session: Session) -> int:
 
 def beat(session: Session) -> None:
     """Write a message of a few bytes in a transaction of its own, which the stream passes. Raises SourceError."""
-    with named("writing a heartbeat"), session.transaction():
-        session.execute("SET LOCAL synchronous_commit = 'local'")  # on this server's disk; no standby is waited for
+    with named("writing a heartbeat"):
         session.execute("SELECT pg_logical_emit_message(true, %s, 'heartbeat')", [OWN_MESSAGES])
+
+
+def setting(session: Session, name: str) -> str:
+    """Return the value of a server setting as PostgreSQL prints it. Raises SourceError."""
+    with named(f"reading the setting {name}"):
+        row = session.execute("SELECT current_setting(%s)", [name]).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+_STANDBY_NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,()"]+)')
+
+
+def names_standby(names: str, application: str) -> bool:
+    """Return True if a value of `synchronous_standby_names` lists the application name, or any (`*`).
+
+    PostgreSQL compares them without regard to case. Whether the standby is one of those waited for now, or takes over
+    from one that fails, is not asked: only roles with `pg_read_all_stats` may see that.
+    """
+    listed = {(quoted.replace('""', '"') or bare).lower() for quoted, bare in _STANDBY_NAME.findall(names)}
+    return bool(listed & {application.lower(), "*"})
+
+
+class SynchronousStandby:
+    """Whether PostgreSQL's commits may wait for a replication connection of ours, asked again every so many seconds."""
+
+    ASKED_EVERY = 2.0
+
+    def __init__(self, session: Session, replication: Session, clock: Callable[[], float] = time.monotonic) -> None:
+        """`session`: any of this server; `replication`: the connection that streams."""
+        self._session = session
+        self._application = replication.info.parameter_status("application_name") or ""
+        self._clock = clock
+        self._asked_at = -math.inf
+        self._synchronous = False
+
+    def __call__(self) -> bool:
+        """Return True if `synchronous_standby_names` lists the connection. Raises SourceError."""
+        if self._clock() - self._asked_at >= self.ASKED_EVERY:
+            self._asked_at = self._clock()
+            names = setting(self._session, "synchronous_standby_names")
+            self._synchronous = names_standby(names, self._application)
+        return self._synchronous

@@ -35,12 +35,13 @@ from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.pipeline.stream.table_changes import TableChanges
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import whole_identity, without_identity
-from cdc_lake.source.connection import Session, connect, named
+from cdc_lake.source.connection import Session, connect
 from cdc_lake.source.ddl import tells
-from cdc_lake.source.locks import holders_named
+from cdc_lake.source.locks import catalog_holders, holders_named
 from cdc_lake.source.plugins import PGOUTPUT
 from cdc_lake.source.product import OLDEST, Product
 from cdc_lake.source.quoting import identifier, quoted
+from cdc_lake.source.server import names_standby, setting
 
 
 def findings(project: Project) -> Iterator[CheckLine]:
@@ -85,9 +86,7 @@ def _prepares(project: Project, session: Session) -> Iterator[CheckLine]:
     """Whether what `two_phase` asks for can ever come."""
     if not project.postgres.decoding.two_phase:
         return
-    with named("reading the server's settings"):
-        row = session.execute("SELECT current_setting('max_prepared_transactions')::int").fetchone()
-    if row == (0,):
+    if setting(session, "max_prepared_transactions") == "0":
         text = "`two_phase` is asked for, and the server lets nobody prepare a transaction"
         fix = "take `two_phase` out of `source.decoding`, or set max_prepared_transactions on the server"
         yield CheckLine(ok=None, subject="two_phase", text=text, fix=fix)
@@ -116,6 +115,27 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
         yield CheckLine(ok=None, subject="WAL kept for slots", text=text, fix=fix)
     else:
         yield CheckLine(ok=True, subject="WAL kept for slots", text=f"at most {facts.keep_size}")
+    yield from _synchronous(project, session)
+    for holder in catalog_holders(session):
+        text = f"{holder}, exclusively: decoding may wait for it, and a COMMIT that waits for the receiver never ends"
+        yield CheckLine(ok=None, subject="catalog locks", text=text, fix=holder.remedy)
+
+
+def _synchronous(project: Project, session: Session) -> Iterator[CheckLine]:
+    """Whether commits at the source wait for this receiver."""
+    name = f"cdc_lake {project.name} stream"
+    if not names_standby(setting(session, "synchronous_standby_names"), name):
+        return
+    subject, fix = "synchronous_standby_names", ""
+    if not project.postgres.streams:
+        text = "commits may wait for ever: SQL functions (`mode: polling`) are no standby and never answer"
+        fix = "take the receiver out of synchronous_standby_names, or read with `mode: stream`"
+    elif not (state := bronze_reader(project).state()) or not is_complete(state, control_tables(project)):
+        text = "commits wait until the initial copy is made and the receiver streams"
+        fix = "run `cdc-lake run --once` first, then name the receiver in synchronous_standby_names"
+    else:
+        text = "commits of this server, in every database, may wait until bronze holds them"
+    yield CheckLine(ok=None, subject=subject, text=text, fix=fix)
 
 
 def language_lines(messages: str) -> Iterator[CheckLine]:

@@ -40,7 +40,7 @@ from cdc_lake.source.locks import holders_named, wait_for_locks
 from cdc_lake.source.polling import PollingStream
 from cdc_lake.source.postgres import PostgresStream
 from cdc_lake.source.postgres_polling import PostgresFunctions
-from cdc_lake.source.server import ServerFacts, check_failover, check_server, goal, identify
+from cdc_lake.source.server import ServerFacts, SynchronousStandby, check_failover, check_server, goal, identify
 from cdc_lake.source.silence import of_postgres
 from cdc_lake.source.stream import FrameSource, shown
 from cdc_lake.source.unsent import UnsentPrepares
@@ -123,6 +123,7 @@ def open_postgres(
             spilled=lambda: spool.written,
             parked=parked,
             heed=beside.heed,
+            synchronous=SynchronousStandby(session, replication) if streams else bool,
         )
 
 

@@ -246,7 +246,7 @@ class Receiving:
                 stream.frames.tick(ping=True)
             return
         pause = 0.0 if self.once else ADVANCE_ASKED if asked else ADVANCE_EVERY
-        if further and now - self._advanced_at >= pause:
+        if further and (now - self._advanced_at >= pause or stream.synchronous()):
             self._advanced_at = now
             landing.advance(upto, confirm, self._batch.empty)
 

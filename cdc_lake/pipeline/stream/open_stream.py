@@ -36,7 +36,8 @@ class OpenStream:
     `domain`: everything committed before the connection was opened is at or below it. `copied`: rows of the initial
     copy that was made first. `spilled`: bytes of transactions that its spool has written; 0 where there is none.
     `parked`: prepared transactions that wait for their end, where such are kept. `heed` raises what ended that goes on
-    beside the stream, and has to end it too.
+    beside the stream, and has to end it too. `synchronous`: whether commits at the source wait for the receiver's
+    answer (`synchronous_standby_names` of PostgreSQL); asked by the thread that reads the stream.
     """
 
     frames: FrameSource
@@ -51,6 +52,7 @@ class OpenStream:
     spilled: Callable[[], int] = int
     parked: ParkedTransactions | None = None
     heed: Callable[[], None] = nothing
+    synchronous: Callable[[], bool] = bool
 
 
 def patiently(attempt: Callable[[], T], stop: threading.Event, tell: Tell, patience: float) -> T:
