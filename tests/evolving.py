@@ -17,6 +17,7 @@ from typing import Any
 from cdc_lake.lake.names import silver_names
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
+from cdc_lake.testing.histories import LINE_BREAKS
 from cdc_lake.testing.messages import TYPE_OIDS
 
 WIDER = {"int2": "int4", "int4": "int8", "float4": "float8", "date": "timestamp"}
@@ -177,7 +178,7 @@ class Evolving:
         number = self.random.randint(-99, 99)
         match kind:
             case "text":
-                return self.random.choice([None, "", "x", "it's", 'a\\b"`'])
+                return self.random.choice([None, "", "x", "it's", 'a\\b"`', *LINE_BREAKS])
             case "float4":
                 return repr(number / 10)
             case "float8":

@@ -15,7 +15,7 @@ from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.testing.copies import CopiesHistory, CopiesOracle
 from cdc_lake.testing.expected import AppendRows, CopiesRows, CurrentRows, Expected, HistoryRows
-from cdc_lake.testing.histories import History, with_column
+from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS, History, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, boundaries
 from cdc_lake.testing.oracle import Key, Oracle, Row, Versions
 
@@ -47,7 +47,7 @@ KINDS = (
     _kind("date", ["0001-01-01", "2024-02-29", "9999-12-31"], ["infinity", "0044-03-15 BC"]),
     _kind("timestamp", ["2024-03-31 02:30:00", "1969-12-31 23:59:59.999999"], ["-infinity", "10000-01-01 00:00:00"]),
     _kind("timestamptz", ["2024-10-27 01:30:00+00", "1969-12-31 23:59:59.5+00"], ["infinity"]),
-    _kind("varchar", ["", "null", "unchanged-toast-datum", "Größe 漢字 😀", "\t\n'\"\\"]),
+    _kind("varchar", ["", "null", "unchanged-toast-datum", "Größe 漢字 😀", "\t\n'\"\\", *LINE_BREAKS, *AT_LIMITS]),
 )  # fmt: skip
 MISFITS = {kind.column.name: frozenset(kind.misfit) for kind in KINDS}
 IDENTITIES = 5

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 
 import psycopg
 
+from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS
+
 Values: TypeAlias = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 """A column: its name in SQL, its type, values that fit, values that do not."""
 
@@ -46,7 +48,10 @@ CASES = (
     ),
     Case("bool", ("true", "false"), never_printed=("true", "T", "", "1", " t", "yes")),
     Case("bytea", ("\\x", "\\x00ff10", "\\x" + "ab" * 5000), never_printed=("\\xa", "\\xAB", "ab", "\\xzz", "", "x00")),
-    Case("text", ("", " x ", "\t\n\r\\N\\.", "Größe 漢字 😀", "unchanged-toast-datum", "null", "'\"")),
+    Case(
+        "text",
+        ("", " x ", "\t\n\r\\N\\.", "Größe 漢字 😀", "unchanged-toast-datum", "null", "'\"", *LINE_BREAKS, *AT_LIMITS),
+    ),
     Case("varchar(12)", ("", "a ")),
     Case("char(5)", ("", "a", "ab   ")),
     Case('"char"', ("", "a", "\\377")),

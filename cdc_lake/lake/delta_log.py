@@ -25,6 +25,7 @@ from cdc_lake.lake.bounds import Bounds
 from cdc_lake.lake.delta_mend import LINES, NOTE, mend
 from cdc_lake.lake.delta_stats import statistics
 from cdc_lake.lake.disk import make_folder, sync
+from cdc_lake.lake.json_lines import json_lines
 from cdc_lake.lake.parquet_file import Rows, write_parquet
 from cdc_lake.observe.failpoint import COMMIT_DOUBTED, COMMIT_WRITTEN, failpoint
 
@@ -219,8 +220,8 @@ def _made(call: Callable[[], None], base: int, mark: str, read: ReadEntry) -> in
 
 def note_in(text: str) -> dict[str, Any] | None:
     """Our own part of a log entry, None where it is somebody else's."""
-    for line in text.splitlines():
-        info = json.loads(line).get("commitInfo")
+    for action in json_lines(text):
+        info = action.get("commitInfo")
         if info is not None:
             note = info.get(NOTE)
             return note if isinstance(note, dict) else None
@@ -247,8 +248,8 @@ def refresh(table: DeltaTable, folder: Path) -> None:
 
 def sync_version(folder: Path, version: int) -> None:
     """Put a version on disk that a library call made: its log entry and the data files it added."""
-    for line in log_entry(folder, version).read_text().splitlines():
-        added = json.loads(line).get("add")
+    for action in json_lines(log_entry(folder, version).read_bytes()):
+        added = action.get("add")
         if added is not None:
             sync(folder / added["path"])
     sync(folder)
@@ -269,7 +270,7 @@ def _find(read: ReadEntry, base: int, mark: str) -> tuple[int | None, bool]:
 def entry_at(folder: Path, version: int) -> str | None:
     """The log entry of a version; None where there is none, or it was cleaned up."""
     try:
-        return log_entry(folder, version).read_text()
+        return log_entry(folder, version).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
 

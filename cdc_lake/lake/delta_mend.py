@@ -18,6 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc_lake.lake.json_lines import json_lines
+
 NOTE = "cdc_lake"
 """Key of our own entry in a commit's `commitInfo`."""
 
@@ -73,13 +75,12 @@ def _is_alone(log: Path, version: int, cut: list[str]) -> bool:
 
 
 def _is_whole(entry: bytes) -> bool:
-    lines = entry.splitlines()
     try:
-        actions = [json.loads(line) for line in lines]
+        actions = json_lines(entry)
     except ValueError:
         return False
     note = next((action["commitInfo"].get(NOTE) for action in actions if "commitInfo" in action), None)
-    return bool(lines) and (not isinstance(note, dict) or note.get(LINES, len(lines)) == len(lines))
+    return bool(actions) and (not isinstance(note, dict) or note.get(LINES, len(actions)) == len(actions))
 
 
 def _is_parquet(path: Path) -> bool:

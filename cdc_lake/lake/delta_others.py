@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+
+from cdc_lake.lake.json_lines import json_lines
 
 
 def changed_by(entries: Sequence[tuple[int, str]]) -> str | None:
@@ -30,8 +31,7 @@ def changed_by(entries: Sequence[tuple[int, str]]) -> str | None:
 def _read(entry: str) -> tuple[str, dict[tuple[str, str], int]]:
     """The operation of a log entry, and by path and deleted rows which files it adds, 1, and removes, -1."""
     operation, files = "unknown", dict[tuple[str, str], int]()
-    for line in entry.splitlines():
-        action: dict[str, Any] = json.loads(line)
+    for action in json_lines(entry):
         operation = action.get("commitInfo", {}).get("operation", operation)
         for kind, step in (("add", 1), ("remove", -1)):
             if (file := action.get(kind)) is not None:

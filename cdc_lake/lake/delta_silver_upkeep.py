@@ -6,7 +6,6 @@ has to stay decides. Log entries are removed by Delta itself, at its checkpoints
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,6 +17,7 @@ from deltalake import DeltaTable
 
 from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.delta import DeltaSilver
+from cdc_lake.lake.json_lines import json_lines
 from cdc_lake.lake.silver_upkeep import FULL_FILE, SMALL_FILE, Keep, Upkept, megabytes, stored, tried
 from cdc_lake.model.counting import counted
 from cdc_lake.observe.failpoint import SILVER_COMPACTED, failpoint
@@ -117,7 +117,7 @@ class DeltaSilverUpkeep:
         """When a version was committed, None where its log entry is gone."""
         entry = self._path / "_delta_log" / f"{version:020}.json"
         try:
-            actions = [json.loads(line) for line in entry.read_text().splitlines()]
+            actions = json_lines(entry.read_bytes())
         except FileNotFoundError:
             return None
         info = next((action["commitInfo"] for action in actions if "commitInfo" in action), None)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.json_lines import json_lines
 from cdc_lake.lake.marker import APP_PROPERTY, iceberg_table, laid_out_by, planned_for, written_by
 
 if TYPE_CHECKING:
@@ -126,14 +127,13 @@ def _entries(log: Path, writers: tuple[str, ...], known: int, now: int) -> Itera
     """Entries above `known`, newest first, as far as the log has them."""
     for version in range(now, known, -1):
         try:
-            lines = _entry(log, version).read_text().splitlines()
+            actions = json_lines(_entry(log, version).read_bytes())
         except FileNotFoundError:
             return
         operation, ours, changes = "unknown", False, False
         position, plan = None, None
         files: dict[tuple[str, str], int] = {}
-        for line in lines:
-            action: dict[str, Any] = json.loads(line)
+        for action in actions:
             information, mark = action.get("commitInfo", {}), action.get("txn", {})
             operation, plan = information.get("operation", operation), information.get("userMetadata", plan)
             if (app := mark.get("appId", "")).startswith(writers):

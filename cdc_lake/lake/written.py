@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cdc_lake.config.project import Project, Target
+from cdc_lake.lake.json_lines import json_lines
 from cdc_lake.lake.marker import iceberg_table
 
 
@@ -49,7 +49,7 @@ def written(project: Project, target: Target, version: int) -> Written:
 
 def _delta(entry: Path) -> Written:
     """Of a log entry: a file that is removed and added again got new marks and was not rewritten."""
-    actions = [json.loads(line) for line in entry.read_text().splitlines() if line]
+    actions = json_lines(entry.read_bytes())
     added: dict[str, Mapping[str, Any]] = {a["add"]["path"]: a["add"] for a in actions if "add" in a}
     removed: dict[str, Mapping[str, Any]] = {a["remove"]["path"]: a["remove"] for a in actions if "remove" in a}
     marked = added.keys() & removed.keys()

@@ -62,7 +62,7 @@ class Timeline:
 def parse_history(number: int, content: str) -> Timeline:
     """The timeline of a history file as `TIMELINE_HISTORY` sends it. Raises StreamProtocol."""
     found = []
-    for line in content.splitlines():
+    for line in content.split("\n"):  # the reason in a line is anybody's text
         words = line.split()
         if not words or words[0].startswith("#"):
             continue

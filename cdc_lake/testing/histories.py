@@ -2,7 +2,8 @@
 
 `History(seed, relations)` keeps the rows of each table and only makes changes they allow: inserts, updates that leave
 large values unsent, key changes, chains, swaps and rotations of keys (as a deferred constraint allows), delete and
-insert again, truncates. Values come from small sets, so that keys and values meet again and again.
+insert again, truncates. Values come from small sets, so that keys and values meet again and again; large texts have
+every line break of Unicode.
 """
 
 from __future__ import annotations
@@ -30,6 +31,18 @@ KINDS = {
     "again": 1,
     "takeover": 1,
 }
+LINE_BREAKS = ("\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
+"""All that `str.splitlines` ends a line at: a text may have each of them, and only the first ends a line of JSON."""
+
+AT_LIMITS = tuple(
+    "x" * length + last
+    for length in (30, 31, 32)
+    for last in ("", "😀", "\uffff", "\U0010ffff", "\U0010ffff\U0010ffff")
+)
+"""Texts about as long as what statistics of columns have of one (32 characters in Delta, 16 in Iceberg), with the last
+characters that there are, of one and of two UTF-16 units.
+"""
+
 DEFERRED = frozenset({"swap", "rotate", "takeover"})
 """What a server allows only where it checks keys at the end of a transaction."""
 
@@ -207,7 +220,8 @@ class History:
         if name in self._texts:
             return self._random.choice(self._texts[name])
         if name in self._large:
-            return f"large {self._random.randrange(1000)} " + "é" * self._random.randrange(30)
+            last = self._random.choice(("", "", *LINE_BREAKS, *AT_LIMITS))
+            return f"large {self._random.randrange(1000)} " + "é" * self._random.randrange(30) + last
         return str(self._random.randrange(100))
 
     def _some_key(self, relation: Relation) -> _Key | None:

@@ -15,6 +15,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS
+
 WIDE = 9_000
 """Characters of a value that is stored out of line: an update that leaves it alone does not send it."""
 
@@ -226,10 +228,21 @@ class Workload:
             case "bytea":
                 return pick.randbytes(pick.randint(0, 40))
             case "wide":
-                return "".join(pick.choices("abcdefgh ü\n\t", k=WIDE if pick.random() < 0.4 else 5))
+                return "".join(
+                    pick.choices("abcdefgh ü\t" + "".join(LINE_BREAKS), k=WIDE if pick.random() < 0.4 else 5)
+                )
             case _:
                 return pick.choice(
-                    ("", "NULL", "unchanged-toast-datum", "a\tb\\N\nc", "'", f"t{pick.randint(0, 10**6)}")
+                    (
+                        *LINE_BREAKS,
+                        *AT_LIMITS,
+                        "",
+                        "NULL",
+                        "unchanged-toast-datum",
+                        "a\tb\\N\nc",
+                        "'",
+                        f"t{pick.randint(0, 10**6)}",
+                    )
                 )
 
 

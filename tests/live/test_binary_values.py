@@ -22,6 +22,7 @@ from cdc_lake.errors import UnreadBinary
 from cdc_lake.model.position import Lsn
 from cdc_lake.source.catalog import SourceCatalog
 from cdc_lake.source.connection import connect
+from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS
 from cdc_lake.testing.workload import Workload
 from tests import type_cases
 from tests.columns import assert_same
@@ -35,11 +36,31 @@ Dice = random.Random
 ROWS = 60
 REFUSED = ("money", "tsvector", "mood", "positive")
 BITS = "01"
-LETTERS = ("a", "B", "ü", "漢", "😀", "'", '"', "\\", " ", "\t", "\n", "{", "}", ",", ";", "(", "]", "null")
+LETTERS = (
+    "a",
+    "B",
+    "ü",
+    "漢",
+    "😀",
+    "'",
+    '"',
+    "\\",
+    " ",
+    "\t",
+    "\n",
+    "{",
+    "}",
+    ",",
+    ";",
+    "(",
+    "]",
+    "null",
+    *LINE_BREAKS,
+)
 
 
 def text(dice: Dice) -> str:
-    return "".join(dice.choice(LETTERS) for _ in range(dice.randrange(6)))
+    return "".join(dice.choice(LETTERS) for _ in range(dice.randrange(6))) + dice.choice(("", "", "", *AT_LIMITS))
 
 
 def number(dice: Dice, bits: int) -> str:

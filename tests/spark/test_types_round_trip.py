@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pyarrow as pa
 import pytest
 
 from cdc_lake.errors import SilverMissing
 from cdc_lake.lake.canonical import from_silver, from_source
 from cdc_lake.lake.casts import cast_sql, fits_sql
+from cdc_lake.lake.json_lines import json_lines
 from cdc_lake.lake.read import read_silver, silver_exists, silver_version
 from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import Column, TableName
@@ -133,4 +132,4 @@ def test_rows_behind_a_deletion_vector_are_not_read_and_older_versions_are(spark
 
 def _adds(folder, version):
     entry = folder / "_delta_log" / f"{version:020d}.json"
-    return [line["add"] for line in map(json.loads, entry.read_text().splitlines()) if "add" in line]
+    return [line["add"] for line in json_lines(entry.read_bytes()) if "add" in line]

@@ -119,7 +119,7 @@ def _file_system(folder: Path) -> str:
     if not mounts.is_file():
         return ""
     best = ("", "")
-    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in filter(None, mounts.read_text(encoding="utf-8", errors="replace").split("\n")):
         _, point, kind, *_ = line.split(" ")
         point = point.replace("\\040", " ")
         if folder.resolve().is_relative_to(point) and len(point) >= len(best[0]):
