@@ -44,10 +44,10 @@ class Shown(Protocol):
         """A position, in the stream's order domain, that no transaction it shows lies above."""
         ...
 
-    def shows(self, number: int) -> bool:
-        """Whether it shows the committed transaction of this number."""
+    def shows(self, number: int, position: int, /) -> bool:
+        """Whether it shows the transaction of this number that committed at a position of the stream's order domain."""
         ...
 
-    def near(self, numbers: Any) -> Any:
-        """For an int64 ndarray of numbers a bool ndarray: False where the snapshot surely shows it."""
+    def near(self, numbers: Any, positions: Any, /) -> Any:
+        """For int64 ndarrays of numbers and positions a bool ndarray: False if the snapshot surely shows it."""
         ...

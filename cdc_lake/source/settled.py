@@ -99,7 +99,7 @@ def _commits(
 
 def _upto(begins: Lsn, shown: Visible, commits: list[tuple[Lsn, int]]) -> Lsn | None:
     """Where the transactions end that the snapshot shows; None where others stand among them."""
-    seen = [shown.shows(xid) for _, xid in commits]
+    seen = [shown.shows(xid, at.value) for at, xid in commits]
     count = sum(seen)
     if not all(seen[:count]):
         return None

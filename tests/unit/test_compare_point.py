@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -31,16 +32,43 @@ def touch(position: int, xid: int, *tables: TableName, landed: bool = True) -> T
 
 
 def test_what_was_running_is_not_shown():
-    seen = Visible.parse("10:20:12,15", 0)
-    assert [xid for xid in range(5, 25) if seen.shows(xid)] == [*range(5, 12), 13, 14, *range(16, 20)]
+    seen = Visible.parse("10:20:12,15", 0, 5)
+    assert [xid for xid in range(5, 25) if seen.shows(xid, 0)] == [*range(5, 12), 13, 14, *range(16, 20)]
+    assert not seen.shows(5, 1)  # its commit lies behind the snapshot
     assert Visible.parse("10:10:", 0).in_progress == frozenset()
 
 
 def test_ids_are_read_around_the_turn_of_32_bits():
     turn = 7 << 32
-    seen = Visible.parse(f"{turn - 2}:{turn + 3}:{turn + 1}", 0)
+    seen = Visible.parse(f"{turn - 2}:{turn + 3}:{turn + 1}", 0, 1)
     assert seen.whole(2**32 - 1) == turn - 1
-    assert [seen.shows(x) for x in (2**32 - 1, 0, 1, 2, 3)] == [True, True, False, True, False]
+    assert [seen.shows(x, 0) for x in (2**32 - 1, 0, 1, 2, 3)] == [True, True, False, True, False]
+
+
+def test_a_snapshot_shows_what_it_does_however_many_ids_ago_it_committed():
+    """Against a server that gives ids out over several turns of 32 bits; a table may rest as long as it likes."""
+    seed = one_seed()
+    draw = random.Random(seed)
+    given_out, commits, running = 100, [], []
+    for position in range(1000, 1200):
+        given_out += draw.choice((1, 3, 1000, draw.randrange(2**32)))
+        running.append(given_out)
+        if draw.random() < 0.9:
+            commits.append((position, running.pop(draw.randrange(len(running)))))
+        running = [xid for xid in running if given_out - xid < 2**31]  # older ones a server does not leave open
+    done = {xid for _, xid in commits}
+    xmax = max(done) + 1
+    hidden = [xid for xid in running if xid < xmax]
+    last = commits[-1][0]
+    snapshot = Visible.parse(
+        f"{min(hidden, default=xmax)}:{xmax}:{','.join(map(str, hidden))}", last, given_out - xmax + 1
+    )
+    later = [(last + at, xid) for at, xid in enumerate([*running, given_out + 1, given_out + 2**31], 1)]
+    for position, xid in (*commits, *later):
+        shown = snapshot.shows(xid % 2**32, position)
+        assert shown == (position <= last), (seed, position, xid)
+        near = snapshot.near(np.array([xid % 2**32]), np.array([position]))
+        assert near[0] or shown, (seed, position, xid)
 
 
 def test_a_table_is_compared_only_where_silver_holds_what_is_shown():

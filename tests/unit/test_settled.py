@@ -12,7 +12,7 @@ from cdc_lake.source.visible import Visible
 def test_the_slot_is_moved_behind_what_is_shown_or_not_at_all():
     for shown in product((True, False), repeat=5):
         hidden = frozenset(7 + at for at, one in enumerate(shown) if not one)
-        snapshot = Visible(7, 100, hidden, 0)
+        snapshot = Visible(7, 100, hidden, 60, 100)
         commits = [(Lsn(50 + at), 7 + at) for at in range(5)]
         upto = _upto(Lsn(40), snapshot, commits)
         if upto is None:
@@ -20,4 +20,4 @@ def test_the_slot_is_moved_behind_what_is_shown_or_not_at_all():
             continue
         # what the slot sends from there, and what it does not, is what the snapshot does not show, and what it does
         assert [lsn > upto for lsn, _ in commits] == [not one for one in shown]
-    assert _upto(Lsn(40), Visible(7, 100, frozenset(), 0), []) == Lsn(40)
+    assert _upto(Lsn(40), Visible(7, 100, frozenset(), 60, 100), []) == Lsn(40)

@@ -74,7 +74,7 @@ class Point:
         """Why it is not known, or not in bronze, what the snapshot shows of the table."""
         if not self.complete:
             return Gap("bronze is behind the source, and the slot is being read", "wait for the receiver and repeat")
-        shown = [touch for touch in self._of(table) if self.shown.shows(touch.number)]
+        shown = [touch for touch in self._of(table) if self.shown.shows(touch.number, touch.position)]
         if any(not touch.landed for touch in shown):
             return Gap("the source has transactions that bronze does not", CATCH_UP)
         if any(touch.undecoded for touch in shown):
@@ -83,11 +83,17 @@ class Point:
 
     def behind(self, table: TableName, watermark: int) -> list[Touch]:
         """The landed transactions that the snapshot shows and silver at `watermark` does not hold."""
-        return [t for t in self._of(table) if t.landed and t.position > watermark and self.shown.shows(t.number)]
+        return [
+            t for t in self._of(table) if t.landed and t.position > watermark and self.shown.shows(t.number, t.position)
+        ]
 
     def beyond(self, table: TableName, watermark: int) -> Gap | None:
         """None where silver at `watermark` holds nothing of the table that the snapshot does not show."""
-        mine = [t for t in self._of(table) if t.landed and t.position <= watermark and not self.shown.shows(t.number)]
+        mine = [
+            t
+            for t in self._of(table)
+            if t.landed and t.position <= watermark and not self.shown.shows(t.number, t.position)
+        ]
         if not mine:
             return None
         return Gap(f"silver is {counted(len(mine), 'transaction')} ahead of the source's snapshot", "compare again")
@@ -139,7 +145,7 @@ def landed_near(bronze: BronzeReader, state: BronzeState, shown: Shown, lowest: 
         return []
     numbers = np.asarray(pc.fill_null(commits[shown.column], 0))
     positions = np.asarray(commits["position"])
-    near = np.flatnonzero(shown.near(numbers) | (positions > lowest))
+    near = np.flatnonzero(shown.near(numbers, positions) | (positions > lowest))
     if not len(near):
         return []
     number_of = dict(zip(positions[near].tolist(), numbers[near].tolist(), strict=True))

@@ -226,12 +226,15 @@ class Rereader:
         if one.ahead is None and state.upto < one.shown.position:
             return False  # what the snapshot shows has not all landed
         ahead = one.ahead or ()
-        if any(t.position > state.upto and one.shown.shows(t.number) and one.target.source in t.tables for t in ahead):
+        if any(
+            t.position > state.upto and one.shown.shows(t.number, t.position) and one.target.source in t.tables
+            for t in ahead
+        ):
             return False
         differs = [
             touch
             for touch in landed_near(self._bronze, state, one.shown, table.position)
-            if one.shown.shows(touch.number) != (touch.position <= table.position)
+            if one.shown.shows(touch.number, touch.position) != (touch.position <= table.position)
             and changed_keys(self._bronze, state.epoch, [touch], one.layout, one.names, one.keys)
         ]
         if any(touch.position > table.position for touch in differs):

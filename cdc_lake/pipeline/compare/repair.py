@@ -91,8 +91,12 @@ def repair(job: Job, where: Point, differing: Differing) -> Repair:
     if isinstance(here, str):
         return Repair(left=len(differing.keys), reason=here)
     names, keys_of = differing.names, canonical(differing.names, differing.types)
-    position, shows = here.table.position, where.shown.shows
-    apart = [touch for touch in where.touches if shows(touch.number) != (touch.landed and touch.position <= position)]
+    applied, shows = here.table.position, where.shown.shows
+    apart = [
+        touch
+        for touch in where.touches
+        if shows(touch.number, touch.position) != (touch.landed and touch.position <= applied)
+    ]
     if not where.complete or any(not t.landed and here.layout.table in t.tables for t in apart):
         reason = "the source has transactions that bronze does not: `cdc-lake run --once`, then again"
         return Repair(left=len(differing.keys), reason=reason)

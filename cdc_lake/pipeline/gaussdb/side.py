@@ -60,11 +60,11 @@ class CsnShown:
         """See Shown."""
         return "csn"
 
-    def shows(self, number: int) -> bool:
+    def shows(self, number: int, _position: int) -> bool:
         """See Shown."""
         return number < self.csn
 
-    def near(self, numbers: Any) -> Any:
+    def near(self, numbers: Any, _positions: Any) -> Any:
         """See Shown."""
         return numbers >= self.csn
 

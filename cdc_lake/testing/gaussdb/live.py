@@ -235,7 +235,7 @@ class LivePostgres:
         """Number what is visible by now, and append what stands in the order of the log."""
         if self._order.unnumbered:
             visible = current_snapshot(self._sql)
-            self._order.number(visible.shows, whole=time.monotonic() - self._added_at > _GATHER)
+            self._order.number(_shows(visible), whole=time.monotonic() - self._added_at > _GATHER)
         self._append()
 
     def _append(self, *, journaled: bool = False) -> None:
@@ -277,8 +277,8 @@ class LivePostgres:
         while True:
             visible = take()
             self._read_to(visible.position)
-            self._order.check(visible.shows)
-            csn = self._order.number(visible.shows, whole=True)
+            self._order.check(_shows(visible))
+            csn = self._order.number(_shows(visible), whole=True)
             unseen, seen = self._order.first_unseen(), self._order.last_seen()
             is_aligned = unseen is None or seen is None or seen < unseen
             self._append()
@@ -300,3 +300,9 @@ class LivePostgres:
                 raise RuntimeError(f"the slot stands at {Lsn(at)} and does not reach {Lsn(position)}")
             self._stream.tick(ping=True)
             self._read(0.005)
+
+
+def _shows(visible: Visible) -> Callable[[int], bool]:
+    """What a snapshot shows of transactions that commit about now, before it or behind it."""
+    half = 1 << 31
+    return lambda xid: visible.shows_whole(visible.xmax + (xid - visible.xmax + half) % (2 * half) - half)
