@@ -84,7 +84,10 @@ class DeltaSilver:
         self._unmoved(stream, base)
         self._take_types(have, columns_after(have, changes))
         if only_adds(changes):
-            adds = [change.column for change in changes if isinstance(change, AddColumn)]
+            # Delta looks for the columns that it divides files by in rows of none, too.
+            divided = DeltaTable(str(self._path)).metadata().partition_columns
+            adds = [column for column in have if column.name in divided]
+            adds += [change.column for change in changes if isinstance(change, AddColumn)]
             rows = self._spark.range(0).selectExpr(*(f"CAST(NULL AS {c.type}) AS {quoted(c.name)}" for c in adds))
             writer = rows.write.format("delta").mode("append").option("mergeSchema", "true")
         else:

@@ -36,7 +36,7 @@ from cdc_lake.pipeline.state.copies import Course, courses
 from cdc_lake.pipeline.state.cuts import TableState, last_cut
 from cdc_lake.pipeline.state.pauses import stopped_tables
 from cdc_lake.pipeline.stream.redaction import redaction_of
-from cdc_lake.pipeline.target.division import check_made
+from cdc_lake.pipeline.target.division import check_layout_divisible, check_made
 from cdc_lake.pipeline.target.layout_changes import check_columns, layout_changes, silver_names_of
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.own_columns import WORKING
@@ -92,6 +92,8 @@ def _silver(project: Project, source: SourceView, reader: BronzeReader, names: S
             yield Action(ActionKind.TABLE_PAUSED, target.label, text, changes=False)
             continue
         if not silver_exists(project, target):
+            if target.partition_by and (layout := source.layout(name)) is not None:
+                check_layout_divisible(project, target, redaction_of(project).relation(layout))
             text = f"create {target.format} table {target.label} from {name}"
             yield Action(ActionKind.CREATE_TABLE, target.label, text)
             continue

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from cdc_lake.config.type_policy import UNDECLARED, TypePolicy
 from cdc_lake.errors import NoKey
@@ -21,6 +22,11 @@ from cdc_lake.lake.types import ColumnType, Family, column_type
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.model.succession import predecessors
 
+STORED_AS_NULL: Final = ("", "__HIVE_DEFAULT_PARTITION__")
+"""Texts of a partition column that a Delta table has as NULL: the protocol says so of the first, Spark's writer of the
+other one, which is its name of the folder of NULL.
+"""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -29,7 +35,7 @@ class Shape:
     `carried`: columns of silver that come with the change and not in a tuple, by SQL over bronze's row. A table
     whose rows nothing identifies has no key. `types`: what the pipeline declares; a position may be that of a companion
     (`lake.typed_columns`), which stands behind the layout's own. `old_values`: what the server said of the old row is
-    kept too.
+    kept too. `partition_texts`: columns of text that a Delta table is divided by, by position.
     """
 
     relation: Relation
@@ -38,6 +44,7 @@ class Shape:
     carried: Mapping[SilverColumn, str] = field(default_factory=dict)
     types: TypePolicy = UNDECLARED
     old_values: bool = False
+    partition_texts: frozenset[int] = frozenset()
 
     @cached_property
     def made(self) -> tuple[TypedColumn, ...]:
@@ -113,7 +120,11 @@ class Shape:
 
     def fits(self, at: int, text: str) -> str:
         """A boolean, never NULL: the text of column `at` in a row of bronze has a silver value."""
-        return self._by_type(at, lambda of: fits_sql(text, of), fits_sql(text, self.made[at].type))
+        fitting = self._by_type(at, lambda of: fits_sql(text, of), fits_sql(text, self.made[at].type))
+        if at not in self.partition_texts:
+            return fitting
+        kept = f"coalesce({text} NOT IN ({', '.join(map(literal, STORED_AS_NULL))}), true)"
+        return kept if fitting == "true" else f"({fitting} AND {kept})"
 
     def may_misfit(self, at: int) -> bool:
         """Whether some text of column `at` may have no silver value."""

@@ -13,6 +13,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.model.succession import made_again
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.own_columns import LINEAGE
+from cdc_lake.silver.projection import taken_columns
 from cdc_lake.silver.shape import Shape, comparable, make_shape
 from cdc_lake.source.stream import shown
 
@@ -26,7 +27,22 @@ def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Ta
         if not comparable(column):
             raise NoKey(f"{target.source} has no key, and column `{column.name}` has no order to find equal rows by")
     lineage = LINEAGE if target.lineage else {}
-    return replace(shape, carried={**kind.carried(shape), **lineage}, old_values=target.old_values)
+    return replace(
+        shape,
+        carried={**kind.carried(shape), **lineage},
+        old_values=target.old_values,
+        partition_texts=_partition_texts(shape, target),
+    )
+
+
+def _partition_texts(shape: Shape, target: Target) -> frozenset[int]:
+    """The positions of columns of text that a Delta table is divided by."""
+    if target.format != "delta" or not target.partition_by:
+        return frozenset()
+    taken = taken_columns(shape.made, target.transforms)
+    return frozenset(
+        at for at, name in taken.items() if name in target.partition_by and shape.made[at].type.sql == "string"
+    )
 
 
 def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:

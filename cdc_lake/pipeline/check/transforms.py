@@ -11,6 +11,7 @@ from cdc_lake.lake.names import silver_names
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.pipeline.check.captured import captured, shape_of
 from cdc_lake.pipeline.check.line import CheckLine, failed
+from cdc_lake.pipeline.target.division import check_layout_divisible
 from cdc_lake.pipeline.target.transforms import check_possible, words_read
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.projection import silver_shape
@@ -29,7 +30,7 @@ _ALWAYS_SENT: Final = frozenset(
 
 def transforms(project: Project) -> Iterator[CheckLine]:
     """What should be known of the tables that have transforms. What Spark's analyser says comes with the first row."""
-    for target, layout in captured(project, lambda one: one.transforms.any):
+    for target, layout in captured(project, lambda one: one.transforms.any or bool(one.partition_by)):
         yield from _table(project, target, layout)
 
 
@@ -40,6 +41,7 @@ def _table(project: Project, target: Target, layout: Relation) -> Iterator[Check
         check_possible(project, target, kind_of(target, layout))
         shape = shape_of(target, layout)
         silver_shape(shape, given, computed, target.label, lambda key: project.written(target, key))
+        check_layout_divisible(project, target, layout)
     except TransformUnfit as unfit:
         yield failed("transforms", unfit)
         return

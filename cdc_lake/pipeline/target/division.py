@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from cdc_lake.config.partitioning import Partition
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import DivisionChanged, TransformChanged, TransformUnfit
 from cdc_lake.lake.made import Made, clustered_once, made_of, said_of
 from cdc_lake.lake.store import SilverColumn, SilverStore
+from cdc_lake.lake.typed_columns import typed_columns
+from cdc_lake.model.relation import Relation
+from cdc_lake.silver.projection import taken_columns
+
+_PARTITIONS: Final = re.compile(r"smallint|int|bigint|float|double|decimal\(.*\)|boolean|date|timestamp|timestamp_ntz")
+"""Types by whose values Delta divides files without losing any."""
 
 
 def check_made(project: Project, target: Target) -> Made | None:
@@ -33,8 +41,8 @@ def divide(project: Project, target: Target, silver: SilverStore, columns: Seque
 
     Raises TransformUnfit, TransformChanged, DivisionChanged.
     """
-    check_divided(project, target, columns)
     made = check_made(project, target)
+    check_divided(project, target, columns)
     if made is not None and made.cluster_by != target.cluster_by:
         silver.cluster()
 
@@ -56,6 +64,36 @@ def check_divided(project: Project, target: Target, columns: Sequence[SilverColu
         if name not in names:
             text = f"`{key}` names `{name}`, and {target.label} has no such column"
             raise TransformUnfit(text, where=_where(project, target, key))
+    check_partition_types(project, target, columns)
+
+
+def check_partition_types(project: Project, target: Target, columns: Sequence[SilverColumn]) -> None:
+    """Raise TransformUnfit if Delta cannot keep all values of a column that it is to divide files by.
+
+    Delta stores the value of a partition column as text and reads an empty one as NULL. A table that was made so
+    stays: values that would become NULL are held (`silver.shape`).
+    """
+    divided = [Partition.parse(text).column for text in target.partition_by] if target.format == "delta" else []
+    for column in columns:
+        if column.name not in divided or _PARTITIONS.fullmatch(column.type):
+            continue
+        made = made_of(project, target) if column.type == "string" else None
+        if made is not None and column.name in made.partition_by:
+            continue
+        why = "an empty text would be stored as NULL" if column.type == "string" else "Delta cannot"
+        text = f"`partition_by` names `{column.name}` of {target.label}, of type {column.type}: {why}"
+        hint = (
+            f"use `cluster_by: [{column.name}]`, or `format: iceberg` for the table; or divide it by a column "
+            "of a number, a boolean or a date"
+        )
+        raise TransformUnfit(text, where=_where(project, target, "partition_by"), hint=hint)
+
+
+def check_layout_divisible(project: Project, target: Target, relation: Relation) -> None:
+    """The same for a layout of the source's table, without Spark; of which type computed columns are is not known."""
+    made = typed_columns(relation, target.types)
+    taken = taken_columns(made, target.transforms)
+    check_partition_types(project, target, [SilverColumn(name, made[at].type.sql) for at, name in taken.items()])
 
 
 def _where(project: Project, target: Target, key: str = "from") -> str:
