@@ -128,8 +128,9 @@ def plan_text(planned: Plan) -> str:
     if waiting := planned.waiting:
         lines.append(f"! {counted(len(waiting), 'destructive action')}: not done unless allowed:")
         lines.append("  cdc-lake run " + " \\\n    ".join(f"--allow {shlex.quote(text)}" for text in waiting))
-    if rebuilds := sum(action.destructive for action in planned.actions) - len(waiting):
-        lines.append(f"! {counted(rebuilds, 'rebuild')} needed, which no run makes")
+    for needed, what in ((planned.rebuilds, "rebuild"), (planned.resyncs, "resync")):
+        if needed:
+            lines.append(f"! {counted(needed, what)} needed, which no run makes")
     if not planned.destructive:
         lines.append("nothing destructive; `cdc-lake run` does it" if planned.changes else "nothing to make or alter")
     return "\n".join(lines)

@@ -84,7 +84,9 @@ class Unconvertible(LakeError):
     """A column changed its type, and what its old values are in the new one, only the source knows."""
 
     code = "LAK456"
-    hint = "the table waits, the others go on; undo the change at the source, or start over with a new copy"
+    hint = (
+        "the table waits, the others go on: `cdc-lake resync TABLE` copies it again; or undo the change at the source"
+    )
 
 
 class ShapeForeign(LakeError):

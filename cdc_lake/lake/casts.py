@@ -10,6 +10,8 @@ session is in ANSI mode and UTC (`lake.session`). Other settings on either side 
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
 from typing import assert_never
 
 from cdc_lake.lake.types import ColumnType, Family
@@ -91,6 +93,68 @@ def fits_sql(text: str, kind: ColumnType) -> str:
         case other:
             assert_never(other)
     return f"({text} IS NULL OR coalesce({fits}, false))"
+
+
+def key_sql(text: str, kind: ColumnType) -> str:
+    """A Spark SQL expression of the text that all texts of one value of a key share: `text` for most types.
+
+    What does not fit stays as it is.
+    """
+    match kind.family:
+        case Family.DECIMAL | Family.FLOAT:
+            return _with_zero(text)
+        case Family.NUMBER:
+            return f"CASE WHEN {fits_sql(text, kind)} THEN CAST({cast_sql(text, kind)} AS STRING) ELSE {text} END"
+        case Family.TIMESTAMPTZ:
+            instant = f"concat(CAST({cast_sql(text, kind)} AS STRING), '+00')"
+            return f"CASE WHEN right({text}, 3) <> '+00' AND {fits_sql(text, kind)} THEN {instant} ELSE {text} END"
+        case _:
+            return text
+
+
+def key_text(text: str | None, kind: ColumnType) -> str | None:
+    """The same without Spark, of keys that were recorded."""
+    if text is None:
+        return None
+    match kind.family:
+        case Family.DECIMAL | Family.FLOAT:
+            return re.sub(r"^(-?)[.]", r"\g<1>0.", text)
+        case Family.NUMBER:
+            return _filled(text, kind.sql)
+        case Family.TIMESTAMPTZ:
+            return _in_utc(text)
+        case _:
+            return text
+
+
+def _filled(text: str, sql: str) -> str:
+    """A number with as many digits behind the point as its decimal has."""
+    precision, scale = map(int, re.findall(r"[0-9]+", sql))
+    number = re.fullmatch(r"(-?)([0-9]*)(?:[.]([0-9]+))?", text)
+    if number is None or not (number[2] or number[3]):
+        return text
+    digits, fraction = number[2] or "0", (number[3] or "").rstrip("0")
+    if len(fraction) > scale or len(digits.lstrip("0")) > precision - scale:
+        return text
+    sign = number[1] if digits.strip("0") or fraction else ""  # a decimal has no -0
+    return f"{sign}{digits}.{fraction.ljust(scale, '0')}" if scale else f"{sign}{digits}"
+
+
+def _in_utc(text: str) -> str:
+    if text.endswith("+00") or not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]{8,15}[+-][0-9:]{2,8}", text):
+        return text
+    try:
+        moment = datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return text
+    fraction = f".{moment.microsecond:06}".rstrip("0") if moment.microsecond else ""
+    return f"{moment:%Y-%m-%d %H:%M:%S}{fraction}+00" if moment.year > 999 else text
+
+
+def _with_zero(text: str) -> str:
+    """A number with a digit before its point: the GaussDB family prints .5 and -.5."""
+    bare = f"left({text}, 1) = '.' OR left({text}, 2) = '-.'"
+    return f"CASE WHEN {bare} THEN regexp_replace({text}, '{_BARE_POINT}', '0') ELSE {text} END"
 
 
 def _same_number(text: str, sql: str) -> str:

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from cdc_lake.config.type_policy import UNDECLARED, TypePolicy
 from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.conversion import converted, widens
+from cdc_lake.lake.conversion import Rewriting, conversion, converted, rewriting, widens
 from cdc_lake.lake.names import folded
 from cdc_lake.lake.store import SilverColumn, literal, quoted
 from cdc_lake.lake.typed_columns import TypedColumn, typed_columns
@@ -97,19 +97,37 @@ class RenameColumn:
 
 @dataclass(frozen=True, slots=True)
 class ChangeType:
-    """A column, by its name afterwards, whose silver type is another one."""
+    """A column, by its name afterwards, whose silver type is another one.
+
+    Or the same, where the source's is another one with other values; `rewriting`: what the server made of them beyond
+    the conversion of silver's type.
+    """
 
     name: str
     old_sql: str
     new_sql: str
+    rewriting: Rewriting | None = None
 
     @property
     def destructive(self) -> bool:
         """Unless every old value is a value of the new type."""
-        return not widens(self.old_sql, self.new_sql)
+        return self.rewriting is not None or not widens(self.old_sql, self.new_sql)
+
+    @property
+    def convertible(self) -> bool:
+        """Whether values can be made those of the new type as the server does it."""
+        known = self.rewriting is None or self.rewriting.sql is not None
+        return known and conversion("x", self.old_sql, self.new_sql) is not None
+
+    def converted(self, value: str) -> str:
+        """SQL of a value afterwards. Raises Unconvertible."""
+        typed = converted(value, self.name, self.old_sql, self.new_sql)
+        return typed if self.rewriting is None else self.rewriting.of(typed, self.name)
 
     def text(self, table: str) -> str:
         """The operation in words."""
+        if self.rewriting is not None and self.old_sql == self.new_sql:
+            return f"convert column {self.name} of {table} from {self.rewriting.old} to {self.rewriting.new}"
         return f"change column {self.name} of {table} from {self.old_sql} to {self.new_sql}"
 
 
@@ -174,8 +192,11 @@ def operations(
         if kind is None:
             guessed = not numbered(before, after) and one.type.sql in gone
             added.append(_added(one, unknown=guessed or came is not None))
-        elif kind != one.type.sql and (one.type.sql, kind) not in _HELD:
-            changed.append(ChangeType(one.name, kind, one.type.sql))
+        else:
+            new = kind if (one.type.sql, kind) in _HELD else one.type.sql
+            plain = came is None or one.companion
+            values = None if plain else rewriting(before.columns[came or 0], one.source, kind, new)
+            changed += [ChangeType(one.name, kind, new, values)] if kind != new or values is not None else []
     lost = _lost(held, stays, {folded(one.name) for one in wanted}, set(old.values()), on_drop)
     renamed = [RenameColumn(name, new) for name, new in stays.items() if name != new and name in held]
     return (*again, *lost, *renamed, *changed, *added)
@@ -245,8 +266,7 @@ def restated(
     for change in changes:
         match change:
             case ChangeType(name, _, new):
-                old, value = out[name]
-                out[name] = new, converted(value, name, old, new)
+                out[name] = new, change.converted(out[name][1])
             case AddColumn(column, fill):
                 out[column.name] = column.type, filled(column, fill, live)
             case _:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from cdc_lake.errors import LakeError, TableChangedMeanwhile
-from cdc_lake.lake.conversion import converted
 from cdc_lake.lake.evolution import (
     AddColumn,
     ChangeType,
@@ -58,6 +57,8 @@ def progress(table: Table) -> Progress | None:
 
 def promoted(change: ChangeType) -> bool:
     """Whether Iceberg reads values of the old type as the new one by itself."""
+    if change.rewriting is not None:
+        return False
     old, new = _DECIMAL.fullmatch(change.old_sql), _DECIMAL.fullmatch(change.new_sql)
     if old and new:
         return old[2] == new[2] and int(old[1]) <= int(new[1])
@@ -69,8 +70,8 @@ def assignments(changes: Sequence[SchemaChange], live: str) -> dict[str, str]:
     out = {}
     for change in changes:
         match change:
-            case ChangeType(name, old, new) if not promoted(change):
-                out[_PREFIX + name] = converted(quoted(name), name, old, new)
+            case ChangeType(name) if not promoted(change):
+                out[_PREFIX + name] = change.converted(quoted(name))
             case AddColumn(column, fill) if fill is not None:
                 out[column.name] = filled(column, fill, live)
             case _:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from cdc_lake.config.type_policy import MAX_PRECISION, UNDECLARED, Declared, TypePolicy
@@ -165,6 +165,8 @@ _BY_OID: Mapping[int, ColumnType] = MappingProxyType({row.oid: row.type for row 
 _BY_NAME: Mapping[str, ColumnType] = MappingProxyType(
     {name: row.type for row in LEDGER for name in (row.name, *row.aliases)}
 )
+_NAMES_BY_OID: Mapping[int, str] = MappingProxyType({row.oid: row.name for row in LEDGER})
+_NAMES: Mapping[str, str] = MappingProxyType({name: row.name for row in LEDGER for name in (row.name, *row.aliases)})
 _NUMERIC = 1700
 _OF_LENGTH = frozenset({1042, 1043, 3969})
 _NUMERIC_NAMES = frozenset({"numeric", "decimal"})
@@ -211,6 +213,17 @@ def companion_type(column: Column, policy: TypePolicy) -> ColumnType | None:
         return None
     note = f"NULL where `{column.name}` is no {declared.sql}"
     return ColumnType(declared.sql, Family.NUMBER_OR_NULL, Loss.CONVERTED, note)
+
+
+def type_name(column: Column) -> str:
+    """The source's type by the one name that its aliases stand for too; one that is not known by the source's name."""
+    return _NAMES_BY_OID.get(column.type_oid) or _NAMES.get(column.type_name, column.type_name)
+
+
+def element_of(column: Column) -> Column | None:
+    """An element of an array as a column of its own; None where the column is none, as far as its type's name tells."""
+    array = _array_name(column)
+    return None if array is None else replace(column, type_name=array.removesuffix("[]"), type_oid=0)
 
 
 def is_numeric(column: Column) -> bool:

@@ -6,7 +6,7 @@ under ordinals of its own: below those of all that lands in bronze.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -35,6 +35,16 @@ class Decided:
 
     def __bool__(self) -> bool:
         return self.rows is not None and self.rows.num_rows > 0
+
+    def renamed(self, name: Callable[[tuple[str | None, ...]], tuple[str | None, ...]]) -> Decided:
+        """The same with other texts of keys."""
+        rows = self.rows
+        for column in ("key", "from_key") if rows is not None else ():
+            assert rows is not None
+            keys = [None if key is None else list(name(tuple(key))) for key in rows[column].to_pylist()]
+            field = rows.schema.field(column)
+            rows = rows.set_column(rows.schema.get_field_index(column), field, pa.array(keys, field.type))
+        return Decided(rows)
 
     @property
     def released(self) -> pa.Table | None:

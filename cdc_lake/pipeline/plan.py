@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.outline import outline
@@ -28,6 +28,7 @@ from cdc_lake.lake.made import made_of, said_of
 from cdc_lake.lake.read import silver_exists
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
+from cdc_lake.pipeline.applying.evolve import unconvertible
 from cdc_lake.pipeline.check.type_ledger import TableLedger, ledger_of
 from cdc_lake.pipeline.ports.action import Action, ActionKind
 from cdc_lake.pipeline.ports.view import SourceView
@@ -43,6 +44,9 @@ from cdc_lake.silver.own_columns import WORKING
 from cdc_lake.source.stream import shown
 
 __all__ = ["Action", "ActionKind", "Plan", "plan"]
+
+
+_NOT_BY_A_RUN: Final = frozenset({ActionKind.REMAKE, ActionKind.COPY_AGAIN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,18 @@ class Plan:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """The words of what `run` does once it is allowed; what only a rebuild does is not of it."""
-        return tuple(a.text for a in self.actions if a.destructive and a.kind is not ActionKind.REMAKE)
+        """The words of what `run` does once it is allowed; what only a rebuild or another copy does is not of it."""
+        return tuple(a.text for a in self.actions if a.destructive and a.kind not in _NOT_BY_A_RUN)
+
+    @property
+    def rebuilds(self) -> int:
+        """How many tables wait for a rebuild."""
+        return sum(action.kind is ActionKind.REMAKE for action in self.actions)
+
+    @property
+    def resyncs(self) -> int:
+        """How many operations wait for another copy of their table."""
+        return sum(action.kind is ActionKind.COPY_AGAIN for action in self.actions)
 
 
 def plan(project: Project) -> Plan:
@@ -105,7 +119,7 @@ def _silver(project: Project, source: SourceView, reader: BronzeReader, names: S
             layout = redaction_of(project).relation(now)
             yield from _foreign(project, reader, target, layout)
             for change in _pending(project, reader, state, target, listed, layout):
-                yield _action(target, change)
+                yield _copy_again(target, change) if unconvertible(change) else _action(target, change)
         if state is not None:
             yield from _renewed(target, state, followed.get(str(name)), listed)
     for relation in sorted(set(cut.tables if cut is not None else ()) - set(map(str, names))):
@@ -145,6 +159,11 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
         check_columns(target, have, now, reader.layouts([target.source]).values())
     except (KindChanged, ShapeForeign) as unfit:
         yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: {_again(target)}", destructive=True)
+
+
+def _copy_again(target: Target, change: SchemaChange) -> Action:
+    text = f"{change.text(target.label)}: it waits for `cdc-lake resync {target.source}`"
+    return Action(ActionKind.COPY_AGAIN, target.label, text, destructive=True)
 
 
 def _again(target: Target) -> str:

@@ -25,6 +25,11 @@ class Waiting:
         """The keys that wait."""
         return frozenset().union(*self.held.values())
 
+    def renamed(self, names: Mapping[Key, Key]) -> Waiting:
+        """The same with other texts of keys."""
+        held = {place: frozenset(names.get(key, key) for key in keys) for place, keys in self.held.items()}
+        return Waiting(held, frozenset(names.get(key, key) for key in self.apart))
+
     def __bool__(self) -> bool:
         return bool(self.held or self.apart)
 

@@ -14,8 +14,8 @@ from typing import Final
 
 from cdc_lake.config.type_policy import UNDECLARED, TypePolicy
 from cdc_lake.errors import NoKey
-from cdc_lake.lake.casts import cast_sql, fits_sql
-from cdc_lake.lake.conversion import converted
+from cdc_lake.lake.casts import cast_sql, fits_sql, key_sql, key_text
+from cdc_lake.lake.conversion import Rewriting, converted, rewriting
 from cdc_lake.lake.store import SilverColumn, literal
 from cdc_lake.lake.typed_columns import TypedColumn, check_declared, typed_columns
 from cdc_lake.lake.types import ColumnType, Family, column_type
@@ -27,6 +27,9 @@ STORED_AS_NULL: Final = ("", "__HIVE_DEFAULT_PARTITION__")
 other one, which is its name of the folder of NULL.
 """
 
+MINUS_ZERO: Final = ("-0",)
+"""A float that no comparison tells from 0: rows that a column of floats identifies have the one or the other."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -35,7 +38,7 @@ class Shape:
     `carried`: columns of silver that come with the change and not in a tuple, by SQL over bronze's row. A table
     whose rows nothing identifies has no key. `types`: what the pipeline declares; a position may be that of a companion
     (`lake.typed_columns`), which stands behind the layout's own. `old_values`: what the server said of the old row is
-    kept too. `partition_texts`: columns of text that a Delta table is divided by, by position.
+    kept too. `unkept`: by position, texts that have a silver value which this table cannot keep.
     """
 
     relation: Relation
@@ -44,7 +47,7 @@ class Shape:
     carried: Mapping[SilverColumn, str] = field(default_factory=dict)
     types: TypePolicy = UNDECLARED
     old_values: bool = False
-    partition_texts: frozenset[int] = frozenset()
+    unkept: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def made(self) -> tuple[TypedColumn, ...]:
@@ -109,21 +112,14 @@ class Shape:
 
     def value(self, at: int, text: str) -> str:
         """The silver value of a text of column `at` in a row of bronze, by the type that the row's layout has."""
-        column = self.columns[at]
-
-        def from_other(kind: ColumnType) -> str:
-            if column.type == "string" and kind.family is not Family.BOOLEAN:
-                return text  # what the server prints is what it makes of a value as text
-            return converted(cast_sql(text, kind), column.name, kind.sql, column.type)
-
-        return self._by_type(at, from_other, self.typed(at, text))
+        return self._by_type(at, lambda kind, values: self._from(kind, values, at, text), self.typed(at, text))
 
     def fits(self, at: int, text: str) -> str:
         """A boolean, never NULL: the text of column `at` in a row of bronze has a silver value."""
-        fitting = self._by_type(at, lambda of: fits_sql(text, of), fits_sql(text, self.made[at].type))
-        if at not in self.partition_texts:
+        fitting = self._by_type(at, lambda of, _: fits_sql(text, of), fits_sql(text, self.made[at].type))
+        if at not in self.unkept:
             return fitting
-        kept = f"coalesce({text} NOT IN ({', '.join(map(literal, STORED_AS_NULL))}), true)"
+        kept = f"coalesce({text} NOT IN ({', '.join(map(literal, self.unkept[at]))}), true)"
         return kept if fitting == "true" else f"({fitting} AND {kept})"
 
     def may_misfit(self, at: int) -> bool:
@@ -131,16 +127,46 @@ class Shape:
         return self.fits(at, "x") != "true"
 
     def key_texts(self, array: str) -> str:
-        """The key as an array of texts, from an array column; where a key part was not sent, from the old tuple."""
+        """The key as an array of texts, from an array column; where a key part was not sent, from the old tuple.
+
+        Texts of one value are one text, that of the newest layout's type: by the value rows are merged.
+        """
         if array == "old":
-            parts = [self.text(at, "old") for at in self.keys]
+            texts = [self.text(at, "old") for at in self.keys]
         else:
-            parts = [
+            texts = [
                 f"CASE WHEN {self.sent(at)} THEN {self.text(at, 'new')} ELSE {self.text(at, 'old')} END"
                 for at in self.keys
             ]
+        parts = [self.key_part(at, f"({text})") for at, text in zip(self.keys, texts, strict=True)]
         # Of no parts Spark makes an array of no type, which Arrow does not take.
         return f"array({', '.join(parts)})" if parts else "CAST(array() AS ARRAY<STRING>)"
+
+    def key_part(self, at: int, text: str) -> str:
+        """The text that all texts of one value of column `at` share, of a text in a row of bronze."""
+
+        def from_other(kind: ColumnType, values: Rewriting | None) -> str:
+            value, sql = self._from(kind, values, at, text), self.columns[at].type
+            if sql in {"float", "double"} or sql.startswith("array"):
+                return text  # Spark prints these otherwise
+            if sql == "boolean":
+                return f"CASE {value} WHEN true THEN 't' WHEN false THEN 'f' END"
+            printed = f"CAST({value} AS STRING)"
+            return {"timestamp": f"concat({printed}, '+00')", "binary": text}.get(sql, printed)
+
+        return self._by_type(at, from_other, key_sql(text, self.made[at].type))
+
+    def recorded_key(self, key: tuple[str | None, ...]) -> tuple[str | None, ...]:
+        """The same of a key that was recorded, by whatever version."""
+        return tuple(key_text(text, self.made[at].type) for at, text in zip(self.keys, key, strict=True))
+
+    def _from(self, kind: ColumnType, values: Rewriting | None, at: int, text: str) -> str:
+        """The silver value of a text that has another type in its layout than in the newest one."""
+        column = self.columns[at]
+        printed = column.type == "string" and kind.family is not Family.BOOLEAN
+        # What the server prints is what it makes of a value as text, but for few types.
+        value = self.typed(at, text) if printed else converted(cast_sql(text, kind), column.name, kind.sql, column.type)
+        return value if values is None else values.of(value, column.name)
 
     def _by_layout(self, at: int, expression: Callable[[int], str], missing: str) -> str:
         places = {number: of_layout[at] for number, of_layout in self.places.items()}
@@ -149,19 +175,22 @@ class Shape:
         cases = " ".join(f"WHEN {number}L THEN {_or(index, expression, missing)}" for number, index in places.items())
         return f"CASE layout {cases} END"
 
-    def _by_type(self, at: int, expression: Callable[[ColumnType], str], newest: str) -> str:
-        """`newest`, where all layouts have the column with one silver type; otherwise by the row's layout.
+    def _by_type(self, at: int, expression: Callable[[ColumnType, Rewriting | None], str], newest: str) -> str:
+        """`newest`, where all layouts have the column with one silver type and the same values; otherwise by the row's
+        layout.
 
         A companion is read from its text by the newest type alone.
         """
         others = {}
         for number, layout in self.layouts.items():
             place = None if self.made[at].companion else self.places[number][at]
-            if (
-                place is not None
-                and (kind := column_type(layout.columns[place], self.types)).sql != self.columns[at].type
-            ):
-                others[number] = expression(kind)
+            if place is None:
+                continue
+            column, type_ = layout.columns[place], self.columns[at].type
+            kind = column_type(column, self.types)
+            values = rewriting(column, self.made[at].source, kind.sql, type_)
+            if kind.sql != type_ or values is not None:
+                others[number] = expression(kind, values)
         if not others:
             return newest
         cases = " ".join(f"WHEN {number}L THEN {sql}" for number, sql in others.items())

@@ -73,10 +73,10 @@ class Lake:
     def apply(self) -> Any:
         return apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
 
-    def advance(self) -> None:
+    def advance(self, *allowed: str) -> None:
         """What `apply` does between two beats of its clock; the clock itself has tests of its own."""
         watcher = watching(self.project, silent)
-        with watcher, Advance(self.project, self.spark, watcher.heard) as advance:
+        with watcher, Advance(self.project, self.spark, watcher.heard, allowed=allowed) as advance:
             watcher.follow(advance.done)
             advance.run(None, threading.Event())
             watcher.walked()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc_lake.errors import TransformUnfit
+from cdc_lake.errors import DestructiveChange, TransformUnfit, Unconvertible
 from cdc_lake.lake.read import silver_version
 from cdc_lake.lake.written import written
-from cdc_lake.model.change import Delete, Insert, OldKind, Update
+from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.pipeline.target import division
 from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, table
 
-from .formats import FORMATS
+from .formats import FORMATS, drawn
 from .test_apply_cases import Lake, T, insert, row
 
 pytestmark = pytest.mark.spark
@@ -95,3 +97,87 @@ def test_columns_are_added_to_a_delta_table_whose_files_are_divided(
         (3, 1, "new"),
         (4, 4, None),
     ]
+
+
+def of_type(kind: str, modifier: int = -1) -> Relation:
+    columns = (
+        Column("id", kind, {"bpchar": 1042, **TYPE_OIDS}[kind], modifier, key=True, number=1),
+        Column("doc", "json", 114, number=2),
+    )
+    return Relation(TableName("public", "t"), columns, ReplicaIdentity.DEFAULT, ("id",), oid=7)
+
+
+@FORMATS
+def test_a_key_whose_type_strips_its_blanks_is_converted_once_that_is_allowed(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    lake = Lake(lake_root, spark, "stripped", fmt)
+    padded, stripped = of_type("bpchar", 9), of_type("varchar", 9)
+    lake.land(Insert(padded, ("a    ", "1")), Insert(padded, ("b    ", "2")))
+    lake.advance()
+    # In one transaction with the change, and behind it.
+    lake.land(Insert(padded, ("c    ", "3")), Update(padded, ("b    ", "4")), Update(stripped, ("c", "5")))
+    lake.land(Update(stripped, ("a", "6")), Delete(stripped, ("b", None), OldKind.KEY))
+    with pytest.raises(DestructiveChange, match=r"convert column id of .* from bpchar\(5\) to varchar\(5\)"):
+        lake.advance()
+    lake.advance(f"convert column id of {lake.target().label} from bpchar(5) to varchar(5)")
+    assert lake.rows() == [{"id": "a", "doc": "6"}, {"id": "c", "doc": "5"}]
+
+
+@drawn
+def test_what_only_the_server_can_convert_waits_for_another_copy(spark: Any, lake_root: Path, fmt: str) -> None:
+    lake = Lake(lake_root, spark, "reprinted", fmt)
+    before = of_type("int4")
+    after = replace(before, columns=(before.columns[0], replace(before.columns[1], type_name="jsonb", type_oid=3802)))
+    lake.land(Insert(before, ("1", '{"b":1,"a":1.0}')))
+    lake.advance()
+    lake.land(Insert(after, ("2", '{"a": 1.0, "b": 1}')))
+    with pytest.raises(Unconvertible, match="from json to jsonb") as refused:
+        lake.advance(f"convert column doc of {lake.target().label} from json to jsonb")
+    assert "cdc-lake resync public.t" in refused.value.remedy
+
+
+DECIMAL_KEY = {"types": {"columns": {"id": "decimal(10,4)"}}}
+
+
+def numbered(kind: str) -> Relation:
+    return table("public.t", id=kind, amount="int4", body="text")
+
+
+def rows_by_text(lake: Lake) -> list[tuple[str, int | None]]:
+    return sorted((str(one["id"]), one["amount"]) for one in lake.rows())
+
+
+@drawn
+def test_texts_of_one_number_are_one_key_also_for_what_is_held(spark: Any, lake_root: Path, fmt: str) -> None:
+    rule = {"rule": "between", "column": "amount", "max": 10, "on_fail": "quarantine"}
+    n = numbered("numeric")
+    lake = Lake(lake_root, spark, "numbers", fmt, [rule], table=DECIMAL_KEY)
+    lake.land(Insert(n, ("1.0", "1", "a")), Insert(n, ("2", "1", "a")))
+    lake.advance()
+    lake.land(Update(n, ("1.0", "99", "held")))
+    lake.advance()
+    # The row of the held key goes, and another one comes under another text of it.
+    lake.land(Delete(n, ("1.0", None, None), OldKind.KEY), Insert(n, ("1.00", "3", "new")))
+    lake.advance()
+    assert rows_by_text(lake) == [("1.0000", 1), ("2.0000", 1)]
+    assert [reason for reason, _ in lake.held()] == ["failed", "waiting", "waiting"]
+    lake.land(Update(n, ("2.00", "4", UNCHANGED), ("2", None, None), OldKind.KEY))  # no move to silver
+    lake.advance()
+    assert rows_by_text(lake) == [("1.0000", 1), ("2.0000", 4)]
+    assert len(lake.held()) == 3
+    lake.land(Truncate(n), Insert(n, ("2.000", "5", "last")))
+    lake.advance()
+    assert rows_by_text(lake) == [("2.0000", 5)]
+
+
+def test_minus_zero_is_held_where_only_the_value_tells_rows_apart(spark: Any, lake_root: Path) -> None:
+    f = numbered("float8")
+    lake = Lake(lake_root, spark, "minus_zero", "delta")
+    lake.land(Insert(f, ("0", "1", "a")), Insert(f, ("NaN", "1", "a")), Insert(f, ("-1.5", "1", "a")))
+    lake.advance()
+    lake.land(Update(f, ("-0", "2", "a"), ("0", None, None), OldKind.KEY))
+    lake.land(Update(f, ("NaN", "2", "a")), Update(f, ("-0", "3", "a")))
+    lake.advance()
+    assert rows_by_text(lake) == [("-1.5", 1), ("0.0", 1), ("nan", 2)]
+    assert lake.held() == [("failed", ["type_id"]), ("waiting", [])]

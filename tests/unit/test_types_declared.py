@@ -15,6 +15,7 @@ from cdc_lake.config.model import DefaultTypes, TableTypes
 from cdc_lake.config.type_policy import UNDECLARED, Declared, TypePolicy
 from cdc_lake.errors import NameTaken, TypeRefused
 from cdc_lake.lake.array_text import elements_of
+from cdc_lake.lake.casts import key_text
 from cdc_lake.lake.evolution import AddColumn, ChangeType, layout_columns, operations
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.lake.typed_columns import check_declared, typed_columns
@@ -309,3 +310,21 @@ def test_a_rule_finds_a_companion_by_its_name():
     assert [shape.position(name) for name in ("id", "n", "n_decimal", "m")] == [0, 1, 2, None]
     assert shape.text(2, "new") == "new[1]"
     assert [shape.may_misfit(at) for at in (0, 1, 2)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("declared", "texts"),
+    [
+        (
+            "decimal(10,4)",
+            [("1.0", "1.0000"), (".5", "0.5000"), ("-0", "0.0000"), ("1.00005", "1.00005"), ("NaN",) * 2],
+        ),
+        ("decimal(5,0)", [("7", "7"), ("7.0", "7"), ("123456", "123456")]),
+    ],
+)
+def test_texts_of_one_number_in_a_key_have_one_text(declared, texts):
+    kind = column_type(Column("c", "numeric", 1700), policy(c=declared))
+    assert [key_text(text, kind) for text, _ in texts] == [text for _, text in texts]
+    instant = column_type(Column("c", "timestamptz", 1184))
+    assert key_text("2024-01-01 08:00:00.5+08", instant) == "2024-01-01 00:00:00.5+00"
+    assert key_text("infinity", instant) == "infinity"

@@ -14,10 +14,11 @@ from itertools import pairwise
 
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
-from cdc_lake.errors import DestructiveChange
+from cdc_lake.errors import DestructiveChange, Unconvertible
 from cdc_lake.lake.evolution import (
     KINDS,
     AddColumn,
+    ChangeType,
     SchemaChange,
     for_the_table,
     operations,
@@ -77,12 +78,26 @@ def evolve(
 
 
 def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[str]) -> None:
-    """Raise DestructiveChange where operations would lose something and are not allowed."""
+    """Raise DestructiveChange where operations would lose something and are not allowed, Unconvertible where only the
+    source knows what rows have afterwards.
+    """
+    if words := [change.text(target.label) for change in changes if unconvertible(change)]:
+        raise Unconvertible(f"{target.source} has another layout now: {'; '.join(words)}", hint=copied_again(target))
     needed = [change.text(target.label) for change in changes if change.destructive]
     if missing := [words for words in needed if words not in allowed]:
         options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)
         hint = f"to have it done run `cdc-lake run {options}`; until then the table waits"
         raise DestructiveChange(f"{target.source} has another layout now: {'; '.join(missing)}", hint=hint)
+
+
+def unconvertible(change: SchemaChange) -> bool:
+    """Whether only the source knows what rows have after an operation."""
+    return isinstance(change, ChangeType) and not change.convertible
+
+
+def copied_again(target: Target) -> str:
+    """What is done about such an operation."""
+    return f"`cdc-lake resync {target.source}` copies the table again while the others go on; until then it waits"
 
 
 def next_layout(seen: Outline, layouts: Mapping[int, Relation], target: Target) -> int | None:

@@ -25,17 +25,20 @@ from cdc_lake.bronze.contract import SNAPSHOT
 from cdc_lake.bronze.open import bronze_writer
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.bronze.touching import KeysOf
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import AnotherReceiver, CdcLakeError, SourceError, StateError
+from cdc_lake.lake.casts import key_text
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow
+from cdc_lake.lake.types import column_type
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.reread import Reread, rereads_in
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import REREAD_LANDED, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applying.point import landed_near
-from cdc_lake.pipeline.applying.read_again import KEYS_AT_MOST, changed_keys, rows_of_keys, same_columns
+from cdc_lake.pipeline.applying.read_again import KEYS_AT_MOST, as_printed, changed_keys, rows_of_keys, same_columns
 from cdc_lake.pipeline.held.groups import connected
 from cdc_lake.pipeline.ports.side import CompareSource
 from cdc_lake.pipeline.server import compare_source
@@ -215,7 +218,11 @@ class Rereader:
         if any(rules(one.table, name) is not None for name in names):
             self._say(f"held rows of {one.table} cannot be read again: its key is redacted", None)
             return None
-        found = rows_of_keys(source, one, layout, names, keys)
+        keys_of = _by_value(target, layout, names)
+        parts = zip(*keys, strict=True)
+        recorded = {n: pa.array(part, pa.large_string()) for n, part in zip(names, parts, strict=True)}
+        keys = frozenset(keys_of(pa.table(recorded)))
+        found = rows_of_keys(source, one, layout, names, keys, keys_of)
         return _Taken(shown, target, layout, tuple(names), keys, found, None)
 
     def _settled(self, state: BronzeState, tables: Mapping[str, TableState], one: _Taken) -> bool:
@@ -235,7 +242,15 @@ class Rereader:
             touch
             for touch in landed_near(self._bronze, state, one.shown, table.position)
             if one.shown.shows(touch.number, touch.position) != (touch.position <= table.position)
-            and changed_keys(self._bronze, state.epoch, [touch], one.layout, one.names, one.keys)
+            and changed_keys(
+                self._bronze,
+                state.epoch,
+                [touch],
+                one.layout,
+                one.names,
+                one.keys,
+                _by_value(one.target, one.layout, one.names),
+            )
         ]
         if any(touch.position > table.position for touch in differs):
             return False  # they are applied first
@@ -257,3 +272,9 @@ class Rereader:
         if text not in self._told:
             self._told.add(text)
             self._tell(Progress("warning", text, facts={} if error is None else {"code": error.code}))
+
+
+def _by_value(target: Target, layout: Relation, names: Sequence[str]) -> KeysOf:
+    """Keys by the text that all texts of their value share, as they are recorded (`silver.shape`)."""
+    kinds = [column_type(layout.columns[layout.names.index(name)], target.types) for name in names]
+    return lambda columns: [tuple(map(key_text, key, kinds)) for key in as_printed(columns)]

@@ -14,7 +14,7 @@ from cdc_lake.model.succession import made_again
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.own_columns import LINEAGE
 from cdc_lake.silver.projection import taken_columns
-from cdc_lake.silver.shape import Shape, comparable, make_shape
+from cdc_lake.silver.shape import MINUS_ZERO, STORED_AS_NULL, Shape, comparable, make_shape
 from cdc_lake.source.stream import shown
 
 
@@ -31,18 +31,19 @@ def shape_of(numbers: Sequence[int], layouts: Mapping[int, Relation], target: Ta
         shape,
         carried={**kind.carried(shape), **lineage},
         old_values=target.old_values,
-        partition_texts=_partition_texts(shape, target),
+        unkept=_unkept(shape, target),
     )
 
 
-def _partition_texts(shape: Shape, target: Target) -> frozenset[int]:
-    """The positions of columns of text that a Delta table is divided by."""
-    if target.format != "delta" or not target.partition_by:
-        return frozenset()
-    taken = taken_columns(shape.made, target.transforms)
-    return frozenset(
-        at for at, name in taken.items() if name in target.partition_by and shape.made[at].type.sql == "string"
-    )
+def _unkept(shape: Shape, target: Target) -> dict[int, tuple[str, ...]]:
+    """Texts with a value that a table cannot keep: of what a Delta table is divided by, and of floats in a key."""
+    floats = {"float", "double"}
+    found: dict[int, tuple[str, ...]] = {at: MINUS_ZERO for at in shape.keys if shape.made[at].type.sql in floats}
+    divided = target.partition_by if target.format == "delta" else ()
+    for at, name in taken_columns(shape.made, target.transforms).items() if divided else ():
+        if name in divided and shape.made[at].type.sql == "string":
+            found[at] = STORED_AS_NULL
+    return found
 
 
 def unsent_columns(seen: Outline, shape: Shape) -> frozenset[int]:

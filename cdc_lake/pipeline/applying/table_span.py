@@ -10,7 +10,7 @@ changes that touch such keys are followed one by one (`silver.lineage`) and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
@@ -54,7 +54,7 @@ from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
 from cdc_lake.silver.kinds import kind_of, live_rows
 from cdc_lake.silver.projecting import concerning, filtered, old_values, projected, projected_changes
 from cdc_lake.silver.projection import Projection, plain
-from cdc_lake.silver.row_events import Closing, Unit
+from cdc_lake.silver.row_events import Closing, Key, Unit
 from cdc_lake.silver.shape import Shape
 
 if TYPE_CHECKING:
@@ -224,6 +224,8 @@ def fold(
     a whole.
     """
     projection = projection or plain(shape)
+    recorded = {key: shape.recorded_key(key) for key in held.keys | held.apart} if shape.keys else {}
+    held, decided = held.renamed(recorded), decided.renamed(shape.recorded_key) if shape.keys else decided
     unsent = unsent_columns(seen, shape)
     part = TablePart(shape, unsent, seen.truncated, span, released=decided.released is not None)
     source = typed(rows, shape, unsent, old_values(projection))
@@ -250,7 +252,18 @@ def fold(
         free, lacking = projected(followed.free, projection, unsent)
     part = TablePart(projection.silver, lacking, seen.truncated, span)
     net = kind.net(free, target, part, traced=traced)
-    return Folded(changes, net, part, followed.survey, followed.held, followed.closings)
+    return Folded(changes, net, part, followed.survey, followed.held, _as_recorded(followed.closings, recorded))
+
+
+def _as_recorded(closings: Sequence[Closing], recorded: Mapping[Key, Key]) -> tuple[Closing, ...]:
+    """What ends holds also by the texts that keys were recorded with, of which a value may have several."""
+    others = [
+        replace(closing, key=before)
+        for closing in closings
+        for before, now in recorded.items()
+        if before != now == closing.key
+    ]
+    return (*closings, *others)
 
 
 def _projection(spark: SparkSession, job: TableJob, numbers: Sequence[int], kind: Kind) -> Projection:

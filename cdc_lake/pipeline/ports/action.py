@@ -32,6 +32,7 @@ class ActionKind(enum.Enum):
     TABLE_PAUSED = "table paused"
     CLUSTER = "cluster"
     REMAKE = "remake"
+    COPY_AGAIN = "copy again"
 
 
 @dataclass(frozen=True, slots=True)
