@@ -184,6 +184,16 @@ class BronzeReader:
         latest = dict(zip(rows["relation"].to_pylist(), rows["info"].to_pylist(), strict=True))  # files are in order
         return [relation_of(info) for info in latest.values()]
 
+    def last_layout(self, epoch: int, table: TableName) -> Relation | None:
+        """The layout of a table's last changes in an epoch; None where there are none."""
+        files = self.files()
+        wanted = (pc.field("epoch") == epoch) & (pc.field("op") == RELATION) & (pc.field("relation") == str(table))
+        for path in reversed(files.select(epoch=epoch, op=RELATION, relations=[str(table)])):
+            rows = files.read([path], ["info"], wanted)["info"].to_pylist()
+            if rows:
+                return relation_of(rows[-1])
+        return None
+
     def changes(self, table: TableName, span: Span) -> pa.Table:
         """All columns of one table's changes (I U D T) in a span, in order."""
         files = self.applied()

@@ -6,14 +6,15 @@ which nobody knows, and none of an older one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+from cdc_lake.decode.historic_catalog import Attribute, Identified, Named, identify, key_then, missing_then, precedes
 from cdc_lake.decode.records import RelationMessage, TypeMessage
-from cdc_lake.decode.told import Told
+from cdc_lake.decode.told import Columns, Told
 from cdc_lake.errors import UnknownRelation, UnknownType
-from cdc_lake.model.relation import Column, Missing, Relation, TableName
+from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +23,46 @@ class ColumnFacts:
 
     number: int | None = None
     missing: Missing | None = None
+    ambiguous: bool = False
 
 
 UNTOLD: Final = ColumnFacts()
 """Of a column that the catalog of now does not have any more."""
+UNKNOWN: Final = ColumnFacts(missing=Missing(None))
+"""Of a column that may be any of its table's."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What relation messages leave out: primary key names in key order, type names by type OID, columns by name."""
+    """What relation messages leave out: primary key names in key order, type names by type OID, columns by name.
+
+    `attributes`: all columns that the table ever had, by number. `key_changed`: the transaction that wrote the row of
+    the primary key's index. `storage`: see `model.relation.Relation`. `root`: of a partition, the table that its
+    changes are published as. `partitions`: of a partitioned table, the columns that each partition logs of old rows, by
+    OID; None: all.
+    """
 
     primary_key: tuple[str, ...]
     type_names: Mapping[int, str]
     columns: Mapping[str, ColumnFacts] = field(default_factory=dict)
+    attributes: tuple[Attribute, ...] = ()
+    key_changed: int | None = None
+    storage: int | None = None
+    root: int | None = None
+    partitions: Mapping[int, frozenset[str] | None] = field(default_factory=dict)
 
 
 Catalog: TypeAlias = Callable[[int, TableName], TableFacts] | Mapping[TableName, TableFacts]
 """Where facts come from: a function of (table OID, name), or a mapping by name. Asked at each relation message, by
 the thread that feeds."""
+
+
+Landed: TypeAlias = Callable[[int, TableName], Relation | None]
+"""The layout of a table, by OID and name, that landed last."""
+
+
+def no_layout(_oid: int, _table: TableName) -> None:
+    """Of a stream of which nothing landed, or nobody looks."""
 
 
 class Announced:
@@ -52,9 +75,12 @@ class Announced:
     looked up once a change of all follows them.
     """
 
-    def __init__(self, catalog: Catalog, told: Told | None = None) -> None:
+    def __init__(self, catalog: Catalog, told: Told | None = None, landed: Landed | None = None) -> None:
         self._catalog = catalog
         self._told = told
+        self._landed = landed or no_layout
+        self._before: dict[int, Relation | None] = {}
+        self._partitions: dict[int, dict[int, frozenset[str] | None]] = {}
         self._known: dict[TableName, Relation] = {}
         self.relations: dict[bytes, Relation] = {}
         self._types: dict[int, str] = {}
@@ -68,6 +94,7 @@ class Announced:
         self.relations = {}
         self._types = {}
         self._arrived = {}
+        self._before, self._partitions = {}, {}
         self.came, self.deferred = {}, {}
 
     def arrived(self) -> int:
@@ -86,9 +113,11 @@ class Announced:
             message.name if message.schema == "pg_catalog" else f"{message.schema}.{message.name}"
         )
 
-    def relation(self, message: RelationMessage, payload: bytes = b"", lsn: int = 0) -> Relation:
-        """Note a table's layout, as it came. Raises DecodeError, and what the catalog raises."""
-        relation = self.resolved(message)
+    def relation(
+        self, message: RelationMessage, payload: bytes = b"", lsn: int = 0, xid: int | None = None
+    ) -> Relation:
+        """Note a table's layout, as it came, in transaction `xid`. Raises DecodeError, and what the catalog raises."""
+        relation = self.resolved(message, xid)
         self.put(message.oid.to_bytes(4, "big"), relation, self.arrived(), payload, lsn)
         return relation
 
@@ -109,10 +138,12 @@ class Announced:
             self.relations.pop(oid, None)
         else:
             self.relations[oid] = relation
+            self._before[int.from_bytes(oid, "big")] = relation
 
-    def resolved(self, message: RelationMessage) -> Relation:
+    def resolved(self, message: RelationMessage, xid: int | None = None) -> Relation:
         """A table's layout, which is not noted. Raises DecodeError, and what the catalog raises."""
-        facts = self._at_its_place(message, self._facts(message))
+        now, before = self._facts(message), self._layout_before(message)
+        facts = self._at_its_place(message, now, before, xid)
         relation = Relation(
             table=message.table,
             columns=tuple(
@@ -124,18 +155,27 @@ class Announced:
                     c.key,
                     number=facts.columns.get(c.name, UNTOLD).number,
                     missing=facts.columns.get(c.name, UNTOLD).missing,
+                    ambiguous=facts.columns.get(c.name, UNTOLD).ambiguous,
                 )
                 for c in message.columns
             ),
             identity=message.identity,
             primary_key=facts.primary_key,
             oid=message.oid if facts.columns else None,
+            storage=facts.storage,
         )
         # the same layout announced again keeps its object, and with it the cached hash
         if self._known.get(message.table) == relation:
             relation = self._known[message.table]
         self._known[message.table] = relation
         return relation
+
+    def _layout_before(self, message: RelationMessage) -> Relation | None:
+        """The layout of the table that came last, in this stream or in what landed before it."""
+        if message.oid not in self._before:
+            landed = self._landed(message.oid, message.table)
+            self._before[message.oid] = landed if landed is not None and landed.oid == message.oid else None
+        return self._before[message.oid]
 
     def _facts(self, message: RelationMessage) -> TableFacts:
         if callable(self._catalog):
@@ -144,20 +184,27 @@ class Announced:
             raise UnknownRelation(f"the catalog has no facts of {message.table}", offset=1)
         return facts
 
-    def _at_its_place(self, message: RelationMessage, now: TableFacts) -> TableFacts:
+    def _at_its_place(
+        self, message: RelationMessage, now: TableFacts, before: Relation | None, xid: int | None
+    ) -> TableFacts:
         """The catalog's facts, which are of now, by the names that the columns had where the message stands."""
-        by_number = {one.number: one for one in now.columns.values() if one.number is not None}
         names_now = {one.number: name for name, one in now.columns.items() if one.number is not None}
         told = None if self._told is None else self._told.columns_of(message, names_now)
+        if now.attributes:
+            columns = _columns_then(message, told, now, before, xid)
+            key = _key_then(message, columns, now, before, xid)
+            storage = _storage_then([one.number for one in columns.values()], now, before)
+            return replace(now, primary_key=key, columns=columns, storage=storage)
         if told is None:
             return now
+        by_number = {one.number: one for one in now.columns.values() if one.number is not None}
         columns = {
             name: by_number.get(column.number, ColumnFacts(column.number, Missing(None) if column.filled else None))
             for name, column in told.items()
         }
         names = {one.number: name for name, one in columns.items()}
         key = tuple(names.get(now.columns[name].number, name) for name in now.primary_key if name in now.columns)
-        return TableFacts(key, now.type_names, columns)
+        return replace(now, primary_key=key, columns=columns)
 
     def _type_name(self, facts: TableFacts, oid: int, column: str) -> str:
         # the catalog's spelling first: it is the one that casts are chosen by
@@ -165,3 +212,56 @@ class Announced:
         if name is None:
             raise UnknownType(f"column `{column}` is of type OID {oid}, whose name is not known")
         return name
+
+
+def _columns_then(
+    message: RelationMessage, told: Columns | None, now: TableFacts, before: Relation | None, xid: int | None
+) -> dict[str, ColumnFacts]:
+    """The columns of the message: by what was told of them, else by what their history can have been."""
+    announced = [Named(c.name, c.type_oid, c.modifier) for c in message.columns]
+    found = identify(announced, now.attributes, before, xid) if told is None else None
+    if told is not None:
+        found = Identified(tuple(told[one.name].number for one in announced))
+    if found is None:
+        return {one.name: replace(now.columns.get(one.name, UNKNOWN), ambiguous=True) for one in announced}
+    rewritten, attributes = before is None or before.storage != now.storage, {a.number: a for a in now.attributes}
+    columns = {}
+    for at, (one, number) in enumerate(zip(announced, found.numbers, strict=True)):
+        missing = missing_then(one, number, attributes, before, rewritten=rewritten)
+        gone = number not in attributes or attributes[number].name is None
+        if told is not None and gone and not told[one.name].filled:
+            missing = None
+        columns[one.name] = ColumnFacts(number, missing, at in found.ambiguous)
+    return columns
+
+
+def _key_then(
+    message: RelationMessage,
+    columns: Mapping[str, ColumnFacts],
+    now: TableFacts,
+    before: Relation | None,
+    xid: int | None,
+) -> tuple[str, ...]:
+    """The primary key where the message stands, by the names of its columns there."""
+    numbers = {name: one.number for name, one in columns.items() if one.number is not None}
+    names = {number: name for name, number in numbers.items()}
+    of_now = {one.name: one.number for one in now.attributes if one.name is not None}
+    were = {} if before is None else {c.name: c.number for c in before.columns if c.number is not None}
+    key = key_then(
+        [numbers[c.name] for c in message.columns if c.key and c.name in numbers],
+        [of_now[name] for name in now.primary_key],
+        [number for name in ((before.primary_key) if before is not None else ()) if (number := were.get(name))],
+        names,
+        logged=message.identity is ReplicaIdentity.DEFAULT,
+        settled=precedes(now.key_changed, xid),
+    )
+    return tuple(names[number] for number in key if number in names)
+
+
+def _storage_then(numbers: Sequence[int | None], now: TableFacts, before: Relation | None) -> int | None:
+    """The table's storage, so far as it may be compared with a later one: what was rewritten after a column came that
+    the message does not have yet was rewritten with it.
+    """
+    highest = max((number for number in numbers if number is not None), default=0)
+    seen = all(one.name is None or one.number <= highest for one in now.attributes)
+    return now.storage if seen or before is None else before.storage

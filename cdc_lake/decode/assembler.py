@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from cdc_lake.decode.announced import Announced, Catalog, TableFacts
+from cdc_lake.decode.announced import Announced, Catalog, Landed, TableFacts, no_layout
 from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import AllInMemory, NewFrames
 from cdc_lake.decode.large import Growing, LargeTransaction
@@ -87,14 +87,16 @@ class Assembler:
         frames: NewFrames | None = None,
         parking: Parking | None = None,
         landed: int = 0,
+        layouts: Landed = no_layout,
     ) -> None:
         """`frames` makes stores for transactions that are streamed or large; None: all are held in memory.
 
         `told` takes what logical messages tell of tables that were altered; None: they tell nothing. `parking` keeps
-        prepared ones, where the stream has any; of those everything up to `landed` is in bronze.
+        prepared ones, where the stream has any; of those everything up to `landed` is in bronze. `layouts`: those that
+        landed last.
         """
         frames = frames or AllInMemory()
-        self._announced = Announced(catalog, told)
+        self._announced = Announced(catalog, told, layouts)
         self._keeps = keeps
         self._messages = messages
         self._new_frames, self._part = frames, frames.part
@@ -190,7 +192,8 @@ class Assembler:
             case OriginMessage(name=name):
                 self._transaction("an origin").origin = name
             case RelationMessage() as announced:
-                self._announced.relation(announced, payload, lsn)
+                xid = None if self._open is None else self._open.begin.xid
+                self._announced.relation(announced, payload, lsn, xid)
                 self._wrong.pop(payload[1:5], None)
             case TypeMessage() as named:
                 self._announced.type(named)

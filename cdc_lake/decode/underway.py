@@ -6,6 +6,7 @@ their end, so that tables which they announce are looked up at the end only.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from cdc_lake.decode.announced import Announced
@@ -85,16 +86,16 @@ class UnderWay:
         """
         for _, content in one.told:
             self.announced.take_told(content)
-        marks = one.marks(self._resolved, put)
+        marks = one.marks(partial(self._resolved, one.xid), put)
         one.frames.seal()
         return _given_back(LargeTransaction(bounds, one.frames, marks, one.fault), part)
 
-    def _resolved(self, payload: bytes, lsn: int) -> Relation | DecodeError:
+    def _resolved(self, xid: int, payload: bytes, lsn: int) -> Relation | DecodeError:
         """The layout that a relation message announces; with `keeps`, why it cannot be taken in."""
         try:
             message = parse(payload)
             assert isinstance(message, RelationMessage)
-            return self.announced.resolved(message)
+            return self.announced.resolved(message, xid)
         except DecodeError as error:
             error.where = error.where or f"the message at {Lsn(lsn)}"
             if not self._keeps:

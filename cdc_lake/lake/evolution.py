@@ -7,7 +7,7 @@ silver sees is listed: `varchar(10)` to `text` changes nothing there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -132,6 +132,28 @@ class ChangeType:
 
 
 @dataclass(frozen=True, slots=True)
+class AssumeColumn:
+    """A column, by its name afterwards, that may be another column of the source's table as well. `former`: the name
+    that it had, None: it is a new one.
+    """
+
+    name: str
+    former: str | None
+
+    @property
+    def destructive(self) -> bool:
+        """Always: values of one column may stand in another."""
+        return True
+
+    def text(self, table: str) -> str:
+        """The operation in words."""
+        if self.former is None:
+            return f"take column {self.name} of {table} for a new one"
+        former = "the one that it was" if self.former == self.name else f"the former {self.former}"
+        return f"take column {self.name} of {table} for {former}"
+
+
+@dataclass(frozen=True, slots=True)
 class BeginAgain:
     """The source's table was dropped, and another one has its name: the rows of the first are gone."""
 
@@ -145,7 +167,7 @@ class BeginAgain:
         return f"begin {table} again"
 
 
-SchemaChange: TypeAlias = AddColumn | KeepColumn | DropColumn | RenameColumn | ChangeType | BeginAgain
+SchemaChange: TypeAlias = AddColumn | KeepColumn | DropColumn | RenameColumn | ChangeType | AssumeColumn | BeginAgain
 
 
 KINDS = {
@@ -154,6 +176,7 @@ KINDS = {
     DropColumn: "drop_column",
     RenameColumn: "rename_column",
     ChangeType: "change_type",
+    AssumeColumn: "assume_column",
     BeginAgain: "begin_again",
 }
 """Operations as metrics and progress call them."""
@@ -199,7 +222,7 @@ def operations(
             changed += [ChangeType(one.name, kind, new, values)] if kind != new or values is not None else []
     lost = _lost(held, stays, {folded(one.name) for one in wanted}, set(old.values()), on_drop)
     renamed = [RenameColumn(name, new) for name, new in stays.items() if name != new and name in held]
-    return (*again, *lost, *renamed, *changed, *added)
+    return (*again, *_assumed(before, after, wanted, old), *lost, *renamed, *changed, *added)
 
 
 def unlike(
@@ -217,6 +240,22 @@ def unlike(
     gone = {kind for name, kind in held.items() if name not in names}
     added = [_added(one, unknown=one.companion or one.type.sql in gone) for one in wanted if one.name not in held]
     return (*lost, *changed, *added)
+
+
+def _assumed(
+    before: Relation, after: Relation, wanted: Sequence[TypedColumn], names: Mapping[tuple[int, bool], str]
+) -> list[AssumeColumn]:
+    """The columns of which nobody can tell which ones they are, where nothing was decided of them before."""
+    if made_again(before, after):
+        return []
+    decided = {column.number for column in before.columns if column.ambiguous}
+    places, out = predecessors(before, after), []
+    for one in wanted:
+        at, companion = _source(one, after)
+        if one.source.ambiguous and one.source.number not in decided and not companion:
+            came = places[at]
+            out.append(AssumeColumn(one.name, None if came is None else names[came, False]))
+    return out
 
 
 def _source(one: TypedColumn, relation: Relation) -> tuple[int, bool]:
@@ -296,4 +335,4 @@ def only_adds(changes: Iterable[SchemaChange]) -> bool:
 
 def for_the_table(changes: Iterable[SchemaChange]) -> tuple[SchemaChange, ...]:
     """The operations that do something to the table itself: what is kept stays, what begins again does as rows go."""
-    return tuple(change for change in changes if not isinstance(change, KeepColumn | BeginAgain))
+    return tuple(change for change in changes if not isinstance(change, KeepColumn | AssumeColumn | BeginAgain))

@@ -85,7 +85,8 @@ class Column:
 
     `redacted`: what became of its values before they were landed, `null` or `sha256`; None where nothing did.
     `number`: its number in the source's catalog, which a rename does not change; None where nobody told. `missing`:
-    what rows from before it hold, None: NULL.
+    what rows from before it hold, None: NULL. `ambiguous`: it may be another column of the table as well; `number` is
+    then the likeliest one (`decode.historic_catalog`).
     """
 
     name: str
@@ -96,6 +97,7 @@ class Column:
     redacted: str | None = None
     number: int | None = None
     missing: Missing | None = None
+    ambiguous: bool = False
 
     def describe(self) -> dict[str, object]:
         """Its part of a layout's canonical description."""
@@ -103,6 +105,7 @@ class Column:
         told |= {"modifier": self.modifier, "key": self.key}
         told |= {} if self.redacted is None else {"redacted": self.redacted}
         told |= {} if self.number is None else {"number": self.number}
+        told |= {"ambiguous": True} if self.ambiguous else {}
         return told if self.missing is None else told | {"missing": self.missing.text}
 
     @classmethod
@@ -117,6 +120,7 @@ class Column:
             told.get("redacted"),
             told.get("number"),
             Missing(told["missing"]) if "missing" in told else None,
+            bool(told.get("ambiguous", False)),
         )
 
 
@@ -125,7 +129,10 @@ class Relation:
     """A table's layout: columns by position, and what the server logs of old rows.
 
     `primary_key` holds the names of the source's primary key columns in key order, empty where it has none; it comes
-    from the catalog, `Column.key` from the stream.
+    from the catalog, `Column.key` from the stream. `storage` tells whether the table was rewritten between two layouts:
+    its file where it is not the one that it was made with, of a partitioned table a hash of those of its partitions.
+    `mixed`: a partition logs other old columns than its root; `Column.key` then marks those that all log, and what the
+    stream calls a whole old row holds NULL for others.
     """
 
     table: TableName
@@ -133,6 +140,8 @@ class Relation:
     identity: ReplicaIdentity
     primary_key: tuple[str, ...] = ()
     oid: int | None = None
+    storage: int | None = None
+    mixed: bool = False
 
     def describe(self) -> dict[str, object]:
         """The canonical description, as stored in the `info` of an `R` row."""
@@ -142,7 +151,9 @@ class Relation:
             "primary_key": list(self.primary_key),
             "columns": [c.describe() for c in self.columns],
         }
-        return told if self.oid is None else told | {"oid": self.oid}
+        told |= {} if self.oid is None else {"oid": self.oid}
+        told |= {} if self.storage is None else {"storage": self.storage}
+        return told | {"mixed": True} if self.mixed else told
 
     @classmethod
     def from_description(cls, info: dict[str, object]) -> Relation:
@@ -158,6 +169,8 @@ class Relation:
             identity=ReplicaIdentity(info["identity"]),
             primary_key=tuple(str(k) for k in key),
             oid=int(str(info["oid"])) if "oid" in info else None,
+            storage=int(str(info["storage"])) if "storage" in info else None,
+            mixed=bool(info.get("mixed", False)),
         )
 
     @cached_property

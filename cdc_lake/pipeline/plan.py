@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.outline import outline
@@ -13,16 +13,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import DivisionChanged, KindChanged, ShapeForeign, TransformChanged
 from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.evolution import (
-    AddColumn,
-    BeginAgain,
-    ChangeType,
-    DropColumn,
-    KeepColumn,
-    RenameColumn,
-    SchemaChange,
-    columns_after,
-)
+from cdc_lake.lake.evolution import KINDS, SchemaChange, columns_after
 from cdc_lake.lake.extent import silver_shape
 from cdc_lake.lake.made import made_of, said_of
 from cdc_lake.lake.read import silver_exists
@@ -198,19 +189,5 @@ def _pending(
 
 
 def _action(target: Target, change: SchemaChange) -> Action:
-    text, destructive = change.text(target.label), change.destructive
-    match change:
-        case AddColumn():
-            return Action(ActionKind.ADD_COLUMN, target.label, text, destructive=destructive)
-        case KeepColumn():
-            return Action(ActionKind.KEEP_COLUMN, target.label, text, destructive=destructive)
-        case DropColumn():
-            return Action(ActionKind.DROP_COLUMN, target.label, text, destructive=destructive)
-        case RenameColumn():
-            return Action(ActionKind.RENAME_COLUMN, target.label, text, destructive=destructive)
-        case ChangeType():
-            return Action(ActionKind.CHANGE_TYPE, target.label, text, destructive=destructive)
-        case BeginAgain():
-            return Action(ActionKind.BEGIN_AGAIN, target.label, text, destructive=destructive)
-        case other:
-            assert_never(other)
+    kind = ActionKind(KINDS[type(change)].replace("_", " "))
+    return Action(kind, target.label, change.text(target.label), destructive=change.destructive)

@@ -6,9 +6,12 @@ messages, so that a layout has the same number wherever it was learned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cdc_lake.decode.announced import ColumnFacts, TableFacts
+from cdc_lake.decode.historic_catalog import Attribute, Named, as_logged, missing_then
 from cdc_lake.errors import NoReplicaIdentity, NoTableMatches
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.source.connection import Session, named
@@ -41,8 +44,30 @@ _COLUMNS = (
     "WHERE n.nspname = %s AND c.relname = %s ORDER BY a.attnum"
 )
 
+# A row that was written before the numbers of transactions came round is older than all of them.
+_CHANGED = "CASE WHEN age({0}.xmin) < 0 THEN 2 ELSE {0}.xmin::text::bigint END"
+
+# All columns that a table ever had. What may hold something else than NULL in old rows: a default, an identity, what
+# may not be NULL, and a domain's own default, which is written into the rows.
+_ATTRIBUTES = (
+    "SELECT a.attnum::int, CASE WHEN NOT a.attisdropped THEN a.attname::text END, a.atttypid::bigint, a.atttypmod, "
+    f"{_TYPE_NAME}, a.atthasmissing, (a.attmissingval::text::text[])[1], "
+    "a.atthasdef OR a.attidentity <> '' OR a.attnotnull OR coalesce(t.typtype = 'd', false), "
+    f"{_CHANGED.format('a')}, a.attgenerated <> '' FROM pg_attribute AS a "
+    "LEFT JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
+    "WHERE a.attrelid = %s AND a.attnum > 0 ORDER BY a.attnum"
+)
+
+# The file of a table is another one than it was made with once the table was rewritten. A partitioned table has none;
+# of its partitions those count that were rewritten.
+_STORAGE = (
+    "SELECT c.relkind = 'p', CASE WHEN c.relispartition THEN pg_partition_root(c.oid)::oid::bigint END, "
+    "CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END FROM pg_class AS c WHERE c.oid = %s"
+)
+_LEAVES = "(SELECT relid::oid AS oid FROM pg_partition_tree(%s::oid::regclass) WHERE isleaf AND relid::oid <> %s::oid)"
+
 _PRIMARY_KEY = (
-    "SELECT a.attname::text FROM pg_index AS i "
+    f"SELECT a.attname::text, {_CHANGED.format('i')} FROM pg_index AS i "
     "CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, at) "
     "JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum "
     "WHERE i.indrelid = %s AND i.indisprimary AND k.at <= i.indnkeyatts ORDER BY k.at"
@@ -64,19 +89,27 @@ class SourceCatalog:
         """The facts of table `oid`; raises SourceError."""
         with named(f"looking up {table} in the catalog"):
             key = self._session.execute(_PRIMARY_KEY.encode(), [oid]).fetchall()
-            rows = self._session.execute(
-                (
-                    f"SELECT t.oid::bigint, {_TYPE_NAME}, a.attname::text, {_BEFORE} FROM pg_attribute AS a "
-                    "JOIN pg_type AS t ON t.oid = a.atttypid JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
-                    "WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped"
-                ).encode(),
-                [oid],
-            ).fetchall()
-        self._types.update((int(str(at)), str(name)) for at, name, *_ in rows)
-        columns = {
-            str(name): ColumnFacts(int(str(n)), _missing(text, unknown)) for _, _, name, n, text, unknown in rows
-        }
-        return TableFacts(tuple(str(name) for (name,) in key), _Types(self._session, self._types), columns)
+            rows = self._session.execute(_ATTRIBUTES.encode(), [oid]).fetchall()
+        storage = storage_of(self._session, oid, table)
+        attributes = []
+        for number, name, kind, modifier, printed, has, text, filled, changed, generated in rows:
+            missing = Missing(str(text)) if has and text is not None else None
+            attribute = Attribute(int(str(number)), None if name is None else str(name), int(str(kind)))
+            attribute = replace(attribute, modifier=int(str(modifier)), filled=bool(filled), missing=missing)
+            attributes.append(replace(attribute, changed=int(str(changed)), generated=bool(generated)))
+            if name is not None:
+                self._types[attribute.type_oid] = str(printed)
+        known = tuple(_of_partitions(attribute, storage) for attribute in attributes)
+        return TableFacts(
+            tuple(str(name) for name, _ in key),
+            _Types(self._session, self._types),
+            {a.name: ColumnFacts(a.number, a.missing) for a in known if a.name is not None},
+            known,
+            key_changed=max((int(str(changed)) for _, changed in key), default=None),
+            storage=storage.storage,
+            root=storage.root,
+            partitions=storage.identities,
+        )
 
     def close(self) -> None:
         """Close the session."""
@@ -106,6 +139,59 @@ class _Types(dict[int, str]):
         return self[oid]
 
 
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a table's rows are: in itself or in its partitions. `storage`: see `model.relation.Relation`; `root`: of a
+    partition. Of partitions: `missing` by column, and `identities` by OID, the columns of which each logs the old
+    values, None: all.
+    """
+
+    storage: int | None = None
+    root: int | None = None
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    identities: Mapping[int, frozenset[str] | None] = field(default_factory=dict)
+
+
+def storage_of(session: Session, oid: int, table: TableName) -> Storage:
+    """Where the rows of a table are; raises SourceError."""
+    with named(f"looking for the rows of {table}"):
+        found = session.execute(_STORAGE, [oid]).fetchone()
+        if found is None or not found[0]:
+            own, root = (None, None) if found is None else (found[2], found[1])
+            return Storage(None if own is None else int(str(own)), None if root is None else int(str(root)))
+        values = session.execute(
+            "SELECT a.attname::text, min((a.attmissingval::text::text[])[1]), max((a.attmissingval::text::text[])[1]) "
+            f"FROM {_LEAVES} AS l JOIN pg_attribute AS a ON a.attrelid = l.oid "
+            "WHERE a.atthasmissing AND NOT a.attisdropped GROUP BY 1".encode(),
+            [oid, oid],
+        ).fetchall()
+        leaves = session.execute(
+            "SELECT c.oid::bigint, CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END, "
+            "c.relreplident = 'f', ARRAY(SELECT a.attname::text FROM pg_attribute AS a WHERE a.attrelid = c.oid "
+            f"  AND a.attnum = ANY (({_IDENTITY_INDEX})::int2[])) "
+            f"FROM {_LEAVES} AS l JOIN pg_class AS c ON c.oid = l.oid ORDER BY c.oid".encode(),
+            [oid, oid],
+        ).fetchall()
+    rewritten = ",".join(f"{leaf}:{file}" for leaf, file, *_ in leaves if file is not None)
+    return Storage(
+        int.from_bytes(hashlib.sha256(rewritten.encode()).digest()[:8], "big") >> 1 if rewritten else None,
+        None,
+        {str(name): Missing(str(low)) if low == high else Missing(None) for name, low, high in values},
+        {int(str(leaf)): None if whole else frozenset(map(str, _list(names))) for leaf, _, whole, names in leaves},
+    )
+
+
+def _of_partitions(attribute: Attribute, storage: Storage) -> Attribute:
+    """A column of a partitioned table, with what its partitions keep of old rows."""
+    missing = storage.missing.get(attribute.name or "")
+    return attribute if missing is None else replace(attribute, missing=missing)
+
+
+def _list(value: object) -> list[object]:
+    assert isinstance(value, list)
+    return value
+
+
 def relation_of(session: Session, table: TableName, columns: Sequence[str] | None) -> Relation:
     """The layout of a table with these published columns, equal to what the assembler makes of its relation message.
 
@@ -119,7 +205,8 @@ def relation_of(session: Session, table: TableName, columns: Sequence[str] | Non
     if not rows:
         raise NoTableMatches(f"table {table} is not there")
     wanted = {str(row[1]) for row in rows if not row[6]} if columns is None else set(columns)
-    return Relation(
+    storage = storage_of(session, int(str(rows[0][7])), table)
+    relation = Relation(
         table=table,
         columns=tuple(
             Column(
@@ -129,15 +216,35 @@ def relation_of(session: Session, table: TableName, columns: Sequence[str] | Non
                 int(str(modifier)),
                 bool(flagged),
                 number=int(str(number)),
-                missing=_missing(text, unknown),
+                missing=storage.missing.get(str(name)) or _missing(text, unknown),
             )
             for _, name, kind, oid, modifier, flagged, _, _, number, text, unknown in rows
             if name in wanted
         ),
         identity=ReplicaIdentity(str(rows[0][0])),
-        primary_key=tuple(str(name) for (name,) in key),
+        primary_key=tuple(str(name) for name, _ in key),
         oid=int(str(rows[0][7])),
+        storage=storage.storage,
     )
+    return as_logged(relation, storage.identities.values())
+
+
+def behind(session: Session, relation: Relation, before: Relation | None) -> Relation:
+    """A layout of now as the stream would announce it to whoever has the layout `before` of the same table."""
+    if before is None or relation.oid is None or relation.oid != before.oid:
+        return relation
+    facts = SourceCatalog(session)(relation.oid, relation.table)
+    attributes, rewritten = {one.number: one for one in facts.attributes}, before.storage != relation.storage
+    columns = tuple(
+        replace(
+            c,
+            missing=missing_then(
+                Named(c.name, c.type_oid, c.modifier), c.number or 0, attributes, before, rewritten=rewritten
+            ),
+        )
+        for c in relation.columns
+    )
+    return replace(relation, columns=columns)
 
 
 def _missing(text: object, unknown: object) -> Missing | None:

@@ -18,6 +18,7 @@ from cdc_lake.errors import DestructiveChange, Unconvertible
 from cdc_lake.lake.evolution import (
     KINDS,
     AddColumn,
+    AssumeColumn,
     ChangeType,
     SchemaChange,
     for_the_table,
@@ -87,6 +88,10 @@ def refuse(changes: Sequence[SchemaChange], target: Target, allowed: Container[s
     if missing := [words for words in needed if words not in allowed]:
         options = " ".join(f"--allow {shlex.quote(words)}" for words in missing)
         hint = f"to have it done run `cdc-lake run {options}`; until then the table waits"
+        if any(isinstance(one, AssumeColumn) or (isinstance(one, AddColumn) and one.unknown) for one in changes):
+            hint += (
+                f"; where it is not so, or you do not know, `cdc-lake resync {target.source}` copies the table again"
+            )
         raise DestructiveChange(f"{target.source} has another layout now: {'; '.join(missing)}", hint=hint)
 
 

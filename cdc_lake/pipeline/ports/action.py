@@ -27,6 +27,7 @@ class ActionKind(enum.Enum):
     DROP_COLUMN = "drop column"
     KEEP_COLUMN = "keep column"
     RENAME_COLUMN = "rename column"
+    ASSUME_COLUMN = "assume column"
     BEGIN_AGAIN = "begin again"
     TABLE_GONE = "table gone"
     TABLE_PAUSED = "table paused"

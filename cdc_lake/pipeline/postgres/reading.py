@@ -10,6 +10,7 @@ from types import MappingProxyType
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, Tabulate
 from cdc_lake.config.project import Project
+from cdc_lake.decode.announced import Landed
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.binary import reader_of
 from cdc_lake.decode.columnar import tabulate
@@ -22,7 +23,7 @@ from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.parking import Parking
 from cdc_lake.decode.test_decoding.assembler import LineAssembler
 from cdc_lake.decode.told import Told
-from cdc_lake.model.relation import TableName
+from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.postgres.captured import by_publication, carried, wanted
 from cdc_lake.pipeline.state.memberships import WatchedCatalog
@@ -116,11 +117,23 @@ def reading_of(
             frames=frames,
             parking=parking,
             landed=state.upto,
+            layouts=_landed_layouts(project, state),
         )
         decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
         columns = by_policy(project, decoded, tell)
         return Reading(assembler, columns, columns)
     return _of_lines(project, layouts(), state, tell, frames, hashing, parking)
+
+
+def _landed_layouts(project: Project, state: BronzeState) -> Landed:
+    """The layout of a table that landed last: of those of the newest files, else of whichever file has one."""
+    reader = bronze_reader(project)
+    recent = {one.oid: one for one in reader.latest_layouts(state.epoch) if one.oid is not None}
+
+    def landed(oid: int, table: TableName) -> Relation | None:
+        return recent.get(oid) or reader.last_layout(state.epoch, table)
+
+    return landed
 
 
 def _warn(tell: Tell, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import control_tables
@@ -22,7 +23,7 @@ from cdc_lake.pipeline.postgres.tables import alterable, check_filters, table_ch
 from cdc_lake.pipeline.state.copies import finished
 from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.source import publication, slot
-from cdc_lake.source.catalog import check_identities
+from cdc_lake.source.catalog import behind, check_identities
 from cdc_lake.source.connection import Session, place_of
 from cdc_lake.source.server import check_server, wal_position
 from cdc_lake.source.slot import SlotFacts
@@ -75,7 +76,12 @@ class PostgresView:
 
     def layout(self, table: TableName) -> Relation | None:
         """See SourceView."""
-        return layout_now(self._project, self._session, table)
+        found = layout_now(self._project, self._session, table)
+        reader = bronze_reader(self._project)
+        state = reader.state() if found is not None else None
+        if found is None or state is None:
+            return found
+        return behind(self._session, found, reader.last_layout(state.epoch, table))
 
     def _publication(self, names: Sequence[TableName], state: BronzeState | None) -> Iterator[Action]:
         if not by_publication(self._project):

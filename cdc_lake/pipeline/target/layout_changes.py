@@ -9,6 +9,7 @@ from cdc_lake.config.project import Target
 from cdc_lake.errors import ShapeForeign, TransformChanged
 from cdc_lake.lake.evolution import (
     AddColumn,
+    AssumeColumn,
     ChangeType,
     DropColumn,
     KeepColumn,
@@ -86,6 +87,9 @@ def _in_silver(change: SchemaChange, before: dict[str, str], after: dict[str, st
             return replace(change, column=_named(column, after)) if column.name in after else None
         case KeepColumn(column) | DropColumn(column):
             return replace(change, column=_named(column, before))
+        case AssumeColumn(name, former):
+            old = None if former is None else before.get(former, former)
+            return AssumeColumn(after[name], old) if name in after else None
         case RenameColumn(name, to):
             return RenameColumn(before.get(name, name), after.get(to, to))
         case ChangeType(name):

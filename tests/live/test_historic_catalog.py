@@ -1,0 +1,173 @@
+"""What a change means is decided by the catalog of then: the receiver is behind, and the table was altered since."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cdc_lake.config.project import Project
+from cdc_lake.model.relation import Missing, Relation, TableName
+from cdc_lake.pipeline.server import source_view
+from tests.conftest import Database
+from tests.live.old_rows import layouts, words
+from tests.live.test_evolution_live import project_of, receive
+
+pytestmark = pytest.mark.live
+T = TableName("public", "t")
+
+
+def landed(database: Database, folder: Path, made: str, *steps: str, more: str = "") -> tuple[Project, list[Relation]]:
+    """The layouts of `t` in bronze: it is made, a change of it is received, and then all that `steps` do at once."""
+    project = project_of(database, folder, more)
+    with database.connect() as conn:
+        for statement in filter(None, map(str.strip, made.split(";"))):
+            conn.execute(statement)
+    receive(project)
+    with database.connect() as conn:
+        conn.execute("INSERT INTO t (id) VALUES (1)")
+    receive(project)
+    for step in steps:
+        with database.connect() as conn:
+            conn.execute(step)  # several statements are one transaction
+    receive(project)
+    return project, layouts(project, T)
+
+
+def came_to(found: Sequence[Relation]) -> list[list[str]]:
+    return [words(*pair) for pair in pairwise(found)]
+
+
+PLAIN = "CREATE TABLE t (id int PRIMARY KEY, a text)"
+PARTS = f"""{PLAIN} PARTITION BY RANGE (id);
+CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (100);
+CREATE TABLE t_2 PARTITION OF t FOR VALUES FROM (100) TO (200);
+INSERT INTO t VALUES (100)"""
+REPLACED = """ALTER TABLE t ADD a_new text; UPDATE t SET a_new = 'x';
+ALTER TABLE t RENAME a TO a_old; ALTER TABLE t RENAME a_new TO a"""
+SWAPPED = "ALTER TABLE t RENAME a TO c; ALTER TABLE t RENAME b TO a; ALTER TABLE t RENAME c TO b"
+INSIDE = """BEGIN; INSERT INTO t VALUES (2); ALTER TABLE t DROP a; INSERT INTO t VALUES (3);
+ALTER TABLE t ADD b text; INSERT INTO t VALUES (4); COMMIT"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (
+            [REPLACED, "INSERT INTO t VALUES (2)"],
+            [["add column a_new string to t"], ["rename column a of t to a_old", "rename column a_new of t to a"]],
+        ),
+        (
+            ["ALTER TABLE t ADD b text", "INSERT INTO t VALUES (2, 'a', 'b')", SWAPPED, "INSERT INTO t VALUES (3)"],
+            [["add column b string to t"], ["rename column a of t to b", "rename column b of t to a"]],
+        ),
+        (
+            ["ALTER TABLE t DROP a; ALTER TABLE t ADD a text", "INSERT INTO t VALUES (2)"],
+            [["drop column a of t", "add column a string to t"]],
+        ),
+        (
+            ["INSERT INTO t VALUES (2)", "ALTER TABLE t DROP a; ALTER TABLE t ADD a text"],
+            [["take column a of t for the one that it was"]],
+        ),
+        (
+            ["INSERT INTO t VALUES (2)", "ALTER TABLE t DROP a; ALTER TABLE t ADD b text", "INSERT INTO t VALUES (3)"],
+            [["keep column a of t, NULL from now on", "add column b string to t"]],
+        ),
+        (  # the second column may have been there before, under the name of the first
+            [INSIDE],
+            [
+                ["take column a of t for the one that it was"],
+                ["keep column a of t, NULL from now on"],
+                ["add column b string to t"],
+            ],
+        ),
+    ],
+)
+def test_a_column_is_the_one_that_had_its_name_then(
+    database: Database, tmp_path: Path, steps: list[str], expected: list[list[str]]
+) -> None:
+    _, found = landed(database, tmp_path, PLAIN, *steps)
+    assert came_to(found) == expected
+
+
+UNKNOWN = [["add column c int to t, rows before it unknown"]]
+KNOWN = [["add column c int to t"]]
+
+
+@pytest.mark.parametrize("made", [PLAIN, PARTS])
+@pytest.mark.parametrize(
+    ("alter", "expected", "missing"),
+    [
+        ("ADD c int", KNOWN, None),
+        ("ADD c int DEFAULT 5", KNOWN, "5"),
+        ("ADD c int NOT NULL DEFAULT 5; ALTER TABLE t ALTER c DROP DEFAULT", KNOWN, "5"),
+        ("ADD c int; ALTER TABLE t ALTER c SET DEFAULT 5", KNOWN, None),
+        ("ADD c int DEFAULT 5; ALTER TABLE t ALTER c SET DEFAULT 6", KNOWN, "5"),
+        ("ADD c int NOT NULL DEFAULT (random() * 9)::int; ALTER TABLE t ALTER c DROP DEFAULT", UNKNOWN, None),
+        ("ADD c int DEFAULT (random() * 9)::int; ALTER TABLE t ALTER c DROP DEFAULT", UNKNOWN, None),
+        (
+            "ADD c int DEFAULT 5; ALTER TABLE t ALTER c DROP DEFAULT; ALTER TABLE t ALTER a TYPE int USING 7",
+            UNKNOWN,
+            None,
+        ),
+    ],
+)
+def test_what_old_rows_hold_in_an_added_column_is_known_or_asked(
+    database: Database, tmp_path: Path, made: str, alter: str, expected: list[list[str]], missing: str | None
+) -> None:
+    project, found = landed(database, tmp_path, made, f"ALTER TABLE t {alter}", "INSERT INTO t (id, c) VALUES (2, 1)")
+    kinds = [one for one in came_to(found)[0] if "column c" in one]
+    assert [kinds] == expected
+    column = next(c for c in found[-1].columns if c.name == "c")
+    assert (column.missing.text if column.missing is not None else None) == missing
+    with source_view(project) as source:
+        assert source.layout(T) == found[-1]
+
+
+@pytest.mark.parametrize("made", [PLAIN, PARTS])
+@pytest.mark.parametrize("then", ["SELECT", "ALTER DOMAIN seven DROP DEFAULT"])
+def test_the_default_of_a_domain_is_one_too(database: Database, tmp_path: Path, made: str, then: str) -> None:
+    """PostgreSQL 18 keeps it, one before rewrites the table."""
+    domain, alter = "CREATE DOMAIN seven AS int DEFAULT 7;", "ALTER TABLE t ADD c seven"
+    _, found = landed(database, tmp_path, domain + made, f"{alter}; {then}", "INSERT INTO t (id) VALUES (2)")
+    column = next(c for c in found[-1].columns if c.name == "c")
+    assert column.missing in (Missing("7"), Missing(None))
+
+
+@pytest.mark.parametrize("made", [PLAIN, PARTS])
+def test_what_old_rows_hold_is_not_forgotten_when_the_table_is_rewritten(
+    database: Database, tmp_path: Path, made: str
+) -> None:
+    files = "ALTER TABLE t ALTER a TYPE int USING 7"  # as VACUUM FULL does, and in a transaction
+    _, found = landed(database, tmp_path, made, "ALTER TABLE t ADD c int DEFAULT 5", "INSERT INTO t (id) VALUES (2)")
+    assert came_to(found) == KNOWN
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("ALTER TABLE t ALTER c DROP DEFAULT")
+        conn.execute(files)
+        conn.execute("INSERT INTO t (id) VALUES (3)")
+    receive(project)
+    newest = layouts(project, T)[-1]
+    assert "add column c int to t" in words(found[0], newest)
+    assert next(c.missing for c in newest.columns if c.name == "c") == next(
+        c.missing for c in found[-1].columns if c.name == "c"
+    )
+    with database.connect() as conn:
+        conn.execute("ALTER TABLE t ADD d int")
+        conn.execute("INSERT INTO t (id) VALUES (4)")
+    receive(project)
+    assert words(newest, layouts(project, T)[-1]) == ["add column d int to t"], "nothing was rewritten since"
+
+
+def test_a_table_that_is_rewritten_between_two_layouts_asks_once(database: Database, tmp_path: Path) -> None:
+    project, found = landed(
+        database, tmp_path, PLAIN, "ALTER TABLE t ADD c int DEFAULT 5; ALTER TABLE t ALTER c DROP DEFAULT"
+    )
+    with database.connect() as conn:
+        conn.execute("VACUUM FULL t")
+        conn.execute("INSERT INTO t (id) VALUES (2)")
+    receive(project)
+    assert came_to(layouts(project, T)) == UNKNOWN
+    assert len(found) == 1
