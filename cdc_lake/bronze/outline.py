@@ -39,7 +39,8 @@ class Outline:
     old tuple. `nameless`: the position of the first delete without an old tuple, None where there is none. `inserts`:
     how many of the rows are. `by_key`: layouts in which a change names its old row by its key; `bare`: the position of
     the first update or delete that does not name all of it. `rereads`: whose rows are among the changes.
-    `whole_deletes`: deletes that name all of their row. `older`: layouts of held changes that are let through in it.
+    `by_whole`: layouts in which a change names all of its old row; `whole_deletes`: deletes that do.
+    `older`: layouts of held changes that are let through in it.
     """
 
     rows: int
@@ -54,6 +55,7 @@ class Outline:
     rereads: tuple[Reread, ...] = ()
     whole_deletes: int = 0
     older: tuple[int, ...] = ()
+    by_whole: frozenset[int] = frozenset()
 
     @property
     def layouts(self) -> tuple[int, ...]:
@@ -129,6 +131,7 @@ def outline(
         rereads=tuple(rereads),
         whole_deletes=pc.sum(pc.and_(whole, pc.equal(rows["op"], DELETE))).as_py() or 0,
         older=older,
+        by_whole=frozenset(rows.filter(whole)["layout"].to_pylist()),
     )
 
 

@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from cdc_lake.decode.historic_catalog import Attribute, Identified, Named, identify, key_then, missing_then, precedes
+from cdc_lake.decode.historic_catalog import (
+    Attribute,
+    Identified,
+    Named,
+    as_logged,
+    identify,
+    key_then,
+    missing_then,
+    precedes,
+)
 from cdc_lake.decode.records import RelationMessage, TypeMessage
 from cdc_lake.decode.told import Columns, Told
 from cdc_lake.errors import UnknownRelation, UnknownType
@@ -33,12 +42,22 @@ UNKNOWN: Final = ColumnFacts(missing=Missing(None))
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedAs:
+    """The root of a partition; `numbers`: of its columns, by those of the partition, which has them in an own order."""
+
+    table: TableName
+    oid: int
+    numbers: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class TableFacts:
     """What relation messages leave out: primary key names in key order, type names by type OID, columns by name.
 
     `attributes`: all columns that the table ever had, by number. `key_changed`: the transaction that wrote the row of
     the primary key's index. `storage`: see `model.relation.Relation`. `root`: of a partition, the table that its
-    changes are published as. `partitions`: of a partitioned table, the columns that each partition logs of old rows, by
+    changes are published as; `published_as`: it too, where the partition's own changes are to be taken for its.
+    `partitions`: of a partitioned table, the columns that each partition logs of old rows, by
     OID; None: all.
     """
 
@@ -49,6 +68,7 @@ class TableFacts:
     key_changed: int | None = None
     storage: int | None = None
     root: int | None = None
+    published_as: PublishedAs | None = None
     partitions: Mapping[int, frozenset[str] | None] = field(default_factory=dict)
 
 
@@ -80,7 +100,9 @@ class Announced:
         self._told = told
         self._landed = landed or no_layout
         self._before: dict[int, Relation | None] = {}
+        self._highest: dict[int, int] = {}
         self._partitions: dict[int, dict[int, frozenset[str] | None]] = {}
+        self._roots: dict[bytes, tuple[Relation, TableFacts]] = {}
         self._known: dict[TableName, Relation] = {}
         self.relations: dict[bytes, Relation] = {}
         self._types: dict[int, str] = {}
@@ -94,7 +116,7 @@ class Announced:
         self.relations = {}
         self._types = {}
         self._arrived = {}
-        self._before, self._partitions = {}, {}
+        self._before, self._highest, self._partitions, self._roots = {}, {}, {}, {}
         self.came, self.deferred = {}, {}
 
     def arrived(self) -> int:
@@ -136,13 +158,18 @@ class Announced:
         self.deferred.pop(oid, None)
         if relation is None:
             self.relations.pop(oid, None)
+            self._roots.pop(oid, None)
         else:
             self.relations[oid] = relation
-            self._before[int.from_bytes(oid, "big")] = relation
+            number = int.from_bytes(oid, "big")
+            self._before[number] = relation
+            self._highest[number] = max((self._highest.get(number, 0), *(c.number or 0 for c in relation.columns)))
 
     def resolved(self, message: RelationMessage, xid: int | None = None) -> Relation:
         """A table's layout, which is not noted. Raises DecodeError, and what the catalog raises."""
         now, before = self._facts(message), self._layout_before(message)
+        if not now.columns and before is not None and before.oid == message.oid:
+            now = _dropped(now, before)
         facts = self._at_its_place(message, now, before, xid)
         relation = Relation(
             table=message.table,
@@ -164,11 +191,31 @@ class Announced:
             oid=message.oid if facts.columns else None,
             storage=facts.storage,
         )
+        relation = self._as_partitions_log(message, relation, now)
+        if now.published_as is not None:
+            relation = _of_root(relation, now.published_as)
         # the same layout announced again keeps its object, and with it the cached hash
         if self._known.get(message.table) == relation:
             relation = self._known[message.table]
         self._known[message.table] = relation
         return relation
+
+    def _as_partitions_log(self, message: RelationMessage, relation: Relation, now: TableFacts) -> Relation:
+        """The layout of a partitioned table as its partitions log old rows. Each is announced with its own identity,
+        behind its root and before its first change; until then it has the one of now.
+        """
+        if now.root is not None:
+            whole = message.identity is ReplicaIdentity.FULL
+            logged = None if whole else frozenset(c.name for c in message.columns if c.key)
+            self._partitions.setdefault(now.root, {})[message.oid] = logged
+            oid = now.root.to_bytes(4, "big")
+            if oid in self._roots:
+                root, facts = self._roots[oid]
+                self.relations[oid] = as_logged(root, {**facts.partitions, **self._partitions[now.root]}.values())
+        if not now.partitions:
+            return relation
+        self._roots[message.oid.to_bytes(4, "big")] = relation, now
+        return as_logged(relation, {**now.partitions, **self._partitions.get(message.oid, {})}.values())
 
     def _layout_before(self, message: RelationMessage) -> Relation | None:
         """The layout of the table that came last, in this stream or in what landed before it."""
@@ -191,7 +238,7 @@ class Announced:
         names_now = {one.number: name for name, one in now.columns.items() if one.number is not None}
         told = None if self._told is None else self._told.columns_of(message, names_now)
         if now.attributes:
-            columns = _columns_then(message, told, now, before, xid)
+            columns = _columns_then(message, told, now, before, xid, self._highest.get(message.oid, 0))
             key = _key_then(message, columns, now, before, xid)
             storage = _storage_then([one.number for one in columns.values()], now, before)
             return replace(now, primary_key=key, columns=columns, storage=storage)
@@ -214,12 +261,32 @@ class Announced:
         return name
 
 
+def _of_root(relation: Relation, root: PublishedAs) -> Relation:
+    """The layout of a partition as one of its root: the publication has it under its own name for a while only."""
+    columns = tuple(replace(c, number=root.numbers.get(c.number or 0), missing=None) for c in relation.columns)
+    return replace(relation, table=root.table, oid=root.oid, columns=columns, storage=None)
+
+
+def _dropped(now: TableFacts, before: Relation) -> TableFacts:
+    """What is known of a table that is not there any more: what it was when its last layout landed."""
+    attributes = tuple(
+        Attribute(c.number, c.name, c.type_oid, c.modifier) for c in before.columns if c.number is not None
+    )
+    columns = {one.name: ColumnFacts(one.number) for one in attributes if one.name is not None}
+    return replace(now, primary_key=before.primary_key, columns=columns, attributes=attributes, storage=before.storage)
+
+
 def _columns_then(
-    message: RelationMessage, told: Columns | None, now: TableFacts, before: Relation | None, xid: int | None
+    message: RelationMessage,
+    told: Columns | None,
+    now: TableFacts,
+    before: Relation | None,
+    xid: int | None,
+    highest: int,
 ) -> dict[str, ColumnFacts]:
     """The columns of the message: by what was told of them, else by what their history can have been."""
     announced = [Named(c.name, c.type_oid, c.modifier) for c in message.columns]
-    found = identify(announced, now.attributes, before, xid) if told is None else None
+    found = identify(announced, now.attributes, before, xid, highest) if told is None else None
     if told is not None:
         found = Identified(tuple(told[one.name].number for one in announced))
     if found is None:

@@ -253,6 +253,14 @@ class Assembler:
             if (relation := self._relations.get(oid.to_bytes(4, "big"))) is None:
                 raise UnknownRelation(f"a truncate of table OID {oid}, which was not announced", offset=6 + 4 * at)
             tables.append(relation)
+        # of a partition that is taken for its root no TRUNCATE is: rows that go with a partition are not sent
+        own = [oid for oid, one in zip(oids, tables, strict=True) if one.oid in (None, oid)]
+        if len(own) < len(oids):
+            tables = [one for oid, one in zip(oids, tables, strict=True) if oid in own]
+            payload = payload[:1] + len(own).to_bytes(4, "big") + payload[5:TRUNCATE_HEAD]
+            payload += b"".join(oid.to_bytes(4, "big") for oid in own)
+        if not tables:
+            return
         open_.truncated[self._count(open_)] = tuple(tables)
         self._keep(payload, lsn, tables[0])
 

@@ -37,7 +37,7 @@ class Attribute:
     """A row of `pg_attribute`; a dropped column has neither name nor type.
 
     `missing`: what rows from before the column hold by `attmissingval`, None where the catalog keeps nothing. `filled`:
-    the column has a default or may not be NULL, so that rows from before it may hold something that nobody kept.
+    it keeps nothing although the column has a default.
     `changed`: the transaction that wrote the row, as 32 bits; None where that is not known. `generated`: it may be one
     that is not published.
     """
@@ -54,10 +54,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A column as the stream announces it."""
+    """A column as the stream announces it; None for what it does not say of the type."""
 
     name: str
-    type_oid: int
+    type_oid: int | None
     modifier: int | None = -1
 
 
@@ -80,21 +80,26 @@ def precedes(changed: int | None, xid: int | None) -> bool:
 
 
 def identify(
-    announced: Sequence[Named], attributes: Sequence[Attribute], before: Relation | None, xid: int | None = None
+    announced: Sequence[Named],
+    attributes: Sequence[Attribute],
+    before: Relation | None,
+    xid: int | None = None,
+    highest: int = 0,
 ) -> Identified | None:
     """Which columns of the catalog a change of transaction `xid` announced; None where no history explains it.
 
-    `attributes`: all of the table by number, dropped ones too; `before`: the layout of the same table that landed last.
+    `attributes`: all of the table by number, dropped ones too; `before`: the layout of the same table that landed last;
+    `highest`: the greatest number that any layout of it had.
     """
     known = _numbered(before)
     found = sorted(
         (against, commands, numbers)
-        for numbers in _histories(announced, attributes, known)
+        for numbers in _histories(announced, attributes, known, highest)
         for against, commands in [_weighed(numbers, announced, attributes, known, xid)]
         if not math.isinf(against)
     )
     if not found:
-        return None if not known else identify(announced, attributes, None, xid)
+        return identify(announced, attributes, None, xid) if known else None
     least, commands, numbers = found[0]
     rivals = [other for against, needed, other in found[1:] if against == least or needed <= commands]
     places = {at for other in rivals for at, number in enumerate(other) if number != numbers[at]}
@@ -108,10 +113,11 @@ def _numbered(before: Relation | None) -> dict[int, Column]:
 
 
 def _histories(
-    announced: Sequence[Named], attributes: Sequence[Attribute], known: Mapping[int, Column]
+    announced: Sequence[Named], attributes: Sequence[Attribute], known: Mapping[int, Column], highest: int
 ) -> Iterator[tuple[int, ...]]:
     """The sets of numbers that the announced columns may have, in order: as few as the catalog allows."""
-    highest, there = max(known, default=0), [one.number for one in attributes if one.name is not None]
+    highest = max((highest, *known)) if known else 0
+    there = [one.number for one in attributes if one.name is not None]
     later = [number for number in there if number > highest]
     # a column that the layout before leaves out was not published, or bronze takes none of it
     hidden = [number for number in there if number <= highest and number not in known]
@@ -172,7 +178,7 @@ def _weighed(
 
 
 def _is_of(column: Named, type_oid: int, modifier: int) -> bool:
-    return column.type_oid == type_oid and column.modifier in (None, modifier)
+    return column.type_oid in (None, type_oid) and column.modifier in (None, modifier)
 
 
 def missing_then(

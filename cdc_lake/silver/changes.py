@@ -158,7 +158,7 @@ def value_text(shape: Shape, at: int, unsent: frozenset[int]) -> str:
 
 def _known_sql(shape: Shape, at: int) -> str:
     """A key part that was not sent stands in the old tuple too: the server logs a long key with every update."""
-    whole = "coalesce(old_kind = 'full', false)" if at not in shape.keys else "old IS NOT NULL"
+    whole = shape.whole_old if at not in shape.keys else "old IS NOT NULL"
     return f"({shape.sent(at)} OR {whole})"
 
 

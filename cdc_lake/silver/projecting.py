@@ -37,7 +37,7 @@ def old_values(projection: Projection) -> dict[str, str]:
     shape = projection.source
     texts = {at: shape.text(at, "old") for at in sorted(projection.condition)}
     readable = [f"({shape.fits(at, f'({text})')})" for at, text in texts.items() if shape.may_misfit(at)]
-    whole = " AND ".join(["coalesce(old_kind = 'full', false)", *readable])
+    whole = " AND ".join([shape.whole_old, *readable])
     return {_WHOLE: whole, **{_old(at): shape.value(at, text) for at, text in texts.items()}}
 
 

@@ -93,6 +93,15 @@ class Shape:
         """A boolean, never NULL: column `at` was sent in `new`."""
         return self._by_layout(at, lambda index: f"NOT coalesce(array_contains(unchanged, {index}), false)", "true")
 
+    @cached_property
+    def whole_old(self) -> str:
+        """A boolean, never NULL: the old tuple has all values of the row before. What is called a whole row of a
+        partitioned table may come from a partition that logs the key alone.
+        """
+        mixed = [f"{number}L" for number, layout in self.layouts.items() if layout.mixed]
+        whole = "coalesce(old_kind = 'full', false)"
+        return f"({whole} AND layout NOT IN ({', '.join(mixed)}))" if mixed else whole
+
     def unsent_names(self) -> str:
         """The names of the silver columns that a row did not send, as an array; NULL where it sent all."""
         cases = []
@@ -238,6 +247,28 @@ def default_keys(relation: Relation) -> tuple[str, ...]:
     if identity and relation.identity is ReplicaIdentity.INDEX:
         return identity
     raise NoKey(f"{relation.table} has no primary key that the server logs")
+
+
+def key_moved(before: Relation, after: Relation) -> bool:
+    """Whether rows of a later layout of the same table are identified by other columns than those of an earlier one.
+
+    A layout without a key that the server logs has none of its own: rows can only be inserted then, and the next key
+    is unique among them too.
+    """
+    if without_key(before) != without_key(after):
+        return True
+    old, new = _key(before), _key(after)
+    if old is None or new is None:
+        return old is not None
+    places = predecessors(before, after)
+    return [places[after.names.index(name)] for name in new] != [before.names.index(name) for name in old]
+
+
+def _key(relation: Relation) -> tuple[str, ...] | None:
+    try:
+        return relation.names if without_key(relation) else default_keys(relation)
+    except NoKey:
+        return None
 
 
 _INCOMPARABLE = re.compile(r"\b(map|variant)\b")

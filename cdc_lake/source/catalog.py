@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cdc_lake.decode.announced import ColumnFacts, TableFacts
+from cdc_lake.decode.announced import ColumnFacts, PublishedAs, TableFacts
 from cdc_lake.decode.historic_catalog import Attribute, Named, as_logged, missing_then
 from cdc_lake.errors import NoReplicaIdentity, NoTableMatches
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
@@ -47,12 +47,11 @@ _COLUMNS = (
 # A row that was written before the numbers of transactions came round is older than all of them.
 _CHANGED = "CASE WHEN age({0}.xmin) < 0 THEN 2 ELSE {0}.xmin::text::bigint END"
 
-# All columns that a table ever had. What may hold something else than NULL in old rows: a default, an identity, what
-# may not be NULL, and a domain's own default, which is written into the rows.
+# All columns that a table ever had.
 _ATTRIBUTES = (
     "SELECT a.attnum::int, CASE WHEN NOT a.attisdropped THEN a.attname::text END, a.atttypid::bigint, a.atttypmod, "
     f"{_TYPE_NAME}, a.atthasmissing, (a.attmissingval::text::text[])[1], "
-    "a.atthasdef OR a.attidentity <> '' OR a.attnotnull OR coalesce(t.typtype = 'd', false), "
+    "NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> ''), "
     f"{_CHANGED.format('a')}, a.attgenerated <> '' FROM pg_attribute AS a "
     "LEFT JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
     "WHERE a.attrelid = %s AND a.attnum > 0 ORDER BY a.attnum"
@@ -108,8 +107,21 @@ class SourceCatalog:
             key_changed=max((int(str(changed)) for _, changed in key), default=None),
             storage=storage.storage,
             root=storage.root,
+            published_as=None if storage.root is None else self._root(oid, storage.root),
             partitions=storage.identities,
         )
+
+    def _root(self, oid: int, root: int) -> PublishedAs:
+        with named(f"looking up the root of partition OID {oid}"):
+            rows = self._session.execute(
+                "SELECT n.nspname::text, c.relname::text, a.attnum::int, r.attnum::int FROM pg_class AS c "
+                "JOIN pg_namespace AS n ON n.oid = c.relnamespace JOIN pg_attribute AS r ON r.attrelid = c.oid "
+                "JOIN pg_attribute AS a ON a.attrelid = %s AND a.attname = r.attname AND a.attnum > 0 "
+                "WHERE c.oid = %s AND NOT r.attisdropped",
+                [oid, root],
+            ).fetchall()
+        table = TableName(str(rows[0][0]), str(rows[0][1]))
+        return PublishedAs(table, root, {int(str(own)): int(str(of_root)) for _, _, own, of_root in rows})
 
     def close(self) -> None:
         """Close the session."""
@@ -252,18 +264,42 @@ def _missing(text: object, unknown: object) -> Missing | None:
     return Missing(None) if unknown else None if text is None else Missing(str(text))
 
 
+_IDENTITIES = (
+    "WITH t AS (SELECT to_regclass(%s)::oid AS oid) SELECT n.nspname::text, c.relname::text, c.relkind = 'p', "
+    f"c.relreplident = 'f', ARRAY(SELECT unnest(({_IDENTITY_INDEX})::int2[]::int[])) <> '{{}}', "
+    "ARRAY(SELECT a.attname::text FROM pg_attribute AS a WHERE a.attrelid = c.oid "
+    f"  AND a.attnum = ANY (({_IDENTITY_INDEX})::int2[])), "
+    "ARRAY(SELECT a.attname::text FROM pg_attribute AS a JOIN pg_index AS i ON i.indrelid = a.attrelid "
+    "  WHERE a.attrelid = c.oid AND i.indisprimary AND i.indimmediate AND a.attnum = ANY (i.indkey::int2[])) "
+    "FROM t JOIN pg_class AS c ON c.oid = t.oid OR c.relkind = 'r' AND c.oid IN ("
+    "  SELECT relid FROM pg_partition_tree(t.oid::regclass) WHERE isleaf) "
+    "JOIN pg_namespace AS n ON n.oid = c.relnamespace ORDER BY c.oid <> t.oid, 1, 2"
+)
+
+
 def without_identity(session: Session, tables: Sequence[TableName]) -> list[TableName]:
-    """The tables whose updates the server would refuse once they are published."""
+    """The tables whose updates the server would refuse once they are published, or send without what identifies a row.
+
+    What is logged of a partitioned table is decided by each of its partitions: those are named, and their root if it
+    has no key by which all could be told apart.
+    """
     bare = []
     for table in tables:
         with named(f"reading the replica identity of {table}"):
-            row = session.execute(
-                f"SELECT c.relreplident = 'f' OR EXISTS ({_IDENTITY_INDEX}) FROM pg_class AS c "
-                "JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s".encode(),
-                [table.schema, table.name],
-            ).fetchone()
-        if row is None or not row[0]:
+            rows = session.execute(_IDENTITIES.encode(), [quoted(table)]).fetchall()
+        if not rows:
             bare.append(table)
+            continue
+        _, _, partitioned, full, logs, logged, primary = rows[0]
+        if not partitioned:
+            bare += [] if full or logs else [table]
+            continue
+        key = set(_list(primary)) or (set() if full else set(_list(logged)))
+        if not key and not full:
+            bare.append(table)
+        for schema, name, _, whole, _, columns, _ in rows[1:]:
+            if not whole and not (key and key <= set(_list(columns))):
+                bare.append(TableName(str(schema), str(name)))
     return bare
 
 
@@ -296,5 +332,11 @@ def check_identities(session: Session, tables: Sequence[TableName]) -> None:
         raise NoReplicaIdentity(
             f"no primary key and no replica identity: {listed}",
             where=f"{info.host}:{info.port}/{info.dbname}",
-            hint=f"add primary keys, or run: {statements}; or leave them out: `!{bare[0]}` in `source.tables`",
+            hint=f"add primary keys, or run: {statements}; or leave them out: {_left_out(bare, tables)}",
         )
+
+
+def _left_out(bare: Sequence[TableName], tables: Sequence[TableName]) -> str:
+    """What to write into the pipeline file; a partition goes with its root."""
+    first = next((table for table in bare if table in tables), None)
+    return "`!schema.table` in `source.tables`" if first is None else f"`!{first}` in `source.tables`"

@@ -93,7 +93,15 @@ class RowTables:
             identity=relation.identity,
             identity_columns=() if whole else tuple(c.name for c in relation.columns if c.key),
             oid=relation.oid,
+            highest=_highest(self._session, relation.oid or 0),
+            file=relation.storage,
         )
+
+
+def _highest(session: Session, oid: int) -> int:
+    with named(f"reading the columns of table OID {oid}"):
+        row = session.execute("SELECT relnatts::int FROM pg_class WHERE oid = %s", [oid]).fetchone()
+    return 0 if row is None else int(str(row[0]))
 
 
 def _printed(session: Session, table: TableName) -> dict[str, str]:

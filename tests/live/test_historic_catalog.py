@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
+from cdc_lake.errors import NoReplicaIdentity
 from cdc_lake.model.relation import Missing, Relation, TableName
+from cdc_lake.model.span import Span
+from cdc_lake.model.succession import predecessors
 from cdc_lake.pipeline.server import source_view
 from tests.conftest import Database
 from tests.live.old_rows import layouts, words
@@ -75,7 +79,7 @@ ALTER TABLE t ADD b text; INSERT INTO t VALUES (4); COMMIT"""
             ["INSERT INTO t VALUES (2)", "ALTER TABLE t DROP a; ALTER TABLE t ADD b text", "INSERT INTO t VALUES (3)"],
             [["keep column a of t, NULL from now on", "add column b string to t"]],
         ),
-        (  # the second column may have been there before, under the name of the first
+        (  # `a` may be gone already, and `b` have its name
             [INSIDE],
             [
                 ["take column a of t for the one that it was"],
@@ -171,3 +175,147 @@ def test_a_table_that_is_rewritten_between_two_layouts_asks_once(database: Datab
     receive(project)
     assert came_to(layouts(project, T)) == UNKNOWN
     assert len(found) == 1
+
+
+MOVE = "ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (code)"
+FULL = "ALTER TABLE t REPLICA IDENTITY FULL"
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+@pytest.mark.parametrize(
+    ("steps", "keys"),
+    [
+        ([MOVE, "UPDATE t SET a = 'x'"], [["id"], ["code"]]),
+        (["UPDATE t SET a = 'x'", MOVE], [["id"]]),
+        (["UPDATE t SET a = 'x'", MOVE, "UPDATE t SET a = 'y'"], [["id"], ["code"]]),
+        ([f"UPDATE t SET a = 'x'; {MOVE}", "UPDATE t SET a = 'y'"], [["id"], ["code"]]),
+        ([f"ALTER TABLE t RENAME id TO code2; ALTER TABLE t RENAME code TO id; {MOVE.replace('(code)', '(id)')}",
+          "UPDATE t SET a = 'y'"], [["id"], ["id"]]),
+        (["UPDATE t SET a = 'x'", "ALTER TABLE t RENAME id TO ident", "UPDATE t SET a = 'y'"], [["id"], ["ident"]]),
+        (["UPDATE t SET a = 'x'", "DROP TABLE t"], [["id"]]),
+    ],
+)  # fmt: skip
+def test_the_primary_key_is_the_one_of_then(
+    database: Database, tmp_path: Path, identity: str, steps: list[str], keys: list[list[str]]
+) -> None:
+    made = f"CREATE TABLE t (id int PRIMARY KEY, code int NOT NULL DEFAULT 7, a text); {FULL if identity == 'FULL' else ''}"
+    _, found = landed(database, tmp_path, made, *steps)
+    assert [list(one.primary_key) for one in found] == keys
+    numbers = [[next(c.number for c in one.columns if c.name == name) for name in one.primary_key] for one in found]
+    assert len(numbers) == 1 or numbers[0] != numbers[1] or keys[-1] == ["ident"]
+
+
+LEAVES = """CREATE TABLE t (id int, region text, a text, PRIMARY KEY (id, region)) PARTITION BY LIST (region);
+CREATE TABLE t_n PARTITION OF t FOR VALUES IN ('n'); CREATE TABLE t_s PARTITION OF t DEFAULT;
+CREATE UNIQUE INDEX t_s_a ON t_s (id, region, a); ALTER TABLE t_s ALTER a SET NOT NULL, ALTER a SET DEFAULT ''"""
+BY_INDEX = "ALTER TABLE t_s REPLICA IDENTITY USING INDEX t_s_a"
+
+
+@pytest.mark.parametrize(
+    ("identities", "identity", "keys", "mixed"),
+    [
+        ("", "d", "id region", False),
+        (FULL, "d", "id region", True),
+        (f"{FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL", "d", "id region", True),
+        (
+            f"{FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL; ALTER TABLE t_s REPLICA IDENTITY FULL",
+            "f",
+            "id region a",
+            False,
+        ),
+        (f"{FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL; {BY_INDEX}", "f", "id region a", False),
+        (f"ALTER TABLE t_n REPLICA IDENTITY FULL; {BY_INDEX}", "d", "id region", False),
+    ],
+)
+def test_a_partitioned_table_logs_what_its_partitions_log(
+    database: Database, tmp_path: Path, identities: str, identity: str, keys: str, mixed: bool
+) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute(f"{LEAVES}; {identities}")  # type: ignore[call-overload]
+        receive(project)
+        conn.execute("INSERT INTO t VALUES (1, 'n', ''), (2, 's', '')")
+        conn.execute("UPDATE t SET id = id + 10")
+        receive(project)
+    (found,) = layouts(project, T)
+    assert (found.identity.value, found.mixed) == (identity, mixed)
+    assert " ".join(c.name for c in found.columns if c.key) == keys
+    with source_view(project) as source:
+        assert source.layout(T) == found
+
+
+def test_the_identity_of_a_partition_is_the_one_of_then(database: Database, tmp_path: Path) -> None:
+    project = project_of(database, tmp_path)
+    whole = f"{FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL; ALTER TABLE t_s REPLICA IDENTITY FULL"
+    with database.connect() as conn:
+        conn.execute(f"{LEAVES}; {FULL}")  # type: ignore[call-overload]
+        receive(project)
+        conn.execute("INSERT INTO t VALUES (1, 'n', ''), (2, 's', '')")
+        conn.execute(f"{whole}")  # type: ignore[call-overload]
+        conn.execute("UPDATE t SET a = 'x'")
+        conn.execute("ALTER TABLE t_n REPLICA IDENTITY DEFAULT")
+        conn.execute("UPDATE t SET id = id + 10")
+        receive(project)
+    reader = bronze_reader(project)
+    rows = reader.changes(T, Span(1, 0, 1 << 62)).to_pylist()
+    found = reader.layouts([T])
+    assert [(row["op"], found[row["layout"]].mixed) for row in rows] == [
+        *[("I", True)] * 2,
+        ("U", True),  # the other partition was last announced with the key alone
+        ("U", False),
+        *[("U", True)] * 2,
+    ]
+
+
+def test_a_partition_that_does_not_log_the_key_is_refused_before_it_is_published(
+    database: Database, tmp_path: Path
+) -> None:
+    """What the hint says is done, and the application's updates go on."""
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("""CREATE TABLE t (id int, a text) PARTITION BY RANGE (id);
+            CREATE TABLE t_1 PARTITION OF t FOR VALUES FROM (0) TO (100) PARTITION BY RANGE (id);
+            CREATE TABLE t_1_1 PARTITION OF t_1 DEFAULT; CREATE TABLE t_2 PARTITION OF t DEFAULT""")
+        conn.execute("INSERT INTO t VALUES (1), (200)")
+        for bare in ("public.t, public.t_1_1, public.t_2", "public.t_1_1"):
+            with pytest.raises(NoReplicaIdentity, match=f"identity: {bare}$") as caught:
+                receive(project)
+            conn.execute(caught.value.remedy.split("run: ")[1].rpartition("; or")[0])  # type: ignore[call-overload]
+            if bare != "public.t_1_1":
+                conn.execute("ALTER TABLE t_1_1 REPLICA IDENTITY DEFAULT")
+        receive(project)
+        conn.execute("UPDATE t SET a = 'x'")
+        receive(project)
+    assert layouts(project, T)[-1].identity.value == "f"
+
+
+def test_changes_that_came_under_a_partitions_name_for_a_while_are_its_roots(
+    database: Database, tmp_path: Path
+) -> None:
+    """Somebody turned `publish_via_partition_root` off, and on again before the receiver's next start."""
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute("CREATE TABLE t (id int, a text, b text, PRIMARY KEY (id)) PARTITION BY RANGE (id)")
+        conn.execute("CREATE TABLE t_1 (b text, gone int, id int NOT NULL, a text); ALTER TABLE t_1 DROP gone")
+        conn.execute("ALTER TABLE t ATTACH PARTITION t_1 DEFAULT")
+        receive(project)
+        conn.execute("INSERT INTO t VALUES (1, 'a', 'b')")
+        receive(project)
+        conn.execute(f"ALTER PUBLICATION {project.publication} SET (publish_via_partition_root = false)")
+        conn.execute("INSERT INTO t VALUES (2, 'a2', 'b2')")
+        conn.execute("UPDATE t SET b = 'x' WHERE id = 1")
+        conn.execute("TRUNCATE t_1")
+        conn.execute("INSERT INTO t VALUES (3, 'a3', 'b3')")
+        conn.execute(f"ALTER PUBLICATION {project.publication} SET (publish_via_partition_root = true)")
+        conn.execute("DELETE FROM t WHERE id = 3")
+        receive(project)
+    reader = bronze_reader(project)
+    found, rows = reader.layouts([T]), reader.changes(T, Span(1, 0, 1 << 62)).to_pylist()
+    assert [row["op"] for row in rows] == ["I", "I", "U", "I", "D"]
+    newest = found[rows[0]["layout"]]
+    for row, wanted in zip(
+        rows, (["1", "a", "b"], ["2", "a2", "b2"], ["1", "a", "x"], ["3", "a3", "b3"]), strict=False
+    ):
+        places = predecessors(found[row["layout"]], newest)
+        assert [row["new"][place or 0] for place in places] == wanted
+    assert {one.table for one in reader.layouts().values()} == {T}

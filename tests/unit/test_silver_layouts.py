@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +14,16 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Target
 from cdc_lake.decode.announced import Announced, ColumnFacts, TableFacts
 from cdc_lake.decode.records import AnnouncedColumn, RelationMessage
-from cdc_lake.errors import Unconvertible
+from cdc_lake.errors import NoKey, Unconvertible
 from cdc_lake.model.change import Change, Insert
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.applying.evolve import next_layout
+from cdc_lake.pipeline.applying.span_shape import check_key
 from cdc_lake.pipeline.held.accounting import held_changes
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
+from cdc_lake.silver.shape import Shape, key_moved, make_shape
 from cdc_lake.testing.messages import boundaries, raw_transaction
 
 T = TableName("public", "t")
@@ -111,3 +114,46 @@ def test_held_changes_of_an_older_layout_are_told_by_the_names_of_now() -> None:
     (change,) = held_changes([held | {"new": ["1", None]}], {1: NARROW}, now, lambda _, text: text)
     assert change.new == {"id": "1", "aa": None, "b": "5"}
     assert change.unchanged == {"aa"}
+
+
+CODE = Column("code", "int4", 23, number=3)
+BY_ID = Relation(T, (ID, A, CODE), ReplicaIdentity.FULL, ("id",), 7)
+BY_CODE = replace(BY_ID, primary_key=("code",))
+DEFAULT = replace(BY_ID, identity=ReplicaIdentity.DEFAULT)
+
+
+def keyed(relation: Relation, *names: str) -> Relation:
+    """Under the default identity: the server logs the primary key."""
+    return replace(
+        relation, primary_key=names, columns=tuple(replace(c, key=c.name in names) for c in relation.columns)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "moved"),
+    [
+        (BY_ID, BY_CODE, True),
+        (BY_ID, replace(BY_ID, columns=(replace(ID, name="ident"), A, CODE), primary_key=("ident",)), False),
+        (BY_ID, replace(BY_ID, columns=(replace(ID, name="code"), A, replace(CODE, name="id"))), True),
+        (BY_ID, replace(BY_ID, primary_key=("id", "code")), True),
+        (BY_ID, replace(BY_ID, primary_key=()), True),
+        (keyed(DEFAULT, "id"), keyed(DEFAULT, "code"), True),
+        (keyed(DEFAULT, "id"), keyed(DEFAULT), True),
+        (keyed(DEFAULT), keyed(DEFAULT, "code"), False),
+        (keyed(DEFAULT, "id"), BY_ID, False),
+    ],
+)
+def test_a_span_ends_where_the_key_of_the_table_moves(
+    tmp_path: Path, before: Relation, after: Relation, moved: bool
+) -> None:
+    found, reader = seen(tmp_path, (row(before, 1),), (row(after, 2),))
+    assert key_moved(before, after) == moved
+    if before.names == after.names:
+        assert next_layout(found, reader.layouts([T]), TARGET) == (200 if moved else None)
+        assert next_layout(found, reader.layouts([T]), replace(TARGET, keys=("id",))) is None
+    together, reader = seen(tmp_path / "together", (row(before, 1), row(after, 2)))
+    shape = make_shape(together.layouts, reader.layouts([T]), None, keyed=bool(after.primary_key))
+    with pytest.raises(NoKey, match="moves inside") if moved else nullcontext():
+        check_key(together, shape, NOTHING_WAITS, None, "test")
+    with pytest.raises(NoKey, match="held by the former one") if moved else nullcontext():
+        check_key(replace(together, runs=()), shape, Waiting({(1, 1): frozenset()}), before, "test")

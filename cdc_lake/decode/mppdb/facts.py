@@ -23,7 +23,8 @@ class FamilyColumn:
 
     `type_name`: `pg_type.typname`, with the schema before it outside `pg_catalog`. `printed`: `format_type(oid, NULL)`,
     what text rows print; needed only where the type is not built in. `number`: `pg_attribute.attnum`; `missing`: what
-    rows from before it hold (`model.relation.Column`).
+    rows from before it hold (`model.relation.Column`), by what the catalog keeps. `filled`: it may not be NULL, so that
+    old rows hold something also where the catalog keeps nothing.
     """
 
     name: str
@@ -33,6 +34,7 @@ class FamilyColumn:
     printed: str | None = None
     number: int | None = None
     missing: Missing | None = None
+    filled: bool = False
 
     def describe(self) -> list[Any]:
         """As JSON holds it."""
@@ -53,7 +55,8 @@ class FamilyTableFacts:
 
     `columns` in attribute order, without dropped ones. `identity_columns`: of the primary key under DEFAULT, of the
     index under INDEX; empty where the server logs no key. `type_names`: names by OID, of types that are not built in
-    and not of these columns. `oid`: the table's.
+    and not of these columns. `oid`: the table's; `highest`: the greatest number that a column of it ever had, 0: not
+    known; `file`: `model.relation.Relation.storage`.
     """
 
     columns: tuple[FamilyColumn, ...]
@@ -63,6 +66,8 @@ class FamilyTableFacts:
     storage: Storage = Storage.ASTORE
     type_names: Mapping[int, str] = field(default_factory=dict)
     oid: int | None = None
+    highest: int = 0
+    file: int | None = None
 
     @property
     def whole(self) -> bool:

@@ -31,7 +31,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.target.layout_changes import check_columns, check_computed, layout_changes
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import check_kind, own_names
-from cdc_lake.silver.shape import Shape
+from cdc_lake.silver.shape import Shape, key_moved
 
 
 def evolve(
@@ -113,11 +113,18 @@ def next_layout(seen: Outline, layouts: Mapping[int, Relation], target: Target) 
         return None
     first = seen.runs[0].position
     for one, following in pairwise(seen.runs):
-        if following.position > first and operations(
-            layouts[one.layout], layouts[following.layout], on_drop=target.on_drop, types=target.types
+        before, after = layouts[one.layout], layouts[following.layout]
+        if following.position > first and (
+            operations(before, after, on_drop=target.on_drop, types=target.types)
+            or (by_source_key(target) and key_moved(before, after))
         ):
             return following.position
     return None
+
+
+def by_source_key(target: Target) -> bool:
+    """Whether the source's own key identifies the rows of a silver table."""
+    return not target.keys and target.kind != "append"
 
 
 def _pending(

@@ -11,10 +11,11 @@ from cdc_lake.config.project import Target
 from cdc_lake.errors import KeylessDelete, NoKey
 from cdc_lake.model.relation import Relation
 from cdc_lake.model.succession import made_again
+from cdc_lake.silver.holding import Waiting
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.own_columns import LINEAGE
 from cdc_lake.silver.projection import taken_columns
-from cdc_lake.silver.shape import MINUS_ZERO, STORED_AS_NULL, Shape, comparable, make_shape
+from cdc_lake.silver.shape import MINUS_ZERO, STORED_AS_NULL, Shape, comparable, key_moved, make_shape
 from cdc_lake.source.stream import shown
 
 
@@ -62,7 +63,8 @@ def check_named(seen: Outline, shape: Shape, kind: Kind, stream: str) -> None:
             if seen.nameless is not None:
                 at = shown(stream, seen.nameless)
                 raise KeylessDelete(f"a delete of {table} at {at} does not say which row went")
-            for number in seen.by_key:
+            partly = {number for number in seen.by_whole if shape.layouts[number].mixed}
+            for number in seen.by_key | partly:
                 if not made_again(shape.layouts[number], shape.relation):  # rows of another table are gone by then
                     _check_logged(shape, number)
         case RowIdentity.CONTENT:
@@ -75,6 +77,28 @@ def check_named(seen: Outline, shape: Shape, kind: Kind, stream: str) -> None:
             assert_never(other)
 
 
+def check_key(seen: Outline, shape: Shape, held: Waiting, follows: Relation | None, stream: str) -> None:
+    """Raise NoKey where one key cannot tell all rows apart: a transaction has changes by two keys, each of which is
+    unique at its own place only, or changes are held by a key that the table does not have any more.
+    """
+    table = shape.relation.table
+    for one in seen.runs:
+        if _moved(shape.layouts[one.layout], shape.relation):
+            raise NoKey(
+                f"the primary key of {table} moves inside of the transaction at {shown(stream, one.position)}",
+                hint=f"the table waits, the others go on: `cdc-lake resync {table}` copies it again",
+            )
+    if held and follows is not None and _moved(follows, shape.relation):
+        raise NoKey(
+            f"the primary key of {table} moved, and changes are held by the former one",
+            hint=f"decide them (`cdc-lake held list`), or copy the table again: `cdc-lake resync {table}`",
+        )
+
+
+def _moved(before: Relation, after: Relation) -> bool:
+    return not made_again(before, after) and key_moved(before, after)
+
+
 def _check_logged(shape: Shape, number: int) -> None:
     """Raise NoKey where changes of an older layout do not tell the key of their rows."""
     places, columns = shape.places[number], shape.layouts[number].columns
@@ -82,4 +106,8 @@ def _check_logged(shape: Shape, number: int) -> None:
         place = places[at]
         if place is None or not columns[place].key:
             name = shape.relation.columns[at].name
-            raise NoKey(f"the server did not log column `{name}` of {shape.relation.table} for deletes: it is no key")
+            table = shape.relation.table
+            raise NoKey(
+                f"the server did not log column `{name}` of {table} for deletes: it is no key",
+                hint=f"once the server logs it (primary key, replica identity): `cdc-lake resync {table}`",
+            )

@@ -28,7 +28,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.model.span import Span
 from cdc_lake.model.succession import made_again
 from cdc_lake.model.truncated import Truncated
-from cdc_lake.pipeline.applying.evolve import evolve
+from cdc_lake.pipeline.applying.evolve import by_source_key, evolve
 from cdc_lake.pipeline.applying.follow import (
     Followed,
     TableChanges,
@@ -41,7 +41,7 @@ from cdc_lake.pipeline.applying.follow import (
 )
 from cdc_lake.pipeline.applying.judge import Survey, conditions, survey
 from cdc_lake.pipeline.applying.key_parts import KeyPart, key_parts
-from cdc_lake.pipeline.applying.span_shape import check_named, shape_of, unsent_columns
+from cdc_lake.pipeline.applying.span_shape import check_key, check_named, shape_of, unsent_columns
 from cdc_lake.pipeline.applying.table_job import Copied, TableJob
 from cdc_lake.pipeline.stream.redaction_change import check_unchanged
 from cdc_lake.pipeline.target.division import divide
@@ -125,6 +125,8 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     projection = _projection(spark, job, seen.layouts, kind)
     check_unchanged(control_tables(job.project).configurations(), table, span)
     check_named(seen, projection.source, kind, job.stream)
+    if kind.identity is RowIdentity.KEY and by_source_key(job.target):
+        check_key(seen, projection.source, job.held, job.follows, job.stream)
     silver = store(spark, job.project, job.target)
     projection = _evolved(silver, job, kind, projection, seen.runs[0].position)
     shape = projection.silver

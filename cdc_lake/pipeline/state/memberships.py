@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pyarrow.compute as pc
 
@@ -73,4 +74,8 @@ class WatchedCatalog:
         if there is not None and there != known:
             text = f"publication `{self._publication}` was altered: it has table {table} in another way than before"
             raise PublicationAltered(text)
-        return self._catalog(oid, table)
+        facts = self._catalog(oid, table)
+        root = facts.published_as
+        if root is not None and (str(table) in self._known or str(root.table) not in self._known):
+            return replace(facts, published_as=None)
+        return facts

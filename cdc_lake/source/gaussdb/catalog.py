@@ -25,12 +25,13 @@ _TABLES = (
     "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'cstore')"
 )
 _TABLE = (
-    "SELECT c.oid, c.relreplident, c.reloptions FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "SELECT c.oid, c.relreplident, c.reloptions, c.relnatts "
+    "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE n.nspname = {schema} AND c.relname = {name} AND c.relkind IN ('r', 'p')"
 )
 _COLUMNS = (
     "SELECT a.attnum, a.attname, tn.nspname, t.typname, a.atttypid, a.atttypmod, format_type(a.atttypid, NULL), "
-    "encode(a.attinitdefval, 'hex'), a.atthasdef "
+    "encode(a.attinitdefval, 'hex'), a.atthasdef, a.attnotnull "
     "FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
     "WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
 )
@@ -67,16 +68,16 @@ def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
     found = session.query(sql, doing=doing).rows
     if not found:
         return None
-    oid, identity, options = found[0]
+    oid, identity, options, highest = found[0]
     columns, names = [], {}
     ways = {"decode": partial(_decoded, session, doing=doing), "printed": partial(_printed, session, doing=doing)}
-    for number, name, schema, kind, type_oid, modifier, printed, kept, has_default in session.query(
+    for number, name, schema, kind, type_oid, modifier, printed, kept, has_default, filled in session.query(
         _COLUMNS.format(oid=oid), doing=doing
     ).rows:
         type_name = (kind or "") if schema == "pg_catalog" else f"{schema}.{kind}"
         missing = missing_of(type_name, kept, has_default=has_default == "t", **ways)
         place = (int(type_oid or 0), int(modifier or -1), printed, int(number or 0))
-        columns.append(FamilyColumn(name or "", type_name, *place, missing))
+        columns.append(FamilyColumn(name or "", type_name, *place, missing, filled=filled == "t"))
         names[number or ""] = name or ""
     indexes = [_index(row, names) for row in session.query(_INDEXES.format(oid=oid), doing=doing).rows]
     how = ReplicaIdentity(identity or "d")
@@ -88,6 +89,7 @@ def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
         storage=Storage.USTORE if "storage_type=ustore" in _options(options) else Storage.ASTORE,
         type_names=_TypeNames(session),
         oid=int(oid or 0),
+        highest=int(highest or 0),
     )
 
 

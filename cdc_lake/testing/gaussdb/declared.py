@@ -101,11 +101,12 @@ class DeclaredTables:
 
     def _table(self, name: TableName) -> ResultSet:
         rows = [
-            (str(oid), table.relation.identity.value, table.options)
+            (str(oid), table.relation.identity.value, table.options, str(len(table.relation.columns)))
             for oid, table in self._oids.items()
             if table.relation.table == name
         ]
-        return ResultSet(columns(("oid", 26), ("relreplident", 18), ("reloptions", 1009)), rows)
+        shown = (("oid", 26), ("relreplident", 18), ("reloptions", 1009), ("relnatts", 21))
+        return ResultSet(columns(*shown), rows)
 
     def _facts(self, name: TableName) -> ResultSet:
         """A table that was never analysed, of one page, that the role may do everything with."""
@@ -119,10 +120,13 @@ class DeclaredTables:
             schema, _, kind = column.type_name.rpartition(".")
             printed = table.printed[number - 1] if table is not None and table.printed else column.type_name
             place = (str(number), column.name, schema or "pg_catalog", kind)
-            rows.append((*place, str(column.type_oid), str(column.modifier), printed, None, "f"))
+            rows.append((*place, str(column.type_oid), str(column.modifier), printed, None, "f", "f"))
         shown = (("attnum", 21), ("attname", 19), ("nspname", 19), ("typname", 19), ("atttypid", 26))
         return ResultSet(
-            columns(*shown, ("atttypmod", 23), ("format_type", 25), ("encode", 25), ("atthasdef", 16)), rows
+            columns(
+                *shown, ("atttypmod", 23), ("format_type", 25), ("encode", 25), ("atthasdef", 16), ("attnotnull", 16)
+            ),
+            rows,
         )
 
     def _indexes(self, table: DeclaredTable | None) -> ResultSet:
