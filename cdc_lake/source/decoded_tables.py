@@ -17,7 +17,7 @@ from cdc_lake.source.connection import Session, named
 from cdc_lake.source.tables import chooses, select_tables
 
 _TABLES = (
-    "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "SELECT n.nspname, c.relname, c.oid::bigint FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE c.relkind = 'r' AND c.relpersistence = 'p' "
     "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')"
 )
@@ -34,17 +34,21 @@ _COLUMNS = (
 )
 
 
-def tables_in_database(session: Session) -> list[TableName]:
-    """Tables whose rows the plugin prints under their own names: ordinary ones and partitions. Raises SourceError."""
+def tables_in_database(session: Session) -> dict[TableName, int]:
+    """OIDs of tables whose rows the plugin prints under their own names: ordinary ones and partitions.
+
+    Raises SourceError.
+    """
     with named("listing the tables"):
         rows = session.execute(_TABLES).fetchall()
-    return sorted(TableName(str(schema), str(name)) for schema, name in rows)
+    return {TableName(str(schema), str(name)): int(str(oid)) for schema, name, oid in rows}
 
 
 def carried(session: Session, patterns: Sequence[str]) -> list[Published]:
     """What the patterns take of the database as it is now, all columns of each table; raises NoTableMatches."""
-    tables = select_tables(patterns, tables_in_database(session))
-    return [Published(table, tuple(_printed(session, table)), None) for table in tables]
+    there = tables_in_database(session)
+    tables = select_tables(patterns, sorted(there))
+    return [Published(table, tuple(_printed(session, table)), None, oid=there[table]) for table in tables]
 
 
 def takes(session: Session, patterns: Sequence[str]) -> Callable[[TableName], bool]:

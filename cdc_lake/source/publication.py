@@ -114,7 +114,8 @@ def published(session: Session, name: str) -> list[Published]:
             "  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
             "  AND CASE WHEN to_jsonb(p) ? 'attnames' "
             "      THEN to_jsonb(p) -> 'attnames' ? a.attname::text ELSE a.attgenerated = '' END "
-            f"  ORDER BY a.attnum), {_MEMBER.format(table='c.oid')}, c.relispartition AND NOT o.pubviaroot "
+            f"  ORDER BY a.attnum), {_MEMBER.format(table='c.oid')}, c.oid::bigint, "
+            "c.relispartition AND NOT o.pubviaroot "
             "FROM pg_publication_tables AS p JOIN pg_publication AS o ON o.pubname = p.pubname "
             "JOIN pg_class AS c ON c.oid = format('%%I.%%I', p.schemaname, p.tablename)::regclass WHERE p.pubname = %s",
             [name],
@@ -127,23 +128,31 @@ def published(session: Session, name: str) -> list[Published]:
     return sorted(
         (
             Published(
-                TableName(str(s), str(t)), tuple(_names(columns)), None if f is None else str(f), int(str(member))
+                TableName(str(s), str(t)),
+                tuple(_names(columns)),
+                None if f is None else str(f),
+                int(str(member)),
+                int(str(oid)),
             )
-            for s, t, f, columns, member, _ in rows
+            for s, t, f, columns, member, oid, _ in rows
         ),
         key=lambda p: p.table,
     )
 
 
-def member_of(session: Session, name: str, oid: int) -> int | None:
-    """`Published.member` of table `oid` in a publication; None where one of them is not there. Raises SourceError."""
+def member_of(session: Session, name: str, oid: int) -> tuple[TableName, int] | None:
+    """The name that table `oid` has now, and its `Published.member`; None if table or publication is not there.
+
+    Raises SourceError.
+    """
     with named(f"looking up a table in publication `{name}`"):
         row = session.execute(
-            f"SELECT {_MEMBER.format(table='c.oid')} FROM pg_publication AS o, pg_class AS c "
+            f"SELECT n.nspname, c.relname, {_MEMBER.format(table='c.oid')} "
+            "FROM pg_publication AS o, pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
             "WHERE o.pubname = %s AND c.oid = %s".encode(),
             [name, oid],
         ).fetchone()
-    return None if row is None else int(str(row[0]))
+    return None if row is None else (TableName(str(row[0]), str(row[1])), int(str(row[2])))
 
 
 def check_published(

@@ -98,7 +98,7 @@ class World:
         state, rows = self.state, self.control.snapshots()
         known = courses(rows, state.stream)
         new = {one for one in self.chosen & self.carried if str(one) not in known}
-        came = newcomers(new, bronze_reader(self.project).layouts().values(), RELATIONS.get)
+        came = newcomers(new, bronze_reader(self.project).layouts().values())
         found = changes_of(self.chosen, self.carried, RELATIONS, known, came, published=self.published)
         leaves = [*found.gone, *found.lacking, *found.waiting]
         if leaves := [one for one in leaves if not known.get(str(one), Course()).waits]:

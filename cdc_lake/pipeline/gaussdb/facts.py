@@ -77,7 +77,7 @@ def role(session: WireSession) -> FamilyRole:
 
 def captured(project: Project, session: WireSession) -> list[TableName]:
     """The tables the pipeline takes. Raises SourceError."""
-    return select_tables(project.family.tables, tables_in_database(session))
+    return select_tables(project.family.tables, sorted(tables_in_database(session)))
 
 
 def catalog(session: WireSession, names: Sequence[TableName]) -> dict[TableName, FamilyTableFacts]:

@@ -131,7 +131,12 @@ def open_family(
         frames = patiently(lambda: start_at(begin), stop, tell, patience)
         opened.callback(frames.close)
         beside = CopiesBeside(
-            project, state, settle_family(project, session, state, control, tell), recopy, tell, lasting=not first
+            project,
+            state,
+            settle_family(project, session, state, control, tell, _goal(project, session, identity.domain)),
+            recopy,
+            tell,
+            lasting=not first,
         )
         opened.enter_context(beside)
         if first:

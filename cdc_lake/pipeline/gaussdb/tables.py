@@ -9,52 +9,69 @@ place for such a copy: what came then begins with its changes, and one that come
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.errors import CopyUnplaced, NoReplicaIdentity, NoTableMatches
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe.progress import Progress, Tell
-from cdc_lake.pipeline.gaussdb.facts import captured, catalog
+from cdc_lake.pipeline.gaussdb.facts import catalog
 from cdc_lake.pipeline.state.copies import courses
+from cdc_lake.pipeline.state.memberships import last_members, moved, note_members
 from cdc_lake.pipeline.stream.table_changes import TableChanges, changes_of, leave, newcomers
-from cdc_lake.source.gaussdb.catalog import FamilyTables, check_identities, tables_in_database
+from cdc_lake.source.captured import Published
+from cdc_lake.source.gaussdb.catalog import check_identities, tables_in_database
 from cdc_lake.source.stream import domain_of
+from cdc_lake.source.tables import chooses, select_tables
 from cdc_lake.source.wire.session import WireSession
 
 
 def family_changes(project: Project, session: WireSession, state: BronzeState, control: ControlTables) -> TableChanges:
     """Look. Raises SourceError, LakeError."""
+    known, members = courses(control.snapshots(), state.stream), last_members(control, state)
+    there = tables_in_database(session)
     try:
-        chosen = captured(project, session)
-    except NoTableMatches:
-        return TableChanges()  # a table that was dropped at the source: what it had is in bronze
-    known = courses(control.snapshots(), state.stream)
+        chosen = select_tables(project.family.tables, sorted(there))
+    except NoTableMatches:  # a table that was dropped at the source: what it had is in bronze
+        found = changes_of((), (), there, known, (), published=False, read=members)
+        return TableChanges(left=found.left, dropped=found.dropped)
     landed = bronze_reader(project).layouts(None, Span(state.epoch, -1, state.upto)).values()
     new = {table for table in chosen if str(table) not in known}
     came: set[TableName] = set()
     if project.pipeline.snapshot.copies:
-        came = newcomers(new, landed, Layouts(FamilyTables(session)).relation_of)
+        came = newcomers(new, landed)
     carried = {*chosen, *(layout.table for layout in landed)}
-    return changes_of(chosen, carried, tables_in_database(session), known, came, published=False)
+    other = moved(_published({table: there[table] for table in chosen}), members)
+    return changes_of(chosen, carried, there, known, came, published=False, moved=other, read=members)
+
+
+def _published(tables: Mapping[TableName, int]) -> list[Published]:
+    return [Published(table, (), None, oid=oid) for table, oid in tables.items()]
 
 
 def settle_family(
-    project: Project, session: WireSession, state: BronzeState, control: ControlTables, tell: Tell
+    project: Project, session: WireSession, state: BronzeState, control: ControlTables, tell: Tell, ends: int
 ) -> tuple[TableName, ...]:
     """Bring the record to what `source.tables` says; the tables to be copied then. Nothing may be read of the stream
-    meanwhile. Raises SourceError, LakeError.
+    meanwhile. `ends`: a position that everything committed by now lies at or below. Raises SourceError, LakeError.
     """
     found = family_changes(project, session, state, control)
     placed = copies_have_a_place(state)
-    leave(found, found.waiting if placed else (), control, state, tell)
+    leave(found, found.waiting if placed else found.moved, control, state, tell, ends)
+    for table in sorted(found.moved):
+        tell(Progress("connect", f"{table} is another table than before: it was renamed or made anew"))
+    chosen = chooses(project.family.tables)
+    there = {table: oid for table, oid in tables_in_database(session).items() if chosen(table)}
+    note_members(_published(there), control, state)
     if not placed:
         for table in found.waiting:
-            words = "it stays as it was left" if table in found.left else "it begins with its changes from now on"
+            stays = table in found.left or table in found.moved
+            words = "it stays as it was left" if stays else "it begins with its changes from now on"
             text = f"table {table} came to a stream that is ordered by LSN: no copy has a place there, {words}"
             tell(Progress("warning", text, facts={"code": CopyUnplaced.code}))
         return ()

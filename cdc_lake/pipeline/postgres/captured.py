@@ -53,7 +53,7 @@ def in_database(project: Project, session: Session) -> list[TableName]:
     """The tables that there are, of those that the plugin can show. Raises SourceError."""
     if by_publication(project):
         return publication.tables_in_database(session)
-    return decoded_tables.tables_in_database(session)
+    return sorted(decoded_tables.tables_in_database(session))
 
 
 def captured(project: Project, session: Session) -> list[TableName]:

@@ -26,7 +26,7 @@ from cdc_lake.decode.told import Told
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.postgres.captured import by_publication, carried, wanted
-from cdc_lake.pipeline.state.memberships import WatchedCatalog
+from cdc_lake.pipeline.state.memberships import Member, WatchedCatalog
 from cdc_lake.pipeline.stream.encoding import codec_by_name, in_hex
 from cdc_lake.pipeline.stream.policy import by_policy, lands
 from cdc_lake.source.catalog import relation_of
@@ -99,7 +99,7 @@ def reading_of(
     frames: NewFrames,
     hashing: Hashing,
     parking: Parking | None = None,
-    members: Mapping[str, int] = MappingProxyType({}),
+    members: Mapping[str, Member] = MappingProxyType({}),
 ) -> Reading:
     """How the pipeline's stream is read. `session` answers for relations; `layouts` opens another one for lines.
 

@@ -97,7 +97,7 @@ def open_postgres(
         _keep_on_standbys(project, session, replication)
         frames = patiently(lambda: _start(project, replication, session, facts, state), stop, tell, patience)
         with holders_named(session, project.postgres.tables):
-            came = settle_tables(project, session, state, control, tell)  # nobody else reads the slot now
+            came = settle_tables(project, session, state, control, tell, target)  # nobody else reads the slot now
         beside = opened.enter_context(CopiesBeside(project, state, came, recopy, tell, lasting=not first))
         if first:
             at = beside.finished((frames.tick, heed), stop)

@@ -15,8 +15,6 @@ alter: what is missing is told with the statement.
 
 from __future__ import annotations
 
-from functools import partial
-
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
@@ -30,7 +28,6 @@ from cdc_lake.pipeline.postgres.captured import (
     carried,
     filters,
     in_database,
-    layout_now,
     stated,
     wanted,
 )
@@ -49,18 +46,21 @@ def table_changes(project: Project, session: Session, state: BronzeState, contro
     known = courses(control.snapshots(), state.stream)
     carries = carried(project, session)
     there, copies = {one.table for one in carries}, project.pipeline.snapshot.copies
-    other = moved(carries, last_members(control, state)) if copies else frozenset()
+    members = last_members(control, state)
+    other = moved(carries, members) if copies else frozenset()
+    existing = in_database(project, session)
     try:
         chosen = wanted(project, session)
     except NoTableMatches:  # a table that was dropped at the source: what it had is in bronze
         other = frozenset(table for table in other if str(table) in known and not known[str(table)].waits)
-        return TableChanges(waiting=tuple(sorted(other)), moved=other)
+        gone = changes_of((), (), existing, known, (), published=False, read=members)
+        return TableChanges(waiting=tuple(sorted(other)), left=gone.left, moved=other, dropped=gone.dropped)
     new = {table for table in there.intersection(chosen) if str(table) not in known}
     came: set[TableName] = set()
     if new and copies:
-        came = newcomers(new, bronze_reader(project).layouts().values(), partial(layout_now, project, session))
-    existing = in_database(project, session)
-    return changes_of(chosen, there, existing, known, came, published=by_publication(project), moved=other)
+        came = newcomers(new, bronze_reader(project).layouts().values())
+    published = by_publication(project)
+    return changes_of(chosen, there, existing, known, came, published=published, moved=other, read=members)
 
 
 def check_filters(project: Project, session: Session, state: BronzeState | None, control: ControlTables) -> None:
@@ -76,22 +76,23 @@ def check_filters(project: Project, session: Session, state: BronzeState | None,
 
 
 def settle_tables(
-    project: Project, session: Session, state: BronzeState, control: ControlTables, tell: Tell
+    project: Project, session: Session, state: BronzeState, control: ControlTables, tell: Tell, ends: int
 ) -> tuple[TableName, ...]:
     """Bring record and publication to what `source.tables` says; the tables to be copied then. The stream must not be
-    read meanwhile. Raises SourceError, LakeError.
+    read meanwhile. `ends`: a position that everything committed by now lies at or below. Raises SourceError, LakeError.
     """
     found = table_changes(project, session, state, control)
     check_filters(project, session, state, control)
     copies, may = project.pipeline.snapshot.copies, alterable(project)
     came = [table for table in found.lacking if not may or _identified(session, table, tell)]
-    leave(found, (*came, *found.waiting) if copies else (), control, state, tell)
+    leave(found, (*came, *found.waiting) if copies else (), control, state, tell, ends)
     added = [table for table in came if may and _altered(project, session, "ADD", table, tell)]
     for table in found.extra if may else ():
         _altered(project, session, "DROP", table, tell)
     failpoint(PUBLICATION_ALTERED)
     for table in sorted(found.moved):
-        tell(_told(f"publication `{project.publication}` was altered: table {table} is copied again"))
+        what = f"publication `{project.publication}` was altered" if by_publication(project) else "it was made anew"
+        tell(_told(f"{what}: table {table} is copied again"))
     for table in came if not may else ():
         statement = publication.altering(project.publication, "ADD", table, filters=stated(project))
         text = f"table {table} matches `source.tables` and is not captured: {statement}, then start again"
@@ -103,8 +104,6 @@ def settle_tables(
 
 def _note_members(project: Project, session: Session, state: BronzeState, control: ControlTables, tell: Tell) -> None:
     """Keep by what the publication has its tables from here."""
-    if not by_publication(project):
-        return
     carries = carried(project, session)
     if not project.pipeline.snapshot.copies:
         for table in sorted(moved(carries, last_members(control, state))):

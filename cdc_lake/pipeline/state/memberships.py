@@ -1,15 +1,18 @@
-"""Memberships: by what the publication has each table, kept to see what somebody else did to it.
+"""Memberships: which table of the source each name of the stream was read from, kept to see what somebody else did.
 
 A table that was taken out of the publication and put back looks as before, and what was changed meanwhile is lost to
 the stream. So is what rows hold that are published otherwise from then on. PostgreSQL makes a new entry for the table
 each time, so one whose entry is another than the stream was last read by has to be copied again.
+
+A name may also come to mean another table: it was dropped and made anew, or two tables swapped their names. Their OIDs
+tell. What was decoded from before a swap still comes under the old names, and is no reason to stop.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
 
@@ -26,56 +29,85 @@ from cdc_lake.source.connection import Session
 from cdc_lake.source.publication import member_of
 
 
-def last_members(control: ControlTables, state: BronzeState) -> Mapping[str, int]:
-    """Of each table of the stream the entry it was last read by; nothing where no version kept it yet. Raises
-    LakeError.
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`entry`: by which the publication had the table, None without a publication. `oid`: of the table, None if an
+    older version recorded it.
     """
+
+    entry: int | None
+    oid: int | None = None
+
+
+def last_members(control: ControlTables, state: BronzeState) -> Mapping[str, Member]:
+    """Of each table of the stream what it was last read from; empty if no version recorded it yet. Raises LakeError."""
     mine = (pc.field("stream") == state.stream) & (pc.field("epoch") == state.epoch)
     rows = control.read("memberships", mine).to_pylist()
     if not rows:
         return {}
-    found: dict[str, int] = json.loads(max(rows, key=lambda row: row["recorded_at"])["tables"])
-    return found
+    found = json.loads(max(rows, key=lambda row: row["recorded_at"])["tables"])
+    return {name: Member(*one) if isinstance(one, list) else Member(one) for name, one in found.items()}
 
 
 def note_members(carried: Iterable[Published], control: ControlTables, state: BronzeState) -> None:
-    """Keep that the stream is read by these from here. Raises LakeError."""
-    members = _members(carried)
+    """Keep that the stream is read from these from here. Raises LakeError."""
+    members = {str(one.table): Member(one.member, one.oid) for one in carried}
     if members != last_members(control, state):
-        control.record(MembershipRow(state.epoch, state.stream, json.dumps(members, sort_keys=True), control_now()))
+        told = {name: [one.entry, one.oid] for name, one in members.items()}
+        control.record(MembershipRow(state.epoch, state.stream, json.dumps(told, sort_keys=True), control_now()))
 
 
-def moved(carried: Iterable[Published], known: Mapping[str, int]) -> frozenset[TableName]:
-    """The tables that have another entry than is known."""
-    return frozenset(one.table for one in carried if str(one.table) in known and one.member != known[str(one.table)])
+def moved(carried: Iterable[Published], known: Mapping[str, Member]) -> frozenset[TableName]:
+    """The tables that are published by another entry than is known, or are other tables of that name."""
+    return frozenset(
+        one.table
+        for one in carried
+        if (before := known.get(str(one.table))) is not None and not _same(before, one.member, one.oid)
+    )
 
 
-def _members(carried: Iterable[Published]) -> dict[str, int]:
-    return {str(one.table): one.member for one in carried if one.member is not None}
+def _same(known: Member, entry: int | None, oid: int | None) -> bool:
+    return entry == known.entry and known.oid in {None, oid}
 
 
 class WatchedCatalog:
-    """A catalog that looks, whenever a table is announced, whether the publication has it by the same entry as before.
+    """A catalog that looks, whenever a table is announced, whether it is the one that the stream was read from before.
 
     PostgreSQL announces a table again with its first change after its publication was altered.
     """
 
-    def __init__(self, session: Session, publication: str, known: Mapping[str, int]) -> None:
+    def __init__(self, session: Session, publication: str, known: Mapping[str, Member]) -> None:
         self._catalog = SourceCatalog(session)
         self._session = session
         self._publication = publication
         self._known = known
+        self._names = {one.oid: name for name, one in known.items() if one.oid is not None}
 
     def __call__(self, oid: int, table: TableName) -> TableFacts:
         """As `SourceCatalog`; raises PublicationAltered."""
         known = self._known.get(str(table))
-        # where table or publication is gone, nothing is read on in another way: the stream itself says what follows
-        there = None if known is None else member_of(self._session, self._publication, oid)
-        if there is not None and there != known:
-            text = f"publication `{self._publication}` was altered: it has table {table} in another way than before"
-            raise PublicationAltered(text)
+        if known is not None or oid in self._names:
+            self._check(oid, table, known)
         facts = self._catalog(oid, table)
         root = facts.published_as
         if root is not None and (str(table) in self._known or str(root.table) not in self._known):
             return replace(facts, published_as=None)
         return facts
+
+    def _check(self, oid: int, table: TableName, known: Member | None) -> None:
+        # where table or publication is gone, nothing is read on in another way: the stream itself says what follows
+        there = member_of(self._session, self._publication, oid)
+        if there is None:
+            return
+        now, entry = there
+        if now != table:
+            return  # what comes was decoded from before the table was renamed
+        if known is None:
+            text = f"table {self._names[oid]} was renamed to {table}"
+        elif known.oid not in {None, oid}:
+            text = f"{table} is another table than before: it was renamed or made anew"
+        elif entry != known.entry:
+            text = f"publication `{self._publication}` was altered: it has table {table} in another way than before"
+        else:
+            return
+        raise PublicationAltered(text)

@@ -6,8 +6,9 @@ was followed until now. What a start does about them is of each kind of source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.lake.control import ControlTables
@@ -21,7 +22,8 @@ from cdc_lake.pipeline.state.copies import Course, record_left
 class TableChanges:
     """`lacking`: chosen and not carried; `waiting`: left or never followed, chosen and carried; `gone`: followed, there
     and not chosen; `extra`: carried and not chosen, where who carries them can leave them out; `left`: all that were
-    left, and not copied since; `moved`: those of `waiting` that the publication has in another way than before.
+    left, and not copied since; `moved`: those of `waiting` that the publication has in another way than before, or
+    that are another table than before; `dropped`: followed, and the database has no table of that name any more.
     """
 
     lacking: tuple[TableName, ...] = ()
@@ -30,6 +32,7 @@ class TableChanges:
     extra: tuple[TableName, ...] = ()
     left: frozenset[TableName] = frozenset()
     moved: frozenset[TableName] = frozenset()
+    dropped: tuple[TableName, ...] = ()
 
 
 def changes_of(
@@ -41,9 +44,10 @@ def changes_of(
     *,
     published: bool,
     moved: Collection[TableName] = (),
+    read: Iterable[str] = (),
 ) -> TableChanges:
     """Compare. `came`: those carried that nothing is known of; `published`: what is carried can be altered; `moved`:
-    those that it carries in another way than before.
+    those that it carries in another way than before; `read`: names that the stream was read by before.
     """
     chosen, carried = set(chosen), set(carried)
     again = frozenset(moved) & chosen & carried
@@ -56,13 +60,27 @@ def changes_of(
         extra=tuple(sorted(carried - chosen if published else ())),
         left=left,
         moved=again - left,
+        dropped=tuple(sorted(({*followed, *map(TableName.parse, read)} - left).difference(existing))),
     )
 
 
 def leave(
-    found: TableChanges, waiting: Collection[TableName], control: ControlTables, state: BronzeState, tell: Tell
+    found: TableChanges,
+    waiting: Collection[TableName],
+    control: ControlTables,
+    state: BronzeState,
+    tell: Tell,
+    ends: int | None = None,
 ) -> None:
-    """Record as left what went, and what is `waiting` for a copy; tell of what went. Raises ControlNotWritten."""
+    """Record as left what went, and what is `waiting` for a copy; tell of what went. Raises ControlNotWritten.
+
+    `ends`: a position that everything committed by now lies at or below: what is dropped is followed up to there. None:
+    where the stream cannot say, and what is dropped is left as it is.
+    """
+    if found.dropped and ends is not None:
+        record_left(control, replace(state, upto=max(state.upto, ends)), found.dropped)
+        for table in found.dropped:
+            tell(Progress("connect", f"table {table} is not in the database any more: silver keeps its last rows"))
     if leaves := [table for table in (*found.gone, *waiting) if table not in found.left]:
         record_left(control, state, leaves)
     failpoint(TABLES_LEFT)
@@ -70,15 +88,11 @@ def leave(
         tell(Progress("connect", f"table {table} is not followed any more: `source.tables` leaves it out"))
 
 
-def newcomers(
-    new: Iterable[TableName], landed: Iterable[Relation], layout_now: Callable[[TableName], Relation | None]
-) -> set[TableName]:
-    """Those of new tables that bronze has nothing of; one that has another name now is none of them."""
-    landed = list(landed)
-    names, numbers = {layout.table for layout in landed}, {layout.oid for layout in landed if layout.oid is not None}
-    out = set()
-    for table in set(new) - names:
-        now = layout_now(table)
-        if now is not None and now.oid not in numbers:
-            out.add(table)
-    return out
+def newcomers(new: Iterable[TableName], landed: Iterable[Relation]) -> set[TableName]:
+    """Those of new tables that bronze has nothing of, or that it knows by another name: they were renamed."""
+    names_of: defaultdict[int | None, set[TableName]] = defaultdict(set)
+    for layout in landed:
+        names_of[layout.oid].add(layout.table)
+    known = set().union(*names_of.values())
+    renamed = {name for oid, names in names_of.items() if oid is not None and len(names) > 1 for name in names}
+    return {table for table in new if table not in known or table in renamed}

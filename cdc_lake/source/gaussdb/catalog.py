@@ -20,7 +20,8 @@ _FIRST_OF_USERS = 16384
 """Lower OIDs are the system's own: the family has many schemas besides pg_catalog."""
 
 _TABLES = (
-    "SELECT n.nspname, c.relname, c.reloptions FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "SELECT n.nspname, c.relname, c.reloptions, c.oid "
+    "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
     f"WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= {_FIRST_OF_USERS} "
     "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'cstore')"
 )
@@ -51,14 +52,14 @@ class _Index:
     logged: bool  # valid and not deferrable: the server logs by it
 
 
-def tables_in_database(session: WireSession) -> list[TableName]:
-    """Tables that logical decoding can show: persistent row tables of users, sorted. Raises SourceError."""
+def tables_in_database(session: WireSession) -> dict[TableName, int]:
+    """OIDs of the tables that logical decoding can show: persistent row tables of users. Raises SourceError."""
     rows = session.query(_TABLES, doing="listing the tables").rows
-    return sorted(
-        TableName(schema or "", name or "")
-        for schema, name, options in rows
+    return {
+        TableName(schema or "", name or ""): int(oid or 0)
+        for schema, name, options, oid in rows
         if "orientation=column" not in _options(options)
-    )
+    }
 
 
 def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:

@@ -1,0 +1,159 @@
+"""Names of source tables that come to mean other tables: swapped (blue/green), renamed, dropped, made anew. Nobody
+stops for it, and what the names mean in the end is copied."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc_lake.bronze.open import bronze_writer
+from cdc_lake.config.project import Project
+from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.control_rows import MembershipRow, now
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import Progress
+from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.state.copies import courses
+from cdc_lake.testing.beside import beside, streams, until
+from tests.conftest import Database
+from tests.decoding_postgres import server  # noqa: F401 - a fixture
+from tests.live.test_receive_loop import once, project_of, tables_at_source
+from tests.replay import tables_from_bronze
+
+pytestmark = pytest.mark.live
+PLUGINS = pytest.mark.parametrize("plugin", ["pgoutput", "test_decoding"])
+SWAP = "ALTER TABLE orders RENAME TO orders_old; ALTER TABLE orders_new RENAME TO orders"
+
+
+@pytest.fixture
+def shop(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    with database.connect() as conn:
+        for name in ("orders", "orders_new", "other"):
+            conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, note text)")
+            conn.execute(f"INSERT INTO {name} VALUES (1, '{name}')")
+        yield conn
+
+
+def project_for(database: Database, root: Path, plugin: str, **source: Any) -> Project:
+    return project_of(database, root, source={"slot": {"plugin": plugin}, **source})
+
+
+def assert_as_at_source(project: Project, database: Database, *left: str) -> None:
+    """What bronze has is what the source has, but for tables that are left."""
+    ours = tables_from_bronze(project)
+    assert {name: rows for name, rows in ours.items() if name.name not in left} == tables_at_source(database)
+    state = bronze_writer(project).state()
+    assert state is not None
+    known = courses(control_tables(project).snapshots(), state.stream)
+    assert {name.partition(".")[2] for name, course in known.items() if course.waits} == set(left)
+
+
+@PLUGINS
+@pytest.mark.parametrize("pending", [False, True], ids=["quiet", "pending"])
+def test_a_swap_of_names_is_followed_with_changes_pending_or_none(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str, *, pending: bool
+) -> None:
+    project = project_for(database, tmp_path, plugin)
+    once(project)
+    if pending:
+        shop.execute("UPDATE orders SET note = 'pending'; UPDATE orders_new SET note = 'pending too'")
+    shop.execute(SWAP)
+    shop.execute("INSERT INTO orders VALUES (2, 'behind the swap'); INSERT INTO orders_old VALUES (3, 'aside')")
+    once(project)
+    shop.execute("INSERT INTO orders VALUES (4, 'later'); INSERT INTO other VALUES (2, 'goes on')")
+    once(project)
+    assert_as_at_source(project, database, "orders_new")
+
+
+def test_a_receiver_that_runs_follows_a_swap_by_itself(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any]
+) -> None:
+    project, told = project_of(database, tmp_path), list[Progress]()
+    with running(project, told):
+        until(lambda: streams(told))
+        shop.execute("UPDATE orders SET note = 'before'")
+        shop.execute(SWAP)
+        shop.execute("INSERT INTO orders VALUES (2, 'behind'); INSERT INTO orders_old VALUES (2, 'aside')")
+        until(lambda: any("copied 2 tables beside the stream" in one.text for one in told), "no copies were made")
+    assert "SRC252" in {one.facts.get("code") for one in told}
+    once(project)
+    assert_as_at_source(project, database, "orders_new")
+
+
+@PLUGINS
+def test_a_renamed_table_is_copied_under_its_new_name_and_the_old_one_is_left(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str
+) -> None:
+    project = project_for(database, tmp_path, plugin)
+    once(project)
+    shop.execute("UPDATE orders SET note = 'pending'")
+    shop.execute("ALTER TABLE orders RENAME TO purchases; INSERT INTO purchases VALUES (2, 'by its new name')")
+    once(project)
+    once(project)
+    assert_as_at_source(project, database, "orders")
+    assert tables_from_bronze(project)[TableName("public", "orders")][("1",)]["note"] == "pending"
+
+
+@PLUGINS
+def test_a_dropped_table_is_left_with_its_last_rows_and_one_made_anew_is_copied(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str
+) -> None:
+    project, told = project_for(database, tmp_path, plugin), list[Progress]()
+    once(project)
+    shop.execute("INSERT INTO orders VALUES (2, 'the last one'); DROP TABLE orders")
+    once(project, told.append)
+    assert "table public.orders is not in the database any more: silver keeps its last rows" in {
+        one.text for one in told
+    }
+    assert_as_at_source(project, database, "orders")
+    notes = {row["note"] for row in tables_from_bronze(project)[TableName("public", "orders")].values()}
+    assert notes == {"orders", "the last one"}
+    shop.execute("DROP TABLE other; CREATE TABLE other (id int PRIMARY KEY, note text)")
+    shop.execute("CREATE TABLE orders (id int PRIMARY KEY, note text); INSERT INTO orders VALUES (7, 'anew')")
+    once(project)
+    once(project)
+    ours = {name: rows for name, rows in tables_from_bronze(project).items() if rows}
+    assert ours == {name: rows for name, rows in tables_at_source(database).items() if rows}
+
+
+def test_a_table_made_anew_in_a_publication_of_all_tables_is_copied(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any]
+) -> None:
+    with database.admin() as admin:
+        admin.execute("CREATE PUBLICATION made FOR ALL TABLES WITH (publish_via_partition_root)")
+    project = project_of(database, tmp_path, source={"publication": "made"})
+    once(project)
+    shop.execute(SWAP)
+    shop.execute("DROP TABLE other; CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (9)")
+    once(project)
+    once(project)
+    assert_as_at_source(project, database, "orders_new")
+
+
+def test_members_that_an_older_version_recorded_say_nothing_of_oids(
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any]
+) -> None:
+    project, told = project_of(database, tmp_path), list[Progress]()
+    once(project)
+    state, control = bronze_writer(project).state(), control_tables(project)
+    assert state is not None
+    [row] = control.read("memberships").to_pylist()
+    older = json.dumps({name: entry for name, (entry, _) in json.loads(row["tables"]).items()})
+    control.record(MembershipRow(state.epoch, state.stream, older, now()))
+    shop.execute("INSERT INTO orders VALUES (2, 'x')")
+    once(project, told.append)
+    assert not [one.text for one in told if "copied again" in one.text]
+    assert_as_at_source(project, database)
+
+
+def running(project: Project, told: list[Progress]) -> Any:
+    def run(stop: threading.Event) -> None:
+        receive(project, bronze_writer(project), once=False, stop=stop, tell=told.append, pauses=(0.01, 0.01))
+
+    return beside(run)
