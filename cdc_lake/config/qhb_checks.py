@@ -54,10 +54,10 @@ def _options(source: Node | None, written: str, newest: int) -> Iterator[Diagnos
         if given is not None and text_of(given) == value and newest < PARALLEL:
             summary = f"QHB {written} has no `{name}: {value}`"
             yield fault(Problem.SOURCE_COMBINATION, summary, given.mark, f"{where}.{name}", hint)
-    two_phase = at(decoding, "two_phase")
-    if is_true(two_phase) and newest < TWO_PHASE:
+    two_phase, by_lines = at(decoding, "two_phase"), text_of(at(source, "slot", "plugin")) == "test_decoding"
+    if is_true(two_phase) and newest < TWO_PHASE and not by_lines:  # test_decoding has it in every release that is read
         summary = f"QHB {written} has no `two_phase`"
-        hint = "take it out: prepared transactions arrive whole at their COMMIT PREPARED then"
+        hint = "take it out: prepared transactions then arrive whole at COMMIT PREPARED; or use `plugin: test_decoding`"
         yield fault(Problem.SOURCE_COMBINATION, summary, two_phase.mark, f"{where}.two_phase", hint)
     failover = at(source, "slot", "failover")
     if is_true(failover):

@@ -100,7 +100,7 @@ class TableRenamed(LakeError):
     """A source table has another name: its rows were copied under the old one, to another silver table."""
 
     code = "LAK458"
-    hint = "the table waits, the others go on; rename it as you want it, then start over with a new copy"
+    hint = "start the receiver again: it copies the table under its new name; the others go on meanwhile"
 
 
 class NameTaken(LakeError):

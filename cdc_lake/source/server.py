@@ -21,6 +21,8 @@ from cdc_lake.source.timeline import Timeline, parse_history
 
 FAILOVER_SLOTS = 17
 """First version whose standbys keep copies of slots."""
+LOGICAL_ON_DEMAND = 19
+"""First version that logs what decoding needs as soon as a logical slot is there (`effective_wal_level`)."""
 TWO_PHASE_ON_STANDBYS = 18
 """First version whose standbys keep copies of slots with two-phase decoding."""
 
@@ -112,6 +114,14 @@ class Decodable(Protocol):
         ...
 
 
+def decodes(facts: Decodable) -> bool:
+    """Whether the server's `wal_level` lets it decode.
+
+    From PostgreSQL 19 on the first logical slot switches logical decoding on where `wal_level` is `replica`.
+    """
+    return facts.wal_level == "logical" or (facts.wal_level == "replica" and facts.product.major >= LOGICAL_ON_DEMAND)
+
+
 def check_server(facts: Decodable, place: str = "") -> None:
     """Raise ServerSettings or NoPrimary where the server cannot be decoded from."""
     if facts.product.major < OLDEST:
@@ -119,7 +129,7 @@ def check_server(facts: Decodable, place: str = "") -> None:
         raise ServerSettings(words, where=place, hint="upgrade the server")
     if facts.in_recovery:
         raise NoPrimary("the server is a standby", where=place)
-    if facts.wal_level != "logical":
+    if not decodes(facts):
         words = f"the server runs with wal_level = {facts.wal_level}; logical decoding needs logical"
         raise ServerSettings(words, where=place)
 

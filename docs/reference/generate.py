@@ -272,8 +272,10 @@ _ABOUT = {
     "whole. One is nothing where its change does not wait.",
     "gaps": "CSNs that a stream passed over because they did not arrive in time, where it is told to go on.",
     "timelines": "The server's timelines that a stream was read on, one row from the moment it was read on it.",
-    "memberships": "By what the publication has each table, one row whenever that is another one: "
-    "[what somebody else does to it](../guides/postgres.md#a-publication-that-somebody-alters) is seen by it.",
+    "memberships": "Which table each name of the stream was read from (its entry in the publication, its OID), one row "
+    "whenever that is another one: [tables that were renamed or swapped]"
+    "(../guides/postgres.md#tables-that-are-renamed-swapped-or-dropped) and "
+    "[a publication that somebody altered](../guides/postgres.md#a-publication-that-somebody-alters) are seen by it.",
     "decoded": "Transactions that landed as bytes and were decoded later by `held retry`.",
     "configurations": "What each number of a configuration in COMMIT rows stands for: tables, redaction, encoding.",
     "quality": "What rules came to over silver, one row a rule and time that silver was judged; what comparisons "

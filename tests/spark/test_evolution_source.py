@@ -17,6 +17,7 @@ from cdc_lake.pipeline.compare.prove import compare
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.run import run
 from cdc_lake.pipeline.state.comparison import Verdict
+from cdc_lake.pipeline.status.standing import status
 from tests.conftest import Database
 
 from .conftest import make_project
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 
 
-def project_of(database: Database, root: Path) -> Project:
+def project_of(database: Database, root: Path, namespace: str) -> Project:
     name = database.name[:63].lower()
     source = {
         "type": "postgres",
@@ -43,16 +44,16 @@ def project_of(database: Database, root: Path) -> Project:
         "decoding": {"messages": True},
     }
     silver = {
-        "defaults": {"on_drop": "drop", "namespace": "live"},
+        "defaults": {"on_drop": "drop", "namespace": namespace},
         "tables": [{"from": "public.ice", "format": "iceberg"}],
     }
     return make_project(root, name, source=source, silver=silver)
 
 
 class Shop:
-    def __init__(self, spark: Any, database: Database, folder: Path) -> None:
+    def __init__(self, spark: Any, database: Database, folder: Path, namespace: str = "live") -> None:
         self.spark, self.database = spark, database
-        self.project = project_of(database, folder)
+        self.project = project_of(database, folder, namespace)
         self.warned: list[object] = []
 
     def both(self, statement: str) -> None:
@@ -128,3 +129,24 @@ def test_plan_says_what_run_does_and_silver_equals_the_source_after_it(
     shop.run(*(f"rename column {a} of live.{table} to {b}" for table in ("delta", "ice") for a, b in steps))
     assert len(shop.warned) == 1
     assert shop.equal()
+
+
+def test_silver_follows_names_that_come_to_mean_other_tables(spark: Any, database: Database, lake_root: Path) -> None:
+    """Swapped with another table, renamed, dropped: with changes pending, nobody stops, and what is there is equal."""
+    shop = Shop(spark, database, lake_root, "swapped")
+    for name in ("@", "@_new", "@_more", "@_gone"):
+        shop.both(f"CREATE TABLE {name} (id int PRIMARY KEY, note text); INSERT INTO {name} VALUES (1, '{name}')")
+    shop.run()
+    shop.both("UPDATE @ SET note = 'pending'; INSERT INTO @_gone VALUES (2, 'its last')")
+    shop.both("ALTER TABLE @ RENAME TO @_old; ALTER TABLE @_new RENAME TO @; ALTER TABLE @_more RENAME TO @_renamed")
+    shop.both("DROP TABLE @_gone; INSERT INTO @ VALUES (2, 'swapped'); INSERT INTO @_renamed VALUES (2, 'renamed')")
+    shop.run()
+    shop.both("UPDATE @ SET note = 'later'; UPDATE @_renamed SET note = 'later'; INSERT INTO @_old VALUES (5, 'aside')")
+    shop.run()
+    standing = {table.silver: table.state for table in status(shop.project).tables}
+    found = {table.silver: table.verdict for table in compare(shop.project, [], tell=silent).tables}
+    for name in ("delta", "ice"):
+        assert {found[f"swapped.{name}{end}"] for end in ("", "_old", "_renamed")} == {Verdict.EQUAL}, found
+        assert {standing[f"swapped.{name}{end}"] for end in ("", "_old", "_renamed")} == {"live"}, standing
+        assert {standing[f"swapped.{name}{end}"] for end in ("_new", "_more", "_gone")} == {"left"}, standing
+    assert not shop.warned

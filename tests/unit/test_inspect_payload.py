@@ -347,6 +347,49 @@ def test_pgoutput_names_columns_over_files(inspect):
     assert found[2]["new"][1] == {"name": "note", "type_oid": 25, "value": None}
 
 
+@pytest.mark.parametrize("plugin", ["pgoutput", "mppdb_decoding"])
+@pytest.mark.parametrize("printed", ["psql", "psql with crlf", "bars", "tabs", "digits", "escaped digits"])
+def test_rows_of_peek_binary_changes_are_read_as_they_are_printed(inspect, plugin, printed):
+    """`pg_logical_slot_peek_binary_changes` gives bytea, of which psql prints hexadecimal digits."""
+    if plugin == "pgoutput":
+        one = Transaction(boundaries(1000), (Insert(ORDERS, ("1", "a")),))
+        payloads = [payload for _, payload in encode_transaction(one)]
+    else:
+        payloads = [EXAMPLE]
+    expected, code = inspect(*payloads, options=f"--plugin {plugin}")
+    assert code == 0
+    assert expected
+    if "digits" in printed:
+        escape = "\\x" if printed == "escaped digits" else ""
+        found, code = inspect(*(f"{escape}{one.hex()}\n" for one in payloads), options=f"--plugin {plugin}")
+    else:
+        between = "\t" if printed == "tabs" else " | "
+        rows = [f" 0/16B3748{between}763{between}\\x{one.hex()}" for one in payloads]
+        lines = ["    lsn    | xid |   data", "-----------+-----+---------", *rows, f"({len(rows)} rows)", ""]
+        end = "\r\n" if "crlf" in printed else "\n"
+        found, code = inspect(end.join(lines if "psql" in printed else rows) + end, options=f"--plugin {plugin}")
+    assert code == 0
+    told = ("lsn", "xid")
+    assert [{k: v for k, v in one.items() if k not in told} for one in found] == [
+        {k: v for k, v in one.items() if k not in told} for one in expected
+    ]
+
+
+def test_what_psql_prints_around_rows_of_text_is_left_out(inspect):
+    rows = [
+        " 0/16B3748 | 763 | BEGIN 763",
+        " 0/16B3748 | 763 | table public.t: INSERT: id[integer]:1",
+        " 0/16B37E0 | 763 | COMMIT 763",
+    ]
+    printed = "\n".join(["    lsn    | xid |  data", "-----------+-----+--------", *rows, "(3 rows)", "", ""])
+    assert inspect(printed, options="--plugin test_decoding") == inspect(
+        "\n".join(rows), options="--plugin test_decoding"
+    )
+    found, code = inspect(printed, options="--plugin test_decoding")
+    assert [one["type"] for one in found] == ["begin", "insert", "commit"]
+    assert code == 0
+
+
 def test_what_cannot_be_decoded_is_an_error_object_and_the_rest_is_read(inspect):
     found, code = inspect(EXAMPLE[:100], EXAMPLE, b"", options="--style b")
     assert code == 1

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from cdc_lake.config.load import validate
 from cdc_lake.config.qhb import protocol_of, read_as
 from cdc_lake.config.release import parse_release
 from cdc_lake.config.source import Pgoutput, PostgresSource
 from cdc_lake.errors import ServerSettings
+from cdc_lake.model.position import Lsn
 from cdc_lake.pipeline.check.qhb import qhb_lines
 from cdc_lake.source.gaussdb.version import parse_version
 from cdc_lake.source.pgoutput_options import chosen
 from cdc_lake.source.product import product_of
 from cdc_lake.source.recording_file import RecordingHeader
+from cdc_lake.source.server import ServerFacts, decodes
 
 POSTGRES_16 = "PostgreSQL 16.10 on x86_64-pc-linux-gnu, compiled by gcc (Debian 12.2.0-14) 12.2.0, 64-bit"
 
@@ -97,3 +102,23 @@ def test_check_says_what_a_qhb_is_taken_to_have_and_that_none_was_seen() -> None
 
 def test_a_recording_of_a_qhb_is_one_of_a_postgresql() -> None:
     assert RecordingHeader("qhb", "pgoutput").keepalives_confirm
+
+
+def test_two_phase_by_test_decoding_is_taken_by_every_release_that_is_read(tmp_path: Path) -> None:
+    """It came with PostgreSQL 14, as which QHB 1.5.0 is read; pgoutput has it from 15 on."""
+    file = tmp_path / "q.yaml"
+    source = "type: qhb, version: {0}, host: h, database: d, user: u, decoding: {{two_phase: true}}, tables: [t.a]"
+    for plugin, taken in (("test_decoding", True), ("pgoutput", False)):
+        text = source.format('"1.5.0"') + f", slot: {{plugin: {plugin}}}"
+        file.write_text(f"version: 1\npipeline: q\nsource: {{{text}}}\n", encoding="utf-8")
+        assert ("CFG129" not in {found.code for found in validate([file])}) == taken
+
+
+@pytest.mark.parametrize(
+    ("number", "level", "decoded"),
+    [(180000, "replica", False), (180000, "logical", True), (190000, "replica", True), (190000, "minimal", False)],
+)
+def test_from_postgresql_19_on_a_slot_switches_decoding_on(number: int, level: str, *, decoded: bool) -> None:
+    """`effective_wal_level` of PostgreSQL 19, which was not to be had here: by its documentation."""
+    facts = ServerFacts("1", 1, Lsn(0), "d", product_of(source("postgres"), "PostgreSQL", number), level, False, 0)
+    assert decodes(facts) is decoded

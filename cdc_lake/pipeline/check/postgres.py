@@ -41,7 +41,7 @@ from cdc_lake.source.locks import catalog_holders, holders_named
 from cdc_lake.source.plugins import PGOUTPUT
 from cdc_lake.source.product import OLDEST, Product
 from cdc_lake.source.quoting import identifier, quoted
-from cdc_lake.source.server import names_standby, setting
+from cdc_lake.source.server import decodes, names_standby, setting
 
 
 def findings(project: Project) -> Iterator[CheckLine]:
@@ -100,7 +100,7 @@ def _server(project: Project, session: Session, facts: ServerLimits) -> Iterator
     if facts.in_recovery:
         fix = "point `source.host` at the primary, or name several `source.hosts`"
         yield CheckLine(ok=False, subject="server", text="this is a standby", fix=fix, code=NoPrimary.code)
-    logical = facts.wal_level == "logical"
+    logical = decodes(facts)
     fix = "ALTER SYSTEM SET wal_level = logical;  then restart the server"
     yield CheckLine(ok=logical, subject="wal_level", text=facts.wal_level, fix="" if logical else fix, code="SRC208")
     have = slot.find_slot(session, project.slot) is not None
@@ -276,7 +276,7 @@ def dba_sql(project: Project) -> str:
         bare = [] if exists else without_identity(session, chosen)
         lacking = _lacking(project, session, chosen) if exists else []
     user, lines = identifier(rights.name), []
-    if facts.wal_level != "logical":
+    if not decodes(facts):
         lines.append("ALTER SYSTEM SET wal_level = logical;  -- then restart the server")
     if not rights.replication and not rights.superuser:
         lines.append(f"ALTER ROLE {user} REPLICATION;")

@@ -39,6 +39,10 @@ _STARTS: Final = re.compile(
 """How a statement of text decoding begins; another line goes on with the one before it."""
 _PEEKED: Final = re.compile(rb" *([0-9A-F]{1,8}/[0-9A-F]{1,8})(?:\t| *\| *)([0-9]+)(?:\t| *\| ?)(.*)", re.DOTALL)
 """A row of location, xid and data."""
+_HEADING: Final = re.compile(rb" *(?:lsn|location) *\| *xid *\| *data *\r?\n[-+]+\r?\n")
+_COUNT: Final = re.compile(rb"\n\([0-9]+ rows?\)\s*\Z")
+"""What psql prints before and behind rows."""
+_HEX: Final = re.compile(rb"\s*(?:\\x)?((?:[0-9a-fA-F]{2})+)\s*")
 _PRINTABLE: Final = 0x20  # below it: the first byte of a length
 
 
@@ -156,19 +160,30 @@ def statements(payload: bytes) -> list[Statement]:
 
     Location and xid stand before it in the rows of `pg_logical_slot_peek_changes` (location, xid, data) and of
     `pg_logical_get_area_changes`, which a program printed with tabs or bars. A line that begins inside a value goes on
-    with the one before it. Framed payloads are given back whole.
+    with the one before it. Framed payloads are given back whole, also where the rows of
+    `pg_logical_slot_peek_binary_changes` have them in hexadecimal digits. What psql prints around rows is left out.
     """
+    if (heading := _HEADING.match(payload)) is not None:
+        payload = _COUNT.sub(b"\n", payload[heading.end() :])
+    if (digits := _HEX.fullmatch(payload)) is not None:
+        return [Statement(None, None, bytes.fromhex(digits[1].decode()))]
     if not payload or payload[0] < _PRINTABLE:
         return [Statement(None, None, payload)]
     found: list[Statement] = []
     for text in payload.splitlines(keepends=True):
         if (row := _PEEKED.match(text)) is not None:
-            found.append(Statement(Lsn.parse(row[1].decode()).value, int(row[2]), row[3]))
+            digits = _HEX.fullmatch(row[3]) if row[3].startswith(b"\\x") else None
+            data = row[3] if digits is None else bytes.fromhex(digits[1].decode())
+            found.append(Statement(Lsn.parse(row[1].decode()).value, int(row[2]), data))
         elif found and (_STARTS.match(text) is None or found[-1].text.count(b"'") % 2):
             found[-1] = found[-1]._replace(text=found[-1].text + text)
         else:
             found.append(Statement(None, None, text))
-    return [one._replace(text=one.text.rstrip(b"\r\n")) for one in found]
+    return [one if _framed(one.text) else one._replace(text=one.text.rstrip(b"\r\n")) for one in found]
+
+
+def _framed(payload: bytes) -> bool:
+    return b"\0" in payload  # no text has it, and each binary message
 
 
 def _opened(name: str) -> BinaryIO:
@@ -194,8 +209,9 @@ def _payloads(reader: PayloadReader, data: bytes, name: str) -> Iterator[Describ
 def _whole_or_parts(reader: PayloadReader, data: bytes, lsn: int | None, name: str) -> Iterator[Described]:
     """What a payload says; only where it says nothing, what its lines say: a value may hold any line."""
     whole = [Statement(None, None, data)]
-    parts = statements(data) if reader.reads_text else whole
-    found = [] if _PEEKED.match(data) else _objects(reader, data, lsn, name)
+    printed = any((_PEEKED.match(data), _HEADING.match(data), _HEX.fullmatch(data)))
+    parts = statements(data) if reader.reads_text or printed else whole
+    found = [] if printed else _objects(reader, data, lsn, name)
     if parts == whole or not {one["type"] for one in found} <= {"error", "other"}:
         yield from found
         return

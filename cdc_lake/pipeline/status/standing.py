@@ -223,7 +223,8 @@ def _copied_again(lake: LakeSide, name: str, in_cut: Mapping[str, Any]) -> tuple
         return None
     if course.waits:
         at = _shown(course.stretches[-1].left, lake.domain)
-        return "left", f"not followed behind {at} until the receiver copies it, where `source.tables` names it again"
+        why = "`source.tables` leaves the table out, or the source has none of that name any more"
+        return "left", f"not followed behind {at}: {why}; the receiver copies it once it is there again"
     copied, newest = in_cut.get("copied"), course.stretches[-1]
     if newest.later and (copied is None or copied < newest.begins):
         return "catching-up", f"copied at {_shown(newest.begins, lake.domain)}, which silver has not taken yet"
