@@ -300,19 +300,22 @@ def compare(
     at: Given | None = None,
     sample: str | None = None,
     full: bool = False,
+    exclude: Sequence[str] = (),
     tell: Tell = silent,
 ) -> Comparison:
     """Prove silver equal to the source; say what `repair` can bring of what differs, and with `yes` land it in bronze.
 
     `values`: tell the rows of keys that differ. `at`: silver at a cut, as `cuts` names them, or a position or time;
-    `sample`: some rows, such as `5%` or `10000`; `full`: all of them without hashes. See
+    `sample`: some rows, such as `5%` or `10000`; `full`: all of them without hashes; `exclude`: tables left out. See
     `cdc_lake.pipeline.compare.prove`.
     """
     from cdc_lake.pipeline.compare.prove import compare as prove
     from cdc_lake.pipeline.compare.sample import Sample
 
     cut, some = None if at is None else parsed(at), None if sample is None else Sample.parse(sample)
-    return prove(project, tables, tell, repair=repair, yes=yes, values=values, at=cut, sample=some, full=full)
+    return prove(
+        project, tables, tell, repair=repair, yes=yes, values=values, at=cut, sample=some, full=full, exclude=exclude
+    )
 
 
 def rebuild(

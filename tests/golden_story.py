@@ -83,7 +83,7 @@ def play(
     story: Mapping[str, Step], database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch, **given: Any
 ) -> None:
     """Do one step after the other; each prints what is kept of it. `given`: for what takes it, as `spark`."""
-    monkeypatch.setattr(import_module("cdc_lake.pipeline.check.doctor"), "machine", lambda _: THIS_MACHINE)
+    monkeypatch.setattr(import_module("cdc_lake.pipeline.check.doctor"), "machine", lambda _, **_more: THIS_MACHINE)
     own = ((database.name, "shopdb"), (f"{database.host}:{database.port}", "HOST:PORT"))
     shell = Shell(folder, monkeypatch, scrubbed=(*own, *SCRUBBED))
     for case, step in story.items():

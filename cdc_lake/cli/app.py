@@ -102,20 +102,29 @@ def check(
     ddl: Annotated[
         bool, typer.Option("--ddl", help="Only the SQL of the event trigger that tells altered tables (PostgreSQL).")
     ] = False,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="receive", help="Only what a host that receives needs: no Spark.")
+    ] = None,
 ) -> None:
     """Look at everything a run needs: Java, Spark, jars, server, role, slot, tables, lake; each with its fix."""
     from cdc_lake.cli.render import check_text
     from cdc_lake.cli.render_types import ledger_text
     from cdc_lake.pipeline.check import doctor
 
+    if only not in {None, "receive"}:
+        raise typer.BadParameter("expected `receive`", param_hint="--only")
     project = call.project()
     if sql or ddl:
         parts = [*([doctor.dba_sql(project)] if sql else ()), *([doctor.ddl_sql(project)] if ddl else ())]
         call.view.raw("\n\n".join(parts))
         return
-    found = doctor.examine(project)
-    colour = call.view.look.colour(sys.stdout)
-    text = ledger_text(found.types, colour=colour) + check_text(found.lines, call.view.width, colour=colour)
+    found = doctor.examine(project, receives=only == "receive")
+    look = call.view.look
+    colour = look.colour(sys.stdout)
+    types = "" if look.quiet else ledger_text(found.types, colour=colour, verbose=look.verbose)
+    text = types + check_text(
+        found.lines, call.view.width, colour=colour, verbose=look.verbose, quiet=look.quiet and not look.verbose
+    )
     call.view.result({"ok": found.ok, "lines": found.lines, "types": found.types}, text)
     if not found.ok:
         raise typer.Exit(1)
@@ -143,8 +152,9 @@ def plan(
     from cdc_lake.pipeline.plan import plan as work_out
 
     planned = work_out(project)
-    types = ledger_text(planned.types, colour=call.view.look.colour(sys.stdout))
-    call.view.result(planned, types + plan_text(planned))
+    look = call.view.look
+    types = ledger_text(planned.types, colour=look.colour(sys.stdout), verb="plan", verbose=look.verbose)
+    call.view.result(planned, ("" if look.quiet else types) + plan_text(planned, verbose=look.verbose))
     if exit_code and planned.changes:
         raise typer.Exit(EXIT_PENDING)
 
@@ -201,6 +211,14 @@ def status(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write it as a page too; with --watch each time.")
     ] = None,
+    exit_code: Annotated[
+        bool,
+        typer.Option(
+            "--exit-code",
+            help="Exit 1 if the source is not reachable, the slot is missing or lost, the receiver waits, or a table "
+            "or the stream cannot go on.",
+        ),
+    ] = False,
 ) -> None:
     """Where the pipeline stands: tables, slot, lags, held rows, each with its reason."""
     from cdc_lake.cli.render_status import status_text
@@ -217,11 +235,15 @@ def status(
             write_status_page(project, found, html)
         return found
 
+    if watch and exit_code:
+        raise typer.BadParameter("with --watch there is no end to give a code at", param_hint="--exit-code")
     if watch:
         watch_status(call.view, look, every)
         return
     value = look()
     call.view.result(value, status_text(value, call.view.width, colour=call.view.look.colour(sys.stdout)))
+    if exit_code and value.troubles:
+        raise typer.Exit(1)
 
 
 @verb(app, "report")

@@ -35,6 +35,9 @@ def compare(
     sample: Annotated[
         str | None, typer.Option("--sample", metavar="N%|ROWS", help="Some rows only, other ones each time.")
     ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="TABLE", help="Leave a table out; may be repeated.")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Match all rows, hash none of them first.")] = False,
 ) -> None:
     """Prove that silver equals the source, row by row."""
@@ -56,6 +59,7 @@ def compare(
         values=show_values,
         at=None if at is None else as_of(at),
         full=full,
+        exclude=exclude or (),
         sample=None if sample is None else _sample(sample),
     )
     call.view.result(comparison.document(), comparison_text(comparison, call.view.width))

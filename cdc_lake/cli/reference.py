@@ -43,7 +43,11 @@ to complete verbs and options; open a new one afterwards. `--show-completion` pr
 
 EXIT_CODES = (
     (0, "done", "A continuous run that was asked to stop by SIGTERM ends with it too: that is how it ends."),
-    (1, "failed", "The message says why. Also: `check` found something to fix, `compare` found a difference."),
+    (
+        1,
+        "failed",
+        "The message says why. Also: `check` or `status --exit-code` found something to fix, `compare` a difference.",
+    ),
     (2, "wrong command line", "An unknown verb or option, or no pipeline chosen."),
     (3, "configuration invalid", "Every problem is listed with its place; `cdc-lake validate` lists them again."),
     (4, "source or lake not reachable or busy", "Nothing is lost; the same command may be tried again."),

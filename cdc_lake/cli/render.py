@@ -6,9 +6,9 @@ Numbers carry units, positions can be pasted back.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from textwrap import TextWrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cdc_lake.model.counting import counted
 from cdc_lake.model.diagnostic import Diagnostic, Severity
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.plan import Plan
     from cdc_lake.pipeline.run import RunSummary
 
+T = TypeVar("T")
 GREEN, RED, YELLOW, DIM, RESET = "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
 
 
@@ -96,34 +97,72 @@ def settings_text(settings: Iterable[Setting], width: int) -> str:
     return "\n".join(f"{p.ljust(path)}  {v.ljust(value)}  {o}" for p, v, o in rows)
 
 
-def check_text(lines: Sequence[CheckLine], width: int, *, colour: bool) -> str:
-    """The doctor's findings, the fix below what needs one: it stays in one line, so that it can be pasted."""
+def check_text(
+    lines: Sequence[CheckLine], width: int, *, colour: bool, verbose: bool = False, quiet: bool = False
+) -> str:
+    """The doctor's findings: what has to be fixed first, then what should be known, then what is right.
+
+    The fix stays in one line, so that it can be pasted. Of many findings of one kind the first few are shown, with
+    `verbose` all; with `quiet` only what has to be fixed.
+    """
     marks = {
         True: tint("✓", GREEN, on=colour),
         False: tint("✗", RED, on=colour),
         None: tint("-", YELLOW, on=colour),
     }
-    subject = max((len(line.subject) for line in lines), default=0)
+    shown = sorted(lines, key=lambda line: _CONCERN.index(line.ok))
+    shown = [line for line in shown if line.ok is False or not quiet]
+    subject = max((len(line.subject) for line in shown), default=0)
     out = []
-    for line in lines:
-        code = f" [{line.code}]" if line.code and line.ok is False else ""
-        first, *more = wrapped(f"  {line.subject.ljust(subject)}  ", f"{line.text}{code}", width)
-        out += [f"{marks[line.ok]}{first[1:]}", *more]
-        if line.fix and line.ok is not True:
-            out += [f"    → {part}" for part in line.fix.splitlines()]
+    for some in _alike(shown, lambda line: (line.ok, line.subject, line.code)):
+        few = some if verbose or len(some) <= _FEW else some[:_FEW]
+        for line in few:
+            code = f" [{line.code}]" if line.code and line.ok is False else ""
+            first, *more = wrapped(f"  {line.subject.ljust(subject)}  ", f"{line.text}{code}", width)
+            out += [f"{marks[line.ok]}{first[1:]}", *more]
+            if line.fix and line.ok is not True:
+                fixes = line.fix.splitlines()
+                left = 0 if verbose or len(fixes) <= _FEW else len(fixes) - _FEW
+                out += [f"    → {part}" for part in fixes[: len(fixes) - left]]
+                out += [f"    … {counted(left, 'more line')}: `cdc-lake check --sql` prints them"] if left else []
+        if left := len(some) - len(few):
+            out.append(f"  {''.ljust(subject)}  … and {left} more of this kind: `cdc-lake check -v`")
     bad = sum(line.ok is False for line in lines)
     verdict = f"{counted(bad, 'thing')} to fix" if bad else "ready: `cdc-lake run`"
-    return "\n".join([*out, "", verdict])
+    return "\n".join([*out, "", verdict] if out else [verdict])
 
 
-def plan_text(planned: Plan) -> str:
-    """The actions of a plan in their order."""
+_CONCERN = (False, None, True)
+_FEW = 5
+"""Findings or steps of one kind that are shown unless all are asked for."""
+
+
+def _alike(items: Iterable[T], kind: Callable[[T], Hashable]) -> list[list[T]]:
+    """Items by their kind, in the order of the first of each."""
+    found: dict[Hashable, list[T]] = {}
+    for one in items:
+        found.setdefault(kind(one), []).append(one)
+    return list(found.values())
+
+
+def plan_text(planned: Plan, *, verbose: bool = False) -> str:
+    """The actions of a plan, those first that would lose something.
+
+    Of many actions of one kind the first few are shown, with `verbose` all.
+    """
     if not planned.actions:
         return f"nothing to do: {planned.pipeline} is up to date"
     lines = [f"plan for {planned.pipeline}", ""]
-    for action in planned.actions:
-        mark = "!" if action.destructive else "+" if action.changes else " "
-        lines.append(f"  {mark} {action.text}")
+    ordered = sorted(planned.actions, key=lambda action: not action.destructive)
+    for some in _alike(ordered, lambda action: (action.kind, action.changes, action.destructive)):
+        few = some if verbose or some[0].destructive or len(some) <= _FEW else some[:_FEW]
+        for action in few:
+            mark = "!" if action.destructive else "+" if action.changes else " "
+            lines.append(f"  {mark} {action.text}")
+        if left := some[len(few) :]:
+            rows = [action.rows for action in left if action.rows is not None]
+            about = f", about {counted(sum(rows), 'row')}" if rows else ""
+            lines.append(f"    … and {len(left)} more of this kind{about}: `cdc-lake plan -v`")
     lines.append("")
     if waiting := planned.waiting:
         lines.append(f"! {counted(len(waiting), 'destructive action')}: not done unless allowed:")

@@ -22,7 +22,8 @@ def comparison_text(comparison: Comparison, width: int) -> str:
     out = [lines[0]]
     for line, found in zip(lines[1:], comparison.tables, strict=True):
         out += [line, *_details(found)]
-    total = counted(len(comparison.tables), "table")
+    total = counted(len(comparison.tables) - comparison.not_compared, "table")
+    total += f", {comparison.not_compared} not compared" if comparison.not_compared else ""
     return "\n".join([*out, "", f"{comparison.text}: {total} at {comparison.position}, {comparison.seconds:.1f} s"])
 
 

@@ -133,9 +133,11 @@ def _tables(status: Status, width: int, *, colour: bool) -> list[str]:
     rows += [(t.table, t.format, t.state, t.position or "-") for t in status.tables]
     lines = table(rows, indent="")
     reasons = ["", *(printable(t.reason, keep="") for t in status.tables)]
+    remedies = ["", *(printable(t.remedy, keep="") for t in status.tables)]
     longest = max(map(len, lines)) + 2
     out = []
-    for line, reason, state in zip(lines, reasons, ["", *(t.state for t in status.tables)], strict=True):
+    states = ["", *(t.state for t in status.tables)]
+    for line, reason, remedy, state in zip(lines, reasons, remedies, states, strict=True):
         shown = (
             line.replace(f"  {state}  ", f"  {tint(state, _COLOURS[state], on=colour)}  ", 1)
             if state in _COLOURS
@@ -147,5 +149,6 @@ def _tables(status: Status, width: int, *, colour: bool) -> list[str]:
             out.append(shown + " " * (longest - len(line)) + reason)
         else:
             out += [shown, f"  {reason}"]
+        out += [f"  → {remedy}"] if remedy else []
     by_state = counted(len(status.tables), "table")
     return [*out, f"{by_state}, {sum(t.state == 'live' for t in status.tables)} live"]

@@ -13,9 +13,19 @@ if TYPE_CHECKING:
 _COLOURS = {"converted": YELLOW, "refused": RED}
 
 
-def ledger_text(ledger: Sequence[TableLedger], *, colour: bool) -> str:
-    """What becomes of every captured column, a blank line behind each table; empty where nothing is captured."""
-    out = []
+FEW = 5
+"""Tables whose columns are shown unless all are asked for."""
+
+
+def ledger_text(ledger: Sequence[TableLedger], *, colour: bool, verb: str = "check", verbose: bool = True) -> str:
+    """What becomes of every captured column, a blank line behind each table; empty if nothing is captured.
+
+    Without `verbose`, of many tables the first few in which something is refused.
+    """
+    out, left = [], 0
+    if not verbose and len(ledger) > FEW:
+        wrong = [one for one in ledger if one.problem or any(c.loss.value == "refused" for c in one.columns)][:FEW]
+        left, ledger = len(ledger) - len(wrong), wrong
     for one in ledger:
         out.append(f"types of {one.table} → {one.silver}")
         rows = table([_row(column, "held" if one.misfit == "quarantine" else "stops") for column in one.columns])
@@ -28,6 +38,8 @@ def ledger_text(ledger: Sequence[TableLedger], *, colour: bool) -> str:
         if one.problem:
             out.append(tint(f"  {one.problem}", RED, on=colour))
         out.append("")
+    if left:
+        out += [f"types of {left} more tables: `cdc-lake {verb} -v`", ""]
     return "\n".join([*out, ""]) if out else ""
 
 

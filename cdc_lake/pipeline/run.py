@@ -1,8 +1,9 @@
 """Running a pipeline: both loops, together or one of them.
 
 With `once`, receiving goes to the goal it fixed at its start while Spark comes up in the background, then apply goes to
-the same position. Without, the receiver is a process of its own (`pipeline.receiving.process`): a heavy merge cannot
-delay its answers to the server, and either of the two may die without taking the other one's state along.
+the same position; if nothing is to be applied, no Spark is started. Without, the receiver is a process of its own
+(`pipeline.receiving.process`): a heavy merge cannot delay its answers to the server, and either of the two may die
+without taking the other one's state along.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from cdc_lake.errors import CdcLakeError, SparkDied
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.observe.progress import Progress, Tell, of_run
-from cdc_lake.pipeline.applying.apply import ApplySummary, apply
+from cdc_lake.pipeline.applying.apply import ApplySummary, apply, summary_of
+from cdc_lake.pipeline.applying.pending_work import has_pending_work, settle_without_spark
 from cdc_lake.pipeline.receiving.process import ReceiverProcess
 from cdc_lake.pipeline.receiving.upkeep import Upkeep
 from cdc_lake.pipeline.state.streams import is_complete
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.receiving.loop import ReceiveSummary
 
 _LOOK_EVERY = 0.3
-_SPARK_PATIENCE = 60.0
+_BRINGS_WORK = frozenset({"landed", "snapshot"})
+"""Stages of the receiver by which it is clear that silver will have something to apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +130,20 @@ def _receive(project: Project, *, once: bool, stop: threading.Event, tell: Tell)
 def _once(
     project: Project, spark: _Starting, stop: threading.Event, tell: Tell, allowed: frozenset[str]
 ) -> tuple[ReceiveSummary | None, ApplySummary | None]:
-    received = _receive(project, once=True, stop=stop, tell=tell)
+    began = time.monotonic()
+    if allowed or has_pending_work(project):
+        spark.begin()  # it comes up while the receiver reads
+
+    def heard(progress: Progress) -> None:
+        if progress.stage in _BRINGS_WORK:
+            spark.begin()
+        tell(progress)
+
+    received = _receive(project, once=True, stop=stop, tell=heard)
     if stop.is_set():
         return received, None
+    if not spark.begun and (done := settle_without_spark(project, received.upto, tell)) is not None:
+        return received, summary_of(done, (), time.monotonic() - began)
     if not spark.ready:
         tell(Progress("apply", "starting Spark"))
     session = spark.wait()
@@ -142,6 +156,9 @@ def _continuous(
     with ReceiverProcess(project, stop, tell) as receiver:
         if not _wait_for_stream(project, receiver.over):
             return None
+        spark.begin()
+        if not spark.ready:
+            tell(Progress("apply", "starting Spark"))
         session = spark.wait()
         try:
             return apply(project, once=False, goal=None, stop=receiver.over, tell=tell, spark=session, allowed=allowed)
@@ -163,15 +180,22 @@ def _wait_for_stream(project: Project, over: threading.Event) -> bool:
 
 
 class _Starting:
-    """Spark coming up in the background, where it is not given."""
+    """Spark, if it is not given: started in the background once it is asked for."""
 
     def __init__(self, project: Project, given: SparkSession | None) -> None:
         self._project = project
         self._session = given
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._start, name="spark", daemon=True)
-        if given is None:
-            self._thread.start()
+        self._begin = threading.Lock()
+        self.begun = given is not None
+
+    def begin(self) -> None:
+        """Let it come up, if it does not yet; from any thread."""
+        with self._begin:
+            if not self.begun:
+                self.begun = True
+                self._thread.start()
 
     @property
     def ready(self) -> bool:
@@ -180,6 +204,7 @@ class _Starting:
 
     def wait(self) -> SparkSession:
         """The session. Raises what its start raised."""
+        self.begin()
         if self._session is None:
             self._thread.join()
         if self._failure is not None:

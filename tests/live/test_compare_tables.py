@@ -18,6 +18,7 @@ from deltalake import CommitProperties, Transaction, write_deltalake
 
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
+from cdc_lake.cli.render_compare import comparison_text
 from cdc_lake.config.model import Pipeline, Silver
 from cdc_lake.config.project import Project
 from cdc_lake.errors import NoTableMatches
@@ -448,6 +449,25 @@ def test_columns_that_are_left_out_or_renamed_are_compared_as_silver_has_them(la
         (("note", 1),),
         {"changed": (("2", ""),)},
     )
+
+
+def test_a_table_that_keeps_every_change_is_not_compared_and_does_not_decide_for_others(lake):
+    given = {"defaults": {"namespace": "other"}, "tables": [{"from": "public.notes", "kind": "append"}]}
+    silver = Silver.model_validate(given)
+    lake.project = replace(lake.project, pipeline=lake.project.pipeline.model_copy(update={"silver": silver}))
+    lake.silver("orders", lake.rows("orders"))
+    whole = compare(lake.project, (), silent)
+    found = {one.table: one for one in whole.tables}
+    assert (found["public.notes"].verdict, found["public.orders"].verdict) == (Verdict.NOT_COMPARED, Verdict.EQUAL)
+    assert (whole.verdict, whole.not_compared) == (Verdict.EQUAL, 1)
+    assert comparison_text(whole, 100).splitlines()[-1].startswith("equal: 1 table, 1 not compared at ")
+    assert compare(lake.project, ["notes"], silent).verdict is Verdict.INCONCLUSIVE  # nothing else was asked for
+
+
+def test_tables_can_be_left_out_of_a_comparison(lake):
+    assert [one.table for one in compare(lake.project, (), silent, exclude=["notes"]).tables] == ["public.orders"]
+    with pytest.raises(NoTableMatches):
+        compare(lake.project, (), silent, exclude=["nots"])
 
 
 def test_all_rows_are_matched_where_that_is_asked_for(lake):

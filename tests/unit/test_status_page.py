@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 import cdc_lake
+from cdc_lake.cli.render_status import status_text
 from cdc_lake.errors import ReportNotWritten
 from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.page.html import bars
+from cdc_lake.pipeline.state.copies import COMPLETE
+from cdc_lake.pipeline.state.cuts import table_states
 from cdc_lake.pipeline.state.receiver_note import Waiting
+from cdc_lake.pipeline.state.streams import record_copy
 from cdc_lake.pipeline.state.waiting import UndecodedTransaction
 from cdc_lake.pipeline.status.page import findings, remember, render, write_status_page
 from cdc_lake.pipeline.status.standing import status
@@ -132,3 +136,46 @@ def test_the_function_and_the_command_write_the_same_page(told: Told, tmp_path: 
     assert page.status.pipeline == "shop"
     times = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
     assert times.sub("", (tmp_path / "again.html").read_text()) == times.sub("", html)
+
+
+@pytest.mark.parametrize(
+    ("found", "troubles"),
+    [
+        (LIVE, []),
+        (replace(LIVE, tables=(replace(ONE, state="paused"), replace(ONE, state="held", held=2))), []),
+        (replace(LIVE, stream=None, slot=SlotStatus("shop", "missing", "it is made by the first run")), []),
+        (replace(LIVE, reachable=False, unreachable_because="away"), ["the source is not reachable: away"]),
+        (replace(LIVE, slot=SlotStatus("shop", "lost", "WAL is gone")), ["slot `shop` is lost: WAL is gone"]),
+        (replace(LIVE, slot=SlotStatus("shop", "missing", "it is gone")), ["slot `shop` is missing: it is gone"]),
+        (replace(LIVE, receiver_waits=WAITS), ["the receiver waits: the disk is full"]),
+        (replace(LIVE, undecodable=(ODD,)), ["silver stops before 0/5F, which could not be decoded"]),
+        (replace(LIVE, tables=(replace(ONE, state="broken", reason="why"),)), [f"{ONE.table} is broken: why"]),
+    ],
+)
+def test_trouble_is_what_somebody_has_to_look_at(found: Status, troubles: list[str]) -> None:
+    assert list(found.troubles) == troubles
+
+
+def test_a_broken_table_says_what_it_could_not_go_on_for_and_what_to_do(tmp_path: Path) -> None:
+    lake = CutLake(tmp_path)
+    lake.land(105)
+    record_copy(lake.control, lake.bronze.state(), COMPLETE, [])
+    error = ("LAK410", "public.t has another layout now", "run `cdc-lake run --allow …`")
+    lake.cut(105, 1, t=lake.state("t", None, 104, state="broken", error=error))
+    (found,) = status(lake.project, at=NOW).tables
+    assert (found.state, found.reason) == ("broken", "public.t has another layout now [LAK410]")
+    assert (found.code, found.remedy) == (error[0], error[2])
+    assert f"  → {error[2]}" in status_text(status(lake.project, at=NOW), 200).splitlines()
+    lake.cut(105, 2, t=lake.state("t", None, 105, error=error))  # it goes on
+    assert status(lake.project, at=NOW).tables[0].code == ""
+    older = {
+        "public.t": {
+            "table": "silver.t",
+            "format": "delta",
+            "version": None,
+            "position": 99,
+            "state": "broken",
+            "held": 0,
+        }
+    }
+    assert table_states(json.dumps(older))["public.t"].error is None

@@ -11,7 +11,6 @@ is written where all of them are again.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
 from cdc_lake.errors import RuleStopped, TransactionUndecoded
 from cdc_lake.lake.control import control_tables
-from cdc_lake.lake.control_rows import RunRow, new_run
+from cdc_lake.lake.control_rows import new_run
 from cdc_lake.model.span import Span
 from cdc_lake.observe.failpoint import ALL_MERGED, CUT_WRITTEN, failpoint
 from cdc_lake.observe.progress import Progress, Tell, of_run
@@ -147,21 +146,8 @@ class Advance:
 
     def record(self, seconds: float, outcome: str) -> None:
         """Write the row of this run into `runs`."""
-        done = self.done
-        facts = {
-            "rules": done.rule_facts(),
-            "transactions": done.transactions,
-            "changes": done.changes,
-            "merges": done.merges,
-            "ways": done.ways,
-            **done.written,
-            "spans": done.spans,
-            "held": done.held,
-            "upto": done.upto,
-            "seconds": round(seconds, 3),
-            "broken": {label: error.code for label, error in done.broken.items()},
-        }
-        self._control.record(RunRow(self._run, "apply", self._began, datetime.now(UTC), outcome, json.dumps(facts)))
+        ended = datetime.now(UTC)
+        self._control.record(self.done.run_row(self._began, ended, outcome, seconds))
 
     def _begin(self, state: BronzeState) -> Cut:
         """The first cut of a stream."""

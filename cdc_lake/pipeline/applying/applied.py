@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from cdc_lake.config.project import Target
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.pipeline.applying.merging import Merged
 from cdc_lake.pipeline.applying.table_span import Prepared
@@ -89,3 +92,20 @@ class Applied:
             {"table": table, "rule": rule, "on_fail": on_fail, "evaluated": judged, "failed": failed}
             for (table, rule, on_fail), (judged, failed) in sorted(self.rules.items())
         ]
+
+    def run_row(self, began: datetime, ended: datetime, outcome: str, seconds: float) -> RunRow:
+        """The row of this run in the control table `runs`."""
+        facts = {
+            "rules": self.rule_facts(),
+            "transactions": self.transactions,
+            "changes": self.changes,
+            "merges": self.merges,
+            "ways": self.ways,
+            **self.written,
+            "spans": self.spans,
+            "held": self.held,
+            "upto": self.upto,
+            "seconds": round(seconds, 3),
+            "broken": {label: error.code for label, error in self.broken.items()},
+        }
+        return RunRow(self.run, "apply", began, ended, outcome, json.dumps(facts))

@@ -80,7 +80,7 @@ def apply(
             spark = start(project)
         may = Allowed(allowed)
         done = _apply(project, spark, once=once, goal=goal, stop=stop, tell=tell, allowed=may)
-    return _summary(done, may, time.monotonic() - began)
+    return summary_of(done, may.idle, time.monotonic() - began)
 
 
 def _apply(
@@ -239,7 +239,8 @@ class _Clock:
         return time.monotonic() - self._last >= seconds
 
 
-def _summary(done: Applied, allowed: Allowed, seconds: float) -> ApplySummary:
+def summary_of(done: Applied, idle: tuple[str, ...], seconds: float) -> ApplySummary:
+    """What a run did. `idle`: operations that were allowed and that no table waited with."""
     return ApplySummary(
         stream=done.stream,
         upto=done.upto,
@@ -251,6 +252,6 @@ def _summary(done: Applied, allowed: Allowed, seconds: float) -> ApplySummary:
         rules=tuple(done.rule_facts()),
         broken={label: error.message for label, error in done.broken.items()},
         paused=tuple(sorted(done.paused)),
-        idle=allowed.idle,
+        idle=idle,
         seconds=seconds,
     )

@@ -401,7 +401,8 @@ class TableSteps:
         relation = str(target.source)
         before = tables.get(relation)
         empty = TableState(target.label, target.format, None, position, BROKEN, 0)
-        tables[relation] = empty if before is None else replace(before, position=position, state=BROKEN)
+        why = (error.code, error.message, error.remedy)
+        tables[relation] = replace(before or empty, position=position, state=BROKEN, error=why)
         if target.label not in self.done.broken:
             facts = {"table": target.label, "code": error.code}
             self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts=facts))

@@ -39,17 +39,15 @@ class Examination:
         return all(line.ok is not False for line in self.lines)
 
 
-def examine(project: Project) -> Examination:
-    """Look at machine, lake, server, role, slot, tables and types. Raises nothing that it can say."""
-    found = [
-        *_warnings(project),
-        *machine(project),
-        *_store(project),
-        *_source(project),
-        *_redaction(project),
-        *transforms(project),
-        *rules(project),
-    ]
+def examine(project: Project, *, receives: bool = False) -> Examination:
+    """Look at machine, lake, server, role, slot, tables and types; `receives`: only at what a host that receives, and
+    does not apply, needs. Raises nothing that it can say.
+    """
+    found = [*_warnings(project), *machine(project, receives=receives), *_store(project), *_source(project)]
+    found += _redaction(project)
+    if receives:
+        return Examination(tuple(found), ())
+    found += [*transforms(project), *rules(project)]
     try:
         types = type_ledger(project)
     except SourceError:

@@ -18,12 +18,13 @@ _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "glusterfs", 
 _LOW_SPACE = 1 << 30
 
 
-def machine(project: Project) -> Iterator[CheckLine]:
-    """Java, Spark and its jars, packages, the lake's folder."""
-    yield _java()
-    yield _spark()
-    yield from _jars()
-    yield from _packages(project)
+def machine(project: Project, *, receives: bool = False) -> Iterator[CheckLine]:
+    """Java, Spark and its jars, unless it only receives; packages, the lake's folder."""
+    if not receives:
+        yield _java()
+        yield _spark()
+        yield from _jars()
+    yield from _packages(project, receives=receives)
     yield from _lake(project)
 
 
@@ -69,14 +70,16 @@ def _have(package: str) -> bool:
     return (home / ".m2" / "repository" / Path(*group.split(".")) / name / version / f"{name}-{version}.jar").is_file()
 
 
-def _packages(project: Project) -> Iterator[CheckLine]:
-    silver = project.pipeline.silver
-    iceberg = "iceberg" in {silver.defaults.format, *(t.format for t in silver.tables)}
+def _packages(project: Project, *, receives: bool) -> Iterator[CheckLine]:
+    silver, formats = project.pipeline.silver, {project.pipeline.bronze.format}
+    iceberg = "iceberg" in (
+        formats if receives else {*formats, silver.defaults.format, *(t.format for t in silver.tables)}
+    )
     of_postgres = isinstance(project.pipeline.source, PostgresSource)
     wanted = [("psycopg", DriverMissing.hint, DriverMissing.code, of_postgres)]
     if iceberg:
         wanted.append(("pyiceberg", "pip install 'cdc_lake[iceberg]'", "", True))
-    rules = any(t.rules for t in silver.tables)
+    rules = not receives and any(t.rules for t in silver.tables)
     wanted.append(("great-expectations", QualityEngineMissing.hint, QualityEngineMissing.code, rules))
     for name, fix, code, needed in wanted:
         found = _version(name)

@@ -51,8 +51,10 @@ def compare(
     at: AsOf | None = None,
     full: bool = False,
     sample: Sample | None = None,
+    exclude: Sequence[str] = (),
 ) -> Comparison:
-    """Compare the named source tables (`schema.table`, or a table of `public`), all published ones by default.
+    """Compare the named source tables (`schema.table`, or a table of `public`), all published ones by default, without
+    those of `exclude`.
 
     Writes `compare.json` into the project's reports. `repair`: what differs is to be landed in bronze, for the next run
     to merge; `yes`: do it (`pipeline.compare.repair`). `values`: the rows of keys that are named are told too. `at`:
@@ -68,13 +70,15 @@ def compare(
         raise ValueError(msg)
     asked = Asked(repair, lands=repair and yes, values=values, full=full, sample=sample)
     if not asked.lands:
-        return _compared(project, tables, tell, asked, at)
+        return _compared(project, tables, exclude, tell, asked, at)
     with repair_run(project) as found:
-        found.append(_compared(project, tables, tell, asked, at))
+        found.append(_compared(project, tables, exclude, tell, asked, at))
     return found[0]
 
 
-def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: Asked, at: AsOf | None) -> Comparison:
+def _compared(
+    project: Project, tables: Sequence[str], exclude: Sequence[str], tell: Tell, asked: Asked, at: AsOf | None
+) -> Comparison:
     began = time.monotonic()
     bronze, control = bronze_reader(project), control_tables(project)
     state = bronze.state()
@@ -83,7 +87,9 @@ def _compared(project: Project, tables: Sequence[str], tell: Tell, asked: Asked,
 
     with compare_source(project, state) as opened:
         source = RedactedSource(opened, redaction_of(project))
-        chosen = _chosen(source.captured(), tables)
+        captured = source.captured()
+        out = {one.table for one in _chosen(captured, exclude)} if exclude else set()
+        chosen = [one for one in _chosen(captured, tables) if one.table not in out]
         cut = None if at is None else find_cut(project, at, state.epoch)
         pinned = pin(project, control, state, chosen) if cut is None else pin_at(project, cut, chosen)
         tell(Progress("compare", "taking a snapshot of the source"))

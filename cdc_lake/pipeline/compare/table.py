@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_lake.config.project import Project, Target
+from cdc_lake.config.project import Project
 from cdc_lake.lake.read import silver_blocks, silver_exists, silver_rows
 from cdc_lake.lake.row_hash import BUCKETS
 from cdc_lake.pipeline.applying.point import Gap, Point, Touch
@@ -68,12 +68,11 @@ def table_compared(job: Job, where: Point) -> TableComparison:
     began = time.monotonic()
     pinned = job.pinned
     table, watermark = pinned.target.source, pinned.watermark
-    found = (
-        _apart(pinned.target)
-        or where.unknown(table)
-        or where.beyond(table, watermark)
-        or _compared(job, where.behind(table, watermark))
-    )
+    if pinned.target.kind == "append":
+        reason = "silver keeps every change of it, the source only the rows they led to"
+        label = pinned.target.label
+        return TableComparison(str(table), label, Verdict.NOT_COMPARED, reason=reason, seconds=_since(began))
+    found = where.unknown(table) or where.beyond(table, watermark) or _compared(job, where.behind(table, watermark))
     if isinstance(found, _Found):
         return _judged(job, where, found, began)
     return TableComparison(
@@ -84,13 +83,6 @@ def table_compared(job: Job, where: Point) -> TableComparison:
         hint=found.hint,
         seconds=_since(began),
     )
-
-
-def _apart(target: Target) -> Gap | None:
-    """Why a table cannot be set beside the source's rows at all."""
-    if target.kind != "append":
-        return None
-    return Gap("silver keeps every change of it, the source only the rows they led to", "compare tables of other kinds")
 
 
 def _compared(job: Job, behind: Sequence[Touch]) -> _Found | Gap:

@@ -19,8 +19,11 @@ SAMPLE = 10
 
 
 class Verdict(enum.Enum):
-    """What is proven of a table, worst last."""
+    """What is proven of a table, worst last. `NOT_COMPARED`: of a kind that has no rows to set beside the source's; it
+    counts for nothing beside others.
+    """
 
+    NOT_COMPARED = "not compared"
     EQUAL = "equal"
     EQUAL_BUT_HELD = "equal but for held keys"
     EQUAL_BUT_DISCARDED = "equal but for discarded keys"
@@ -138,8 +141,14 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the tables' verdicts."""
-        return max((t.verdict for t in self.tables), key=_WORST.index, default=Verdict.EQUAL)
+        """The worst of the tables' verdicts; inconclusive if none of them could be compared by its kind."""
+        worst = max((t.verdict for t in self.tables), key=_WORST.index, default=Verdict.EQUAL)
+        return Verdict.INCONCLUSIVE if worst is Verdict.NOT_COMPARED else worst
+
+    @property
+    def not_compared(self) -> int:
+        """How many tables are of a kind that is not compared."""
+        return sum(t.verdict is Verdict.NOT_COMPARED for t in self.tables)
 
     @property
     def held_keys(self) -> int:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Target
@@ -38,7 +38,8 @@ class TableState:
     `generation`: of its content, as the version has it. Cuts that do not say it were written when there was only the
     first. `layout`: the layout that its rows follow, None where nobody noted it. `copied`: the position of the copy
     that its content began with, None for the initial one. `merged`: the position of the last merge of it, which
-    `version` or one before it is, None where nobody noted it.
+    `version` or one before it is, None where nobody noted it. `error`: code, message and remedy of what a broken table
+    could not go on for.
     """
 
     table: str
@@ -51,6 +52,7 @@ class TableState:
     layout: int | None = None
     copied: int | None = None
     merged: int | None = None
+    error: tuple[str, str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,12 @@ def placed(target: Target, label: str, format_: str) -> Target:
 
 def table_states(tables: str) -> dict[str, TableState]:
     """The tables of a cut, by source table, from their JSON."""
-    return {relation: TableState(**facts) for relation, facts in json.loads(tables).items()}
+    return {relation: _table_state(facts) for relation, facts in json.loads(tables).items()}
+
+
+def _table_state(facts: dict[str, Any]) -> TableState:
+    error = facts.pop("error", None)
+    return TableState(**facts, error=None if error is None else tuple(error))
 
 
 def table_facts(tables: Mapping[str, TableState]) -> str:
@@ -117,7 +124,8 @@ def table_facts(tables: Mapping[str, TableState]) -> str:
 
 
 def _facts(table: TableState) -> dict[str, object]:
-    later = {"copied", "merged"}  # where there is nothing to say, as versions wrote it that did not know them
+    later = {"copied", "merged", "error"}  # where there is nothing to say, as versions wrote it that did not know them
+    table = table if table.state == BROKEN else replace(table, error=None)
     return {name: fact for name, fact in asdict(table).items() if fact is not None or name not in later}
 
 

@@ -166,6 +166,7 @@ def _table(lake: LakeSide, target: Target, marker: Marker, held: Any, compared: 
     at = max(reached) if reached else None
     waiting = _open_rows(lake, name, held, marker, at)
     state, reason = _state(lake, name, at, in_cut, waiting, made=marker.version is not None)
+    code, _, remedy = in_cut.get("error") or ("", "", "")
     proven = verified(compared, str(name), lake.state.stream if lake.state else "", marker.generation)
     return TableStatus(
         source=str(name),
@@ -179,6 +180,8 @@ def _table(lake: LakeSide, target: Target, marker: Marker, held: Any, compared: 
         verified_through=_shown(proven.through, lake.domain),
         verified_at=proven.at,
         different_at=proven.different_at,
+        code=code if state == "broken" else "",
+        remedy=remedy if state == "broken" else "",
     )
 
 
@@ -201,7 +204,8 @@ def _state(  # noqa: PLR0911  # one return a state
     if in_cut.get("state") == PAUSED:
         return "catching-up", "it was paused, and goes on with the next run"
     if in_cut.get("state") == BROKEN:
-        return "broken", "it could not go on at its last span; the next run says why and tries again"
+        code, why, _ = in_cut.get("error") or ("", "it could not go on at its last span; the next run says why", "")
+        return "broken", f"{why} [{code}]" if code else why
     behind = [c for c in lake.waiting if str(name) in c.counts and (at is None or c.position > at)]
     if at is None:
         return "catching-up", "received, not applied yet"

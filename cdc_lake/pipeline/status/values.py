@@ -49,7 +49,8 @@ class TableStatus:
     """One table: `pending → snapshot → catching-up → live`, or `paused`, `held`, `broken`, `left`; why; how far.
 
     `verified_through`: how far it was last proven equal to the source, and when (`verified_at`); `different_at`: when
-    it was last found to differ, if nothing proved it equal since.
+    it was last found to differ, if nothing proved it equal since. `code`, `remedy`: of what a broken table could not go
+    on for, if that was recorded.
     """
 
     source: str
@@ -63,6 +64,8 @@ class TableStatus:
     verified_through: str | None = None
     verified_at: datetime | None = None
     different_at: datetime | None = None
+    code: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +108,16 @@ class Status:
     withheld: Withheld | None = None
     wal_budget: BudgetStatus | None = None
     prepared: tuple[PreparedTransaction, ...] = ()
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What somebody has to look at, in words; empty if nothing. Lag, pauses and held rows are none."""
+        out = [] if self.reachable else [f"the source is not reachable: {self.unreachable_because}"]
+        if self.slot.state == "lost" or (self.slot.state == "missing" and self.stream is not None):
+            out.append(f"slot `{self.slot.name}` is {self.slot.state}: {self.slot.reason}")
+        if self.receiver_waits is not None:
+            out.append(f"the receiver waits: {self.receiver_waits.message}")
+        if self.undecodable:
+            out.append(f"silver stops before {self.undecodable[0].position}, which could not be decoded")
+        out += [f"{one.table} is broken: {one.reason}" for one in self.tables if one.state == "broken"]
+        return tuple(out)

@@ -1,0 +1,145 @@
+"""Whether silver has anything left to apply, answered from bronze, the control tables and the tables' own commits.
+
+Starting Spark takes longer than most looks find work for. `settle_without_spark` does what a run of apply would do if
+there is nothing to merge, or says that Spark is needed. It asks for Spark whenever it is not sure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.bronze.port import BronzeState
+from cdc_lake.bronze.reader import BronzeReader
+from cdc_lake.config.project import Project, Target
+from cdc_lake.errors import CdcLakeError
+from cdc_lake.lake.control import ControlTables, control_tables
+from cdc_lake.lake.control_rows import new_run
+from cdc_lake.lake.lease import lease
+from cdc_lake.lake.marker import read_marker
+from cdc_lake.lake.strangers import untouched
+from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
+from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.applying.applied import Applied
+from cdc_lake.pipeline.applying.intact import damage, doubted, forgotten, overwritten
+from cdc_lake.pipeline.applying.reread import reread_tables
+from cdc_lake.pipeline.judging.clock import JudgingClock
+from cdc_lake.pipeline.judging.keeping import Keeper
+from cdc_lake.pipeline.state.copies import courses
+from cdc_lake.pipeline.state.cuts import IN, PAUSED, Cut, TableState, last_cut
+from cdc_lake.pipeline.state.holds import hold_log
+from cdc_lake.pipeline.state.pauses import settled, stopped_tables
+from cdc_lake.source.stream import shown
+
+
+def has_pending_work(project: Project, goal: int | None = None) -> bool:
+    """Return True unless silver certainly stands at `goal`, or at all that bronze holds, and nobody else changed it.
+
+    What cannot be read counts as work: whoever applies says what is wrong with it.
+    """
+    try:
+        bronze, control = bronze_reader(project), control_tables(project)
+        if (state := bronze.proven()) is None:
+            return False
+        cut = last_cut(control, state.stream)
+        return cut is None or _has_work(project, bronze, control, state, cut, goal)
+    except CdcLakeError:
+        return True
+
+
+def settle_without_spark(project: Project, goal: int | None, tell: Tell) -> Applied | None:
+    """Do what a run of apply does if nothing is to be merged; None if it needs Spark.
+
+    Args:
+        project: The pipeline.
+        goal: Position that silver is to reach; None for all that bronze holds.
+        tell: Takes what is worth telling, as of paused tables.
+
+    Raises:
+        AnotherApply: Another process applies.
+        LakeError: The control tables cannot be read or written.
+    """
+    began, since = datetime.now(UTC), time.monotonic()
+    with lease(project.lease):
+        if has_pending_work(project, goal):
+            return None
+        control, state = control_tables(project), bronze_reader(project).proven()
+        cut = None if state is None else last_cut(control, state.stream)
+        if state is None or cut is None:
+            return Applied()
+        if not _promises_kept(project, control, tell):
+            return None
+        JudgingClock(project, control, tell).tick(state.stream)
+        tables = settled(project, cut.tables, stopped_tables(project, control), cut.position)
+        paused = {table.table: table for table in tables.values() if table.state == PAUSED}
+        for label, table in sorted(paused.items()):
+            at = shown(state.stream, table.position)
+            facts = {"table": label, "position": at}
+            tell(Progress("paused", f"{label} is paused: it stays at {at}", facts=facts))
+        done = Applied(new_run(), state.stream, cut.position, top=cut.position, paused=frozenset(paused))
+        control.record(done.run_row(began, datetime.now(UTC), "done", time.monotonic() - since))
+        return done
+
+
+def _has_work(
+    project: Project, bronze: BronzeReader, control: ControlTables, state: BronzeState, cut: Cut, goal: int | None
+) -> bool:
+    tables = settled(project, cut.tables, stopped_tables(project, control), cut.position)
+    position, snapshots, held = cut.position, control.snapshots(), hold_log(control)
+    ahead = Span(state.epoch, position, max(position, state.upto if goal is None else min(goal, state.upto)))
+    followed = courses(snapshots, state.stream)
+    for name, course in followed.items():
+        listed = tables.get(name)
+        if listed is not None and not course.follows(position):
+            return True
+        if any(position < one.begins <= ahead.upto for one in course.stretches if one.later):
+            return True
+        if course.renewal(position, None if listed is None else listed.copied) is not None and not _paused(listed):
+            return True
+    return (
+        reread_tables(snapshots, state.stream, ahead) != frozenset()
+        or bool(held.decided_tables(ahead))
+        or next(iter(bronze.commits_in_turn(ahead)), None) is not None
+        or any(not _is_settled(project, state, control, target, table) for target, table in _targets(project, tables))
+    )
+
+
+def _targets(project: Project, tables: Mapping[str, TableState]) -> list[tuple[Target, TableState]]:
+    return [(project.target(TableName.parse(relation)), table) for relation, table in tables.items()]
+
+
+def _is_settled(
+    project: Project, state: BronzeState, control: ControlTables, target: Target, table: TableState
+) -> bool:
+    """Whether a table stands where the last cut has it, and nobody else changed it since."""
+    if table.state == PAUSED:
+        return True
+    if table.state != IN or (table.held and target.missing_row == "reread"):
+        return False
+    if table.version is None:
+        return True
+    if forgotten(hold_log(control), target, state.epoch, table) is not None:
+        return False
+    if untouched(project, target, table.version) and not doubted(project, target, state.stream, table):
+        return True
+    marker = read_marker(project, target, state.stream)  # others may have kept the table up, and changed no row
+    return (
+        marker.generation == table.generation
+        and (marker.position is None or marker.position <= table.position)
+        and damage(project, target, state.stream, table, marker) is None
+        and not overwritten(table, marker)
+    )
+
+
+def _paused(table: TableState | None) -> bool:
+    return table is not None and table.state == PAUSED
+
+
+def _promises_kept(project: Project, control: ControlTables, tell: Tell) -> bool:
+    """Make tags of Iceberg tables what promises need; False if the retention of a Delta table has to change too."""
+    statements: list[str] = []
+    Keeper(project, control, lambda _, statement: statements.append(statement), tell).keep()
+    return not statements
