@@ -33,7 +33,8 @@ class Lag:
 @dataclass(frozen=True, slots=True)
 class TableState:
     """A silver table now. Positions are as people paste them; `held` counts held changes. `verified_*`: how far
-    comparisons proved it equal to the source, and when; `different_at`: it was found to differ since.
+    comparisons proved it equal to the source, and when; `different_at`: it was found to differ since. `rows`: that the
+    source's table has now; `stored`: all rows, if silver also keeps deleted ones or earlier versions.
     """
 
     name: str
@@ -48,6 +49,7 @@ class TableState:
     verified_through: str = ""
     verified_at: dt.datetime | None = None
     different_at: dt.datetime | None = None
+    stored: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

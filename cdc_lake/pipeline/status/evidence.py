@@ -18,7 +18,7 @@ from cdc_lake.config.rules import rule_name
 from cdc_lake.errors import CdcLakeError
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import CutRow, QualityRow, RunRow
-from cdc_lake.lake.extent import silver_rows
+from cdc_lake.lake.extent import silver_columns, silver_rows
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.position import OrderDomain, format_position, parse_position
 from cdc_lake.model.relation import TableName
@@ -38,6 +38,7 @@ from cdc_lake.quality.report import (
 )
 from cdc_lake.quality.rules import reason
 from cdc_lake.quality.suite import SuiteResult
+from cdc_lake.silver.kinds import kind_by_columns
 
 
 @dataclass
@@ -109,7 +110,7 @@ class Evidence:
             source=str(target.source),
             format=target.format,
             state=known.state if known else "pending",
-            rows=self._rows(target),
+            **self._rows(target),
             watermark=self._position(position),
             watermark_at=cut.commit_ts if cut is not None and position == cut.position else None,
             held=sum(group.changes for group in held if group.table == target.label),
@@ -119,12 +120,15 @@ class Evidence:
             different_at=known.different_at if known else None,
         )
 
-    def _rows(self, target: Target) -> int | None:
+    def _rows(self, target: Target) -> dict[str, int | None]:
+        """Rows that the source's table has now, and, if silver keeps others too, all that are stored."""
         try:
-            return silver_rows(self.project, target)
+            flag = kind_by_columns(silver_columns(self.project, target) or ()).flag
+            rows = silver_rows(self.project, target, None if flag is None else (flag.column.name, flag.value))
+            return {"rows": rows, "stored": None if flag is None else silver_rows(self.project, target)}
         except CdcLakeError as problem:
             self.notes.append(f"{target.label} could not be read: {problem.message}")
-            return None
+            return {"rows": None, "stored": None}
 
     def _held(self, target: Target, cut: CutRow | None, known: TableStatus | None) -> list[HeldGroup]:
         """Open holds by the rule that began them: a waiting change counts under the rule its key failed."""
