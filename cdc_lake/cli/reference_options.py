@@ -19,6 +19,12 @@ Options of logical decoding that GaussDB, openGauss and MogDB know. They go into
 Booleans are `on` or `off`, `true` or `false`, `yes` or `no`, 1 or 0. `white-table-list` is made from `tables`: names
 with a wildcard inside become `*`, and the receiver filters again.
 
+## Where cdc_lake differs from the vendors' documents
+
+| option | the documents say | cdc_lake | why |
+|---|---|---|---|
+{vendor}
+
 ## Rules
 
 `cdc-lake validate` checks them without a connection; rules of releases where `source.version` says the release.
@@ -29,13 +35,136 @@ with a wildcard inside become `*`, and the receiver filters again.
 """
 
 
+_VENDOR = (
+    (
+        "`parallel-decode-num`",
+        "1 by default, and without it no other option of parallel decoding may be given",
+        "sends 4; an explicit 1 is serial decoding and refuses those options",
+        "parallel decoding alone shows every CSN, and is faster",
+    ),
+    (
+        "`parallel-decode-num`, `output-order`, `logical-receiver-num`",
+        "SQL functions check their range and ignore them",
+        "refused with `mode: polling`, except `parallel-decode-num: 1`",
+        "an option without effect is a mistake somebody has to find",
+    ),
+    (
+        "`sending-batch`",
+        "0 by default",
+        "sends 1",
+        "one message carries many rows",
+    ),
+    (
+        "`include-timestamp`",
+        "off by default",
+        "sends `on`",
+        "lag and `as of` need the time of a commit; with `off`, `commit_ts` is NULL",
+    ),
+    (
+        "`force-binary`",
+        "0 is allowed in all modes",
+        "refused in parallel decoding",
+        "the parsers of the open-source servers do not know it there",
+    ),
+    (
+        "`max-txn-in-memory`, `max-reorderbuffer-in-memory`",
+        "0 to 100; newer GaussDB, in parallel decoding: 0 to a quarter (MB), to a half (GB) of `max_process_memory`",
+        (
+            "0 to 100; with `type: gaussdb` without `version`, or from 505 on, in parallel decoding more is "
+            "accepted, and `check` compares it with the server's memory"
+        ),
+        "only the server knows its memory",
+    ),
+    (
+        "`sender-timeout`",
+        "0 to 2147483647 ms",
+        "1 to 999 ms is refused",
+        "the server would end the stream before a reply can arrive",
+    ),
+    (
+        "`standby-connection`",
+        "with one host, a standby",
+        "needs two `hosts`, or is refused; refused through a coordinator",
+        "a standby decodes, but the slot is made and tables are copied on the primary",
+    ),
+    (
+        "`standby-connection`",
+        "one parallel decoding connection for each standby is advised",
+        "not enforced; `check` says it",
+        "a standby has 20 decoder threads for all streams together",
+    ),
+    (
+        "`exclude-userids`, `skip-generated-columns`",
+        '"only with SQL functions, not when a decoding task is started" (one document), an option of streams (another)',
+        "sent in every mode; a server that refuses it ends with [SRC246](../errors/SRC246.md)",
+        "the documents contradict each other",
+    ),
+    (
+        "`dynamic-resolution`",
+        "`false`: a user in `exclude-users` that does not exist ends decoding",
+        "sent as given; the error names the option and the way out",
+        "",
+    ),
+    (
+        "`auto-advance`",
+        "the server moves the slot by itself",
+        "only `off`",
+        "the slot would move past what bronze holds",
+    ),
+    (
+        "`start-position`",
+        "a CSN and an LSN, at data nodes only",
+        "refused",
+        "it hides the BEGIN of its CSN; a stream goes on from what bronze holds",
+    ),
+    (
+        "start LSN of the client",
+        "a client may say where a stream starts (`withStartPosition`)",
+        "always what bronze holds, or the new slot's point",
+        "any other would leave transactions out, or repeat them",
+    ),
+    (
+        "`enable-heartbeat`",
+        "reports the log read, the CSN sent and the time of the newest log decoded",
+        "shown by `inspect payload`, and as the metric `cdc_lake_source_decoding_lag_seconds`",
+        "never a position to confirm: it promises nothing about order",
+    ),
+    (
+        "`batch-sending`",
+        "the name in one text of a document",
+        "unknown; `sending-batch` is suggested",
+        "servers know `sending-batch`",
+    ),
+    (
+        "styles t and j without batches",
+        "the default of MogDB 3.0",
+        "refused before 5.0",
+        "no position is safe to confirm",
+    ),
+    (
+        "slot name",
+        "capital letters are folded to small ones",
+        "refused, and the folded name is suggested",
+        "two pipelines could mean one slot",
+    ),
+    (
+        "SQL functions through a coordinator",
+        "possible on a distributed GaussDB",
+        "refused: `mode: polling` reads a data node or a single node",
+        "they need slots in LSN order, which a coordinator does not have",
+    ),
+)
+"""Per row: what it is about, what the documents say of it, what is done here, and why."""
+
+
 def options_page() -> str:
     """Every option of logical decoding, and every rule."""
     options = "\n".join(map(_option_row, OPTIONS.values()))
     rules = "\n".join(
         f"| `{rule.label}` | [{rule.problem}](../errors/{rule.problem}.md) | {rule.sentence} |" for rule in Rule
     )
-    return _PAGE.format(options=options, rules=rules)
+    vendor = "\n".join(f"| {' | '.join(row)} |" for row in _VENDOR)
+    return _PAGE.format(options=options, rules=rules, vendor=vendor)
 
 
 def _option_row(option: Option) -> str:

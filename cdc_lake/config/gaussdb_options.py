@@ -136,7 +136,8 @@ _TABLE = (
         default="on", products=GAUSSDB,
     ),
     Option(
-        "enable-heartbeat", Form.BOOLEAN, "The server sends heartbeats: lag, never a position to confirm.",
+        "enable-heartbeat", Form.BOOLEAN,
+        "The server sends heartbeats: the lag of its decoding, as a metric; never a position to confirm.",
         default="off", products=GAUSSDB, modes=_STREAM,
     ),
     Option(

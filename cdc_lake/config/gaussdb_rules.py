@@ -93,7 +93,10 @@ def _name(source: FamilySource, release: Release | None, name: str) -> Refusal |
 
 
 def _similar(name: str) -> str:
-    close = difflib.get_close_matches(name.lower().replace("_", "-"), OPTIONS, n=1, cutoff=0.6)
+    given = name.lower().replace("_", "-")
+    words = set(given.split("-"))  # `batch-sending`, as one of the vendor's documents writes it
+    close = [known for known in OPTIONS if set(known.split("-")) == words]
+    close = close or difflib.get_close_matches(given, OPTIONS, n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`? otherwise " if close else ""
 
 

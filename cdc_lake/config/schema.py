@@ -219,9 +219,12 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
         case "string_too_short":
             return "the text is empty", "give it a value or remove the key"
         case "string_pattern_mismatch":
-            capitals = "A-Z" in str(context["pattern"])
-            letters = "letters" if capitals else "small letters"
-            return f"does not have the form {context['pattern']}", f"{letters}, digits and underscores"
+            pattern = str(context["pattern"])
+            letters = "letters" if "A-Z" in pattern else "small letters"
+            also = "digits, underscores and ? . -" if "?.-" in pattern else "digits and underscores"
+            folded = str(getattr(node, "value", "")).lower()
+            meant = f"; did you mean `{folded}`?" if re.fullmatch(pattern, folded) else ""
+            return f"does not have the form {pattern}", f"{letters}, {also}{meant}"
         case "value_error":
             return str(context.get("error", error["msg"])), ""
         case _:

@@ -142,6 +142,12 @@ OPEN_TRANSACTION_BYTES: Final = Metric(
     _RECEIVE,
     "Changes of transactions whose COMMIT has not come.",
 )
+DECODING_LAG_SECONDS: Final = Metric(
+    "cdc_lake_source_decoding_lag_seconds",
+    Kind.GAUGE,
+    _RECEIVE,
+    "Age of the newest log that a GaussDB has decoded, by its last heartbeat (`decoding: {enable-heartbeat: on}`).",
+)
 SPILLED_BYTES_TOTAL: Final = Metric(
     "cdc_lake_spilled_bytes_total",
     Kind.COUNTER,
@@ -275,6 +281,7 @@ METRICS: Final = (
     TRANSACTIONS_TOTAL,
     CHANGES_TOTAL,
     OPEN_TRANSACTION_BYTES,
+    DECODING_LAG_SECONDS,
     SPILLED_BYTES_TOTAL,
     PREPARED_TRANSACTIONS,
     PREPARED_OLDEST_SECONDS,

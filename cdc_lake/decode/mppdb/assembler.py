@@ -58,6 +58,7 @@ class FamilyAssembler:
     ) -> None:
         """`frames` and `captured`: see `open_rows.OpenRows`."""
         self.heartbeats = 0
+        self.newest_decoded: int | None = None
         self.ddl = 0
         self.others = 0
         self._style = style
@@ -116,8 +117,8 @@ class FamilyAssembler:
     # ── style b ──
 
     def _feed_binary(self, payload: bytes, header_lsn: int, done: list[Whole]) -> None:
-        if heartbeat.bare(payload) is not None:
-            self.heartbeats += 1
+        if (beat := heartbeat.bare(payload)) is not None:
+            self._beat(beat)
             return
         at, size = 0, len(payload)
         runs = long_runs(payload)
@@ -175,7 +176,7 @@ class FamilyAssembler:
                 self._skipped(record.skipped, "COMMIT")
                 done.append(self._closed(record, header_lsn, at))
             case Heartbeat():
-                self.heartbeats += 1
+                self._beat(record)
             case _:
                 if self._begin is None:
                     raise OutOfSequence("a row outside a transaction", offset=at)
@@ -184,8 +185,8 @@ class FamilyAssembler:
     # ── text styles ──
 
     def _feed_text(self, payload: bytes, header_lsn: int, done: list[Whole]) -> None:
-        if heartbeat.bare(payload) is not None:
-            self.heartbeats += 1
+        if (beat := heartbeat.bare(payload)) is not None:
+            self._beat(beat)
             return
         for part in framing.parts_of_batch(payload) if self._batch else [(header_lsn, payload)]:
             if isinstance(part, Run):
@@ -207,10 +208,16 @@ class FamilyAssembler:
                 case None:
                     self._no_change(statement, lsn)
 
+    def _beat(self, beat: Heartbeat) -> None:
+        """The server is there: how new the log is that it has decoded says how far decoding lags."""
+        self.heartbeats += 1
+        if beat.newest is not None:
+            self.newest_decoded = beat.newest
+
     def _no_change(self, statement: bytes, lsn: int) -> None:
         if statement.startswith(heartbeat.LETTER):
-            self.heartbeats += 1
-            if heartbeat.of_statement(statement, lsn).read is None:
+            self._beat(beat := heartbeat.of_statement(statement, lsn))
+            if beat.read is None:
                 self._left_out("a heartbeat of a form that no document describes")
         elif statement.startswith((b"ABORT", b"PREPARE")):
             raise OutOfSequence("an ABORT or PREPARE: only area decoding prints them")

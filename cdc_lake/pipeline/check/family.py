@@ -6,11 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from cdc_lake.bronze.open import bronze_reader
-from cdc_lake.config.gaussdb_options import Mode
+from cdc_lake.config.gaussdb_options import Mode, as_number
 from cdc_lake.config.gaussdb_rules import judge
 from cdc_lake.config.project import Project
 from cdc_lake.config.release import pad_release, parse_release, show_release
-from cdc_lake.errors import CdcLakeError, NoPrimary, ReplicationPortNeeded, RoleLacksReplication, ServerUnreachable
+from cdc_lake.config.source import FamilySource
+from cdc_lake.errors import (
+    CdcLakeError,
+    NoPrimary,
+    OptionRefused,
+    ReplicationPortNeeded,
+    RoleLacksReplication,
+    ServerUnreachable,
+)
 from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.check.budget import budget_lines
 from cdc_lake.pipeline.check.family_failover import failover_lines
@@ -54,6 +62,10 @@ def findings(project: Project) -> Iterator[CheckLine]:
         yield _role(rights, seen=refused is None and not reads_by_sql(project))
         yield from _ports(project, facts, refused)
         yield from _options(project, facts)
+        yield from memory_lines(source, facts.process_memory)
+        if source.on_standby and source.decoding_mode is Mode.PARALLEL:
+            text = "the vendors advise one parallel decoding connection for each standby, which has 20 decoders in all"
+            yield CheckLine(ok=None, subject="standby", text=text)
         yield from _printing(project)
         if refused is None:
             yield slot_line(project, session)
@@ -113,6 +125,26 @@ def _refused(project: Project) -> CdcLakeError | None:
     except CdcLakeError as error:
         return error
     return None
+
+
+_OF_MEMORY = {"max-txn-in-memory": (1 << 20, 4), "max-reorderbuffer-in-memory": (1 << 30, 2)}
+"""Options that newer GaussDB bounds in parallel decoding: their unit, and the part of `max_process_memory` at most."""
+
+
+def memory_lines(source: FamilySource, memory: int | None) -> Iterator[CheckLine]:
+    """What of the source's options is more than the server's memory allows. `memory`: in bytes, None: not known."""
+    for name, (unit, part) in _OF_MEMORY.items():
+        given = as_number(source.decoding[name]) if name in source.decoding else None
+        if given is None or source.decoding_mode is not Mode.PARALLEL or source.type != "gaussdb":
+            continue
+        if memory is None:
+            text = f"{name} = {given}: the server does not show `max_process_memory`, which bounds it"
+            yield CheckLine(ok=None, subject="decoding", text=text)
+        elif given * unit > memory // part:
+            most = memory // part // unit
+            text = f"{name} = {given} is more than 1/{part} of the server's max_process_memory, which is {most}"
+            fix = f"source.decoding: {{{name}: {most}}}"
+            yield CheckLine(ok=False, subject="decoding", text=text, fix=fix, code=OptionRefused.code)
 
 
 def _role(rights: FamilyRole, *, seen: bool) -> CheckLine:

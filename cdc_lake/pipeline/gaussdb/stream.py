@@ -173,6 +173,7 @@ def open_family(
             copied=copied,
             spilled=lambda: spool.written,
             heed=beside.heed,
+            newest_decoded=lambda: assembler.newest_decoded,
         )
 
 

@@ -130,6 +130,7 @@ class Receiving:
                 self._commit_what_is_due(stream, landing)
                 idle = not landing.busy and not len(self._batch)
                 self._pulse.turned(stream.assembler.open_bytes, stream.spilled(), idle=idle)
+                self._pulse.newest_decoded = stream.newest_decoded()
                 self._pulse.prepared = None if stream.parked is None else stream.parked.waiting
             self._finish(stream, landing)
 

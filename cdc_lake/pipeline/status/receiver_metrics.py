@@ -20,6 +20,7 @@ from cdc_lake.observe.exposition import Exposition, Sample, Tally
 from cdc_lake.observe.metric_names import (
     BATCH_ROWS,
     CHANGES_TOTAL,
+    DECODING_LAG_SECONDS,
     HEALTHY,
     LANDED_LAG_BYTES,
     LANDED_LAG_SECONDS,
@@ -126,6 +127,8 @@ class ReceiverMetrics:
 
         show(HEALTHY, health.healthy)
         show(OPEN_TRANSACTION_BYTES, pulse.open_bytes)
+        if (newest := pulse.newest_decoded) is not None:
+            show(DECODING_LAG_SECONDS, max(0.0, time.time() - newest / 1e6))
         show(SPILLED_BYTES_TOTAL, pulse.spilled_bytes)
         if (prepared := pulse.prepared) is not None:
             show(PREPARED_TRANSACTIONS, len(prepared))

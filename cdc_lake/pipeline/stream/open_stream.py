@@ -37,7 +37,8 @@ class OpenStream:
     copy that was made first. `spilled`: bytes of transactions that its spool has written; 0 where there is none.
     `parked`: prepared transactions that wait for their end, where such are kept. `heed` raises what ended that goes on
     beside the stream, and has to end it too. `synchronous`: whether commits at the source wait for the receiver's
-    answer (`synchronous_standby_names` of PostgreSQL); asked by the thread that reads the stream.
+    answer (`synchronous_standby_names` of PostgreSQL); asked by the thread that reads the stream. `newest_decoded`: see
+    `Pulse`.
     """
 
     frames: FrameSource
@@ -53,6 +54,7 @@ class OpenStream:
     parked: ParkedTransactions | None = None
     heed: Callable[[], None] = nothing
     synchronous: Callable[[], bool] = bool
+    newest_decoded: Callable[[], int | None] = nothing
 
 
 def patiently(attempt: Callable[[], T], stop: threading.Event, tell: Tell, patience: float) -> T:

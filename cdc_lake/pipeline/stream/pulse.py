@@ -22,7 +22,8 @@ class Pulse:
     and confirmed, or a part of it, by `clock`, in seconds; `landed_at`: when the stream was opened or bronze last moved
     on; `commit_ts`: of the newest transaction that landed, microseconds since 1970, None where none did or it has no
     time; `open_bytes`: of transactions without their COMMIT; `spilled_bytes`: written to the spool, since it began;
-    `prepared`: those that are kept until COMMIT PREPARED, None without two-phase decoding.
+    `prepared`: those that are kept until COMMIT PREPARED, None without two-phase decoding. `newest_decoded`: time of
+    the newest log that the server has decoded, by its heartbeats, microseconds since 1970, None without any.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,6 +36,7 @@ class Pulse:
         self.open_bytes = self.spilled_bytes = 0
         self._spilled = 0  # of the open stream
         self.prepared: Sequence[Prepared] | None = None
+        self.newest_decoded: int | None = None
 
     @contextmanager
     def beating(self, state: BronzeState) -> Iterator[None]:
@@ -44,7 +46,7 @@ class Pulse:
         try:
             yield
         finally:
-            self.streaming, self.open_bytes, self.prepared = False, 0, None
+            self.streaming, self.open_bytes, self.prepared, self.newest_decoded = False, 0, None, None
 
     def turned(self, open_bytes: int, spilled: int, *, idle: bool) -> None:
         """The loop has turned once; `spilled`: bytes that the open stream has spooled; `idle`: nothing waits to be

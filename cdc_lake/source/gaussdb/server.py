@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings, SourcePermission, StreamProtocol
@@ -16,7 +16,7 @@ _MILLISECONDS = 1000
 _DOING = "identifying the server"
 _SETTINGS = (
     *("wal_level", "enable_thread_pool", "logical_sender_timeout", "wal_sender_timeout"),
-    *("max_replication_slots", "max_wal_senders", "enable_slot_log"),
+    *("max_replication_slots", "max_wal_senders", "enable_slot_log", "max_process_memory"),
 )
 
 
@@ -26,6 +26,7 @@ class FamilySettings:
 
     `encoding` is the database's, as the server names it, `compatibility` the database's A, B, C or PG.
     `sender_timeout` is in seconds, 0 = never. `slots_logged`: standbys have the slots too.
+    `process_memory`: `max_process_memory` in bytes, None if it is not shown.
     """
 
     version: FamilyVersion
@@ -39,6 +40,7 @@ class FamilySettings:
     slots_max: int
     senders_max: int
     slots_logged: bool
+    process_memory: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,13 @@ def read_settings(session: WireSession) -> FamilySettings:
         slots_max=int(settings.get("max_replication_slots") or 0),
         senders_max=int(settings.get("max_wal_senders") or 0),
         slots_logged=settings.get("enable_slot_log") == "on",
+        process_memory=_bytes_of_kibibytes(settings.get("max_process_memory", "")),
     )
+
+
+def _bytes_of_kibibytes(setting: str) -> int | None:
+    """Bytes of a setting that pg_settings shows in kB, its unit; None if the server does not show it."""
+    return int(setting) * 1024 if setting.isdigit() else None
 
 
 def _values(settings: FamilySettings) -> dict[str, Any]:

@@ -50,6 +50,11 @@ def _words(pattern: str, kind: type[SourceError], sqlstate: str = "") -> _Words:
     return _Words(re.compile(pattern, re.IGNORECASE), kind, sqlstate)
 
 
+_NO_USER = re.compile(r"\b(role|user)\b.* does(n't| not) exist", re.IGNORECASE)
+"""With `dynamic-resolution: off` a name in `exclude-users` that does not exist ends decoding; no document prints the
+words, so those of PostgreSQL are taken (undefined_object).
+"""
+
 _FAMILY: tuple[_Words, ...] = (
     _words(r"replication should connect HA port", ReplicationPortNeeded),
     _words(r"listen ip and port is not for the gsql client", ServicePortNeeded),
@@ -57,6 +62,7 @@ _FAMILY: tuple[_Words, ...] = (
     _words(r"output[-_ ]order", WrongOutputOrder),
     _words(r"could not parse value .* for parameter", OptionRefused, "22023"),
     _words(r"option \S+ should be", OptionRefused, "22023"),
+    _Words(_NO_USER, OptionRefused, "42704"),
     _words(r'invalid value for parameter "logical_sender_timeout"', OptionRefused, "22023"),
     _words(r"could not access file", PluginMissing, "58P01"),
     _words(r"replication slot name .* (contains invalid character|is too (long|short)|is not)", SlotNameInvalid),
@@ -120,6 +126,8 @@ def _hint(kind: type[SourceError], said: ServerMessage, user: str) -> str | None
     if kind is RoleLacksReplication:
         role = identifier(user) if user else "<user>"
         return f"an administrator runs: ALTER ROLE {role} REPLICATION, or grants it gs_role_replication"
+    if kind is OptionRefused and _NO_USER.search(said.message):
+        return "take the name out of `exclude-users`, or leave `dynamic-resolution` on: then it counts once it exists"
     if kind is ServerSettings:
         return next((hint for words, hint in _SETTINGS_HINTS if words in said.message.lower()), None)
     return _HINTS.get(kind)
