@@ -137,7 +137,7 @@ def test_silver_follows_names_that_come_to_mean_other_tables(spark: Any, databas
     for name in ("@", "@_new", "@_more", "@_gone"):
         shop.both(f"CREATE TABLE {name} (id int PRIMARY KEY, note text); INSERT INTO {name} VALUES (1, '{name}')")
     shop.run()
-    shop.both("UPDATE @ SET note = 'pending'")
+    shop.both("UPDATE @ SET note = 'pending'; INSERT INTO @_gone VALUES (2, 'its last')")
     shop.both("ALTER TABLE @ RENAME TO @_old; ALTER TABLE @_new RENAME TO @; ALTER TABLE @_more RENAME TO @_renamed")
     shop.both("DROP TABLE @_gone; INSERT INTO @ VALUES (2, 'swapped'); INSERT INTO @_renamed VALUES (2, 'renamed')")
     shop.run()
