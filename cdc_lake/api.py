@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from cdc_lake.pipeline.plan import Plan
     from cdc_lake.pipeline.ports.slot_details import SlotDetails
     from cdc_lake.pipeline.ports.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
+    from cdc_lake.pipeline.restart import Restarted
     from cdc_lake.pipeline.resync import Resynced
     from cdc_lake.pipeline.run import RunSummary
     from cdc_lake.pipeline.state.comparison import Comparison
@@ -72,6 +73,7 @@ __all__ = [
     "rebuild",
     "release_held",
     "report",
+    "restart",
     "resume",
     "resync",
     "run",
@@ -241,24 +243,40 @@ def run(
     stop: threading.Event | None = None,
     tell: Tell = silent,
     allowed: Iterable[str] = (),
+    adopt: Iterable[str] = (),
     spark: SparkSession | None = None,
 ) -> RunSummary:
     """Run both loops, or `only` one, until `stop` is set or, with `once`, until the goal fixed at the start.
 
-    `allowed`: destructive operations on silver tables that may be done, in the words of `plan`; `spark`: the session of
-    a platform that brings its own.
+    `allowed`: destructive operations on silver tables that may be done, in the words of `plan`; `adopt`: silver tables
+    (`namespace.table`) whose content is replaced although another pipeline's or nobody's; `spark`: the session of a
+    platform that brings its own. Raises SilverNotOwned for a table of somebody else.
     """
     from cdc_lake.pipeline.run import run as execute
 
     event = stop or threading.Event()
-    return execute(project, once=once, only=only, stop=event, tell=tell, allowed=frozenset(allowed), spark=spark)
+    return execute(
+        project,
+        once=once,
+        only=only,
+        stop=event,
+        tell=tell,
+        allowed=frozenset(allowed),
+        adopt=frozenset(adopt),
+        spark=spark,
+    )
 
 
 def run_once(
-    project: Project, *, only: str | None = None, tell: Tell = silent, allowed: Iterable[str] = ()
+    project: Project,
+    *,
+    only: str | None = None,
+    tell: Tell = silent,
+    allowed: Iterable[str] = (),
+    adopt: Iterable[str] = (),
 ) -> RunSummary:
     """Bring bronze and silver to where the source is now, and return."""
-    return run(project, once=True, only=only, tell=tell, allowed=allowed)
+    return run(project, once=True, only=only, tell=tell, allowed=allowed, adopt=adopt)
 
 
 def status(project: Project) -> Status:
@@ -332,6 +350,13 @@ def rebuild(
     from cdc_lake.pipeline.applying.rebuild import rebuild as build
 
     return build(project, table, to=to, into=into, dry_run=dry_run, keys=keys, tell=tell)
+
+
+def restart(project: Project, *, yes: bool = False) -> Restarted:
+    """Have the next run begin a new stream; without `yes` say what that does. See `cdc_lake.pipeline.restart`."""
+    from cdc_lake.pipeline.restart import restart as start_over
+
+    return start_over(project, yes=yes)
 
 
 def resync(project: Project, *tables: str, dry_run: bool = False, tell: Tell = silent) -> Resynced:

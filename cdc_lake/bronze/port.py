@@ -73,8 +73,8 @@ class BronzeWriter(Protocol):
         """What bronze holds of the newest stream, read from the table itself; None for an empty table."""
         ...
 
-    def begin_stream(self, stream: str, start: int, confirm: int | None = None) -> BronzeState:
-        """Start a stream in the epoch after the last one: a commit without rows.
+    def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> BronzeState:
+        """Start a stream in the epoch after the last one and `after`: a commit without rows.
 
         Its transactions lie above the position `start`; `confirm` is the slot's position there, in the lsn domain
         (None) the same number.

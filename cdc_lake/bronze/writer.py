@@ -72,14 +72,16 @@ class TableBronze:
         failpoint(STATE_READ)
         return state
 
-    def begin_stream(self, stream: str, start: int, confirm: int | None = None) -> BronzeState:
-        """Start a stream at `start`, in the epoch after the last one; the table is made where there is none."""
+    def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> BronzeState:
+        """Start a stream at `start`, in the epoch after the last one and `after`; the table is made where there is
+        none.
+        """
         there, last = self._read()
         if not there:
             self._table.create()
         if last is not None and last.stream == stream:
             raise NoStream(f"the stream {stream} was already started", where=self._table.place)
-        epoch = last.epoch + 1 if last else 1
+        epoch = max(last.epoch if last else 0, after) + 1
         state = BronzeState(stream, epoch, start, start if confirm is None else confirm, GENESIS)
         self._commit(state, (), {})
         return state

@@ -25,6 +25,7 @@ from cdc_lake.cli.pause_verbs import register as register_pauses
 from cdc_lake.cli.payload_verbs import register as register_payload_verbs
 from cdc_lake.cli.process import EXIT_INTERRUPTED, EXIT_PENDING, run_command
 from cdc_lake.cli.rebuild_verbs import register as register_rebuild
+from cdc_lake.cli.restart_verb import register as register_restart
 from cdc_lake.cli.resync_verb import register as register_resync
 from cdc_lake.cli.slot_verbs import slot_app
 from cdc_lake.cli.upgrade_verbs import register as register_upgrade
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 ORDER = (
     *("init", "validate", "check", "plan", "run", "status", "compare", "report"),
-    *("inspect", "held", "cuts", "pause", "resume", "resync", "rebuild", "maintain", "upgrade", "slot"),
+    *("inspect", "held", "cuts", "pause", "resume", "resync", "restart", "rebuild", "maintain", "upgrade", "slot"),
     *("record", "replay", "bundle", "explain", "schema"),
 )
 """The verbs as they are listed: from the first file to the first proof, then the running of it, then the rest."""
@@ -65,6 +66,7 @@ register_offline(app)
 register_payload_verbs(app)
 register_rebuild(app)
 register_resync(app)
+register_restart(app)
 register_pauses(app)
 register_upgrade(app)
 register_bundle(app)
@@ -137,6 +139,9 @@ def plan(
         bool, typer.Option("--show-config", help="Every setting in force and where it comes from; no connection.")
     ] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 6 where changes are pending.")] = False,
+    adopt: Annotated[
+        list[str] | None, typer.Option("--adopt", metavar="TABLE", help="What `run --adopt TABLE` would do.")
+    ] = None,
 ) -> None:
     """What `run` would do, without doing it."""
     from cdc_lake.cli.render import plan_text, settings_text
@@ -151,7 +156,7 @@ def plan(
         return
     from cdc_lake.pipeline.plan import plan as work_out
 
-    planned = work_out(project)
+    planned = work_out(project, adopt=frozenset(adopt or ()))
     look = call.view.look
     types = ledger_text(planned.types, colour=look.colour(sys.stdout), verb="plan", verbose=look.verbose)
     call.view.result(planned, ("" if look.quiet else types) + plan_text(planned, verbose=look.verbose))
@@ -168,6 +173,15 @@ def run(
         list[str] | None,
         typer.Option("--allow", metavar="OPERATION", help="Do this destructive operation, in the words of `plan`."),
     ] = None,
+    adopt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--adopt",
+            metavar="TABLE",
+            help="Replace what this silver table (namespace.table) holds, although it belongs to another pipeline or "
+            "was not written by cdc-lake.",
+        ),
+    ] = None,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
     """Do the plan: receive changes into bronze, apply them to silver."""
@@ -176,8 +190,9 @@ def run(
 
     if only not in {None, "receive", "apply"}:
         raise typer.BadParameter("expected `receive` or `apply`", param_hint="--only")
-    if allow and only == "receive":
-        raise typer.BadParameter("receiving alone changes no silver table", param_hint="--allow")
+    for option, given in (("--allow", allow), ("--adopt", adopt)):
+        if given and only == "receive":
+            raise typer.BadParameter("receiving alone changes no silver table", param_hint=option)
     project = call.project()
     tell: Tell = call.view.tell
     if only == "receive":
@@ -190,7 +205,15 @@ def run(
     with StopOnSignal(call.view.note) as stop:
         if until_input_ends:
             stop_when_input_ends(stop.event)
-        summary = execute(project, once=once, only=only, stop=stop.event, tell=tell, allowed=frozenset(allow or ()))
+        summary = execute(
+            project,
+            once=once,
+            only=only,
+            stop=stop.event,
+            tell=tell,
+            allowed=frozenset(allow or ()),
+            adopt=frozenset(adopt or ()),
+        )
     if call.view.look.json:
         call.view.event({"schema": "cdc-lake/run/1", "stage": "summary", **_fields(summary)})
     else:

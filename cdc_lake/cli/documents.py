@@ -43,6 +43,7 @@ from cdc_lake.pipeline.plan import Plan
 from cdc_lake.pipeline.ports.slot_details import SlotDetails
 from cdc_lake.pipeline.ports.slot_values import SlotAdvanced, SlotDropped, SlotList, SlotMade
 from cdc_lake.pipeline.receiving.loop import ReceiveSummary
+from cdc_lake.pipeline.restart import Restarted
 from cdc_lake.pipeline.resync import Resynced
 from cdc_lake.pipeline.run import RunSummary
 from cdc_lake.pipeline.state.comparison import TableComparison, Verdict
@@ -95,6 +96,7 @@ DOCUMENTS: Mapping[str, tuple[str, Sequence[type | Fields]]] = {
     ),
     "report": ("report", [ReportFiles]),
     "resync": ("resync", [Resynced]),
+    "restart": ("restart", [Restarted]),
     "rebuild": ("rebuild", [Rebuilt]),
     "maintain": ("maintain", [Maintenance]),
     "pause": ("pause", [PauseState]),

@@ -27,6 +27,9 @@ def rebuild(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build it, say what would change, and change nothing.")
     ] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Also where the table belongs to another pipeline, or to nobody.")
+    ] = False,
     keys: Annotated[
         int, typer.Option("--keys", metavar="N", min=0, help="Show the keys of so many rows that differ.")
     ] = 0,
@@ -37,5 +40,7 @@ def rebuild(
     from cdc_lake.pipeline.applying.rebuild import rebuild as build
 
     position = None if to is None else parse_position(to)
-    done = build(call.project(), table, to=position, into=into, dry_run=dry_run, keys=keys, tell=call.view.tell)
+    done = build(
+        call.project(), table, to=position, into=into, dry_run=dry_run, keys=keys, adopt=adopt, tell=call.view.tell
+    )
     call.view.result(done, rebuilt_text(done))

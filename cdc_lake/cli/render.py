@@ -170,6 +170,9 @@ def plan_text(planned: Plan, *, verbose: bool = False) -> str:
     for needed, what in ((planned.rebuilds, "rebuild"), (planned.resyncs, "resync")):
         if needed:
             lines.append(f"! {counted(needed, what)} needed, which no run makes")
+    if adopted := planned.adopted:
+        lines.append(f"! {counted(len(adopted), 'table')} of others: not replaced unless adopted:")
+        lines.append("  cdc-lake run " + " ".join(f"--adopt {shlex.quote(label)}" for label in adopted))
     if not planned.destructive:
         lines.append("nothing destructive; `cdc-lake run` does it" if planned.changes else "nothing to make or alter")
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import CdcLakeError
+from cdc_lake.errors.root import ANEW, CdcLakeError
 
 
 class DecodeError(CdcLakeError):
@@ -48,7 +48,7 @@ class InvalidText(DecodeError):
     code = "DEC304"
     hint = (
         "a database in SQL_ASCII checks nothing: name the column in `source.hex_columns`, which keeps its bytes in "
-        "hexadecimal digits, or repair the row and take a new copy"
+        f"hexadecimal digits; or repair the row, and {ANEW}"
     )
 
     def __init__(self, *, at: int) -> None:
@@ -72,7 +72,7 @@ class UnknownType(DecodeError):
     """A column of a type whose name neither the stream nor the catalog gives."""
 
     code = "DEC307"
-    hint = "was the type dropped since? `SELECT typname FROM pg_type WHERE oid = …` tells; if so: new slot, new copy"
+    hint = f"was the type dropped since? `SELECT typname FROM pg_type WHERE oid = …` tells; if so, {ANEW}"
 
 
 class BatchTooLarge(DecodeError):
@@ -100,14 +100,14 @@ class UnmatchedDelete(DecodeError):
     """A DELETE without a key, on a table that has one, with no INSERT before it that it could cancel."""
 
     code = "DEC316"
-    hint = "was the table's key or replica identity changed? Then: new slot, new copy; if not, report it"
+    hint = f"was the table's key or replica identity changed? then {ANEW}; if not, report it"
 
 
 class UnreadableRow(DecodeError):
     """A row whose values the server did not send: an INSERT or UPDATE without a new tuple, or with an empty one."""
 
     code = "DEC317"
-    hint = "the server could not read its own log record: see its log; then: new slot, new copy"
+    hint = f"the server could not read its own log record: see its log; then {ANEW}"
 
 
 class NoOrderNumber(DecodeError):
@@ -166,8 +166,8 @@ class TextNotInEncoding(DecodeError):
 
     code = "DEC311"
     hint = (
-        "name the column in `source.hex_columns`, which keeps its bytes in hexadecimal digits, or repair the row and "
-        "take a new copy"
+        "name the column in `source.hex_columns`, which keeps its bytes in hexadecimal digits; or repair the row, "
+        f"and {ANEW}"
     )
 
     def __init__(self, encoding: str, *, at: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import CdcLakeError, Retry
+from cdc_lake.errors.root import ANEW, CdcLakeError, Retry
 
 
 class LakeError(CdcLakeError):
@@ -167,7 +167,7 @@ class TooManyFollowed(LakeError):
     code = "LAK472"
     hint = (
         "one transaction moves so many keys, or breaks a rule so often, that it cannot be taken apart: give the rule "
-        "`on_fail: warn` or `stop`, or make a new copy of the table"
+        "`on_fail: warn` or `stop`, or copy the table again: `cdc-lake resync TABLE`"
     )
 
 
@@ -183,6 +183,16 @@ class OtherWriter(LakeError):
 
     code = "LAK467"
     hint = "find out what writes to the table, take it back or run `cdc-lake rebuild` for it"
+
+
+class SilverNotOwned(LakeError):
+    """A silver table belongs to another pipeline, or was not written by cdc_lake."""
+
+    code = "LAK469"
+    hint = (
+        "give this pipeline its own `silver.defaults.namespace` or the table another name with `to`; to replace what "
+        "the table holds on purpose: `cdc-lake run --adopt TABLE`"
+    )
 
 
 class RebuildPlaceTaken(LakeError):
@@ -236,7 +246,17 @@ class BronzeAltered(LakeError):
     """Something else changed the data of bronze since the last commit of its receiver."""
 
     code = "LAK425"
-    hint = "find out what writes to the table; what bronze has lost comes back only with a new copy"
+    hint = f"find out what writes to the table, and put it back as it was; if that cannot be had: {ANEW}"
+
+
+class BronzeGone(LakeError):
+    """The control tables know a stream, and bronze holds nothing."""
+
+    code = "LAK427"
+    hint = (
+        "was `bronze.path` changed, or the folder moved? put it back, and nothing is lost: the slot keeps the log; if "
+        "bronze is lost for good: `cdc-lake restart`"
+    )
 
 
 class ControlNewer(LakeError):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, TypeVar
+
+ANEW: Final = "`cdc-lake restart` begins a new stream with new copies; silver, cuts and decisions stay"
+"""The remedy where a stream cannot go on, as hints say it."""
 
 
 class Retry(enum.Enum):

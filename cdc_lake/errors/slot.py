@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import Retry
+from cdc_lake.errors.root import ANEW, Retry
 from cdc_lake.errors.source import SourceError
 
 
@@ -10,21 +10,21 @@ class SlotInvalidated(SourceError):
     """The server gave the slot up for a reason of its own, or it never had a position."""
 
     code = "SRC218"
-    hint = "drop the slot, move the lake folder away and run again; the page of this code says what each reason means"
+    hint = f"the page of this code says what each reason means, and what to do first; then {ANEW}"
 
 
 class WalGone(SlotInvalidated):
     """The server dropped WAL that the slot still needed."""
 
     code = "SRC204"
-    hint = "raise max_slot_wal_keep_size on the server; then drop the slot, move the lake folder away and run again"
+    hint = f"raise max_slot_wal_keep_size on the server; then {ANEW}"
 
 
 class SlotMissing(SourceError):
     """Bronze was fed from a slot that is no longer there: what came after bronze's last position is not kept."""
 
     code = "SRC212"
-    hint = "a new slot cannot bring back what was between: move the lake folder away and run again"
+    hint = f"a new slot cannot bring back what was between: {ANEW}"
 
 
 class SlotActive(SourceError):
@@ -39,14 +39,20 @@ class SlotForeign(SourceError):
     """A slot of this name exists, but it is not one this pipeline can have made or may take over."""
 
     code = "SRC214"
-    hint = "name another in `source.slot.name`, or drop this one if unused: SELECT pg_drop_replication_slot('…')"
+    hint = (
+        "is the volume of `lake.path` mounted, and are `lake.path` and `bronze.path` as they were? put them back, and "
+        "nothing is lost; if this lake is new, name another slot in `source.slot.name`: who owns this one may need it"
+    )
 
 
 class SlotAhead(SourceError):
     """The slot's confirmed position lies beyond what bronze holds: the changes between are missing."""
 
     code = "SRC215"
-    hint = "it was recreated, or something else read or advanced it: drop it, move the lake folder away, run again"
+    hint = (
+        "was an older lake put back? put the newer one back; otherwise the slot was recreated, or something else read "
+        f"it: {ANEW}"
+    )
 
 
 class SlotOfOtherPlugin(SlotForeign):
@@ -81,7 +87,7 @@ class SlotNotTwoPhase(SlotForeign):
     code = "SRC238"
     hint = (
         "take `two_phase` out of `source.decoding`: prepared transactions arrive whole at their COMMIT PREPARED; or "
-        "begin a new stream, whose slot has it: the page of this code says how"
+        f"have it in a new slot: {ANEW}"
     )
 
 
@@ -105,4 +111,4 @@ class SlotGivenUp(SourceError):
     """The budget stayed exceeded, and the pipeline says that its slot is to be dropped then."""
 
     code = "SRC233"
-    hint = "find out why bronze fell behind, or raise `source.wal_budget`; then move the lake folder away and run again"
+    hint = f"find out why bronze fell behind, or raise `source.wal_budget`; then {ANEW}"

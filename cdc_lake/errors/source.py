@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import CdcLakeError, Retry
+from cdc_lake.errors.root import ANEW, CdcLakeError, Retry
 
 
 class SourceError(CdcLakeError):
@@ -73,14 +73,14 @@ class NoFreeSlot(SourceError):
     """Every replication slot the server was given is in use."""
 
     code = "SRC211"
-    hint = "raise max_replication_slots (needs a restart), or drop a slot nobody needs: see pg_replication_slots"
+    hint = "raise max_replication_slots (the server has to be restarted); `cdc-lake slot list` shows who has them"
 
 
 class OtherSource(SourceError):
     """The server or the database is not the one bronze was fed from."""
 
     code = "SRC216"
-    hint = "check `source`; if it was replaced on purpose, move the lake folder away and run again"
+    hint = f"check `source`; if the server was replaced or upgraded on purpose: {ANEW}"
 
 
 class BronzeAhead(SourceError):
@@ -88,8 +88,7 @@ class BronzeAhead(SourceError):
 
     code = "SRC217"
     hint = (
-        "keep what was lost, if it matters: `cdc-lake inspect tx POSITION` shows what bronze holds of it; "
-        "then drop the slot, move the lake folder away and run again"
+        f"keep what was lost, if it matters: `cdc-lake inspect tx POSITION` shows what bronze holds of it; then {ANEW}"
     )
 
 
@@ -97,7 +96,7 @@ class PublicationMissing(SourceError):
     """The publication that the slot reads is not there."""
 
     code = "SRC220"
-    hint = "changes since it went cannot be decoded: make it again, drop the slot, move the lake folder away, run again"
+    hint = f"changes since it went cannot be decoded, also where it is made again: {ANEW}"
 
 
 class PublicationUnfit(SourceError):
@@ -140,7 +139,7 @@ class SourcePermission(SourceError):
     """The role may connect, but not do this."""
 
     code = "SRC224"
-    hint = "the role needs SELECT on the tables; it must own them to make the publication, or their owner makes it"
+    hint = "`cdc-lake check --sql` prints what a superuser has to run so that the role may do this"
 
 
 class RowsHidden(SourceError):
@@ -184,7 +183,7 @@ class CopyUnknown(SourceError):
     """Bronze holds changes of a stream, but nothing says that its initial copy was finished."""
 
     code = "SRC230"
-    hint = "were the control tables deleted? put them back; else drop the slot, move the lake folder away, run again"
+    hint = f"were the control tables deleted? put them back; otherwise {ANEW}"
 
 
 class TableRewritten(SourceError):
@@ -238,7 +237,7 @@ class WrongOutputOrder(SourceError):
     """The slot sends in another order than the pipeline asks for: CSN instead of LSN, or the other way round."""
 
     code = "SRC244"
-    hint = "make `source.slot.output_order` say what the slot has, or drop the slot and let it be made again"
+    hint = f"make `source.slot.output_order` say what the slot has; to have the other order: {ANEW}"
 
 
 class SlotNameInvalid(SourceError):
@@ -313,6 +312,6 @@ class HistoryDiffers(SourceError):
 
     code = "SRC262"
     hint = (
-        "did another server take over that lacked the end of the log? then drop the slot, move the lake folder away "
-        "and run again; were `tables` changed after a crash? then change them back for one run"
+        "were `tables` changed after a crash? then change them back for one run; did another server take over that "
+        f"lacked the end of the log? {ANEW}"
     )

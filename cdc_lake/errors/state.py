@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import CdcLakeError, Retry
+from cdc_lake.errors.root import ANEW, CdcLakeError, Retry
 
 
 class StateError(CdcLakeError):
@@ -149,14 +149,14 @@ class CsnTwice(StateError):
     """Two different transactions of a stream have one CSN."""
 
     code = "STA643"
-    hint = "CSNs of this server do not count its transactions: use `order: lsn`, with a new slot and a new copy"
+    hint = f"CSNs of this server do not count its transactions: set `order: lsn`; then {ANEW}"
 
 
 class KeylessDelete(StateError):
     """A delete of a row that the server did not name, for a silver table that is merged by key."""
 
     code = "STA644"
-    hint = "give the table a primary key or REPLICA IDENTITY FULL at the source, then take a new copy of it"
+    hint = "give the table a primary key or REPLICA IDENTITY FULL at the source, then `cdc-lake resync TABLE`"
 
 
 class ValueNotTyped(StateError):
@@ -177,7 +177,7 @@ class SpanTrimmed(StateError):
     """Bronze let go transactions that silver does not have."""
 
     code = "STA665"
-    hint = "start over with a new copy (docs/guides/operations.md): what left bronze is nowhere else in the lake"
+    hint = f"what left bronze is nowhere else in the lake: {ANEW}"
 
 
 class BeforeFirstCut(StateError):
@@ -220,7 +220,7 @@ class PastTrimmed(StateError):
     """A table cannot be built again from bronze: its beginning left by retention."""
 
     code = "STA670"
-    hint = "take a new copy (docs/guides/operations.md#starting-over); `bronze.retention.rebuilds: true` keeps the past"
+    hint = "`cdc-lake resync TABLE` copies it again, and `cdc-lake restart` every table where it keeps a past"
 
 
 class PositionNotHeld(StateError):

@@ -18,7 +18,8 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.errors import OtherWriter, TableChangedMeanwhile
 from cdc_lake.lake.evolution import AddColumn, SchemaChange, columns_after, only_adds, restated
 from cdc_lake.lake.made import OWN, cluster_sql, division_properties, own_properties, partition_sql
-from cdc_lake.lake.marker import GENERATION_PROPERTY, Marker, app_id, layout_app_id, planned_for, read_marker
+from cdc_lake.lake.marker import FIRST, GENERATION_PROPERTY, Marker, app_id, layout_app_id, planned_for, read_marker
+from cdc_lake.lake.owner import OWNER, owner_properties
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 from cdc_lake.lake.strangers import overtaken
 
@@ -56,10 +57,20 @@ class DeltaSilver:
         schema = self._spark.table(self.name).schema
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
 
-    def create(self, columns: Sequence[SilverColumn]) -> None:
+    def create(self, columns: Sequence[SilverColumn], stream: str) -> None:
         """By DDL; the checkpoint interval of 100 removes the spike that every tenth commit had (measured)."""
         ddl = ", ".join(c.ddl for c in columns)
-        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses()}")
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses(stream)}")
+
+    def take_over(self, columns: Sequence[SilverColumn], stream: str) -> None:
+        """By one REPLACE TABLE, with a query: without one Delta compares a path's table with what is there (tried).
+        Application transactions outlive it, so the generation grows.
+        """
+        none = ", ".join(f"CAST(NULL AS {c.type}) AS {quoted(c.name)}" for c in columns)
+        generation = int(self._properties().get(GENERATION_PROPERTY, FIRST)) + 1
+        clauses = self._clauses(stream, {GENERATION_PROPERTY: str(generation)})
+        with self._rivals_refused():
+            self._spark.sql(f"CREATE OR REPLACE TABLE {self.name} {clauses} AS SELECT {none} WHERE false")
 
     def cluster(self) -> None:
         """By DDL: rows are put together by `maintain`, those that are there already too."""
@@ -133,7 +144,7 @@ class DeltaSilver:
         if self.marker(stream) != base:
             raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
         chosen = ", ".join(f"CAST({quoted(c.name)} AS {c.type}) AS {quoted(c.name)}" for c in columns)
-        clauses = self._clauses({**self._properties(), GENERATION_PROPERTY: str(generation)})
+        clauses = self._clauses(stream, {**self._properties(), GENERATION_PROPERTY: str(generation)})
         statement = f"CREATE OR REPLACE TABLE {self.name} {clauses} AS SELECT {chosen} FROM ({query})"
         return self._marked(stream, base, generation, position, lambda: self._spark.sql(statement))
 
@@ -146,11 +157,12 @@ class DeltaSilver:
         kept = DeltaTable(str(self._path)).metadata().configuration
         return {key: value for key, value in kept.items() if key != "delta.columnMapping.maxColumnId"}
 
-    def _clauses(self, kept: Mapping[str, str] | None = None) -> str:
+    def _clauses(self, stream: str, kept: Mapping[str, str] | None = None) -> str:
         """What CREATE and REPLACE TABLE say behind the columns; `kept`: properties that the table has."""
         comment = literal(f"current rows of {self._target.source}, by cdc_lake")
-        others = {key: value for key, value in (kept or {}).items() if key not in OWN}
-        properties = {**others, "delta.checkpointInterval": "100", **own_properties(self._target)}
+        others = {key: value for key, value in (kept or {}).items() if key not in OWN | OWNER}
+        own = {**own_properties(self._target), **owner_properties(self._project, stream)}
+        properties = {**others, "delta.checkpointInterval": "100", **own}
         listed = ", ".join(f"{literal(key)} = {literal(value)}" for key, value in properties.items())
         clustered = f" CLUSTER BY ({cluster_sql(self._target)})" if self._target.cluster_by else ""
         return f"USING delta{partition_sql(self._target)}{clustered} COMMENT {comment} TBLPROPERTIES ({listed})"

@@ -29,6 +29,7 @@ from cdc_lake.lake.marker import (
     layout_app_id,
     read_marker,
 )
+from cdc_lake.lake.owner import owner_properties
 from cdc_lake.lake.spark_catalog import check_catalog
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 from cdc_lake.observe.failpoint import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
@@ -75,14 +76,21 @@ class IcebergSilver:
         schema = self._spark.table(self.name).schema
         return tuple(SilverColumn(f.name, f.dataType.simpleString()) for f in schema.fields)
 
-    def create(self, columns: Sequence[SilverColumn]) -> None:
+    def create(self, columns: Sequence[SilverColumn], stream: str) -> None:
         """By DDL; the table has no version until its first commit."""
         with _MAKING:
             self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {self._catalog}.{quoted(self._target.namespace)}")
         ddl = ", ".join(c.ddl for c in columns)
-        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses()}")
+        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name} ({ddl}) {self._clauses(stream)}")
         if self._target.cluster_by:
             self.cluster()
+
+    def take_over(self, columns: Sequence[SilverColumn], stream: str) -> None:
+        """By one REPLACE TABLE, behind which no version is the newest: a marker of any generation is in the past."""
+        ddl = ", ".join(c.ddl for c in columns)
+        self._spark.sql(f"REPLACE TABLE {self.name} ({ddl}) {self._clauses(stream)}")
+        self.cluster()
+        self._refresh()
 
     def cluster(self) -> None:
         """By DDL: each task sorts what it writes, `maintain` sorts across files. Without a shuffle: MERGE has none."""
@@ -158,12 +166,12 @@ class IcebergSilver:
     ) -> int:
         """By a draft (`lake.iceberg_draft`), because a branch has the columns of its table."""
         ddl = ", ".join(c.ddl for c in columns)
-        self.create(columns)
+        self.create(columns, stream)
         if self.marker(stream) != base:
             raise TableChangedMeanwhile(f"another writer committed to {self._target.label}")
         with Draft(self._project, self._target) as draft:
             name = f"{self._catalog}.{quoted(self._target.namespace)}.{quoted(draft.name)}"
-            self._spark.sql(f"REPLACE TABLE {name} ({ddl}) {self._clauses()}")
+            self._spark.sql(f"REPLACE TABLE {name} ({ddl}) {self._clauses(stream)}")
             self._cluster(name)
             with self._marking(stream, generation, position), self._planned_apart(query) as content:
                 self._spark.sql(f"INSERT OVERWRITE {name} BY NAME SELECT * FROM {content}")
@@ -183,10 +191,11 @@ class IcebergSilver:
             self._spark.sql(query).localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY), _CONTENT
         )
 
-    def _clauses(self) -> str:
+    def _clauses(self, stream: str) -> str:
         """What CREATE and REPLACE TABLE say behind the columns."""
         comment = literal(f"current rows of {self._target.source}, by cdc_lake")
-        own = "".join(f", {literal(key)} = {literal(value)}" for key, value in own_properties(self._target).items())
+        given = {**own_properties(self._target), **owner_properties(self._project, stream)}
+        own = "".join(f", {literal(key)} = {literal(value)}" for key, value in given.items())
         return (
             f"USING iceberg{partition_sql(self._target)} COMMENT {comment} TBLPROPERTIES ("
             "'format-version' = '2', 'write.merge.distribution-mode' = 'none', "

@@ -50,8 +50,8 @@ class SilverStore(Protocol):
         """Its columns, None where it does not exist."""
         ...
 
-    def create(self, columns: Sequence[SilverColumn]) -> None:
-        """Make the table."""
+    def create(self, columns: Sequence[SilverColumn], stream: str) -> None:
+        """Make the table, the pipeline's own from its first version on (`lake.owner`)."""
         ...
 
     def laid_out(self, stream: str, base: Marker) -> int | None:
@@ -63,6 +63,12 @@ class SilverStore(Protocol):
 
         `base`: the marker the changes were worked out from; `live`: SQL of the condition under which a row is one that
         the source's table has. Raises TableChangedMeanwhile, Unconvertible.
+        """
+        ...
+
+    def take_over(self, columns: Sequence[SilverColumn], stream: str) -> None:
+        """Make a table that was somebody else's the pipeline's own: empty, with these columns, in one commit. Its
+        versions before that stay readable; its generation is one that no marker of it names.
         """
         ...
 

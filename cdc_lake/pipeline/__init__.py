@@ -1,6 +1,6 @@
 """Both loops, and all that looks at them. A room imports only from those below it (`pyproject.toml`, import-linter):
 
-run, plan, resync, slots, maintain, upgrade    what the verbs of these names do
+run, plan, resync, restart, maintain, upgrade    what the verbs of these names do; below them slots
 compare    silver proven equal to its source       check      the doctor: is everything ready?
 status     where a pipeline stands, its report     inspect    bronze, rows, payloads and recordings looked at
 receiving  loop 1: from the slot into bronze       applying   loop 2: from bronze into silver

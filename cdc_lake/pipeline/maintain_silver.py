@@ -23,6 +23,7 @@ from cdc_lake.lake.silver_upkeep import Keep, Upkept, silver_upkeep
 from cdc_lake.model.relation import TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.pipeline.state.ownership import Ownership
 from cdc_lake.pipeline.state.promises import kept_versions
 
 if TYPE_CHECKING:
@@ -71,7 +72,11 @@ def maintain_silver(
         spark = start(project, log=project.lake / "logs" / "maintain.log")
     done: list[TableUpkeep] = []
     failed: list[CdcLakeError] = []
+    ownership = Ownership(project)
     for target in targets:
+        if (refusal := ownership.refusal(target)) is not None:
+            failed.append(refusal)
+            continue
         keep = Keep(kept.get(str(target.source), frozenset()), since)
         steps: list[Upkept] = []
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ from cdc_lake.pipeline.ports.view import SourceView
 from cdc_lake.pipeline.server import source_view
 from cdc_lake.pipeline.state.copies import Course, courses
 from cdc_lake.pipeline.state.cuts import TableState, last_cut
+from cdc_lake.pipeline.state.ownership import check_owned
 from cdc_lake.pipeline.state.pauses import stopped_tables
 from cdc_lake.pipeline.stream.redaction import redaction_of
 from cdc_lake.pipeline.target.division import check_layout_divisible, check_made
@@ -37,7 +38,7 @@ from cdc_lake.source.stream import shown
 __all__ = ["Action", "ActionKind", "Plan", "plan"]
 
 
-_NOT_BY_A_RUN: Final = frozenset({ActionKind.REMAKE, ActionKind.COPY_AGAIN})
+_NOT_BY_A_RUN: Final = frozenset({ActionKind.REMAKE, ActionKind.COPY_AGAIN, ActionKind.ADOPT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +74,34 @@ class Plan:
         """How many operations wait for another copy of their table."""
         return sum(action.kind is ActionKind.COPY_AGAIN for action in self.actions)
 
+    @property
+    def adopted(self) -> tuple[str, ...]:
+        """The silver tables of others that `run` would take, being told to."""
+        return tuple(a.subject for a in self.actions if a.kind is ActionKind.ADOPT)
 
-def plan(project: Project) -> Plan:
-    """Work out what `run` would do. Raises SourceError, LakeError, StateError where it could not go on."""
+
+def plan(project: Project, *, adopt: Container[str] = frozenset()) -> Plan:
+    """Work out what `run` would do. `adopt`: silver tables of others that it may take, as `namespace.table`.
+
+    Raises SourceError, LakeError, StateError where it could not go on; SilverNotOwned for a table of somebody else.
+    """
     reader = bronze_reader(project)
     with source_view(project) as source:
         at_source = list(source.steps(reader.state))
-        actions = (*at_source, *_silver(project, source, reader, source.tables()))
+        names = source.tables()
+        taken = check_owned(project, names, source.origin, adopt)
+        actions = (*at_source, *_silver(project, source, reader, names, taken))
         types = ledger_of(project, source, lambda target: silver_shape(project, target) or ())
         return Plan(project.name, actions, types)
 
 
-def _silver(project: Project, source: SourceView, reader: BronzeReader, names: Sequence[TableName]) -> Iterator[Action]:
+def _silver(
+    project: Project,
+    source: SourceView,
+    reader: BronzeReader,
+    names: Sequence[TableName],
+    taken: Mapping[str, str],
+) -> Iterator[Action]:
     state, control = reader.state(), control_tables(project)
     cut = None if state is None else last_cut(control, state.stream)
     paused = stopped_tables(project, control)
@@ -101,6 +118,10 @@ def _silver(project: Project, source: SourceView, reader: BronzeReader, names: S
                 check_layout_divisible(project, target, redaction_of(project).relation(layout))
             text = f"create {target.format} table {target.label} from {name}"
             yield Action(ActionKind.CREATE_TABLE, target.label, text)
+            continue
+        if target.label in taken:
+            text = f"adopt {target.label} and replace what it holds: {taken[target.label]}"
+            yield Action(ActionKind.ADOPT, target.label, text, destructive=True)
             continue
         waits = list(_remade(project, target))
         yield from waits

@@ -27,6 +27,7 @@ from cdc_lake.observe.progress import Tell, silent
 from cdc_lake.pipeline.applying.rebuild_plan import remembers
 from cdc_lake.pipeline.receiving.recopy import recopy
 from cdc_lake.pipeline.server import source_view
+from cdc_lake.pipeline.state.cuts import content_before
 from cdc_lake.pipeline.state.source_table import source_table
 from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.source.stream import shown
@@ -102,6 +103,10 @@ def _check_carried(project: Project, names: Sequence[TableName]) -> None:
 def _table(project: Project, reader: BronzeReader, state: BronzeState, name: TableName) -> ResyncedTable:
     target = project.target(name)
     keeps = remembers(target)
+    if keeps and content_before(control_tables(project), state, str(name)) is not None:
+        words = f"{target.label} keeps a past from before the stream of epoch {state.epoch}"
+        hint = "`cdc-lake restart` copies every table again and keeps what each was"
+        raise PastTrimmed(words, where=reader.place, hint=hint)
     if keeps and (left := reader.trimmed().get(state.epoch)) is not None:
         begins = f"bronze begins behind {shown(state.stream, left[0])}"
         raise PastTrimmed(f"{begins}, and {target.label} is made again from its first copy on", where=reader.place)

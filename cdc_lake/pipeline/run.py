@@ -26,6 +26,8 @@ from cdc_lake.pipeline.applying.apply import ApplySummary, apply, summary_of
 from cdc_lake.pipeline.applying.pending_work import has_pending_work, settle_without_spark
 from cdc_lake.pipeline.receiving.process import ReceiverProcess
 from cdc_lake.pipeline.receiving.upkeep import Upkeep
+from cdc_lake.pipeline.server import source_view
+from cdc_lake.pipeline.state.ownership import adoption, check_owned
 from cdc_lake.pipeline.state.streams import is_complete
 
 if TYPE_CHECKING:
@@ -57,19 +59,23 @@ def run(
     stop: threading.Event,
     tell: Tell,
     allowed: frozenset[str] = frozenset(),
+    adopt: frozenset[str] = frozenset(),
     spark: SparkSession | None = None,
 ) -> RunSummary:
     """Run until `stop` or, with `once`, until silver is where the source was at the start.
 
     `only`: `receive` or `apply` for one of the two loops; `allowed`: destructive operations on silver tables that may
-    be done, in the words of `plan`; `spark`: the session of a platform that brings its own, otherwise one is started. A
-    row goes to the control table `runs` at the end. Raises CdcLakeError; bronze and silver are then whole up to their
-    last commits.
+    be done, in the words of `plan`; `adopt`: silver tables of others that may be replaced; `spark`: the session of a
+    platform that brings its own, otherwise one is started. A row goes to the control table `runs` at the end. Raises
+    CdcLakeError; bronze and silver are then whole up to their last commits.
     """
     if only != "receive" and spark is None:
         from cdc_lake.lake.session import require_java  # noqa: PLC0415  # a receiver needs no Spark
 
         require_java()  # before anything is made: a missing Java is told at once
+    if only is None:
+        _check_owned(project, adopt)
+    allowed |= frozenset(map(adoption, adopt))
     began, verb = time.monotonic(), f"run --only {only}" if only else "run"
     row = RunRow(new_run(), verb, datetime.now(UTC), None, "running", "{}")
     tell = of_run(row.run, tell)
@@ -91,6 +97,14 @@ def run(
     _record(project, row, outcome, facts)
     tell(Progress("run", f"`{verb}` ended", facts={"outcome": outcome, "seconds": summary.seconds}))
     return summary
+
+
+def _check_owned(project: Project, adopt: frozenset[str]) -> None:
+    """Before a slot is made and tables are copied: whose are the silver tables? Later each is looked at by apply."""
+    if is_complete(bronze_reader(project).state(), control_tables(project)):
+        return
+    with source_view(project) as source:
+        check_owned(project, source.tables(), source.origin, adopt)
 
 
 def _loops(

@@ -23,7 +23,7 @@ from cdc_lake.pipeline.server import slot_care
 from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.source.stream import shown
 
-_WAITED: Final = 60
+WAITED: Final = 60
 """Seconds that a hint says to wait for who reads a slot: as long as a server keeps one that broke off, by default."""
 
 
@@ -89,7 +89,7 @@ def drop_slot(project: Project, name: str | None = None, *, yes: bool = False, w
             care.drop(name, wait)
         except SlotActive as active:
             which = "" if own else f"{name} "
-            hint = f"stop who reads it, or wait until it leaves: cdc-lake slot drop {which}--yes --wait {_WAITED}"
+            hint = f"stop who reads it, or wait until it leaves: cdc-lake slot drop {which}--yes --wait {WAITED}"
             raise SlotActive(active.message, where=active.where, hint=hint) from active
     return SlotDropped(project.name, name, own, yes, lost, found.retained)
 
@@ -103,7 +103,9 @@ def _lost(project: Project, found: SlotFound) -> str:
     """What the pipeline loses with its slot."""
     state = bronze_reader(project).state()
     if state is None:
-        return "nothing: bronze holds nothing of it"
+        place = bronze_reader(project).place
+        away = "if its lake is not mounted, or was moved, the stream is lost with the slot"
+        return f"not known: there is no bronze at {place}; {away}"
     at = shown(state.stream, state.upto)
     behind = "" if found.end is None else f", {size(max(0, found.end - state.confirm))} of log by now"
-    return f"all changes behind {at}{behind}: the pipeline needs a new lake and a new copy"
+    return f"all changes behind {at}{behind}: the pipeline needs `cdc-lake restart` and new copies"

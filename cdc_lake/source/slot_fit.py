@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cdc_lake.errors import SlotForeign, SlotInvalidated, SlotOfOtherDatabase, SlotOfOtherPlugin, WalGone
+from cdc_lake.errors.root import ANEW
 
 _WAL_GONE = frozenset({"wal_removed", "lost"})
 _REMEDIES = {
@@ -39,5 +40,5 @@ def useless(name: str, reason: str, held: str) -> SlotInvalidated:
     if reason in _WAL_GONE:
         return WalGone(words)
     first = _REMEDIES.get(reason)
-    hint = None if first is None else f"{first}; then drop the slot, move the lake folder away and run again"
+    hint = None if first is None else f"{first}; then {ANEW}"
     return SlotInvalidated(words, hint=hint)

@@ -57,8 +57,13 @@ class StreamIdentity:
         """The position after which the stream's transactions lie, in its order domain."""
         return self.point.value if self.csn is None else self.csn.value
 
+    @property
+    def origin(self) -> str:
+        """Server, database and slot: what streams of one slot that was made again have in common."""
+        return f"{self.kind}:{self.system}:{self.database}:{self.slot}"
+
     def __str__(self) -> str:
-        source = f"{self.kind}:{self.system}:{self.database}:{self.slot}"
+        source = self.origin
         match self.kind:
             case Kind.POSTGRES:
                 return f"{source}:{self.point}"

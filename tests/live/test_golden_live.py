@@ -36,6 +36,7 @@ LIVE = {
         "inspect.record.record",
         meanwhile="UPDATE customers SET name = name || '.' WHERE id = 1",
     ),
+    "restart": Step(["restart"], "restart.restart"),
     "slot-drop": Step(["slot", "drop"], "slots.drop_slot"),
 }
 

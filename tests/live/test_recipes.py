@@ -101,7 +101,6 @@ def test_a_lost_slot_is_told_and_a_new_copy_is_whole(library: Library) -> None:
     assert library.shell.status()["slot"]["state"] == "lost"
     said = library.follow("The slot is lost")
     assert "the chain holds" in said
-    assert (library.shell.folder / "lake.before").is_dir()
     assert "snapshot" in library.shell.fine("inspect", "row", "loans", "21"), "the row that the lost log had"
 
 

@@ -50,7 +50,7 @@ def test_spark_and_pyiceberg_share_a_rest_catalog(spark: Any, tmp_path: Path) ->
             session.conf.set(name, value)
         silver = IcebergSilver(session, project, target)
         assert silver.columns() is None
-        silver.create((SilverColumn("id", "int"), SilverColumn("note", "string")))
+        silver.create((SilverColumn("id", "int"), SilverColumn("note", "string")), "s")
         assert silver.marker("s") == Marker(None, None)
         version = silver.commit(
             "s", silver.marker("s"), 10, lambda to: session.sql(f"INSERT INTO {to} VALUES (1, 'a')")

@@ -55,7 +55,7 @@ def evolve(
     """
     have, wanted = silver.columns(), kind.columns(shape)
     if have is None:
-        silver.create(wanted)
+        silver.create(wanted, stream)
         return shape
     check_kind([c.name for c in have], [c.name for c in wanted], target.label)
     check_computed(target, have, wanted)

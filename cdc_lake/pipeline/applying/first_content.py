@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.errors import RuleStopped, SnapshotIncomplete
+from cdc_lake.errors import RuleStopped, SilverNotOwned, SnapshotIncomplete
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.applying.table_steps import TableSteps
 from cdc_lake.pipeline.state.copies import beginning, initial_copies
-from cdc_lake.pipeline.state.cuts import PAUSED, Cut, TableState, found
+from cdc_lake.pipeline.state.cuts import IN, PAUSED, Cut, TableState, found
 from cdc_lake.pipeline.state.holds import hold_log
 
 
@@ -34,13 +34,19 @@ def first_content(
     for relation, copy in copies.items():
         target = project.target(copy.relation)
         marker = read_marker(project, target, state.stream)
+        adopts = steps.adopts(target)
+        if adopts is True:
+            marker = replace(marker, position=None)
         at = marker.position or copy.position
         layout = steps.layout_at(state, target, copy.position, at, copy.layout)
         tables[relation] = replace(found(target, state, marker, at, held), layout=layout)
-        if marker.position is None and relation in paused:
+        if isinstance(adopts, SilverNotOwned):
+            steps.refuse(target, copy.position - 1, adopts, tables)
+        elif marker.position is None and relation in paused:
             tables[relation] = replace(tables[relation], state=PAUSED, position=copy.position - 1)  # before its copy
         elif marker.position is None:
-            jobs.append(steps.first(state, target, copy.position, copy.layout, marker))
+            first = replace(steps.first(state, target, copy.position, copy.layout, marker), adopts=adopts)
+            jobs.append(steps.behind(state, first))
     prepared = steps.prepare(jobs, tables)
     for one in prepared:
         if one.stop is not None:
@@ -48,7 +54,7 @@ def first_content(
             raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a row of the snapshot breaks it")
     steps.merge(prepared, tables)
     for relation, table in tables.items():
-        if table.version is None and table.state != PAUSED:
+        if table.version is None and table.state == IN:
             version = read_marker(project, project.target(TableName.parse(relation)), state.stream).version
             tables[relation] = replace(table, version=version)
     return Cut(beginning(control, state), tables)

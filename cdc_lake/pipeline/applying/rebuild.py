@@ -56,6 +56,7 @@ from cdc_lake.pipeline.applying.table_span import Prepared, prepare
 from cdc_lake.pipeline.applying.whole_groups import passed_by, settled_whole, together_at
 from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
 from cdc_lake.pipeline.state.holds import forget, hold_log, open_holds, record
+from cdc_lake.pipeline.state.ownership import Ownership
 from cdc_lake.pipeline.state.source_table import source_table
 from cdc_lake.pipeline.stream.copying import Stopped
 from cdc_lake.pipeline.target.division import check_divided, check_divisible
@@ -97,23 +98,25 @@ def rebuild(
     into: str | None = None,
     dry_run: bool = False,
     keys: int = 0,
+    adopt: bool = False,
     tell: Tell = silent,
     spark: SparkSession | None = None,
 ) -> Rebuilt:
     """Build a table again, named by its source, up to where silver stands; with `into` up to `to` into a new table.
 
-    `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told.
+    `dry_run`: say what would change, and change nothing. `keys`: how many keys of rows that differ are told. `adopt`:
+    also where the table belongs to another pipeline or was not written by cdc_lake.
     In a group it holds the transactions that the other tables of it hold, and goes no further than these are.
     Raises TableNotKnown, RebuildNeedsPlace, RebuildPlaceTaken, PastTrimmed, PositionNotHeld, NothingToRebuild,
-    DivisionChanged, RuleStopped, AnotherApply, LakeError; GroupDisagrees where it would hold others than the group,
-    HeldLost where nobody knows what that holds, GroupWaits where a table of it is behind this one.
+    DivisionChanged, RuleStopped, AnotherApply, SilverNotOwned, LakeError; GroupDisagrees where it would hold others
+    than the group, HeldLost where nobody knows what that holds, GroupWaits where a table of it is behind this one.
     """
     began = time.monotonic()
     if to is not None and into is None:
         raise RebuildNeedsPlace("a live table goes on from where silver stands, it cannot stay in the past")
     name = source_table(table)
     with lease(project.lease):
-        work = Rebuilding(project, name, to, into, tell)
+        work = Rebuilding(project, name, to, into, tell, adopt=adopt)
         if spark is None:
             tell(Progress("rebuild", "starting Spark"))
             spark = start(project)
@@ -124,7 +127,14 @@ class Rebuilding:
     """One rebuild, worked out before Spark is needed. Raises what `rebuild` does. The caller holds the lease."""
 
     def __init__(
-        self, project: Project, name: TableName, to: int | None = None, into: str | None = None, tell: Tell = silent
+        self,
+        project: Project,
+        name: TableName,
+        to: int | None = None,
+        into: str | None = None,
+        tell: Tell = silent,
+        *,
+        adopt: bool = False,
     ) -> None:
         self._project = project
         self._tell = tell
@@ -133,6 +143,8 @@ class Rebuilding:
         self._state = _state(self._reader, name)
         self._log = hold_log(self._control, anew=True)
         self._target = project.target(name)
+        if into is None and not adopt:
+            Ownership(project).check(self._target)
         self._cut = last_cut(self._control, self._state.stream)
         self._listed = self._cut.tables.get(str(name)) if self._cut is not None else None
         if into is None and self._cut is None:
@@ -249,7 +261,7 @@ class Rebuilding:
         finally:
             nearby.close()
         if silver.columns() is None:  # there were no rows yet
-            silver.create(kind_of(draft, self._plan.form).columns(self._shape(spark, draft)))
+            silver.create(kind_of(draft, self._plan.form).columns(self._shape(spark, draft)), self._state.stream)
         return at.held
 
     def _part(self, spark: SparkSession, draft: Target, part: Part, at: _At, nearby: Nearby) -> _At:

@@ -24,6 +24,7 @@ from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.pipeline.applying.reread import rereads_of
 from cdc_lake.pipeline.state.copies import CopiedTable, Course, Stretch, beginning, courses, initial_copies
+from cdc_lake.pipeline.state.cuts import content_before
 from cdc_lake.pipeline.state.holds import hold_log
 from cdc_lake.pipeline.state.waiting import undecoded
 from cdc_lake.source.stream import shown
@@ -60,6 +61,9 @@ def rebuild_plan(
 ) -> RebuildPlan:
     """Work out how a table is built up to a position. Raises StateError where it cannot be."""
     control = control_tables(project)
+    if remembers(project.target(table)) and content_before(control, state, str(table)) is not None:
+        words = f"{project.target(table).label} keeps a past from before the stream of epoch {state.epoch}"
+        raise PastTrimmed(f"{words}, which a rebuild begins with", where=reader.place)
     rows = control.snapshots()
     course = courses(rows, state.stream).get(str(table), Course())
     stretches = [_as_landed(reader, state.epoch, one) for one in _stretches(project.target(table), course, upto)]

@@ -37,7 +37,8 @@ class TableJob:
     `follows`: the layout that silver's rows have, None: nobody knows; `allowed`: destructive operations in words;
     `known`: all layouts of the table. `seen`: the outline, where it was read. `rereads`: what of the table
     was read again and comes into force in the span, `decided` what was decided of it. `whole`: transactions that
-    are held whole. `copied`: the snapshot's rows end all that silver has, None where nothing is there.
+    are held whole. `copied`: the snapshot's rows end all that silver has, None where nothing is there. `adopts`: the
+    table is somebody else's, and its content is replaced on purpose.
     """
 
     project: Project
@@ -60,6 +61,7 @@ class TableJob:
     whole: frozenset[Unit] = frozenset()
     tell: Tell = silent
     copied: Copied | None = None
+    adopts: bool = False
 
     @property
     def snapshot(self) -> bool:

@@ -19,8 +19,9 @@ import pyarrow as pa
 from cdc_lake.bronze.outline import Outline, Run, cleared_before, span_files
 from cdc_lake.config.project import Target
 from cdc_lake.errors import TableChangedMeanwhile
-from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.lake.marker import Marker
+from cdc_lake.lake.owner import Owner, read_owner
 from cdc_lake.lake.row_marks import mark_when_large
 from cdc_lake.lake.store import SilverStore, store
 from cdc_lake.model.decision import NOTHING_DECIDED, Decided
@@ -43,6 +44,7 @@ from cdc_lake.pipeline.applying.judge import Survey, conditions, survey
 from cdc_lake.pipeline.applying.key_parts import KeyPart, key_parts
 from cdc_lake.pipeline.applying.span_shape import check_key, check_named, shape_of, unsent_columns
 from cdc_lake.pipeline.applying.table_job import Copied, TableJob
+from cdc_lake.pipeline.state.copies import courses
 from cdc_lake.pipeline.stream.redaction_change import check_unchanged
 from cdc_lake.pipeline.target.division import divide
 from cdc_lake.pipeline.target.fitting_rules import check_fit
@@ -123,7 +125,8 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
         return None
     kind = kind_of(job.target, job.layouts[seen.layouts[-1]])
     projection = _projection(spark, job, seen.layouts, kind)
-    check_unchanged(control_tables(job.project).configurations(), table, span)
+    control = control_tables(job.project)
+    check_unchanged(control.configurations(), table, span, lambda: _copied_at(control, job))
     check_named(seen, projection.source, kind, job.stream)
     if kind.identity is RowIdentity.KEY and by_source_key(job.target):
         check_key(seen, projection.source, job.held, job.follows, job.stream)
@@ -160,6 +163,14 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     return Prepared(job, kind, shape, silver, base, seen, folded, projection)
 
 
+def _copied_at(control: ControlTables, job: TableJob) -> int:
+    """The position of the copy that the rows before a job's begin with, -1 for none that came later than the first."""
+    course = courses(control.snapshots(), job.stream).get(str(job.target.source))
+    known = job.span.upto if job.snapshot else job.span.after
+    begins = [] if course is None else [one.begins for one in course.stretches if one.later]
+    return max((at for at in begins if at <= known), default=-1)
+
+
 def _ended(seen: Outline, job: TableJob, copied: Copied) -> Outline:
     """The outline of a copy that ends all rows before it."""
     assert job.layout is not None, "it is one of a copy"
@@ -173,13 +184,16 @@ def _base(silver: SilverStore, job: TableJob) -> Marker:
     chosen. Upkeep may: it changes no rows.
     """
     base = silver.marker(job.stream)
-    if replace(base, version=None) != replace(job.stood, version=None):
+    if not job.adopts and replace(base, version=None) != replace(job.stood, version=None):
         raise TableChangedMeanwhile(f"another writer committed to {job.target.label}")
     return base
 
 
 def _evolved(silver: SilverStore, job: TableJob, kind: Kind, projection: Projection, position: int) -> Projection:
-    divide(job.project, job.target, silver, kind.columns(projection.silver))
+    columns = kind.columns(projection.silver)
+    if job.adopts and read_owner(job.project, job.target) != Owner(job.project.name, job.stream):
+        silver.take_over(columns, job.stream)
+    divide(job.project, job.target, silver, columns)
     shape = evolve(
         silver,
         job.target,

@@ -19,7 +19,7 @@ from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.split import SPLIT_FROM, Splitter
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, TableChangedMeanwhile, TableRenamed
+from cdc_lake.errors import CdcLakeError, SilverNotOwned, TableChangedMeanwhile, TableRenamed
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.lake.strangers import untouched
@@ -31,13 +31,15 @@ from cdc_lake.pipeline.applying.applied import Applied
 from cdc_lake.pipeline.applying.group_steps import GroupSteps
 from cdc_lake.pipeline.applying.intact import damage, doubted, forgotten, may_go_on, overwritten
 from cdc_lake.pipeline.applying.merging import Merged, merge
+from cdc_lake.pipeline.applying.rebuild_plan import remembers
 from cdc_lake.pipeline.applying.reread import reread_tables, rereads_of
 from cdc_lake.pipeline.applying.sessions import Sessions, guarded
-from cdc_lake.pipeline.applying.table_job import TableJob
+from cdc_lake.pipeline.applying.table_job import Copied, TableJob
 from cdc_lake.pipeline.applying.table_span import Prepared, prepare
 from cdc_lake.pipeline.state.copies import initial_copies
-from cdc_lake.pipeline.state.cuts import BROKEN, IN, PAUSED, STAYS, TableState, found
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, PAUSED, STAYS, TableState, content_before, found
 from cdc_lake.pipeline.state.holds import HoldLog, hold_log, open_holds, record
+from cdc_lake.pipeline.state.ownership import Ownership, adoption
 from cdc_lake.silver.holding import NOTHING_WAITS
 from cdc_lake.source.stream import shown
 
@@ -76,6 +78,7 @@ class TableSteps:
         self._splitter = Splitter(project.scratch.with_name(f"{project.name}.spans"))
         self._control = control_tables(project)
         self._sessions = Sessions(spark, project.pipeline.apply.parallelism)
+        self._ownership = Ownership(project)
         self._fresh_since: dict[str, float] = {}  # of tables whose last merge may be a short time ago
         self.done = Applied()
         self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.done, self._break)
@@ -187,6 +190,11 @@ class TableSteps:
             listed = tables.get(relation)
             marker = read_marker(self._project, target, state.stream)
             known = after if listed is None else listed.position
+            adopts = self.adopts(target) if listed is None or marker.position is None else False
+            if isinstance(adopts, SilverNotOwned):
+                self._break(target, known, adopts, tables)
+                continue
+            marker = replace(marker, position=None) if adopts else marker
             watermark = max(known, marker.position if marker.position is not None else known)
             layout = None if listed is None else listed.layout
             if listed is not None and not (
@@ -212,39 +220,67 @@ class TableSteps:
                     self.done.broken.pop(target.label, None)
                 continue
             mine = Span(state.epoch, watermark, upto)
-            broken = listed is not None and listed.state == BROKEN
-            if broken and marker.position is None and (copy := self._copy(state, relation)) is not None:
-                jobs.append(
-                    self.first(state, target, *copy, marker)
-                )  # what kept it from its first content may be mended
+            begins = listed is not None and listed.state == BROKEN and marker.position is None
+            if begins and (copy := self._copy(state, relation)) is not None:  # what kept it from that may be mended
+                jobs.append(self.behind(state, replace(self.first(state, target, *copy, marker), adopts=adopts)))
                 continue
-            holds = open_holds(held, relation, state.epoch, marker.generation, watermark)
-            decided = held.decided(relation, mine)
             part = parts.get(relation, Files.none()) if parts is not None and watermark >= after else None
-            layouts = self._bronze.layouts([target.source], None if decided else mine)  # what was held may be old
-            job = TableJob(
-                self._project,
-                target,
-                state.stream,
-                mine,
-                files if part is None else part,
-                layouts,
-                holds.waiting,
-                marker,
+            job = replace(
+                self._job(state, target, mine, files if part is None else part, marker, layout, held),
                 size=load.size if watermark >= after else None,
                 near=self._nearby.of if part is None else as_they_are,
-                follows=self._follows(target, layout, layouts),
-                allowed=self._allowed,
-                known=partial(self._all_layouts, target),
                 rereads=rereads_of(rereads, state.stream, relation, mine),
-                decided=decided,
-                tell=self._tell,
+                adopts=adopts,
             ).outlined()
             if marker.position is None and (renamed := self._renamed(job, tables)) is not None:
                 self._break(target, watermark, renamed, tables)
                 continue
             jobs.append(job)
         return jobs
+
+    def _job(
+        self,
+        state: BronzeState,
+        target: Target,
+        span: Span,
+        files: Files,
+        marker: Marker,
+        layout: int | None,
+        held: HoldLog,
+    ) -> TableJob:
+        """The job of a table at `marker`, whose rows follow `layout`, for its changes in `span`."""
+        relation = str(target.source)
+        decided = held.decided(relation, span)
+        layouts = self._bronze.layouts([target.source], None if decided else span)  # what was held may be old
+        return TableJob(
+            self._project,
+            target,
+            state.stream,
+            span,
+            files,
+            layouts,
+            open_holds(held, relation, state.epoch, marker.generation, span.after).waiting,
+            marker,
+            follows=self._follows(target, layout, layouts),
+            allowed=self._allowed,
+            known=partial(self._all_layouts, target),
+            decided=decided,
+            tell=self._tell,
+        )
+
+    def adopts(self, target: Target) -> bool | SilverNotOwned:
+        """Whether a table without content of this stream is somebody else's that the run adopts; the refusal where it
+        is somebody else's and the run does not.
+        """
+        refusal = self._ownership.refusal(target)
+        if refusal is None:
+            return False
+        return True if adoption(target.label) in self._allowed else refusal
+
+    def refuse(self, target: Target, position: int, refusal: SilverNotOwned, tables: dict[str, TableState]) -> None:
+        """Note that a table, before its first content at `position`, is somebody else's."""
+        del tables[str(target.source)]
+        self._break(target, position, refusal, tables)
 
     def layout_at(
         self, state: BronzeState, target: Target, after: int, position: int, layout: int | None
@@ -284,6 +320,8 @@ class TableSteps:
     ) -> bool:
         """Whether a table at `marker` goes on, as far as others are concerned; told, or noted as broken."""
         error = damage(self._project, target, stream, listed, marker)
+        if error is not None and marker.version is not None:
+            error = self._ownership.refusal(target) or error
         if not may_go_on(self._project, error):
             assert error is not None
             self._break(target, listed.position, error, tables)
@@ -313,6 +351,20 @@ class TableSteps:
         return TableJob(
             self._project, target, state.stream, span, files, layouts, NOTHING_WAITS, marker, layout, near=near
         )
+
+    def behind(self, state: BronzeState, first: TableJob) -> TableJob:
+        """The job of a table's first content in a stream behind another one: of a table that keeps what its rows were
+        the copied rows end those of that stream, and take no place of theirs.
+        """
+        relation = str(first.target.source)
+        if first.stood.version is None or first.adopts or not remembers(first.target):
+            return first
+        before = content_before(self._control, state, relation)
+        if before is None:
+            return first
+        known = self._bronze.layouts([first.target.source])
+        follows = None if before.layout is None else known.get(before.layout)
+        return replace(first, copied=Copied(None), follows=follows, allowed=self._allowed, known=known.values)
 
     def prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
         """Prepare tables side by side; those that cannot go on are noted as broken."""

@@ -21,6 +21,8 @@ from cdc_lake.pipeline.check.rules import rules
 from cdc_lake.pipeline.check.transforms import transforms
 from cdc_lake.pipeline.check.type_ledger import TableLedger, lines, type_ledger
 from cdc_lake.pipeline.receiving.configuration import redacted_columns
+from cdc_lake.pipeline.server import source_view
+from cdc_lake.pipeline.state.ownership import Ownership
 from cdc_lake.source.plugins import PGOUTPUT
 
 __all__ = ["CheckLine", "Examination", "check", "dba_sql", "examine"]
@@ -47,7 +49,7 @@ def examine(project: Project, *, receives: bool = False) -> Examination:
     found += _redaction(project)
     if receives:
         return Examination(tuple(found), ())
-    found += [*transforms(project), *rules(project)]
+    found += [*_owned(project), *transforms(project), *rules(project)]
     try:
         types = type_ledger(project)
     except SourceError:
@@ -94,6 +96,17 @@ def _source(project: Project) -> Iterator[CheckLine]:
             yield from of_postgres(project)
     except CdcLakeError as error:
         yield failed("server", error)
+
+
+def _owned(project: Project) -> Iterator[CheckLine]:
+    """Every silver table that belongs to somebody else."""
+    try:
+        with source_view(project) as source:
+            ownership, names = Ownership(project, source.origin), source.tables()
+            refused = [error for name in names if (error := ownership.refusal(project.target(name))) is not None]
+    except CdcLakeError:
+        return  # said above
+    yield from (failed("silver", error) for error in refused)
 
 
 def _redaction(project: Project) -> Iterator[CheckLine]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.errors import CdcLakeError, SlotActive, SlotForeign
+from cdc_lake.errors import CdcLakeError, SlotActive
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import format_position
 from cdc_lake.pipeline.check.line import CheckLine, failed
@@ -13,7 +13,8 @@ from cdc_lake.pipeline.gaussdb.start import intended
 from cdc_lake.pipeline.gaussdb.stream import check_resume
 from cdc_lake.pipeline.gaussdb.view import who
 from cdc_lake.pipeline.ports.action import size
-from cdc_lake.pipeline.state.streams import check_unfinished, is_complete
+from cdc_lake.pipeline.state.ownership import unclaimed_slot
+from cdc_lake.pipeline.state.streams import check_bronze_there, check_unfinished, is_complete, starts_over
 from cdc_lake.source.gaussdb.server import FamilyServerFacts
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts, find_slot
 from cdc_lake.source.wire.session import WireSession
@@ -32,18 +33,19 @@ def slot_line(project: Project, session: WireSession) -> CheckLine:
             check_resume(project, session, facts, state, found)
             assert found is not None
             return _resumed(project, facts, found)
-        if state is not None:
+        check_bronze_there(state, control, bronze_reader(project).place)
+        again = starts_over(state, control)
+        if state is not None and not again:
             check_unfinished(state)
     except CdcLakeError as error:
         return failed("slot", error)
     if found is None:
-        return CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the first run")
-    if intended(project, facts, control):
+        when = "next run, with a new stream" if again else "first run"
+        return CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the {when}")
+    if intended(project, facts, control, state, anew=again):
         text = f"{project.slot} is left from a start that broke off: the next run makes it anew"
         return CheckLine(ok=True, subject="slot", text=text)
-    fix = "if nothing else uses it: cdc-lake slot drop --yes\notherwise name another one in `source.slot.name`"
-    text = f"{project.slot} exists, but this pipeline did not make it"
-    return CheckLine(ok=False, subject="slot", text=text, fix=fix, code=SlotForeign.code)
+    return failed("slot", unclaimed_slot(project, bronze_reader(project).place, state))
 
 
 def _resumed(project: Project, facts: FamilyServerFacts, found: FamilySlotFacts) -> CheckLine:

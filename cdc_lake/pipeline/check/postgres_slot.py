@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
 from cdc_lake.errors import CdcLakeError
+from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.check.line import CheckLine, failed
 from cdc_lake.pipeline.postgres.left import left_by_a_start
 from cdc_lake.pipeline.postgres.resume import check_own_slot
+from cdc_lake.pipeline.state.ownership import unclaimed_slot
+from cdc_lake.pipeline.state.streams import check_bronze_there, starts_over
 from cdc_lake.source.connection import Session
 from cdc_lake.source.slot import SlotFacts
 
@@ -17,6 +20,16 @@ from cdc_lake.source.slot import SlotFacts
 def slot_lines(project: Project, session: Session, found: SlotFacts | None) -> Iterator[CheckLine]:
     """Whether the slot can be made, or read on. Raises SourceError."""
     state = bronze_reader(project).state()
+    control, place = control_tables(project), bronze_reader(project).place
+    try:
+        check_bronze_there(state, control, place)
+    except CdcLakeError as error:
+        yield failed("slot", error)
+        return
+    again = starts_over(state, control)
+    if found is None and again:
+        yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the next run, with a new stream")
+        return
     if found is None and state is None:
         yield CheckLine(ok=True, subject="slot", text=f"{project.slot}: made by the first run")
         return
@@ -24,10 +37,8 @@ def slot_lines(project: Project, session: Session, found: SlotFacts | None) -> I
         text = f"{project.slot} is left from a start that broke off: the next run makes it anew"
         yield CheckLine(ok=True, subject="slot", text=text)
         return
-    if found is not None and state is None:
-        fix = "if nothing else uses it: cdc-lake slot drop --yes\notherwise name another one in `source.slot.name`"
-        text = f"{project.slot} exists, but bronze holds nothing"
-        yield CheckLine(ok=False, subject="slot", text=text, fix=fix, code="SRC214")
+    if found is not None and (state is None or again):
+        yield failed("slot", unclaimed_slot(project, place, state))
         return
     assert state is not None
     try:

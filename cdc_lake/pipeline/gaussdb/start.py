@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.facts import FamilyTableFacts
@@ -33,7 +34,15 @@ from cdc_lake.pipeline.gaussdb.facts import tables as table_facts
 from cdc_lake.pipeline.gaussdb.frames import Dial
 from cdc_lake.pipeline.state.copies import CopiedTable, snapshot_id
 from cdc_lake.pipeline.state.intention import Intention
-from cdc_lake.pipeline.state.streams import begin_stream, check_unfinished, finish_copy
+from cdc_lake.pipeline.state.ownership import unclaimed_slot
+from cdc_lake.pipeline.state.streams import (
+    begin_stream,
+    check_bronze_there,
+    check_unfinished,
+    finish_copy,
+    last_epoch,
+    starts_over,
+)
 from cdc_lake.pipeline.stream.copying import (
     CopyPoint,
     TableCopy,
@@ -81,7 +90,7 @@ def begin(
     tables = _checked_tables(project, start.session)
     before = bronze.state()
     _clear_the_way(project, start, before, control, tell)
-    _intention(project, start.facts).record(control, 0 if before is None else before.epoch)
+    _intention(project, start.facts).record(control, last_epoch(before, control))
     with _slot_and_snapshot(project, start, stop, tell) as (made, domain, taken):
         state = _begin_stream(project, start.facts, made, taken.csn, domain, bronze, control)
         what = f"of all below CSN {taken.csn}" if taken.csn else f"as of about {made.consistent}: {_INEXACT}"
@@ -185,9 +194,14 @@ def _intention(project: Project, facts: FamilyServerFacts) -> Intention:
     return Intention(Kind.GAUSS, facts.system, facts.database, project.slot)
 
 
-def intended(project: Project, facts: FamilyServerFacts, control: ControlTables) -> bool:
-    """Whether this pipeline once set out to make its slot: then one that bronze knows nothing of yet is ours."""
-    return _intention(project, facts).after(control) is not None
+def intended(
+    project: Project, facts: FamilyServerFacts, control: ControlTables, state: BronzeState | None, *, anew: bool = False
+) -> bool:
+    """Whether this pipeline once set out to make its slot: then one that bronze knows nothing of yet is ours; where it
+    starts over (`anew`), since the newest stream.
+    """
+    after = _intention(project, facts).after(control)
+    return after is not None and not (anew and after < last_epoch(state, control))
 
 
 def _clear_the_way(
@@ -195,13 +209,16 @@ def _clear_the_way(
 ) -> None:
     """Make sure no slot is in the way; drop ours where an earlier start broke off after making it."""
     there = find_slot(start.session, project.slot)
-    if state is not None:
+    check_bronze_there(state, control, bronze_reader(project).place)
+    again = starts_over(state, control)
+    if state is not None and not again:
         check_unfinished(state)
         tell(Progress("snapshot", f"the copy of epoch {state.epoch} was not finished: a new stream starts"))
     if there is None:
         return
-    if (after := _intention(project, start.facts).after(control)) is None:
-        raise SlotForeign(f"slot `{project.slot}` exists, but this pipeline did not make it")
+    after = _intention(project, start.facts).after(control)
+    if after is None or (again and after < last_epoch(state, control)):
+        raise unclaimed_slot(project, bronze_reader(project).place, state)
     # a start that came after this epoch and broke off as well may have made the slot anew
     if state is not None and after < state.epoch:
         before = StreamIdentity.parse(state.stream)

@@ -22,6 +22,7 @@ from cdc_lake.decode.mppdb.kept import FamilyFormat
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.errors import OptionRefused, OtherSource
+from cdc_lake.errors.root import ANEW
 from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation
@@ -226,13 +227,13 @@ def check_resume(
     if source.order != "auto" and OrderDomain(source.order) is not identity.domain:
         raise OtherSource(
             f"the pipeline asks for order {source.order}, but the stream was begun in order {identity.domain.value}",
-            hint=f"set `source.order` to {identity.domain.value} or auto, or begin a new lake",
+            hint=f"set `source.order` to {identity.domain.value} or auto; to have the other order: {ANEW}",
         )
     slot_order = OrderDomain(source.slot_order)
     if identity.domain is OrderDomain.CSN and order_of(source, exports=True) is OrderDomain.LSN:
         raise OtherSource(
             f"the stream was begun in order csn, but {source.decoding_mode} decoding as asked for leaves CSNs out",
-            hint="set `source.mode` and `source.decoding` as they were, or begin a new lake",
+            hint=f"set `source.mode` and `source.decoding` as they were; to have them otherwise: {ANEW}",
         )
     reader = bronze_reader(project)
     last = last_timeline(control_tables(project), state)

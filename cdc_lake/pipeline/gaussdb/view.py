@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.gaussdb_options import Mode
 from cdc_lake.config.gaussdb_sent import effective_options
 from cdc_lake.config.project import Project
 from cdc_lake.decode.mppdb.layouts import Layouts
-from cdc_lake.errors import SlotForeign
 from cdc_lake.lake.control import control_tables
-from cdc_lake.model.position import OrderDomain, format_position
+from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.gaussdb.density import order_of, refuse_csn
 from cdc_lake.pipeline.gaussdb.facts import captured, catalog, retained, session_of, tables
@@ -22,7 +22,8 @@ from cdc_lake.pipeline.gaussdb.stream import check_resume, server_facts
 from cdc_lake.pipeline.gaussdb.tables import copies_have_a_place, family_changes
 from cdc_lake.pipeline.ports.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.ports.view import SlotSeen
-from cdc_lake.pipeline.state.streams import check_unfinished, is_complete
+from cdc_lake.pipeline.state.ownership import unclaimed_slot
+from cdc_lake.pipeline.state.streams import check_bronze_there, check_unfinished, is_complete, starts_over
 from cdc_lake.source.gaussdb.catalog import FamilyTables, check_identities
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import (
@@ -33,7 +34,7 @@ from cdc_lake.source.gaussdb.server import (
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts, find_slot
 from cdc_lake.source.gaussdb.snapshot import csn_now, exports_csn
 from cdc_lake.source.gaussdb.version import check_product
-from cdc_lake.source.stream import domain_of, shown
+from cdc_lake.source.stream import Kind, StreamIdentity, domain_of, shown
 from cdc_lake.source.wire.connect import connect
 from cdc_lake.source.wire.session import WireSession
 
@@ -48,6 +49,12 @@ class FamilyView:
     def tables(self) -> list[TableName]:
         """See SourceView."""
         return captured(self._project, self._session)
+
+    def origin(self) -> str:
+        """See SourceView."""
+        facts = who(self._project, self._session)
+        slot = self._project.slot
+        return StreamIdentity(facts.system, facts.database, slot, Lsn(0), kind=Kind.GAUSS).origin
 
     def end(self, domain: OrderDomain) -> int:
         """See SourceView."""
@@ -95,12 +102,16 @@ class FamilyView:
 
     def _create(self, facts: FamilyServerFacts, state: BronzeState | None, there: FamilySlotFacts | None) -> Action:
         project = self._project
-        if state is not None:
+        control = control_tables(project)
+        check_bronze_there(state, control, bronze_reader(project).place)
+        anew = starts_over(state, control)
+        if state is not None and not anew:
             check_unfinished(state)
-        if there is not None and not intended(project, facts, control_tables(project)):
-            raise SlotForeign(f"slot `{project.slot}` exists, but this pipeline did not make it")
+        if there is not None and not intended(project, facts, control, state, anew=anew):
+            raise unclaimed_slot(project, bronze_reader(project).place, state)
         source = project.family
-        again = "drop what an earlier start left and " if there is not None else ""
+        again = "begin a new stream: " if anew else ""
+        again += "drop what an earlier start left and " if there is not None else ""
         order = order_of(source, exports=exports_csn(self._session))
         if order is OrderDomain.LSN:
             refuse_csn(project)

@@ -34,6 +34,7 @@ class ActionKind(enum.Enum):
     CLUSTER = "cluster"
     REMAKE = "remake"
     COPY_AGAIN = "copy again"
+    ADOPT = "adopt"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ class SourceView(Protocol):
         """The tables that the stream carries, or would."""
         ...
 
+    def origin(self) -> str:
+        """Server, database and slot that a stream of this pipeline comes from (`StreamIdentity.origin`)."""
+        ...
+
     def end(self, domain: OrderDomain) -> int:
         """The newest position: everything committed by now lies at or below it."""
         ...

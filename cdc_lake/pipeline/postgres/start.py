@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
+from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
 from cdc_lake.errors import ServerUnreachable, SlotForeign, SlotMissing
@@ -36,7 +37,15 @@ from cdc_lake.pipeline.postgres.reading import phased, plugin_options
 from cdc_lake.pipeline.state.copies import CopiedTable, finished
 from cdc_lake.pipeline.state.intention import Intention
 from cdc_lake.pipeline.state.memberships import note_members
-from cdc_lake.pipeline.state.streams import begin_stream, check_unfinished, finish_copy
+from cdc_lake.pipeline.state.ownership import unclaimed_slot
+from cdc_lake.pipeline.state.streams import (
+    begin_stream,
+    check_bronze_there,
+    check_unfinished,
+    finish_copy,
+    last_epoch,
+    starts_over,
+)
 from cdc_lake.pipeline.stream.copying import Stopped
 from cdc_lake.pipeline.stream.failover import last_timeline, note_timeline
 from cdc_lake.source import publication, slot
@@ -75,8 +84,7 @@ def begin(
     whole: list[CopiedTable] = []
     kept = None
     if before is None and phased(project):
-        there = bronze.state()
-        intention.record(control, 0 if there is None else there.epoch)
+        intention.record(control, last_epoch(bronze.state(), control))
         kept = slot.make_two_phase(session, project.slot, project.postgres.slot.plugin)
         failpoint(SLOT_KEPT)
     with exported_point(project, session, replication, dial, stop) as made:
@@ -160,9 +168,10 @@ def _unfinished(
     dropped.
     """
     there = slot.find_slot(session, project.slot)
-    if state is None:
+    check_bronze_there(state, control, bronze_reader(project).place)
+    if state is None or starts_over(state, control):
         if there is not None and not left_over(there, intention, state, control):
-            raise SlotForeign(f"slot `{project.slot}` exists, but bronze holds nothing: this pipeline did not make it")
+            raise unclaimed_slot(project, bronze_reader(project).place, state)
         if there is not None:
             slot.drop_slot(session, project.slot)
         return None

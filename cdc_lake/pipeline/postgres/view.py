@@ -10,7 +10,7 @@ from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.counting import counted
-from cdc_lake.model.position import OrderDomain
+from cdc_lake.model.position import Lsn, OrderDomain
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.ports.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.ports.view import SlotSeen
@@ -21,11 +21,12 @@ from cdc_lake.pipeline.postgres.reading import phased
 from cdc_lake.pipeline.postgres.resume import check_own_slot
 from cdc_lake.pipeline.postgres.tables import alterable, check_filters, table_changes
 from cdc_lake.pipeline.state.copies import finished
-from cdc_lake.pipeline.state.streams import is_complete
+from cdc_lake.pipeline.state.ownership import unclaimed_slot
+from cdc_lake.pipeline.state.streams import check_bronze_there, is_complete, starts_over
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import behind, check_identities
 from cdc_lake.source.connection import Session, place_of
-from cdc_lake.source.server import check_server, wal_position
+from cdc_lake.source.server import check_server, identify, wal_position
 from cdc_lake.source.slot import SlotFacts
 from cdc_lake.source.stream import StreamIdentity, shown
 
@@ -40,6 +41,11 @@ class PostgresView:
     def tables(self) -> list[TableName]:
         """See SourceView."""
         return captured(self._project, self._session)
+
+    def origin(self) -> str:
+        """See SourceView."""
+        facts = identify(self._session, self._project.postgres)
+        return StreamIdentity(facts.system, facts.database, self._project.slot, Lsn(0)).origin
 
     def end(self, domain: OrderDomain) -> int:
         """See SourceView; always an LSN."""
@@ -103,7 +109,16 @@ class PostgresView:
         project, session = self._project, self._session
         left = there is not None and left_by_a_start(project, session, there, state)
         there = None if left else there
-        started = state is not None and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
+        control = control_tables(project)
+        check_bronze_there(state, control, bronze_reader(project).place)
+        again = starts_over(state, control)
+        if there is not None and (state is None or again):
+            raise unclaimed_slot(project, bronze_reader(project).place, state)
+        started = (
+            not again
+            and state is not None
+            and (there is not None or state.upto != StreamIdentity.parse(state.stream).start)
+        )
         if state is not None and started:
             checked = check_own_slot(project, there, project.postgres.database, state.confirm)
             behind = max(0, wal_position(session).value - state.upto)
@@ -111,15 +126,16 @@ class PostgresView:
             after = shown(state.stream, state.upto)
             text = f"resume slot `{project.slot}` after {after}: {size(behind)} behind{retained}"
             yield Action(ActionKind.RESUME, project.slot, text, changes=False, bytes=behind)
-            if not is_complete(state, control := control_tables(project)):
+            if not is_complete(state, control):
                 whole = {one.relation for one in finished(control.snapshots(), state.stream, state.epoch)}
                 yield from copies(project, tables(session, [name for name in names if name not in whole]))
             else:
                 yield from self._come_and_gone(state)
             return
         kind = f"{project.postgres.slot.plugin}{', two-phase' if phased(project) else ''}"
-        again = "drop what an earlier start left and " if left else ""
-        yield Action(ActionKind.CREATE_SLOT, project.slot, f"{again}create slot `{project.slot}` ({kind})")
+        first = "begin a new stream: " if again else ""
+        first += "drop what an earlier start left and " if left else ""
+        yield Action(ActionKind.CREATE_SLOT, project.slot, f"{first}create slot `{project.slot}` ({kind})")
         yield from copies(project, tables(session, names))
 
     def _come_and_gone(self, state: BronzeState) -> Iterator[Action]:

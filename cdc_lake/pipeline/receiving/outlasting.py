@@ -61,9 +61,9 @@ class OutlastingBronze:
         """See BronzeWriter; asked once: the loop tries again with the whole connection."""
         return self._bronze.state()
 
-    def begin_stream(self, stream: str, start: int, confirm: int | None = None) -> BronzeState:
+    def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> BronzeState:
         """See BronzeWriter; tried once: a stream is begun where its slot was just looked at."""
-        return self._bronze.begin_stream(stream, start, confirm)
+        return self._bronze.begin_stream(stream, start, confirm, after=after)
 
     def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
         """See BronzeWriter."""

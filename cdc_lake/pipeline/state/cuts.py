@@ -97,6 +97,15 @@ def last_cut(control: ControlTables, stream: str) -> Cut | None:
     return Cut(row.position, table_states(row.tables))
 
 
+def content_before(control: ControlTables, state: BronzeState, relation: str) -> TableState | None:
+    """A table as the last cut of an earlier stream lists it, where silver holds rows of it from there."""
+    for row in reversed(control.streams()):
+        cut = last_cut(control, row.stream) if row.epoch < state.epoch and row.stream != state.stream else None
+        if cut is not None and (one := cut.tables.get(relation)) is not None and one.version is not None:
+            return one
+    return None
+
+
 def written(row: CutRow) -> WrittenCut:
     """A row of `cuts` as a value."""
     return WrittenCut(row.epoch, row.stream, row.position, row.commit_ts, row.recorded_at, table_states(row.tables))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
-from cdc_lake.errors import CopyUnknown
+from cdc_lake.errors import BronzeGone, CopyUnknown
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import SnapshotRow, StreamRow
 from cdc_lake.lake.control_rows import now as control_now
@@ -15,6 +15,9 @@ from cdc_lake.observe.failpoint import SNAPSHOT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.state.copies import COMPLETE, STARTED, CopiedTable, snapshot_id, told
 from cdc_lake.source.stream import StreamIdentity, shown
+
+_RESTART = "restart"
+"""Name of the row of `snapshots` that asks for a new stream; it names no stream that there is."""
 
 
 def begin_stream(
@@ -25,7 +28,7 @@ def begin_stream(
     `dense`: it shows every CSN. Where the stream before it ended is recorded with it.
     """
     before = bronze.state()
-    state = bronze.begin_stream(str(identity), identity.start, confirm)
+    state = bronze.begin_stream(str(identity), identity.start, confirm, after=last_epoch(before, control))
     control.record(
         StreamRow(
             state.epoch,
@@ -77,10 +80,35 @@ def finish_copy(control: ControlTables, state: BronzeState, copied: Sequence[Cop
 
 def is_complete(state: BronzeState | None, control: ControlTables) -> TypeGuard[BronzeState]:
     """True where bronze holds a stream, and its initial copy was recorded as complete."""
-    if state is None:
+    if state is None or starts_over(state, control):
         return False
     wanted = (state.stream, state.epoch, snapshot_id(state.epoch))
     return any(row.state == COMPLETE and (row.stream, row.epoch, row.snapshot) == wanted for row in control.snapshots())
+
+
+def last_epoch(state: BronzeState | None, control: ControlTables) -> int:
+    """The epoch of the newest stream that bronze or the control tables know; 0 for none."""
+    return max([0 if state is None else state.epoch, *(row.epoch for row in control.streams())])
+
+
+def start_over(state: BronzeState | None, control: ControlTables) -> None:
+    """Record that the next start begins a new stream in place of the newest one. Raises ControlNotWritten."""
+    epoch = last_epoch(state, control)
+    control.record(SnapshotRow(_RESTART, _RESTART, epoch, 0, "[]", STARTED, control_now()))
+
+
+def starts_over(state: BronzeState | None, control: ControlTables) -> bool:
+    """Whether somebody asked for a new stream in place of the newest one, and none has begun since."""
+    asked = next((row.epoch for row in control.snapshots() if row.snapshot == _RESTART), None)
+    return asked is not None and asked == last_epoch(state, control)
+
+
+def check_bronze_there(state: BronzeState | None, control: ControlTables, place: str) -> None:
+    """Raise BronzeGone where bronze holds nothing, and the control tables say that it did, unless it starts over."""
+    known = control.streams() if state is None else []
+    if known and not starts_over(state, control):
+        text = f"bronze holds nothing, and the control tables know stream {known[-1].stream}, begun "
+        raise BronzeGone(f"{text}{known[-1].recorded_at.isoformat(timespec='seconds')}", where=place)
 
 
 def check_unfinished(state: BronzeState) -> StreamIdentity:

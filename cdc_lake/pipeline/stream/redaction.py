@@ -95,9 +95,9 @@ class RedactedBronze:
         """See BronzeWriter."""
         return self._bronze.state()
 
-    def begin_stream(self, stream: str, start: int, confirm: int | None = None) -> BronzeState:
+    def begin_stream(self, stream: str, start: int, confirm: int | None = None, *, after: int = 0) -> BronzeState:
         """See BronzeWriter."""
-        return self._bronze.begin_stream(stream, start, confirm)
+        return self._bronze.begin_stream(stream, start, confirm, after=after)
 
     def append(self, batch: ClosedBatch | Sequence[Raw], tabulate: Tabulate = tabulate) -> Landed:
         """See BronzeWriter. Raises RedactionUnfit."""

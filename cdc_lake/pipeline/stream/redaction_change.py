@@ -33,15 +33,19 @@ def changed_columns(
     return sorted(name for name in full if _fate(before, name) != _fate(after, name))
 
 
-def check_unchanged(rows: Sequence[ConfigurationRow], table: TableName, span: Span) -> None:
-    """Raise DestructiveChange where a column of the table is redacted otherwise from somewhere below the span's end."""
+def check_unchanged(rows: Sequence[ConfigurationRow], table: TableName, span: Span, since: Callable[[], int]) -> None:
+    """Raise DestructiveChange where a column of the table is redacted otherwise from somewhere below the span's end.
+
+    `since`: the position of the copy that the table's rows begin with: what changed before it is of no row.
+    """
     for row in rows:
         if row.epoch == span.epoch and row.position is not None and row.position < span.upto:
             column = next((name for name in json.loads(row.changed) if name.startswith(f"{table}.")), None)
-            if column is not None:
+            if column is not None and row.position >= since():
+                again = f"copy the table again, as it is redacted now: `cdc-lake resync {table}`"
                 raise DestructiveChange(
                     f"column `{column}` is redacted otherwise than before",
-                    hint="take a new copy: stop, drop slot and publication, move the lake's folder away, run again",
+                    hint=f"{again}; one that keeps a past is copied by `cdc-lake restart`",
                 )
 
 

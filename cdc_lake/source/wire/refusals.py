@@ -32,6 +32,7 @@ from cdc_lake.errors import (
     WalGone,
     WrongOutputOrder,
 )
+from cdc_lake.errors.root import ANEW
 from cdc_lake.source.quoting import identifier
 from cdc_lake.source.refusals import connection_kind, statement_kind, statement_words
 from cdc_lake.source.wire.protocol import ServerMessage
@@ -91,7 +92,7 @@ _STARTUP: dict[str, type[SourceError]] = {
 
 _HINTS: dict[type[SourceError], str] = {
     SlotActive: "stop the other receiver; after a crash the server frees the slot within about a second to a minute",
-    WalGone: "raise max_size_for_xlog_prune on the server; then drop the slot, move the lake folder away and run again",
+    WalGone: f"raise max_size_for_xlog_prune on the server; then {ANEW}",
 }
 
 _SETTINGS_HINTS = (

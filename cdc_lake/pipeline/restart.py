@@ -1,0 +1,93 @@
+"""Restart: a pipeline begins a new stream where the old one cannot go on, and keeps what it has.
+
+The slot is dropped where it is still there, and the control tables say that the next start begins a new stream: slot,
+publication and copies as of a first run, in the next epoch of the same bronze. Silver tables, cuts, promises and
+decisions stay; each silver table begins again with its copy, and one that keeps a past keeps it. Other pipelines of the
+lake are not touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.config.project import Project
+from cdc_lake.errors import NoStream, SlotActive, SlotForeign
+from cdc_lake.lake.control import control_tables
+from cdc_lake.model.span import Span
+from cdc_lake.pipeline.applying.rebuild_plan import remembers
+from cdc_lake.pipeline.server import slot_care, source_view
+from cdc_lake.pipeline.slots import WAITED
+from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.pipeline.state.streams import last_epoch, start_over
+from cdc_lake.source.stream import shown
+
+
+@dataclass(frozen=True, slots=True)
+class RestartedTable:
+    """A table that is copied by the next run. `keeps`: its silver table keeps what its rows were."""
+
+    source: str
+    table: str
+    kind: str
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """What a restart does. `done`: it was asked to; `slot`: the one that is dropped, None where there is none.
+
+    `position`: the end of what bronze holds, None where bronze is gone; `unapplied`: transactions of it that silver
+    does not have yet.
+    """
+
+    pipeline: str
+    done: bool
+    slot: str | None
+    position: str | None
+    unapplied: int
+    tables: tuple[RestartedTable, ...]
+
+
+def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarted:
+    """Have the next run begin a new stream; without `yes` say what that does and change nothing.
+
+    `wait`: seconds that who reads the slot is waited for. Raises NoStream where there is no stream yet, SlotActive,
+    SlotForeign, SourceError, LakeError.
+    """
+    control, reader = control_tables(project), bronze_reader(project)
+    state = reader.state()
+    if last_epoch(state, control) == 0:
+        words = "neither bronze nor the control tables know a stream: the first `cdc-lake run` begins one"
+        raise NoStream(words, where=reader.place)
+    with source_view(project) as source:
+        targets = [project.target(name) for name in source.tables()]
+    care = slot_care(project)
+    there = next((view for view in care.views() if view.name == project.slot), None)
+    if there is not None and there.database not in {None, project.pipeline.source.database}:
+        words = f"slot `{project.slot}` is of database {there.database}, and is not this pipeline's"
+        raise SlotForeign(words, hint="name another slot in `source.slot.name`: names of slots are the server's")
+    cut = None if state is None else last_cut(control, state.stream)
+    unapplied = 0
+    if state is not None and cut is not None and cut.position < state.upto:
+        unapplied = len(reader.commits(Span(state.epoch, cut.position, state.upto)))
+    if yes:
+        if there is not None:  # first: a process that dies behind it is told that the slot is missing
+            _drop(project, wait)
+        start_over(state, control)
+    return Restarted(
+        pipeline=project.name,
+        done=yes,
+        slot=None if there is None else project.slot,
+        position=None if state is None else shown(state.stream, state.upto),
+        unapplied=unapplied,
+        tables=tuple(RestartedTable(str(t.source), t.label, t.kind, remembers(t)) for t in targets),
+    )
+
+
+def _drop(project: Project, wait: float) -> None:
+    try:
+        slot_care(project).drop(project.slot, wait)
+    except SlotActive as active:
+        hint = f"stop who reads it, or wait until it leaves: cdc-lake restart --yes --wait {WAITED}"
+        raise SlotActive(active.message, where=active.where, hint=hint) from active
