@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from cdc_lake.bronze.open import bronze_reader
@@ -20,7 +21,7 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.state.streams import last_epoch
-from tests.conftest import Database
+from tests.conftest import Database, make_role, start_server
 from tests.live.test_recipes import RECEIVE, Library
 from tests.shell import Said
 
@@ -107,6 +108,25 @@ CASES: dict[str, Case] = {
 }
 
 
+def moved_to_another_server(library: Library) -> Iterator[Library]:
+    """The database on a server of another system identifier, as `pg_upgrade` and a restore from a dump leave it."""
+    before = library.database
+    server = start_server()
+    try:
+        make_role(server)
+        with psycopg.connect(server.dsn(), autocommit=True) as admin:
+            admin.execute(f'CREATE DATABASE "{before.name}" OWNER {before.user}'.encode())
+        library.database = Database(server, before.name)
+        with before.connect() as old, library.database.connect() as new:
+            new.execute("CREATE TABLE loans (id int PRIMARY KEY, book_id int, note text)")
+            for row in old.execute("SELECT id, book_id, note FROM loans").fetchall():
+                new.execute("INSERT INTO loans VALUES (%s, %s, %s)", row)
+        library.shell.env["PGPORT"] = str(server.port)
+        yield library
+    finally:
+        server.remove()
+
+
 @pytest.fixture
 def library(database: Database, tmp_path: Path) -> Iterator[Library]:
     one = Library(database, tmp_path)
@@ -163,3 +183,14 @@ def test_what_an_error_says_is_done_at_once_and_nothing_is_missing(library: Libr
     library.change("INSERT INTO loans VALUES (42, 42, 'later')")
     library.receive()
     assert "42" in shell.fine("inspect", "row", "loans", "42")
+
+
+def test_a_source_that_was_upgraded_goes_on_with_a_new_stream(library: Library) -> None:
+    for elsewhere in moved_to_another_server(library):
+        elsewhere.change("INSERT INTO loans VALUES (41, 41, 'behind')")
+        said = elsewhere.shell(*RECEIVE)
+        assert "error[SRC216]" in said.err, said.err
+        assert "restart --yes" in obey(elsewhere, said)
+        elsewhere.receive()
+        assert "the chain holds" in elsewhere.shell.fine("inspect", "chain", "--against", "source")
+        assert "41" in elsewhere.shell.fine("inspect", "row", "loans", "41")
