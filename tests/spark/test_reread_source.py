@@ -43,7 +43,7 @@ def project_of(database: Database, root: Path, missing_row: str = "reread") -> P
     name = database.name[:63].lower()
     source = {**database.source, "slot": {"name": name}}
     silver = {
-        "defaults": {"namespace": "never_told", "missing_row": missing_row},
+        "defaults": {"namespace": name, "missing_row": missing_row},
         "tables": [
             {"from": "public.delta", "rules": [RULE]},
             {"from": "public.ice", "rules": [RULE], "format": "iceberg", "kind": "history"},
@@ -127,7 +127,7 @@ def test_rows_that_silver_never_had_are_read_again_and_the_holds_end(
             shop.run()
         assert reached, point
     shop.run()
-    assert shop.told == ["never_told.delta: read again at the source", "never_told.ice: read again at the source"]
+    assert shop.told == [f"{shop.project.name}.{table}: read again at the source" for table in ("delta", "ice")]
     shop.both("UPDATE @ SET n = 12 WHERE id = '1'", "INSERT INTO @ VALUES ('3', 3, 'again')")
     shop.run()
     whole = [("1", 12, 5001), ("20", 2, 5002), ("3", 3, 5), ("9", 9, 5), (ODD, 11, 5007)]

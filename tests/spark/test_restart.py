@@ -1,0 +1,111 @@
+"""A pipeline whose slot is lost begins a new stream: silver is the source's, and a table that keeps a past keeps it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_lake.errors import PastTrimmed, SlotMissing
+from cdc_lake.lake.control import ControlTables
+from cdc_lake.lake.read import read_silver
+from cdc_lake.model.relation import TableName
+from cdc_lake.observe.progress import silent
+from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.applying.rebuild import rebuild
+from cdc_lake.pipeline.compare.prove import compare
+from cdc_lake.pipeline.restart import restart
+from cdc_lake.pipeline.resync import resync
+from cdc_lake.pipeline.run import run
+from cdc_lake.pipeline.state.comparison import Verdict
+from cdc_lake.pipeline.state.cuts import table_states
+from tests.conftest import Database
+
+from .conftest import make_project
+from .formats import FORMATS
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.live,
+    # py4j leaves its sockets to the garbage collector
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "past": {"kind": "history"},
+    "marked": {"deletes": "soft"},
+    "log": {"kind": "append"},
+}
+
+
+class Shop:
+    def __init__(self, spark: Any, database: Database, root: Path, fmt: str) -> None:
+        self.spark, self.database = spark, database
+        self.name = f"{database.name}_{fmt}"
+        source = {**database.source, "slot": {"name": self.name}, "tables": [f"public.{name}" for name in KINDS]}
+        tables = [{"from": f"public.{name}", **given} for name, given in KINDS.items()]
+        silver = {"defaults": {"namespace": self.name, "format": fmt}, "tables": tables}
+        self.project = make_project(root, self.name, source=source, silver=silver)
+
+    def all(self, *statements: str) -> None:
+        with self.database.connect() as conn:
+            for table in KINDS:
+                for statement in statements:
+                    conn.execute(statement.replace("@", table).encode())
+
+    def run(self) -> None:
+        run(self.project, once=True, only="receive", stop=threading.Event(), tell=silent)
+        apply(self.project, once=True, stop=threading.Event(), tell=silent, spark=self.spark)
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        return list(read_silver(self.project, self.project.target(TableName("public", table))).to_pylist())
+
+
+@FORMATS
+def test_a_lost_slot_is_followed_by_a_new_stream_and_what_was_is_kept(
+    spark: Any, database: Database, lake_root: Path, fmt: str
+) -> None:
+    shop = Shop(spark, database, lake_root, fmt)
+    shop.all(
+        "CREATE TABLE @ (id int PRIMARY KEY, n int)",
+        "ALTER TABLE @ REPLICA IDENTITY FULL",
+        "INSERT INTO @ SELECT g, g FROM generate_series(1, 6) AS g",
+    )
+    shop.run()
+    shop.all("UPDATE @ SET n = 100 WHERE id = 1", "DELETE FROM @ WHERE id = 6")
+    shop.run()
+    before = {table: shop.rows(table) for table in KINDS}
+    cut = ControlTables(shop.project.control).last_cut()
+    assert cut is not None
+    with database.admin() as admin:
+        admin.execute(b"SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active")
+        admin.execute(f"SELECT pg_drop_replication_slot('{shop.name}')".encode())
+    shop.all("UPDATE @ SET n = 200 WHERE id = 2", "DELETE FROM @ WHERE id = 3", "INSERT INTO @ VALUES (7, 7)")
+    with pytest.raises(SlotMissing):
+        shop.run()
+    assert not restart(shop.project).done
+    assert restart(shop.project, yes=True).done
+    shop.run()
+    shop.all("UPDATE @ SET n = 300 WHERE id = 4")
+    shop.run()
+    found = {table.table.split(".")[1]: table.verdict for table in compare(shop.project, [], tell=silent).tables}
+    assert {found[table] for table in ("plain", "past", "marked")} == {Verdict.EQUAL}, found
+    assert sorted((r["id"], r["n"]) for r in shop.rows("plain")) == [(1, 100), (2, 200), (4, 300), (5, 5), (7, 7)]
+    past = shop.rows("past")
+    assert len([r for r in past if r["valid_from_epoch"] == 1]) == len(before["past"])
+    assert {r["valid_to_epoch"] for r in past if r["id"] == 3} == {2}
+    assert {r["id"] for r in shop.rows("marked")} >= {3, 6}
+    log = shop.rows("log")
+    assert len([r for r in log if r in before["log"]]) == len(before["log"])
+    states = table_states(cut.tables)
+    version = states["public.plain"].version
+    old = read_silver(shop.project, shop.project.target(TableName("public", "plain")), version)
+    assert old.num_rows == len(before["plain"])
+    with pytest.raises(PastTrimmed):
+        rebuild(shop.project, "past", spark=spark)
+    with pytest.raises(PastTrimmed):
+        resync(shop.project, ["public.past"])
+    rebuild(shop.project, "plain", spark=spark)
+    assert sorted(r["id"] for r in shop.rows("plain")) == [1, 2, 4, 5, 7]
