@@ -142,7 +142,8 @@ def _read_environment(root: Path, environment: str, found: list[Diagnostic]) -> 
     known = sorted(f.stem for f in (root / CONF).glob("*.yaml"))
     if os.sep in environment or environment in {"", ".", ".."} or not file.is_file():
         shown = display(file)
-        hint = f"this project has {', '.join(known)}" if known else f"write {shown}, or leave the environment out"
+        has = f"; this project has {', '.join(known)}" if known else ""
+        hint = f"write {shown} with what differs there, `{{}}` for nothing; or leave the environment out{has}"
         summary = f"environment `{environment}` has no file"
         found.append(Diagnostic(Severity.ERROR, Problem.ENVIRONMENT, summary, Mark(shown, 1, 1).location(), hint))
         return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cdc_lake.config.problems import Problem
+from cdc_lake.config.secret_checks import is_secret
 from cdc_lake.config.yaml_nodes import Mark, Node, ScalarNode, SequenceNode, join, resolve_plain
 from cdc_lake.model.diagnostic import Diagnostic, Severity
 
@@ -77,10 +78,11 @@ class References:
                     raise _Unresolved(Problem.REFERENCE, "a reference is not closed by `}`", _GRAMMAR)  # noqa: TRY301
                 pieces.append(self._value(m["body"]))
             except _Unresolved as missing:
-                place = _shift(node.mark, m.start(), node)
-                self.found.append(
-                    Diagnostic(Severity.ERROR, missing.problem, missing.summary, place.location(path), missing.hint)
-                )
+                place, hint = _shift(node.mark, m.start(), node), missing.hint
+                if missing.problem is Problem.ENV_MISSING and is_secret(path):
+                    hint = f"`export {m['body'].removeprefix('env:')}=…`, or keep it in a file: ${{file:secrets/NAME}}"
+                found = Diagnostic(Severity.ERROR, missing.problem, missing.summary, place.location(path), hint)
+                self.found.append(found)
                 ok = False
             names.append(m["body"].split(":-")[0])
         pieces.append(text[at:])

@@ -18,6 +18,7 @@ from cdc_lake.deploy.bundle_check import Known, require_valid
 from cdc_lake.deploy.bundle_secrets import Names
 from cdc_lake.deploy.entry_points import ENTRY_POINTS, PACKAGE, in_wheel, wheel_name
 from cdc_lake.errors import BundleNotWritten, NotDeployable
+from cdc_lake.errors.root import install
 from cdc_lake.model.diagnostic import Diagnostic
 
 FILE = "databricks.yml"
@@ -110,7 +111,7 @@ def _extras(pipeline: Deployed) -> Extras:
     try:
         return Extras({package: version(package) for package in packages})
     except PackageNotFoundError as missing:
-        hint = "`pip install 'cdc_lake[databricks]'`: the jobs get the versions that are installed here"
+        hint = f"`{install('databricks')}`: the jobs get the versions that are installed here"
         raise NotDeployable(f"`{missing.name}` is not installed here", where="this machine", hint=hint) from missing
 
 

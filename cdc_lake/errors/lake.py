@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import ANEW, CdcLakeError, Retry
+from cdc_lake.errors.root import ANEW, CdcLakeError, Retry, install
 
 
 class LakeError(CdcLakeError):
@@ -22,20 +22,21 @@ class SparkMissing(LakeError):
     """The Python package is not installed."""
 
     code = "LAK402"
-    hint = "pip install 'cdc_lake[spark]'"
+    hint = "install the extra `spark` of cdc_lake, from where cdc_lake was installed"
 
     def __init__(self) -> None:
-        super().__init__("applying needs Spark, and pyspark is not installed here")
+        super().__init__("applying needs Spark, and pyspark is not installed here", hint=install("spark"))
 
 
 class IcebergMissing(LakeError):
     """The Python package is not installed."""
 
     code = "LAK404"
-    hint = "pip install 'cdc_lake[iceberg]'"
+    hint = "install the extra `iceberg` of cdc_lake, from where cdc_lake was installed"
 
     def __init__(self) -> None:
-        super().__init__("the pipeline has Iceberg tables, and pyiceberg is not installed here")
+        words = "the pipeline has Iceberg tables, and pyiceberg is not installed here"
+        super().__init__(words, hint=install("iceberg"))
 
 
 class RepeatDiffers(LakeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import CdcLakeError
+from cdc_lake.errors.root import CdcLakeError, install
 
 
 class QualityError(CdcLakeError):
@@ -42,7 +42,10 @@ class QualityEngineMissing(QualityError):
     """Great Expectations is not installed here."""
 
     code = "QUA505"
-    hint = "install the extra: `pip install 'cdc_lake[quality]'`"
+    hint = "install the extra `quality` of cdc_lake, from where cdc_lake was installed"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint=install("quality"))
 
 
 class NotHeld(QualityError):

@@ -3,7 +3,27 @@
 from __future__ import annotations
 
 import enum
+import json
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import ClassVar, Final, TypeVar
+from urllib.parse import unquote
+
+
+def install(extra: str) -> str:
+    """How to install an extra of this package from where the package itself came from."""
+    try:
+        told = distribution("cdc_lake").read_text("direct_url.json")
+        url = json.loads(told) if told else {}
+    except (PackageNotFoundError, ValueError):
+        url = {}
+    place = str(url.get("url", ""))
+    if (folder := url.get("dir_info")) is not None:
+        option = "-e " if folder.get("editable") else ""
+        return f"pip install {option}'{unquote(place.removeprefix('file://'))}[{extra}]'"
+    if commit := url.get("vcs_info", {}).get("commit_id"):
+        return f"pip install 'cdc_lake[{extra}] @ git+{place}@{commit}'"
+    return f"pip install 'cdc_lake[{extra}] @ {place}'" if place else f"pip install 'cdc_lake[{extra}]'"
+
 
 ANEW: Final = "`cdc-lake restart` begins a new stream with new copies; silver, cuts and decisions stay"
 """The remedy where a stream cannot go on, as hints say it."""

@@ -59,7 +59,10 @@ class SlotOfOtherPlugin(SlotForeign):
     """The slot writes its changes by another output plugin than the one the pipeline reads."""
 
     code = "SRC219"
-    hint = "the plugin of a slot stays what it was made with: name another slot in `source.slot.name`"
+    hint = (
+        "set `source.slot.plugin` to what the slot has; a new pipeline names another slot in `source.slot.name`; to read "
+        f"the stream by the other plugin: {ANEW}"
+    )
 
 
 class SlotOfOtherDatabase(SlotForeign):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_lake.errors.root import ANEW, CdcLakeError, Retry
+from cdc_lake.errors.root import ANEW, CdcLakeError, Retry, install
 
 
 class SourceError(CdcLakeError):
@@ -66,7 +66,10 @@ class DriverMissing(SourceError):
     """The database driver is not installed."""
 
     code = "SRC209"
-    hint = "install it: pip install 'cdc_lake[receive]'"
+    hint = "install the extra `receive` of cdc_lake, from where cdc_lake was installed"
+
+    def __init__(self, message: str = "the driver psycopg is not installed") -> None:
+        super().__init__(message, hint=install("receive"))
 
 
 class NoFreeSlot(SourceError):

@@ -187,12 +187,19 @@ def java_version() -> int | None:
     return int(found[1]) if found else None
 
 
+def java_found(version: int | None) -> str:
+    """What Java there is, for who needs another: its version, or where none was found."""
+    home = os.environ.get("JAVA_HOME")
+    if version is not None:
+        return f"Java {version} was found"
+    return f"JAVA_HOME names {home}, which has no bin/java that runs" if home else "no Java was found"
+
+
 def require_java() -> None:
     """Raise JavaMissing where Spark could not start."""
     found = java_version()
     if found not in JAVA_MAJORS:
-        have = "no Java was found" if found is None else f"Java {found} was found"
-        home = os.environ.get("JAVA_HOME")
+        have, home = java_found(found), os.environ.get("JAVA_HOME")
         raise JavaMissing(f"Spark needs Java 17 or 21, {have}", where=f"JAVA_HOME={home}" if home else "PATH")
 
 

@@ -27,8 +27,7 @@ try:
     import psycopg
     from psycopg import conninfo, pq
 except ImportError as missing:
-    msg = "the driver psycopg is not installed"
-    raise DriverMissing(msg) from missing
+    raise DriverMissing from missing
 
 Session: TypeAlias = psycopg.Connection[tuple[object, ...]]
 """An open connection in autocommit."""

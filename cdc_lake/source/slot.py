@@ -141,6 +141,18 @@ def export_slot(replication: Session, slot: str, plugin: str = PGOUTPUT) -> Expo
     return ExportedSlot(name, Lsn.parse(row["consistent_point"] or ""), row["snapshot_name"] or "")
 
 
+def slots_in_use(session: Session) -> tuple[int, int]:
+    """How many lasting slots the server has, and how many it may have. Raises SourceError."""
+    with named("counting replication slots"):
+        row = session.execute(
+            "SELECT (SELECT count(*) FROM pg_replication_slots WHERE NOT temporary), "
+            "current_setting('max_replication_slots')::int"
+        ).fetchone()
+    assert row is not None
+    used, most = row
+    return int(str(used)), int(str(most))
+
+
 def keep_slot(session: Session, exported: ExportedSlot, slot: str) -> None:
     """Make the lasting copy `slot` of a temporary slot, at the same position."""
     with named(f"creating slot `{slot}`"):

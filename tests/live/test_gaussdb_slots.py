@@ -19,6 +19,7 @@ from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.check.doctor import check
 from cdc_lake.pipeline.plan import plan
 from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.restart import restart
 from cdc_lake.pipeline.slots import advance_slot, create_slot, drop_slot, inspect_slot, list_slots
 from cdc_lake.pipeline.status.standing import status
 from cdc_lake.pipeline.wal.note import GivesWay, WalNote
@@ -232,3 +233,29 @@ def fill(stand_in: StandIn, project: Project, bronze: Stuck, told: list[Progress
     with stand_in.database.connect() as conn:
         conn.execute("INSERT INTO big SELECT g, repeat(md5(g::text), 32) FROM generate_series(1, 3000) AS g")
     until(lambda: any(one.facts.get("code") == "SRC235" for one in told), "it is told")
+
+
+@pytest.mark.parametrize("kind", [ORDINARY, BY_CSN], ids=["lsn", "csn"])
+def test_a_slot_that_is_gone_is_followed_by_a_new_stream_in_the_same_lake(
+    stand_in: StandIn, tmp_path: Path, kind: Kind
+) -> None:
+    project = project_of(stand_in, kind, tmp_path)
+    with stand_in.database.connect() as conn:
+        workload = Workload(conn, SEED, truncates=False)
+        workload.run(20)
+        once(project)
+        drop_slot(project, yes=True, wait=10)
+        workload.run(20)
+        with pytest.raises(SlotMissing) as missing:
+            once(project)
+        assert "cdc-lake restart" in missing.value.remedy
+        assert restart(project).slot is None
+        restart(project, yes=True)
+        assert "begin a new stream" in plan(project).actions[0].text
+        once(project)
+        workload.run(20)
+        once(project)
+    state = bronze_reader(project).state()
+    assert state is not None
+    assert state.epoch == 2
+    assert_equal_to_source(project, stand_in)

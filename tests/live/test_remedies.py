@@ -21,12 +21,13 @@ from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.state.streams import last_epoch
-from tests.conftest import Database, make_role, start_server
+from tests.conftest import Database, make_database, make_role, start_server
 from tests.live.test_recipes import RECEIVE, Library
 from tests.shell import Said
 
 pytestmark = pytest.mark.live
 
+SUPERUSER = re.compile(r"a superuser runs: ([^;\n]+)")
 COMMAND = re.compile(r"`cdc-lake ([a-z][^`]*)`")
 Step = Callable[[Library], None]
 
@@ -72,6 +73,24 @@ def rewritten(old: str, new: str) -> Step:
     return edit
 
 
+def env(**values: str | None) -> Step:
+    """Set variables of the shell; None: as they were."""
+
+    def change(library: Library) -> None:
+        if "before" not in library.__dict__:
+            library.__dict__["before"] = dict(library.shell.env)
+        for name, value in values.items():
+            library.shell.env[name] = library.__dict__["before"][name] if value is None else value
+
+    return change
+
+
+def slot_of_another_database(library: Library) -> None:
+    library.change("SELECT pg_drop_replication_slot('library')")
+    with psycopg.connect(library.database.server.dsn(), autocommit=True) as admin:
+        admin.execute("SELECT pg_create_logical_replication_slot('library', 'pgoutput')")
+
+
 def lost(library: Library) -> None:
     """The server gives the slot up."""
     library.change("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
@@ -86,6 +105,26 @@ MADE_AGAIN = (
 )
 
 CASES: dict[str, Case] = {
+    "nobody listens there": Case(env(PGPORT="1"), "SRC201", anew=False, mend=env(PGPORT=None)),
+    "the password is wrong": Case(env(PGPASSWORD="no"), "SRC202", anew=False, mend=env(PGPASSWORD=None)),
+    "the database is not there": Case(env(PGDATABASE="nowhere"), "SRC203", anew=False, mend=env(PGDATABASE=None)),
+    "the role lost its right": Case(changes("ALTER ROLE cdc NOREPLICATION"), "SRC205", anew=False),
+    "the publication was narrowed": Case(
+        changes("ALTER PUBLICATION library SET (publish = 'insert')"),
+        "SRC221",
+        anew=False,
+        mend=changes("ALTER PUBLICATION library SET (publish = 'insert, update, delete, truncate')"),
+    ),
+    "the slot is another database's": Case(
+        slot_of_another_database, "SRC229", mend=rewritten("  tables:", "  slot: {name: library_own}\n  tables:")
+    ),
+    "the slot was to forget what bronze does not hold": Case(
+        nothing, "SRC234", anew=False, verb=("slot", "advance", "FF/0")
+    ),
+    "a table that is not there was to be copied again": Case(
+        nothing, "STA690", anew=False, verb=("resync", "public.nowhere")
+    ),
+    "a position is none": Case(nothing, "STA601", anew=False, verb=("inspect", "tx", "here")),
     "the log that the slot needs is gone": Case(lost, "SRC204"),
     "the slot was dropped": Case(changes("SELECT pg_drop_replication_slot('library')"), "SRC212"),
     "the slot was made again": Case(changes(*MADE_AGAIN), "SRC215"),
@@ -138,6 +177,8 @@ def library(database: Database, tmp_path: Path) -> Iterator[Library]:
     yield one
     with database.admin() as db:
         db.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+        db.execute("ALTER ROLE cdc REPLICATION")
+        db.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = 'library'")
 
 
 def obey(library: Library, said: Said) -> list[str]:
@@ -146,6 +187,8 @@ def obey(library: Library, said: Said) -> list[str]:
     assert hint, said.err
     assert "move the lake" not in hint
     done = []
+    if (statement := SUPERUSER.search(hint)) is not None:
+        library.change(statement[1])
     for command in COMMAND.findall(hint):
         words = command.split()
         if words[:1] == ["restart"]:
@@ -171,7 +214,9 @@ def test_what_an_error_says_is_done_at_once_and_nothing_is_missing(library: Libr
     assert f"error[{case.code}]" in said.err, said.err
     if case.mend is not None:
         case.mend(library)
-    done = obey(library, said) if case.anew else []
+    done = [] if case.mend is not None else obey(library, said)
+    while (said := shell(*RECEIVE)).code and len(done) < 3:  # one remedy may lead to the next
+        done += obey(library, said)
     assert ("restart --yes" in done) == case.anew
     library.receive()
     assert "the chain holds" in shell.fine("inspect", "chain", "--against", "source")
@@ -194,3 +239,20 @@ def test_a_source_that_was_upgraded_goes_on_with_a_new_stream(library: Library) 
         elsewhere.receive()
         assert "the chain holds" in elsewhere.shell.fine("inspect", "chain", "--against", "source")
         assert "41" in elsewhere.shell.fine("inspect", "row", "loans", "41")
+
+
+def test_a_server_of_one_slot_says_how_many_are_in_use_and_how_many_a_start_needs(tmp_path: Path) -> None:
+    server = start_server(settings={"max_replication_slots": "1"})
+    try:
+        make_role(server)
+        with pytest.raises(AssertionError, match="0 of 1 replication slots are in use, and a start needs two") as first:
+            Library(make_database(server), tmp_path)
+        assert "raise max_replication_slots to 2 or more" in str(first.value)
+        with psycopg.connect(server.dsn(), autocommit=True) as admin:
+            admin.execute("ALTER SYSTEM SET max_replication_slots = 2")
+        server.stop()
+        server.start()
+        (again := tmp_path / "again").mkdir()
+        Library(make_database(server), again)
+    finally:
+        server.remove()

@@ -22,7 +22,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import CommitRow
 from cdc_lake.config.project import Project
-from cdc_lake.errors import RuleStopped, TransactionUndecoded
+from cdc_lake.errors import TransactionUndecoded
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import new_run
 from cdc_lake.model.span import Span
@@ -35,6 +35,7 @@ from cdc_lake.pipeline.applying.rebuild_plan import parts_of
 from cdc_lake.pipeline.applying.renewing import Renewing
 from cdc_lake.pipeline.applying.reread import Rereader, reread_tables
 from cdc_lake.pipeline.applying.table_job import TableJob
+from cdc_lake.pipeline.applying.table_span import stopped_by_rule
 from cdc_lake.pipeline.applying.table_steps import Load, TableSteps
 from cdc_lake.pipeline.judging.clock import JudgingClock
 from cdc_lake.pipeline.judging.keeping import Keeper
@@ -202,15 +203,14 @@ class Advance:
         prepared = self._steps.prepare(jobs, tables)
         stops = sorted(p.stop for p in prepared if p.stop is not None)
         if stops:
-            position, rule = stops[0]
+            position, _ = stops[0]
             before = [c for c in commits if c.position < position]
             if before:
                 self._span(state, tables, after, before, before[-1].position)
             for one in prepared:
                 if not before:
                     self.done.count(one)
-            at = shown(state.stream, position)
-            raise RuleStopped(f"rule `{rule}` stops the run: a change of the transaction at {at} breaks it")
+            raise stopped_by_rule(prepared)
         reached = dict(tables)
         self._steps.merge(prepared, reached)
         for relation, table in reached.items():
@@ -294,10 +294,8 @@ class Advance:
             parts = [job if job.next_layout is None else job.until(job.next_layout) for job in whole]
             now = self._steps.groups.aligned(parts)
             prepared = self._steps.prepare(now, tables)
-            for one in prepared:
-                if one.stop is not None:
-                    at = shown(state.stream, one.stop[0])
-                    raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a change at {at} breaks it")
+            if any(one.stop is not None for one in prepared):
+                raise stopped_by_rule(prepared)
             self._steps.merge(prepared, tables)
             for job in now:  # also one that found nothing to merge
                 if (table := tables[str(job.target.source)]).state == IN:

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.errors import RuleStopped, SilverNotOwned, SnapshotIncomplete
+from cdc_lake.errors import SilverNotOwned, SnapshotIncomplete
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import read_marker
 from cdc_lake.model.relation import TableName
+from cdc_lake.pipeline.applying.table_span import stopped_by_rule
 from cdc_lake.pipeline.applying.table_steps import TableSteps
 from cdc_lake.pipeline.state.copies import beginning, initial_copies
 from cdc_lake.pipeline.state.cuts import IN, PAUSED, Cut, TableState, found
@@ -51,7 +52,7 @@ def first_content(
     for one in prepared:
         if one.stop is not None:
             steps.done.count(one)
-            raise RuleStopped(f"rule `{one.stop[1]}` stops the run: a row of the snapshot breaks it")
+            raise stopped_by_rule([one])
     steps.merge(prepared, tables)
     for relation, table in tables.items():
         if table.version is None and table.state == IN:

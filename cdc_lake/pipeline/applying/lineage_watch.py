@@ -13,6 +13,7 @@ from typing import Self
 from cdc_lake.config.observe import OpenLineage
 from cdc_lake.config.project import Project
 from cdc_lake.errors import LineageNotSent
+from cdc_lake.errors.root import install
 from cdc_lake.observe.lineage_sender import LineageSender, sends
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applying.applied import Applied
@@ -59,7 +60,7 @@ class LineageWatch:
         try:
             from cdc_lake.pipeline.applying.lineage_events import event  # noqa: PLC0415  # only where it is asked for
         except ModuleNotFoundError:
-            self._failed("openlineage-python is not installed: pip install 'cdc_lake[openlineage]'")
+            self._failed(f"openlineage-python is not installed: {install('openlineage')}")
             self._sender.close()
             self._sender = None
             return

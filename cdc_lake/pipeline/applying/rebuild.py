@@ -32,7 +32,6 @@ from cdc_lake.errors import (
     NothingToRebuild,
     RebuildNeedsPlace,
     RebuildPlaceTaken,
-    RuleStopped,
 )
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_rows import RunRow, new_run
@@ -52,7 +51,7 @@ from cdc_lake.pipeline.applying.reread import rereads_of
 from cdc_lake.pipeline.applying.sessions import guarded
 from cdc_lake.pipeline.applying.span_shape import shape_of
 from cdc_lake.pipeline.applying.table_job import Copied, TableJob
-from cdc_lake.pipeline.applying.table_span import Prepared, prepare
+from cdc_lake.pipeline.applying.table_span import Prepared, prepare, stopped_by_rule
 from cdc_lake.pipeline.applying.whole_groups import passed_by, settled_whole, together_at
 from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
 from cdc_lake.pipeline.state.holds import forget, hold_log, open_holds, record
@@ -308,8 +307,7 @@ class Rebuilding:
             copied = None if job.layout is None else job.layouts[job.layout]
             return _At(copied or at.follows, self._held(job.span) if job.decided else at.held)
         if prepared.stop is not None:
-            place = shown(job.stream, prepared.stop[0])
-            raise RuleStopped(f"rule `{prepared.stop[1]}` stops the rebuild: a change at {place} breaks it")
+            raise stopped_by_rule([prepared], "rebuild")
         folded, span, generation = prepared.folded, job.span, self._generation
         record(self._control, self._target, job.stream, span, generation, folded.held, folded.closings)
         merged = guarded(lambda: merge(spark, prepared), self._target)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from cdc_lake.bronze.outline import Outline, Run, cleared_before, span_files
 from cdc_lake.config.project import Target
-from cdc_lake.errors import TableChangedMeanwhile
+from cdc_lake.errors import RuleStopped, TableChangedMeanwhile
 from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.lake.marker import Marker
 from cdc_lake.lake.owner import Owner, read_owner
@@ -58,6 +58,7 @@ from cdc_lake.silver.projecting import concerning, filtered, old_values, project
 from cdc_lake.silver.projection import Projection, plain
 from cdc_lake.silver.row_events import Closing, Key, Unit
 from cdc_lake.silver.shape import Shape
+from cdc_lake.source.stream import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,6 +108,22 @@ class Prepared:
     def stop(self) -> tuple[int, str] | None:
         """Position of the first transaction that fails a `stop` rule, and the rule's name."""
         return self.folded.survey.stop
+
+
+def stopped_by_rule(stops: Sequence[Prepared], verb: str = "run") -> RuleStopped:
+    """The error for the first change of some tables' spans that a `stop` rule refuses: which rule of which table, and
+    how to look at the change.
+    """
+    one = min((one for one in stops if one.stop is not None), key=lambda one: (one.stop, one.job.target.label))
+    assert one.stop is not None, "it is one that stops"
+    (position, rule), table, label = one.stop, one.job.target.source, one.job.target.label
+    at = shown(one.job.stream, position)
+    if one.job.snapshot:
+        what, look = f"a row of the copy of {table}", f"look for the rows in {table}: {RuleStopped.hint}"
+    else:
+        what = f"a change of {table} in the transaction at {at}"
+        look = f"`cdc-lake inspect tx {at}` shows it, with its key; then {RuleStopped.hint}"
+    return RuleStopped(f"rule `{rule}` of {label} stops the {verb}: {what} breaks it", where=label, hint=look)
 
 
 def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:

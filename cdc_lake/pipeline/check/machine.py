@@ -11,7 +11,8 @@ from pathlib import Path
 from cdc_lake.config.project import Project
 from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import DriverMissing, JavaMissing, QualityEngineMissing, SparkMissing
-from cdc_lake.lake.session import JAVA_MAJORS, PACKAGES, SPARK_VERSION, java_version
+from cdc_lake.errors.root import install
+from cdc_lake.lake.session import JAVA_MAJORS, PACKAGES, SPARK_VERSION, java_found, java_version
 from cdc_lake.pipeline.check.line import CheckLine
 
 _NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "glusterfs", "ceph", "lustre")
@@ -34,7 +35,7 @@ def _java() -> CheckLine:
     if found in JAVA_MAJORS:
         home = os.environ.get("JAVA_HOME")
         return CheckLine(ok=True, subject="java", text=f"Java {found} ({f'JAVA_HOME={home}' if home else 'from PATH'})")
-    text = "no Java found" if found is None else f"Java {found} found, Spark needs {majors}"
+    text = f"{java_found(found)}; Spark needs {majors}"
     return CheckLine(ok=False, subject="java", text=text, fix=JavaMissing.hint, code=JavaMissing.code)
 
 
@@ -42,7 +43,7 @@ def _spark() -> CheckLine:
     found = _version("pyspark")
     if found is None:
         text = "pyspark is not installed (receiving works without)"
-        return CheckLine(ok=False, subject="spark", text=text, fix=SparkMissing.hint, code=SparkMissing.code)
+        return CheckLine(ok=False, subject="spark", text=text, fix=install("spark"), code=SparkMissing.code)
     if found != SPARK_VERSION:
         fix = f"pip install 'pyspark=={SPARK_VERSION}': Delta and Iceberg are built for one minor version"
         return CheckLine(ok=None, subject="spark", text=f"pyspark {found}, tested with {SPARK_VERSION}", fix=fix)
@@ -76,11 +77,11 @@ def _packages(project: Project, *, receives: bool) -> Iterator[CheckLine]:
         formats if receives else {*formats, silver.defaults.format, *(t.format for t in silver.tables)}
     )
     of_postgres = isinstance(project.pipeline.source, PostgresSource)
-    wanted = [("psycopg", DriverMissing.hint, DriverMissing.code, of_postgres)]
+    wanted = [("psycopg", install("receive"), DriverMissing.code, of_postgres)]
     if iceberg:
-        wanted.append(("pyiceberg", "pip install 'cdc_lake[iceberg]'", "", True))
+        wanted.append(("pyiceberg", install("iceberg"), "", True))
     rules = not receives and any(t.rules for t in silver.tables)
-    wanted.append(("great-expectations", QualityEngineMissing.hint, QualityEngineMissing.code, rules))
+    wanted.append(("great-expectations", install("quality"), QualityEngineMissing.code, rules))
     for name, fix, code, needed in wanted:
         found = _version(name)
         if found is not None:

@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, BronzeWriter
 from cdc_lake.config.project import Project
-from cdc_lake.errors import ServerUnreachable, SlotForeign, SlotMissing
+from cdc_lake.errors import NoFreeSlot, ServerUnreachable, SlotForeign, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.model.counting import counted
 from cdc_lake.model.position import Lsn
@@ -115,7 +115,9 @@ def exported_point(
     """
     plugin = project.postgres.slot.plugin
     if for_replication(replication):
-        yield slot.export_slot(replication, project.slot, plugin)
+        with _slots_counted(session):
+            made = slot.export_slot(replication, project.slot, plugin)
+        yield made
         return
 
     def pause() -> None:
@@ -132,10 +134,25 @@ def exported_point(
 
 def _keep(session: Session, made: slot.ExportedSlot, name: str) -> None:
     try:
-        slot.keep_slot(session, made, name)
+        with _slots_counted(session):
+            slot.keep_slot(session, made, name)
     except SlotMissing as gone:
         raise ServerUnreachable("the connection that held the slot broke off") from gone
     failpoint(SLOT_KEPT)
+
+
+@contextmanager
+def _slots_counted(session: Session) -> Iterator[None]:
+    """Say with NoFreeSlot how many slots there are: a start needs a temporary one besides the one that stays."""
+    try:
+        yield
+    except NoFreeSlot as none:
+        used, most = slot.slots_in_use(session)
+        words = f"{used} of {most} replication slots are in use, and a start needs two for a moment"
+        hint = (
+            f"raise max_replication_slots to {used + 2} or more and restart the server; `cdc-lake slot list` shows them"
+        )
+        raise NoFreeSlot(words, hint=hint) from none
 
 
 def ensure_publication(project: Project, session: Session, tell: Tell) -> None:
@@ -151,7 +168,7 @@ def ensure_publication(project: Project, session: Session, tell: Tell) -> None:
         check_filtered(name, there, filtered)
         return
     publication.create_publication(session, name, chosen, conditions)
-    tell(Progress("connect", f"publication `{name}` made for {len(chosen)} tables"))
+    tell(Progress("connect", f"publication `{name}` made for {counted(len(chosen), 'table')}"))
 
 
 def _unfinished(

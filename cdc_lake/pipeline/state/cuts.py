@@ -170,6 +170,6 @@ def write_cut(
 
 
 def _text(tables: Mapping[str, TableState], age: timedelta | None) -> str:
-    ago = "" if age is None else f"; its last transaction was committed {age.total_seconds():.1f} s ago"
+    ago = "" if age is None else f"; its last transaction was committed {max(0.0, age.total_seconds()):.1f} s ago"
     waiting = sum(1 for table in tables.values() if table.state != IN)
     return f"{len(tables) - waiting} of {counted(len(tables), 'table')} at one position{ago}"

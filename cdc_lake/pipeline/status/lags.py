@@ -73,7 +73,7 @@ def lags_of(source: SourceSide, lake: LakeSide, now: datetime) -> dict[str, Lag]
     behind_landed = _behind(source.end, landed_at)
     waiting = len(lake.waiting) if lake.state and lake.copied else None
     oldest = next((c.commit_ts for c in lake.waiting if c.commit_ts), None)
-    applied_seconds = (now - oldest).total_seconds() if oldest else 0.0 if waiting == 0 else None
+    applied_seconds = max(0.0, (now - oldest).total_seconds()) if oldest else 0.0 if waiting == 0 else None
     landed_seconds = _landed_seconds(behind_landed, lake, now)
     received, received_seconds = _behind(source.end, received_at), landed_seconds if received_at == landed_at else None
     if lake.domain is OrderDomain.CSN:  # the distance of two CSNs is a number of transactions
