@@ -60,8 +60,8 @@ class SlotOfOtherPlugin(SlotForeign):
 
     code = "SRC219"
     hint = (
-        "set `source.slot.plugin` to what the slot has; a new pipeline names another slot in `source.slot.name`; to read "
-        f"the stream by the other plugin: {ANEW}"
+        "set `source.slot.plugin` to what the slot has; a new pipeline names another slot in `source.slot.name`; to "
+        f"read the stream by the other plugin: {ANEW}"
     )
 
 
