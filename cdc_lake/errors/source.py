@@ -83,7 +83,10 @@ class OtherSource(SourceError):
     """The server or the database is not the one bronze was fed from."""
 
     code = "SRC216"
-    hint = f"check `source`; if the server was replaced or upgraded on purpose: {ANEW}"
+    hint = (
+        "check `source`: another source is another pipeline, with a name of its own; if the server was replaced or "
+        f"upgraded on purpose: {ANEW}"
+    )
 
 
 class BronzeAhead(SourceError):

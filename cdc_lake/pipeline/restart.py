@@ -19,6 +19,7 @@ from cdc_lake.pipeline.applying.rebuild_plan import remembers
 from cdc_lake.pipeline.server import slot_care, source_view
 from cdc_lake.pipeline.slots import WAITED
 from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.pipeline.state.ownership import check_own_bronze
 from cdc_lake.pipeline.state.streams import last_epoch, start_over
 from cdc_lake.source.stream import shown
 
@@ -60,6 +61,8 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
     if last_epoch(state, control) == 0:
         words = "neither bronze nor the control tables know a stream: the first `cdc-lake run` begins one"
         raise NoStream(words, where=reader.place)
+    if state is not None:
+        check_own_bronze(project, state, control)
     with source_view(project) as source:
         targets = [project.target(name) for name in source.tables()]
     care = slot_care(project)

@@ -13,8 +13,8 @@ from cdc_lake.pipeline.gaussdb.start import intended
 from cdc_lake.pipeline.gaussdb.stream import check_resume
 from cdc_lake.pipeline.gaussdb.view import who
 from cdc_lake.pipeline.ports.action import size
-from cdc_lake.pipeline.state.ownership import unclaimed_slot
-from cdc_lake.pipeline.state.streams import check_bronze_there, check_unfinished, is_complete, starts_over
+from cdc_lake.pipeline.state.ownership import check_own_bronze, unclaimed_slot
+from cdc_lake.pipeline.state.streams import check_unfinished, is_complete, starts_over
 from cdc_lake.source.gaussdb.server import FamilyServerFacts
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts, find_slot
 from cdc_lake.source.wire.session import WireSession
@@ -33,7 +33,7 @@ def slot_line(project: Project, session: WireSession) -> CheckLine:
             check_resume(project, session, facts, state, found)
             assert found is not None
             return _resumed(project, facts, found)
-        check_bronze_there(state, control, bronze_reader(project).place)
+        check_own_bronze(project, state, control)
         again = starts_over(state, control)
         if state is not None and not again:
             check_unfinished(state)

@@ -11,8 +11,8 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.check.line import CheckLine, failed
 from cdc_lake.pipeline.postgres.left import left_by_a_start
 from cdc_lake.pipeline.postgres.resume import check_own_slot
-from cdc_lake.pipeline.state.ownership import unclaimed_slot
-from cdc_lake.pipeline.state.streams import check_bronze_there, starts_over
+from cdc_lake.pipeline.state.ownership import check_own_bronze, unclaimed_slot
+from cdc_lake.pipeline.state.streams import starts_over
 from cdc_lake.source.connection import Session
 from cdc_lake.source.slot import SlotFacts
 
@@ -22,7 +22,7 @@ def slot_lines(project: Project, session: Session, found: SlotFacts | None) -> I
     state = bronze_reader(project).state()
     control, place = control_tables(project), bronze_reader(project).place
     try:
-        check_bronze_there(state, control, place)
+        check_own_bronze(project, state, control)
     except CdcLakeError as error:
         yield failed("slot", error)
         return

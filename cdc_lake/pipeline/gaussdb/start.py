@@ -34,10 +34,9 @@ from cdc_lake.pipeline.gaussdb.facts import tables as table_facts
 from cdc_lake.pipeline.gaussdb.frames import Dial
 from cdc_lake.pipeline.state.copies import CopiedTable, snapshot_id
 from cdc_lake.pipeline.state.intention import Intention
-from cdc_lake.pipeline.state.ownership import unclaimed_slot
+from cdc_lake.pipeline.state.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.pipeline.state.streams import (
     begin_stream,
-    check_bronze_there,
     check_unfinished,
     finish_copy,
     last_epoch,
@@ -209,7 +208,7 @@ def _clear_the_way(
 ) -> None:
     """Make sure no slot is in the way; drop ours where an earlier start broke off after making it."""
     there = find_slot(start.session, project.slot)
-    check_bronze_there(state, control, bronze_reader(project).place)
+    check_own_bronze(project, state, control)
     again = starts_over(state, control)
     if state is not None and not again:
         check_unfinished(state)

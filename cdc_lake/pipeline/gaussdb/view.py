@@ -22,8 +22,8 @@ from cdc_lake.pipeline.gaussdb.stream import check_resume, server_facts
 from cdc_lake.pipeline.gaussdb.tables import copies_have_a_place, family_changes
 from cdc_lake.pipeline.ports.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.ports.view import SlotSeen
-from cdc_lake.pipeline.state.ownership import unclaimed_slot
-from cdc_lake.pipeline.state.streams import check_bronze_there, check_unfinished, is_complete, starts_over
+from cdc_lake.pipeline.state.ownership import check_own_bronze, unclaimed_slot
+from cdc_lake.pipeline.state.streams import check_unfinished, is_complete, starts_over
 from cdc_lake.source.gaussdb.catalog import FamilyTables, check_identities
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import (
@@ -103,7 +103,7 @@ class FamilyView:
     def _create(self, facts: FamilyServerFacts, state: BronzeState | None, there: FamilySlotFacts | None) -> Action:
         project = self._project
         control = control_tables(project)
-        check_bronze_there(state, control, bronze_reader(project).place)
+        check_own_bronze(project, state, control)
         anew = starts_over(state, control)
         if state is not None and not anew:
             check_unfinished(state)

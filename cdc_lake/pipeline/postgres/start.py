@@ -37,10 +37,9 @@ from cdc_lake.pipeline.postgres.reading import phased, plugin_options
 from cdc_lake.pipeline.state.copies import CopiedTable, finished
 from cdc_lake.pipeline.state.intention import Intention
 from cdc_lake.pipeline.state.memberships import note_members
-from cdc_lake.pipeline.state.ownership import unclaimed_slot
+from cdc_lake.pipeline.state.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.pipeline.state.streams import (
     begin_stream,
-    check_bronze_there,
     check_unfinished,
     finish_copy,
     last_epoch,
@@ -185,7 +184,7 @@ def _unfinished(
     dropped.
     """
     there = slot.find_slot(session, project.slot)
-    check_bronze_there(state, control, bronze_reader(project).place)
+    check_own_bronze(project, state, control)
     if state is None or starts_over(state, control):
         if there is not None and not left_over(there, intention, state, control):
             raise unclaimed_slot(project, bronze_reader(project).place, state)

@@ -21,8 +21,8 @@ from cdc_lake.pipeline.postgres.reading import phased
 from cdc_lake.pipeline.postgres.resume import check_own_slot
 from cdc_lake.pipeline.postgres.tables import alterable, check_filters, table_changes
 from cdc_lake.pipeline.state.copies import finished
-from cdc_lake.pipeline.state.ownership import unclaimed_slot
-from cdc_lake.pipeline.state.streams import check_bronze_there, is_complete, starts_over
+from cdc_lake.pipeline.state.ownership import check_own_bronze, unclaimed_slot
+from cdc_lake.pipeline.state.streams import is_complete, starts_over
 from cdc_lake.source import publication, slot
 from cdc_lake.source.catalog import behind, check_identities
 from cdc_lake.source.connection import Session, place_of
@@ -110,7 +110,7 @@ class PostgresView:
         left = there is not None and left_by_a_start(project, session, there, state)
         there = None if left else there
         control = control_tables(project)
-        check_bronze_there(state, control, bronze_reader(project).place)
+        check_own_bronze(project, state, control)
         again = starts_over(state, control)
         if there is not None and (state is None or again):
             raise unclaimed_slot(project, bronze_reader(project).place, state)

@@ -16,7 +16,7 @@ from functools import cached_property
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import LakeError, OtherSource, SilverNotOwned, SlotForeign
+from cdc_lake.errors import BronzeUnknown, LakeError, OtherSource, SilverNotOwned, SlotForeign
 from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.lake.control_rows import StreamRow
 from cdc_lake.lake.owner import Owner, read_owner
@@ -24,6 +24,7 @@ from cdc_lake.model.counting import counted
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.state.cuts import table_states
 from cdc_lake.pipeline.state.pauses import stopped_tables
+from cdc_lake.pipeline.state.streams import check_bronze_there
 from cdc_lake.source.stream import StreamIdentity
 
 
@@ -86,6 +87,21 @@ class Ownership:
             return owner.unused or self.listed(target)
         named = owner.pipeline or _named_by_control(self.project, owner.stream)
         return named in {None, self.project.name} and _origin_of(owner.stream) in self._origins
+
+
+def check_own_bronze(project: Project, state: BronzeState | None, control: ControlTables) -> None:
+    """Raise BronzeUnknown where bronze holds another pipeline's stream, BronzeGone where it holds none any more."""
+    place = bronze_reader(project).place
+    check_bronze_there(state, control, place)
+    if state is None or any(row.stream == state.stream for row in control.streams()):
+        return
+    name = _named_by_control(project, state.stream)
+    origin = _origin_of(state.stream)
+    if name not in {None, project.name}:
+        raise BronzeUnknown(f"bronze belongs to pipeline `{name}`, and this pipeline is `{project.name}`", where=place)
+    if name is None and origin is not None and not origin.endswith(f":{project.slot}"):
+        words = f"bronze belongs to the pipeline of stream {origin}, and this pipeline is `{project.name}`"
+        raise BronzeUnknown(f"{words}, with slot `{project.slot}`", where=place)
 
 
 def unclaimed_slot(project: Project, bronze: str, state: BronzeState | None) -> SlotForeign:

@@ -1,0 +1,143 @@
+"""Whose a silver table is, is asked before anything is made: by `plan`, by `check` and by `run`. No Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.transaction import Transaction
+
+from tests.conftest import Database
+from tests.live.test_recipes import RECEIVE, Library
+from tests.shell import QuickShell
+
+pytestmark = pytest.mark.live
+
+ROWS = pa.table({"id": [1, 2], "whose": ["other", "other"]})
+OTHER = "pg:1:elsewhere:other:0/10"
+
+
+def strangers(folder: Path) -> None:
+    write_deltalake(str(folder), ROWS)
+
+
+def named(folder: Path) -> None:
+    """As this version makes tables."""
+    properties = {"cdc_lake.pipeline": "other", "cdc_lake.stream": OTHER}
+    DeltaTable.create(str(folder), ROWS.schema, configuration=properties, raise_if_key_not_exists=False)
+    write_deltalake(str(folder), ROWS, mode="append")
+
+
+def marked(folder: Path) -> None:
+    """As version 0.3.0 wrote them, with its marker in the newest commit but one."""
+    marker = Transaction(f"cdc_lake:{OTHER}:silver.loans:1", 16)
+    write_deltalake(str(folder), ROWS, commit_properties=CommitProperties(app_transactions=[marker]))
+    DeltaTable(str(folder)).optimize.compact()
+
+
+def marked_long_ago(folder: Path) -> None:
+    """The same where only a checkpoint has the marker."""
+    marked(folder)
+    DeltaTable(str(folder)).create_checkpoint()
+    for entry in (folder / "_delta_log").glob("*.json"):
+        entry.unlink()
+
+
+@pytest.fixture
+def shell(database: Database, tmp_path: Path) -> QuickShell:
+    """A pipeline that was never run."""
+    with database.connect() as db:
+        db.execute("CREATE TABLE loans (id int PRIMARY KEY, book_id int, note text)")
+    QuickShell(tmp_path).fine("init", "postgres", "library")
+    reach = {"HOST": database.host, "PORT": database.port, "DATABASE": database.name, "USER": database.user}
+    env = {f"PG{name}": str(value) for name, value in reach.items()}
+    return QuickShell(tmp_path / "library", {**env, "PGPASSWORD": database.password})
+
+
+@pytest.mark.parametrize(
+    ("made", "whose"),
+    [
+        (strangers, "was not written by cdc_lake"),
+        (named, "belongs to pipeline `other`"),
+        (marked, "belongs to the pipeline of stream pg:1:elsewhere:other"),
+        (marked_long_ago, "belongs to the pipeline of stream pg:1:elsewhere:other"),
+    ],
+)
+def test_a_table_of_somebody_else_is_refused_before_a_slot_is_made(
+    database: Database, shell: QuickShell, made: object, whose: str
+) -> None:
+    folder = shell.folder / "lake" / "silver" / "loans"
+    made(folder)  # type: ignore[operator]
+    version = DeltaTable(str(folder)).version()
+    for words in (["plan"], ["run", "--once"]):
+        said = shell(*words)
+        assert said.code == 1
+        assert "error[LAK469]" in said.err, said.err
+        assert whose in said.err
+        assert "this pipeline is `library`" in said.err
+        assert "cdc-lake run --adopt silver.loans" in said.err
+    checked = shell("check")
+    assert checked.code != 0
+    assert whose in checked.out
+    assert "LAK469" in checked.out
+    with database.admin() as db:
+        assert db.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'library'").fetchone() == (0,)
+    planned = shell("plan", "--adopt", "silver.loans")
+    assert planned.code == 0
+    assert "adopt silver.loans and replace what it holds" in planned.out
+    assert "cdc-lake run --adopt silver.loans" in planned.out
+    assert DeltaTable(str(folder)).version() == version
+
+
+def test_a_slot_of_another_pipeline_of_the_lake_is_refused_with_both_names(database: Database, tmp_path: Path) -> None:
+    library = Library(database, tmp_path)
+    pipelines = library.shell.folder / "pipelines"
+    text = (pipelines / "library.yaml").read_text(encoding="utf-8")
+    other = text.replace("pipeline: library", "pipeline: shelf").replace(
+        "  tables:", "  slot: {name: library}\n  tables:"
+    )
+    (pipelines / "shelf.yaml").write_text(other, encoding="utf-8")
+    shelf = ("-p", "pipelines/shelf.yaml")
+    for words in (["plan"], [*RECEIVE]):
+        said = library.shell(*words, *shelf)
+        assert "error[SRC214]" in said.err, said.err
+        assert "slot `library` belongs to pipeline `library`, and this pipeline is `shelf`" in said.err
+        assert "slot drop" not in said.err
+    checked = library.shell("check", *shelf)
+    assert "belongs to pipeline `library`" in checked.out
+    assert "slot drop" not in checked.out
+
+
+def test_a_renamed_pipeline_whose_folders_were_moved_goes_on(database: Database, tmp_path: Path) -> None:
+    library = Library(database, tmp_path)
+    folder = library.shell.folder
+    for place in ("bronze", "control"):
+        (folder / "lake" / place / "library").rename(folder / "lake" / place / "shelf")
+    file = folder / "pipelines" / "library.yaml"
+    text = file.read_text(encoding="utf-8").replace("pipeline: library", "pipeline: shelf")
+    text = text.replace("  tables:", "  publication: library\n  slot: {name: library}\n  tables:")
+    file.write_text(text, encoding="utf-8")
+    library.change("INSERT INTO loans VALUES (31, 31, 'renamed')")
+    library.receive()
+    assert "31" in library.shell.fine("inspect", "row", "loans", "31")
+
+
+def test_bronze_of_another_pipeline_is_refused_with_both_names_also_to_start_over_in(
+    database: Database, tmp_path: Path
+) -> None:
+    library = Library(database, tmp_path)
+    pipelines = library.shell.folder / "pipelines"
+    text = (pipelines / "library.yaml").read_text(encoding="utf-8").replace("pipeline: library", "pipeline: shelf")
+    (pipelines / "shelf.yaml").write_text(f"{text}\nbronze:\n  path: lake/bronze/library\n", encoding="utf-8")
+    shelf = ("-p", "pipelines/shelf.yaml")
+    for words in (["plan"], [*RECEIVE], ["restart", "--yes"]):
+        said = library.shell(*words, *shelf)
+        assert "error[LAK421]" in said.err, said.err
+        assert "bronze belongs to pipeline `library`, and this pipeline is `shelf`" in said.err
+    assert "bronze belongs to pipeline `library`" in library.shell("check", *shelf).out
+    (pipelines / "shelf.yaml").unlink()
+    library.change("INSERT INTO loans VALUES (31, 31, 'own')")
+    library.receive()
+    assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
