@@ -236,7 +236,8 @@ class Announced:
     ) -> TableFacts:
         """The catalog's facts, which are of now, by the names that the columns had where the message stands."""
         names_now = {one.number: name for name, one in now.columns.items() if one.number is not None}
-        told = None if self._told is None else self._told.columns_of(message, names_now)
+        by_layout = not now.attributes  # with them more is known of what landed than names
+        told = None if self._told is None else self._told.columns_of(message, names_now, by_layout=by_layout)
         if now.attributes:
             columns = _columns_then(message, told, now, before, xid, self._highest.get(message.oid, 0))
             key = _key_then(message, columns, now, before, xid)

@@ -65,10 +65,10 @@ class Told:
         for oid, columns in found.items():
             self._states.setdefault(oid, deque(maxlen=_KEPT)).append(columns)
 
-    def columns_of(self, message: RelationMessage, now: Mapping[int, str]) -> Columns | None:
+    def columns_of(self, message: RelationMessage, now: Mapping[int, str], *, by_layout: bool = True) -> Columns | None:
         """The columns of the table that a relation message announces; None: nobody told.
 
-        `now`: names of the columns that the catalog has by now, by number.
+        `now`: names of the columns that the catalog has by now, by number; `by_layout`: what landed before tells too.
         """
         states = [one for one in reversed(self._states.get(message.oid, ())) if _announces(message, one)]
         for columns in states:
@@ -76,7 +76,7 @@ class Told:
                 return columns
         if states:
             self._say(f"what a message tells of {message.table} cannot be: its catalog has other columns; not used")
-        landed = self._landed.get(message.oid)
+        landed = self._landed.get(message.oid) if by_layout else None
         return landed if landed is not None and _announces(message, landed) and _still(landed, now) else None
 
 

@@ -7,6 +7,8 @@ messages, so that a layout has the same number wherever it was learned.
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -63,6 +65,7 @@ _STORAGE = (
     "SELECT c.relkind = 'p', CASE WHEN c.relispartition THEN pg_partition_root(c.oid)::oid::bigint END, "
     "CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END FROM pg_class AS c WHERE c.oid = %s"
 )
+_KEPT_SECONDS = 5.0  # each of many partitions asks for all of them, one behind the other
 _LEAVES = "(SELECT relid::oid AS oid FROM pg_partition_tree(%s::oid::regclass) WHERE isleaf AND relid::oid <> %s::oid)"
 
 _PRIMARY_KEY = (
@@ -83,13 +86,14 @@ class SourceCatalog:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._types: dict[int, str] = {}
+        self._stored: dict[int, tuple[float, list[tuple[object, ...]], Storage]] = {}
 
     def __call__(self, oid: int, table: TableName) -> TableFacts:
         """The facts of table `oid`; raises SourceError."""
         with named(f"looking up {table} in the catalog"):
             key = self._session.execute(_PRIMARY_KEY.encode(), [oid]).fetchall()
             rows = self._session.execute(_ATTRIBUTES.encode(), [oid]).fetchall()
-        storage = storage_of(self._session, oid, table)
+        storage = self._storage(oid, table, rows)
         attributes = []
         for number, name, kind, modifier, printed, has, text, filled, changed, generated in rows:
             missing = Missing(str(text)) if has and text is not None else None
@@ -110,6 +114,16 @@ class SourceCatalog:
             published_as=None if storage.root is None else self._root(oid, storage.root),
             partitions=storage.identities,
         )
+
+    def _storage(self, oid: int, table: TableName, columns: list[tuple[object, ...]]) -> Storage:
+        """Where a table's rows are. A root is announced again with each of its partitions: what was read of them is
+        kept for a moment, unless columns were altered since.
+        """
+        read_at, seen, storage = self._stored.get(oid, (-math.inf, [], Storage()))
+        if not storage.identities or seen != columns or time.monotonic() - read_at > _KEPT_SECONDS:
+            storage = storage_of(self._session, oid, table)
+            self._stored[oid] = time.monotonic(), columns, storage
+        return storage
 
     def _root(self, oid: int, root: int) -> PublishedAs:
         with named(f"looking up the root of partition OID {oid}"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from cdc_lake.config.project import Project
-from cdc_lake.errors import DestructiveChange
+from cdc_lake.errors import DestructiveChange, NoKey
 from cdc_lake.model.relation import TableName
-from cdc_lake.observe.progress import silent
+from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.applying.apply import apply
+from cdc_lake.pipeline.resync import resync
 from cdc_lake.pipeline.run import run
 from tests.conftest import Database
 from tests.silver_rows import silver_rows
@@ -87,10 +89,27 @@ CASES: dict[str, tuple[str, list[str]]] = {
 }
 
 
-def project_of(database: Database, root: Path, fmt: str) -> Project:
+ASKED: dict[str, tuple[str, list[str]]] = {
+    "another": (
+        MADE,
+        ["UPDATE @ SET a = 'x' WHERE id = 1", "ALTER TABLE @ DROP a; ALTER TABLE @ ADD a text DEFAULT 'n'"],
+    ),
+    "unknown": (
+        MADE,
+        [
+            "ALTER TABLE @ ADD c int NOT NULL DEFAULT 5; ALTER TABLE @ ALTER c DROP DEFAULT",
+            "VACUUM FULL @",
+            "UPDATE @ SET a = 'x' WHERE id = 1",
+        ],
+    ),
+    "inside": (MADE, [f"UPDATE @ SET id = -id WHERE id = 1; {KEY}; UPDATE @ SET code = -code WHERE id = 2"]),
+}
+
+
+def project_of(database: Database, root: Path, fmt: str, cases: Iterable[str] = CASES) -> Project:
     name = database.name[:63].lower()
-    source = {**database.source, "slot": {"name": name}, "tables": [f"public.{one}" for one in CASES]}
-    tables = [{"from": "public.mixed", "where": "code > 0"}]
+    source = {**database.source, "slot": {"name": name}, "tables": [f"public.{one}" for one in cases]}
+    tables = [{"from": "public.mixed", "where": "code > 0"}] if "mixed" in cases else []
     silver = {"defaults": {"format": fmt, "namespace": name}, "tables": tables}
     return make_project(root, name, source=source, silver=silver)
 
@@ -113,9 +132,15 @@ def apply_allowing(project: Project, spark: Any) -> None:
     raise AssertionError(allowed)
 
 
-def applied(project: Project, spark: Any, allowed: list[str]) -> None:
+def applied(project: Project, spark: Any, allowed: list[str], told: list[str] | None = None) -> None:
+    """`told`: takes the codes of what tables wait for."""
+
+    def tell(progress: Progress) -> None:
+        if told is not None and progress.stage == "broken":
+            told.append(str(progress.facts["code"]))
+
     given = frozenset(allowed)
-    apply(project, once=True, goal=None, stop=threading.Event(), tell=silent, spark=spark, allowed=given)
+    apply(project, once=True, goal=None, stop=threading.Event(), tell=tell, spark=spark, allowed=given)
 
 
 @either("iceberg")
@@ -135,8 +160,39 @@ def test_silver_is_the_source_however_tables_were_altered_meanwhile(
                 conn.execute(step.replace("@", table))  # type: ignore[call-overload]
     receive(project)
     apply_allowing(project, spark)
+    assert_equal(project, database, CASES)
+
+
+@either("delta")
+def test_what_nobody_knows_waits_and_a_new_copy_mends_it(
+    spark: Any, database: Database, lake_root: Path, fmt: str
+) -> None:
+    project = project_of(database, lake_root, fmt, ASKED)
     with database.connect() as conn:
-        for table in CASES:
+        for table, (made, _) in ASKED.items():
+            conn.execute(made.replace("@", table))  # type: ignore[call-overload]
+            conn.execute(f"INSERT INTO {table} SELECT n, 'old ' || n, n FROM generate_series(1, 5) AS n")  # type: ignore[call-overload]
+        receive(project)
+        applied(project, spark, [])
+        for table, (_, steps) in ASKED.items():
+            for step in steps:
+                conn.execute(step.replace("@", table))  # type: ignore[call-overload]
+        receive(project)
+        told: list[str] = []
+        with pytest.raises((DestructiveChange, NoKey)):
+            applied(project, spark, [], told)
+        assert sorted(told) == ["LAK410", "LAK410", "STA610"]
+        resync(project, [f"public.{table}" for table in ASKED])
+        for table in ASKED:
+            conn.execute(f"DELETE FROM {table} WHERE code = 4")  # type: ignore[call-overload]
+        receive(project)
+        applied(project, spark, [])
+    assert_equal(project, database, ASKED)
+
+
+def assert_equal(project: Project, database: Database, tables: Iterable[str]) -> None:
+    with database.connect() as conn:
+        for table in tables:
             cursor = conn.execute(f"SELECT * FROM {table} WHERE {'code > 0' if table == 'mixed' else 'true'}")  # type: ignore[call-overload]
             names = [one.name for one in cursor.description or ()]
             theirs = sorted(tuple("" if v is None else str(v) for v in row) for row in cursor)

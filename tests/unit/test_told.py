@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cdc_lake.decode.announced import Announced, ColumnFacts, TableFacts
+from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.decode.pgoutput import parse
 from cdc_lake.decode.records import RelationMessage
 from cdc_lake.decode.told import Told
@@ -141,3 +142,14 @@ def test_a_landed_column_that_was_dropped_and_made_again_is_the_catalogs_to_tell
     assert numbers(place.resolved(announced(BEFORE))) == [1, 2, 4]
     place.take_told(told(ID, A, B))
     assert numbers(place.resolved(announced(BEFORE))) == [1, 2, 3], "told in the stream"
+
+
+def test_a_landed_layout_does_not_tell_which_names_were_swapped_since() -> None:
+    landed = resolved([told(ID, A, B)], BEFORE, facts(id=1, a=2, b=3))[0]
+    now = replace(
+        facts(id=1, a=3, b=2),
+        attributes=(Attribute(1, "id", 20), Attribute(2, "b", 25), Attribute(3, "a", 25)),
+    )
+    swapped = table("public.t", id="int8", b="text", a="text")
+    place = Announced({BEFORE.table: now}, Told([landed]), lambda _oid, _table: landed)
+    assert numbers(place.resolved(announced(swapped))) == [1, 2, 3]
