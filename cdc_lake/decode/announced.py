@@ -57,8 +57,7 @@ class TableFacts:
     `attributes`: all columns that the table ever had, by number. `key_changed`: the transaction that wrote the row of
     the primary key's index. `storage`: see `model.relation.Relation`. `root`: of a partition, the table that its
     changes are published as; `published_as`: it too, where the partition's own changes are to be taken for its.
-    `partitions`: of a partitioned table, the columns that each partition logs of old rows, by
-    OID; None: all.
+    `partitions`: of a partitioned table, the columns that each partition logs of old rows, by OID; None: all.
     """
 
     primary_key: tuple[str, ...]
@@ -69,6 +68,7 @@ class TableFacts:
     storage: int | None = None
     root: int | None = None
     published_as: PublishedAs | None = None
+    partitioned: bool = False
     partitions: Mapping[int, frozenset[str] | None] = field(default_factory=dict)
 
 
@@ -103,6 +103,7 @@ class Announced:
         self._highest: dict[int, int] = {}
         self._partitions: dict[int, dict[int, frozenset[str] | None]] = {}
         self._roots: dict[bytes, tuple[Relation, TableFacts]] = {}
+        self._root_before: tuple[int, tuple[int, int] | None] | None = None
         self._known: dict[TableName, Relation] = {}
         self.relations: dict[bytes, Relation] = {}
         self._types: dict[int, str] = {}
@@ -136,10 +137,17 @@ class Announced:
         )
 
     def relation(
-        self, message: RelationMessage, payload: bytes = b"", lsn: int = 0, xid: int | None = None
+        self,
+        message: RelationMessage,
+        payload: bytes = b"",
+        lsn: int = 0,
+        xid: int | None = None,
+        place: tuple[int, int] | None = None,
     ) -> Relation:
-        """Note a table's layout, as it came, in transaction `xid`. Raises DecodeError, and what the catalog raises."""
-        relation = self.resolved(message, xid)
+        """Note a table's layout, as it came, in transaction `xid`; `place`: see `resolved`. Raises DecodeError, and
+        what the catalog raises.
+        """
+        relation = self.resolved(message, xid, place)
         self.put(message.oid.to_bytes(4, "big"), relation, self.arrived(), payload, lsn)
         return relation
 
@@ -165,8 +173,12 @@ class Announced:
             self._before[number] = relation
             self._highest[number] = max((self._highest.get(number, 0), *(c.number or 0 for c in relation.columns)))
 
-    def resolved(self, message: RelationMessage, xid: int | None = None) -> Relation:
-        """A table's layout, which is not noted. Raises DecodeError, and what the catalog raises."""
+    def resolved(
+        self, message: RelationMessage, xid: int | None = None, place: tuple[int, int] | None = None
+    ) -> Relation:
+        """A table's layout, which is not noted; `place`: the same for messages that nothing comes between. Raises
+        DecodeError, and what the catalog raises.
+        """
         now, before = self._facts(message), self._layout_before(message)
         if not now.columns and before is not None and before.oid == message.oid:
             now = _dropped(now, before)
@@ -191,7 +203,7 @@ class Announced:
             oid=message.oid if facts.columns else None,
             storage=facts.storage,
         )
-        relation = self._as_partitions_log(message, relation, now)
+        relation = self._as_partitions_log(message, relation, now, place)
         if now.published_as is not None:
             relation = _of_root(relation, now.published_as)
         # the same layout announced again keeps its object, and with it the cached hash
@@ -200,19 +212,26 @@ class Announced:
         self._known[message.table] = relation
         return relation
 
-    def _as_partitions_log(self, message: RelationMessage, relation: Relation, now: TableFacts) -> Relation:
+    def _as_partitions_log(
+        self, message: RelationMessage, relation: Relation, now: TableFacts, place: tuple[int, int] | None
+    ) -> Relation:
         """The layout of a partitioned table as its partitions log old rows. Each is announced with its own identity,
         behind its root and before its first change; until then it has the one of now.
         """
-        if now.root is not None:
+        root = now.root
+        if root is None and self._root_before is not None and place is not None and self._root_before[1] == place:
+            root = self._root_before[0]  # what is announced together with it was its partition, and is detached or gone
+        if now.partitioned:
+            self._root_before = message.oid, place
+        if root is not None:
             whole = message.identity is ReplicaIdentity.FULL
             logged = None if whole else frozenset(c.name for c in message.columns if c.key)
-            self._partitions.setdefault(now.root, {})[message.oid] = logged
-            oid = now.root.to_bytes(4, "big")
+            self._partitions.setdefault(root, {})[message.oid] = logged
+            oid = root.to_bytes(4, "big")
             if oid in self._roots:
-                root, facts = self._roots[oid]
-                self.relations[oid] = as_logged(root, {**facts.partitions, **self._partitions[now.root]}.values())
-        if not now.partitions:
+                of_root, facts = self._roots[oid]
+                self.relations[oid] = as_logged(of_root, {**facts.partitions, **self._partitions[root]}.values())
+        if not now.partitioned:
             return relation
         self._roots[message.oid.to_bytes(4, "big")] = relation, now
         return as_logged(relation, {**now.partitions, **self._partitions.get(message.oid, {})}.values())

@@ -192,8 +192,10 @@ class Assembler:
             case OriginMessage(name=name):
                 self._transaction("an origin").origin = name
             case RelationMessage() as announced:
-                xid = None if self._open is None else self._open.begin.xid
-                self._announced.relation(announced, payload, lsn, xid)
+                inside = self._open
+                xid = None if inside is None else inside.begin.xid
+                place = None if inside is None else (inside.begin.final_lsn, self._count(inside))
+                self._announced.relation(announced, payload, lsn, xid, place)
                 self._wrong.pop(payload[1:5], None)
             case TypeMessage() as named:
                 self._announced.type(named)

@@ -111,6 +111,7 @@ class SourceCatalog:
             key_changed=max((int(str(changed)) for _, changed in key), default=None),
             storage=storage.storage,
             root=storage.root,
+            partitioned=storage.partitioned,
             published_as=None if storage.root is None else self._root(oid, storage.root),
             partitions=storage.identities,
         )
@@ -174,6 +175,7 @@ class Storage:
 
     storage: int | None = None
     root: int | None = None
+    partitioned: bool = False
     missing: Mapping[str, Missing] = field(default_factory=dict)
     identities: Mapping[int, frozenset[str] | None] = field(default_factory=dict)
 
@@ -199,11 +201,14 @@ def storage_of(session: Session, oid: int, table: TableName) -> Storage:
             [oid, oid],
         ).fetchall()
     rewritten = ",".join(f"{leaf}:{file}" for leaf, file, *_ in leaves if file is not None)
+    missing = {str(name): Missing(str(low)) if low == high else Missing(None) for name, low, high in values}
     return Storage(
-        int.from_bytes(hashlib.sha256(rewritten.encode()).digest()[:8], "big") >> 1 if rewritten else None,
-        None,
-        {str(name): Missing(str(low)) if low == high else Missing(None) for name, low, high in values},
-        {int(str(leaf)): None if whole else frozenset(map(str, _list(names))) for leaf, _, whole, names in leaves},
+        storage=int.from_bytes(hashlib.sha256(rewritten.encode()).digest()[:8], "big") >> 1 if rewritten else None,
+        partitioned=True,
+        missing=missing,
+        identities={
+            int(str(leaf)): None if whole else frozenset(map(str, _list(names))) for leaf, _, whole, names in leaves
+        },
     )
 
 
@@ -279,7 +284,8 @@ def _missing(text: object, unknown: object) -> Missing | None:
 
 
 _IDENTITIES = (
-    "WITH t AS (SELECT to_regclass(%s)::oid AS oid) SELECT n.nspname::text, c.relname::text, c.relkind = 'p', "
+    "WITH t AS (SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "  WHERE n.nspname = %s AND c.relname = %s) SELECT n.nspname::text, c.relname::text, c.relkind = 'p', "
     f"c.relreplident = 'f', ARRAY(SELECT unnest(({_IDENTITY_INDEX})::int2[]::int[])) <> '{{}}', "
     "ARRAY(SELECT a.attname::text FROM pg_attribute AS a WHERE a.attrelid = c.oid "
     f"  AND a.attnum = ANY (({_IDENTITY_INDEX})::int2[])), "
@@ -300,7 +306,7 @@ def without_identity(session: Session, tables: Sequence[TableName]) -> list[Tabl
     bare = []
     for table in tables:
         with named(f"reading the replica identity of {table}"):
-            rows = session.execute(_IDENTITIES.encode(), [quoted(table)]).fetchall()
+            rows = session.execute(_IDENTITIES.encode(), [table.schema, table.name]).fetchall()
         if not rows:
             bare.append(table)
             continue

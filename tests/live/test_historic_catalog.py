@@ -267,6 +267,21 @@ def test_the_identity_of_a_partition_is_the_one_of_then(database: Database, tmp_
     ]
 
 
+@pytest.mark.parametrize("gone", ["ALTER TABLE t DETACH PARTITION t_s", "DROP TABLE t_s"])
+def test_the_identity_of_a_partition_that_is_gone_counts_too(database: Database, tmp_path: Path, gone: str) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn:
+        conn.execute(f"{LEAVES}; {FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL")  # type: ignore[call-overload]
+        receive(project)
+        conn.execute("INSERT INTO t VALUES (1, 'n', ''), (2, 's', '')")
+        conn.execute("UPDATE t SET id = id + 10 WHERE region = 's'")
+        conn.execute(gone)  # type: ignore[call-overload]
+        receive(project)
+    reader = bronze_reader(project)
+    rows, found = reader.changes(T, Span(1, 0, 1 << 62)).to_pylist(), reader.layouts([T])
+    assert [found[row["layout"]].mixed for row in rows if row["op"] == "U"] == [True]
+
+
 def test_a_partition_that_does_not_log_the_key_is_refused_before_it_is_published(
     database: Database, tmp_path: Path
 ) -> None:
