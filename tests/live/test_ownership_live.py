@@ -141,3 +141,28 @@ def test_bronze_of_another_pipeline_is_refused_with_both_names_also_to_start_ove
     library.change("INSERT INTO loans VALUES (31, 31, 'own')")
     library.receive()
     assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
+
+
+def test_a_pipeline_that_starts_over_leaves_the_other_one_of_its_lake_alone(database: Database, tmp_path: Path) -> None:
+    library = Library(database, tmp_path)
+    pipelines = library.shell.folder / "pipelines"
+    text = (pipelines / "library.yaml").read_text(encoding="utf-8").replace("pipeline: library", "pipeline: shelf")
+    (pipelines / "shelf.yaml").write_text(text.replace("{format: delta}", "{namespace: shelf}"), encoding="utf-8")
+    mine, other = ("-p", "pipelines/library.yaml"), ("-p", "pipelines/shelf.yaml")
+    library.shell.fine(*RECEIVE, *other)
+    library.change("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active")
+    library.change("SELECT pg_drop_replication_slot('library')", "INSERT INTO loans VALUES (31, 31, 'both')")
+    library.shell.fine("restart", "--yes", *mine)
+    for pipeline in (mine, other):
+        library.shell.fine(*RECEIVE, *pipeline)
+        assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source", *pipeline)
+        assert "31" in library.shell.fine("inspect", "row", "loans", "31", *pipeline)
+    library.change("SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active")
+    epochs = {
+        name: DeltaTable(str(library.shell.folder / "lake" / "control" / name / "streams"))
+        for name in ("library", "shelf")
+    }
+    assert {name: sorted(table.to_pyarrow_table()["epoch"].to_pylist()) for name, table in epochs.items()} == {
+        "library": [1, 2],
+        "shelf": [1],
+    }

@@ -340,6 +340,7 @@ made a postgres project in my-shop
 
   README.md
   conf/dev.yaml
+  conf/prod.yaml
   .gitignore
   pipelines/my_shop.yaml
 
