@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc_lake.cli import pages
-from cdc_lake.config.load import load_project, validate
+from cdc_lake.config.load import display, load_project, validate
 from cdc_lake.config.problems import ConfigInvalid, Problem
 from cdc_lake.config.rules import ROW_RULES, TABLE_RULES
 from cdc_lake.model.diagnostic import Severity
