@@ -100,6 +100,12 @@ _VENDOR = (
         "the documents contradict each other",
     ),
     (
+        "`skip-generated-columns`",
+        "new rows come without generated columns, old rows always with them",
+        "generated columns are none of the table: not copied, not compared, left out of old rows",
+        "otherwise a table would have two layouts in turn",
+    ),
+    (
         "`dynamic-resolution`",
         "`false`: a user in `exclude-users` that does not exist ends decoding",
         "sent as given; the error names the option and the way out",

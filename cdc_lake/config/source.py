@@ -272,6 +272,11 @@ class FamilySource(Section):
         return Mode.SERIAL if as_number(self.decoding.get(name, OPTIONS[name].ours)) == 1 else Mode.PARALLEL
 
     @property
+    def skips_generated(self) -> bool:
+        """Whether the server leaves generated columns out of new rows."""
+        return as_boolean(self.decoding.get("skip-generated-columns", False)) is True
+
+    @property
     def on_standby(self) -> bool:
         """Whether a standby is to decode the stream; everything else is the primary's."""
         return as_boolean(self.decoding.get("standby-connection", False)) is True

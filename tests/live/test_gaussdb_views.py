@@ -50,7 +50,7 @@ BY_CSN = Kind(Style.BINARY, batch=True, by_csn=True)
 @pytest.fixture(autouse=True)
 def source_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what `check` says of the source: it starts Java otherwise."""
-    monkeypatch.setattr("cdc_lake.pipeline.check.doctor.machine", lambda _: ())
+    monkeypatch.setattr("cdc_lake.pipeline.check.doctor.machine", lambda _, **_more: ())
 
 
 def settled(stand_in: StandIn, kind: Kind, root: Path, **changes: Any) -> Project:

@@ -29,7 +29,7 @@ FAMILYS_OWN = {"int1", "nvarchar2", "clob", "blob", "raw", "smalldatetime", "has
 @pytest.fixture(autouse=True)
 def source_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what `check` says of the source: it starts Java otherwise."""
-    monkeypatch.setattr("cdc_lake.pipeline.check.doctor.machine", lambda _: ())
+    monkeypatch.setattr("cdc_lake.pipeline.check.doctor.machine", lambda _, **_more: ())
 
 
 def make_table(sql: psycopg.Connection) -> int:

@@ -82,6 +82,8 @@ def test_spark_is_started_only_for_something_to_apply(
     assert not shop.run()[1]
 
     pause(shop.project, "public.ice")
+    assert not shop.run()[1]
+    shop.sql("UPDATE ice SET note = 'while it is paused'")
     shop.run()
     _, started = shop.run()
     assert not started, "a table that stays paused needs nothing"

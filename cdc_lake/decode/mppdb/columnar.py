@@ -178,7 +178,7 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
                 earlier.setdefault(table, []).append(group)
     except DecodeError:
         raise Irregular from None  # the plain decoder says it again, with its place
-    require(not any(plan.first for plan in plans))
+    require(not any(plan.first or -1 in plan.places for plan in plans))
     for group, plan in zip(found, plans, strict=True):
         if group.new is None and (others := seen.get(group.row.table)):
             require(others == {before.get(group.row.table, plan.relation)})

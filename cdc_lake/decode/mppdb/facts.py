@@ -56,7 +56,8 @@ class FamilyTableFacts:
     `columns` in attribute order, without dropped ones. `identity_columns`: of the primary key under DEFAULT, of the
     index under INDEX; empty where the server logs no key. `type_names`: names by OID, of types that are not built in
     and not of these columns. `oid`: the table's; `highest`: the greatest number that a column of it ever had, 0: not
-    known; `file`: `model.relation.Relation.storage`.
+    known; `file`: `model.relation.Relation.storage`. `skipped`: generated columns that are left out of new rows, and
+    are none of `columns`; old rows have them (`skip-generated-columns`).
     """
 
     columns: tuple[FamilyColumn, ...]
@@ -68,6 +69,7 @@ class FamilyTableFacts:
     oid: int | None = None
     highest: int = 0
     file: int | None = None
+    skipped: frozenset[str] = frozenset()
 
     @property
     def whole(self) -> bool:
@@ -85,6 +87,7 @@ class FamilyTableFacts:
             "storage": self.storage.value,
             "type_names": {str(oid): name for oid, name in self.type_names.items()},
             "oid": self.oid,
+            "skipped": sorted(self.skipped),
         }
 
     @classmethod
@@ -98,6 +101,7 @@ class FamilyTableFacts:
             storage=Storage(info["storage"]),
             type_names={int(oid): name for oid, name in info["type_names"].items()},
             oid=info.get("oid"),
+            skipped=frozenset(info.get("skipped", ())),
         )
 
 

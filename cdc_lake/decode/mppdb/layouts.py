@@ -15,7 +15,7 @@ Old rows (openGauss 3.0 to 7.0, relcache.cpp, knl_uheap.cpp, and recordings):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -40,7 +40,8 @@ class Plan:
     """How rows of one shape become changes.
 
     `first`: leading fields of a tuple that are no columns. `places[i]`: where the i-th field of the old tuple stands in
-    the relation. `old_kind`: None where there is no old tuple. `cancels`: the row takes back the INSERT before it.
+    the relation, -1 for a generated column that new rows do not have. `old_kind`: None where there is no old tuple.
+    `cancels`: the row takes back the INSERT before it.
     """
 
     relation: Relation
@@ -205,7 +206,8 @@ class Layouts:
         if not table.asked or not _explained(facts, new, old) or _doubtful(table, old):
             facts = self._facts(row.table, table)
         first = _first(facts, new if new is not None else old)
-        sent = None if old is None else old[first:]
+        skipped = frozenset() if facts is None else facts.skipped
+        sent = None if old is None else tuple(one for one in old[first:] if one[0] not in skipped)
         columns = new[first:] if new is not None else columns_of_delete(table.latest, facts, sent)
         relation = relation_of(row.table, facts, table.latest, columns, sent)
         if relation == table.latest:
@@ -221,10 +223,14 @@ class Layouts:
         return Plan(
             relation=relation,
             first=first,
-            places=tuple(names.index(name) for name, _ in sent or ()) if kind is not None else (),
+            places=_places(names, old[first:], skipped) if kind is not None and old is not None else (),
             old_kind=kind,
             cancels=cancels,
         )
+
+
+def _places(names: Sequence[str], old: Names, skipped: Container[str]) -> tuple[int, ...]:
+    return tuple(-1 if name in skipped else names.index(name) for name, _ in old)
 
 
 def _check(row: Row) -> None:
@@ -251,6 +257,8 @@ def _names(fields: tuple[Field, ...] | None) -> Names | None:
 def _old(fields: tuple[Field, ...], plan: Plan) -> Tuple:
     values: list[str | None] = [None] * len(plan.relation.columns)
     for place, one in zip(plan.places, fields[plan.first :], strict=True):
+        if place < 0:
+            continue
         if one.value is UNCHANGED:
             raise MalformedMessage(f"an old row of {plan.relation.table} with a value that was not sent")
         values[place] = one.value
@@ -266,7 +274,7 @@ def _explained(facts: FamilyTableFacts | None, new: Names | None, old: Names | N
         or any(c.name != name or not is_of(c, kind) for c, (name, kind) in zip(facts.columns, new, strict=True))
     ):
         return False
-    logged = {c.name for c in facts.columns} if facts.whole else set(facts.identity_columns)
+    logged = {*facts.skipped, *(c.name for c in facts.columns)} if facts.whole else set(facts.identity_columns)
     return old is None or {name for name, _ in old} <= logged
 
 

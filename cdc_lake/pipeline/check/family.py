@@ -259,7 +259,7 @@ def dba_sql(project: Project) -> str:
     with session_of(project) as session:
         names = captured(project, session)
         facts, rights = read_settings(session), role(session)
-        bare = identities(session, names)
+        bare = identities(project, session, names)
     lines = [f"-- for pipeline {project.name}, as a system administrator in {facts.database}"]
     if facts.wal_level != "logical":
         lines.append(f"-- {_WAL_LEVEL}")

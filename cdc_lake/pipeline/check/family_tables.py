@@ -35,7 +35,7 @@ def tables(project: Project, session: WireSession, rights: FamilyRole) -> Iterat
         text = f"no right to read {listed(unreadable)}"
         yield CheckLine(ok=False, subject="tables", text=text, fix=fix, code="SRC224")
     owned = {f.table for f in facts if f.owned}
-    for name in _bare(session, names):
+    for name in _bare(project, session, names):
         who = "" if name in owned else "its owner runs: "
         fix = f"add a primary key, or {who}{_full(name)}"
         text = f"{name} has no primary key and no replica identity"
@@ -63,13 +63,13 @@ def grants(names: Sequence[TableName], role: str) -> list[str]:
     ]
 
 
-def identities(session: WireSession, names: Sequence[TableName]) -> list[str]:
+def identities(project: Project, session: WireSession, names: Sequence[TableName]) -> list[str]:
     """SQL, to choose from, for the tables whose changes would not say which row they mean. Raises SourceError."""
-    return [f"{_full(name)}  -- or add a primary key" for name in _bare(session, names)]
+    return [f"{_full(name)}  -- or add a primary key" for name in _bare(project, session, names)]
 
 
-def _bare(session: WireSession, names: Sequence[TableName]) -> Iterator[TableName]:
-    for name, facts in catalog(session, names).items():
+def _bare(project: Project, session: WireSession, names: Sequence[TableName]) -> Iterator[TableName]:
+    for name, facts in catalog(project, session, names).items():
         try:
             check_identities({name: facts}, session.place)
         except NoReplicaIdentity:

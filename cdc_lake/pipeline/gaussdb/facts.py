@@ -16,7 +16,7 @@ from cdc_lake.errors import QueryRefused, SourcePermission, StreamProtocol
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import TableName
 from cdc_lake.pipeline.ports.action import TableFacts
-from cdc_lake.source.gaussdb.catalog import facts_of, tables_in_database
+from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import FamilySettings, read_settings
 from cdc_lake.source.gaussdb.slot import FamilySlotFacts
@@ -80,9 +80,15 @@ def captured(project: Project, session: WireSession) -> list[TableName]:
     return select_tables(project.family.tables, sorted(tables_in_database(session)))
 
 
-def catalog(session: WireSession, names: Sequence[TableName]) -> dict[TableName, FamilyTableFacts]:
+def family_tables(project: Project, session: WireSession) -> FamilyTables:
+    """The catalog of the tables as the pipeline's stream has them."""
+    return FamilyTables(session, skips_generated=project.family.skips_generated)
+
+
+def catalog(project: Project, session: WireSession, names: Sequence[TableName]) -> dict[TableName, FamilyTableFacts]:
     """What the catalog says of these tables, without those that are gone. Raises SourceError."""
-    return {name: facts for name in names if (facts := facts_of(session, name)) is not None}
+    ask = family_tables(project, session)
+    return {name: facts for name in names if (facts := ask(name)) is not None}
 
 
 def tables(session: WireSession, names: Sequence[TableName]) -> list[TableFacts]:

@@ -66,7 +66,7 @@ def copy_family(
         with _taken(project, session, state, control, there) as taken:
             position = taken.csn.value - 1
             tell(Progress("snapshot", f"copy of all below CSN {taken.csn}", facts={"epoch": state.epoch}))
-            layouts = Layouts(catalog(session, there).get)
+            layouts = Layouts(catalog(project, session, there).get)
             relations = [layouts.relation_of(table) for table in there]
             copies = [TableCopy(one, (partial(FamilyReader.read, relation=one),)) for one in relations]
             reader = FamilyReader(session, chunk_rows(limits), sql_codec(project, facts.encoding))

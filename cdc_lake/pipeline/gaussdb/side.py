@@ -23,7 +23,7 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.errors import DecodeError, SlotActive, SlotUndecodable
 from cdc_lake.model.position import OrderDomain
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.pipeline.gaussdb.facts import captured, catalog
+from cdc_lake.pipeline.gaussdb.facts import captured, catalog, family_tables
 from cdc_lake.pipeline.gaussdb.frames import assembler_of, codec_of, frames_of, reads_by_sql, tables_of
 from cdc_lake.pipeline.gaussdb.stream import check_resume, server_facts
 from cdc_lake.pipeline.ports.side import joined
@@ -31,7 +31,6 @@ from cdc_lake.pipeline.stream.encoding import sql_codec
 from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.copy_csv import csv_statement, csv_tables
 from cdc_lake.source.ending import Opened, nobody
-from cdc_lake.source.gaussdb.catalog import FamilyTables
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import FamilyServerFacts, current_lsn
 from cdc_lake.source.gaussdb.slot import find_slot
@@ -81,11 +80,11 @@ class FamilySide:
         self._reading = reading
         self._opened = opened
         self._domain = StreamIdentity.parse(state.stream).domain
-        self._layouts = Layouts(FamilyTables(reading))
+        self._layouts = Layouts(family_tables(project, reading))
 
     def captured(self) -> list[Published]:
         """See CompareSource."""
-        found = catalog(self._reading, captured(self._project, self._reading))
+        found = catalog(self._project, self._reading, captured(self._project, self._reading))
         return [Published(table, tuple(c.name for c in facts.columns), None) for table, facts in found.items()]
 
     @contextmanager
@@ -139,7 +138,7 @@ class FamilySide:
         self._opened.callback(frames.close)
         assembler = assembler_of(self._project, self._domain, self._facts.encoding)
         with connect(target_of(self._project.family, self._project.root)) as other:
-            layouts = Layouts(FamilyTables(other), codec_of(self._project, self._facts.encoding))
+            layouts = Layouts(family_tables(self._project, other), codec_of(self._project, self._facts.encoding))
             found: list[Unlanded] = []
             wanted = _Wanted(shown, after, every=self._domain is OrderDomain.CSN and not self._by_csn)
             deadline = time.monotonic() + PATIENCE

@@ -102,7 +102,7 @@ def begin(
 
 def _checked_tables(project: Project, session: WireSession) -> dict[TableName, FamilyTableFacts]:
     """The tables that the pipeline takes, with the catalog's facts. Raises NoTableMatches, NoReplicaIdentity."""
-    found = catalog(session, captured(project, session))
+    found = catalog(project, session, captured(project, session))
     check_identities(found, session.place)
     return found
 

@@ -30,6 +30,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.gaussdb import start as family_start
 from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
 from cdc_lake.pipeline.gaussdb.density import order_of
+from cdc_lake.pipeline.gaussdb.facts import family_tables
 from cdc_lake.pipeline.gaussdb.frames import (
     assembler_of,
     codec_of,
@@ -55,7 +56,7 @@ from cdc_lake.pipeline.stream.order import ArrivalOrder, Order
 from cdc_lake.pipeline.stream.policy import by_policy
 from cdc_lake.pipeline.stream.slot_race import bronze_may_go_on
 from cdc_lake.pipeline.stream.spool import Spool
-from cdc_lake.source.gaussdb.catalog import FamilyTables, tables_in_database
+from cdc_lake.source.gaussdb.catalog import tables_in_database
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.printing import check_printing
 from cdc_lake.source.gaussdb.server import (
@@ -299,4 +300,4 @@ class _Again:
 def _layouts(project: Project, facts: FamilyServerFacts, session: WireSession, known: Sequence[Relation]) -> Layouts:
     tables = frozenset(tables_in_database(session))
     codec, takes = codec_of(project, facts.encoding), chooses(project.family.tables)
-    return Layouts(FamilyTables(session), codec, known=known, tables=tables, takes=takes)
+    return Layouts(family_tables(project, session), codec, known=known, tables=tables, takes=takes)

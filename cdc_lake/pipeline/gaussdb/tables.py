@@ -75,7 +75,7 @@ def settle_family(
             text = f"table {table} came to a stream that is ordered by LSN: no copy has a place there, {words}"
             tell(Progress("warning", text, facts={"code": CopyUnplaced.code}))
         return ()
-    return tuple(table for table in found.waiting if _identified(session, table, tell))
+    return tuple(table for table in found.waiting if _identified(project, session, table, tell))
 
 
 def copies_have_a_place(state: BronzeState) -> bool:
@@ -83,9 +83,9 @@ def copies_have_a_place(state: BronzeState) -> bool:
     return domain_of(state.stream) is OrderDomain.CSN
 
 
-def _identified(session: WireSession, table: TableName, tell: Tell) -> bool:
+def _identified(project: Project, session: WireSession, table: TableName, tell: Tell) -> bool:
     try:
-        check_identities(catalog(session, [table]), session.place)
+        check_identities(catalog(project, session, [table]), session.place)
     except NoReplicaIdentity as bare:
         tell(Progress("warning", f"table {table} is not copied: {bare.message}", facts={"code": bare.code}))
         return False

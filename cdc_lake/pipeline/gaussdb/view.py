@@ -15,7 +15,7 @@ from cdc_lake.lake.control import control_tables
 from cdc_lake.model.position import Lsn, OrderDomain, format_position
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.pipeline.gaussdb.density import order_of, refuse_csn
-from cdc_lake.pipeline.gaussdb.facts import captured, catalog, retained, session_of, tables
+from cdc_lake.pipeline.gaussdb.facts import captured, catalog, family_tables, retained, session_of, tables
 from cdc_lake.pipeline.gaussdb.frames import reads_by_sql
 from cdc_lake.pipeline.gaussdb.start import intended
 from cdc_lake.pipeline.gaussdb.stream import check_resume, server_facts
@@ -24,7 +24,7 @@ from cdc_lake.pipeline.ports.action import Action, ActionKind, copies, size
 from cdc_lake.pipeline.ports.view import SlotSeen
 from cdc_lake.pipeline.state.ownership import check_own_bronze, unclaimed_slot
 from cdc_lake.pipeline.state.streams import check_unfinished, is_complete, starts_over
-from cdc_lake.source.gaussdb.catalog import FamilyTables, check_identities
+from cdc_lake.source.gaussdb.catalog import check_identities
 from cdc_lake.source.gaussdb.connection import target_of
 from cdc_lake.source.gaussdb.server import (
     FamilyServerFacts,
@@ -90,14 +90,14 @@ class FamilyView:
             yield from self._came(held)
         else:
             names = self.tables()
-            check_identities(catalog(self._session, names), self._session.place)
+            check_identities(catalog(self._project, self._session, names), self._session.place)
             yield self._create(facts, held, there)
             yield from copies(self._project, tables(self._session, names))
         yield _decode(self._project)
 
     def layout(self, table: TableName) -> Relation | None:
         """See SourceView."""
-        relation = Layouts(FamilyTables(self._session)).relation_of(table)
+        relation = Layouts(family_tables(self._project, self._session)).relation_of(table)
         return relation if relation.columns else None
 
     def _create(self, facts: FamilyServerFacts, state: BronzeState | None, there: FamilySlotFacts | None) -> Action:

@@ -219,6 +219,6 @@ class _Source:
             target = target_of(self.project.family, self.project.root)
             session = connect(target, application="cdc_lake held retry")
             self._opened.callback(session.close)
-            self._catalog = FamilyTables(session)
+            self._catalog = FamilyTables(session, skips_generated=self.project.family.skips_generated)
         facts: FamilyTableFacts | None = self._catalog(table)
         return facts

@@ -40,6 +40,11 @@ _INDEXES = (
     "SELECT i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate FROM pg_index AS i "
     "WHERE i.indrelid = {oid} AND (i.indisprimary OR i.indisreplident)"
 )
+_GENERATED = (
+    "SELECT a.attname FROM pg_attrdef AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum "
+    "WHERE d.adrelid = {oid} AND d.adgencol = 's'"
+)
+"""Servers that can leave generated columns out have `adgencol`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,11 @@ def tables_in_database(session: WireSession) -> dict[TableName, int]:
     }
 
 
-def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
-    """What the catalog says of a table now; None where there is none of that name. Raises SourceError."""
+def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = False) -> FamilyTableFacts | None:
+    """What the catalog says of a table now; None where there is none of that name. Raises SourceError.
+
+    `skips_generated`: generated columns are left out of new rows (`skip-generated-columns`), and so of the table.
+    """
     doing = f"looking up {table} in the catalog"
     sql = _TABLE.format(schema=literal(table.schema), name=literal(table.name))
     found = session.query(sql, doing=doing).rows
@@ -81,9 +89,12 @@ def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
         columns.append(FamilyColumn(name or "", type_name, *place, missing, filled=filled == "t"))
         names[number or ""] = name or ""
     indexes = [_index(row, names) for row in session.query(_INDEXES.format(oid=oid), doing=doing).rows]
+    skipped: set[str] = set()
+    if skips_generated:
+        skipped = {name or "" for (name,) in session.query(_GENERATED.format(oid=oid), doing=doing).rows}
     how = ReplicaIdentity(identity or "d")
     return FamilyTableFacts(
-        columns=tuple(columns),
+        columns=tuple(column for column in columns if column.name not in skipped),
         primary_key=next((i.columns for i in indexes if i.primary), ()),
         identity=how,
         identity_columns=_identity_columns(how, indexes),
@@ -91,6 +102,7 @@ def facts_of(session: WireSession, table: TableName) -> FamilyTableFacts | None:
         type_names=_TypeNames(session),
         oid=int(oid or 0),
         highest=int(highest or 0),
+        skipped=frozenset(skipped),
     )
 
 
@@ -138,12 +150,14 @@ class _TypeNames(Mapping[int, str]):
 class FamilyTables:
     """Answers the decoder from a session of its own (`decode.mppdb.facts.FamilyCatalog`)."""
 
-    def __init__(self, session: WireSession) -> None:
+    def __init__(self, session: WireSession, *, skips_generated: bool = False) -> None:
+        """`skips_generated`: see `facts_of`."""
         self._session = session
+        self._skips_generated = skips_generated
 
     def __call__(self, table: TableName) -> FamilyTableFacts | None:
         """The facts of a table now; raises SourceError."""
-        return facts_of(self._session, table)
+        return facts_of(self._session, table, skips_generated=self._skips_generated)
 
 
 def check_identities(facts: Mapping[TableName, FamilyTableFacts], place: str) -> None:

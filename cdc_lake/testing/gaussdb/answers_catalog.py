@@ -88,6 +88,11 @@ class ShownCatalog:
                 f"WHERE NOT relispartition AND relnamespace <> ALL (ARRAY{_HIDDEN})"
             ),
             "pg_attribute": lambda: f"SELECT c.*, {_INITIAL} AS attinitdefval FROM pg_catalog.pg_attribute AS c",
+            "pg_attrdef": lambda: (
+                "SELECT c.*, CASE WHEN a.attgenerated = 's' THEN 's' ELSE '' END::\"char\" AS adgencol "
+                "FROM pg_catalog.pg_attrdef AS c JOIN pg_catalog.pg_attribute AS a "
+                "ON a.attrelid = c.adrelid AND a.attnum = c.adnum"
+            ),
             "pg_index": lambda: f"SELECT {self._listed(relay, 'pg_index', _KEY_COLUMNS)} FROM pg_catalog.pg_index AS c",
         }
 

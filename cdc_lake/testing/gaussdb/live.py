@@ -36,7 +36,15 @@ from cdc_lake.testing.gaussdb.live_errands import Errands
 from cdc_lake.testing.gaussdb.live_journal import Journal, Numbered, Opening
 from cdc_lake.testing.gaussdb.live_order import EMPTY, LiveOrder, Places, Waiting
 from cdc_lake.testing.gaussdb.live_rows import LiveRows, Told
-from cdc_lake.testing.gaussdb.live_setup import TypeNames, begin, connect, current_snapshot, open_stream, prepare
+from cdc_lake.testing.gaussdb.live_setup import (
+    GeneratedColumns,
+    TypeNames,
+    begin,
+    connect,
+    current_snapshot,
+    open_stream,
+    prepare,
+)
 
 _IDLE: Final = 0.02  # seconds: the longest a request for a snapshot waits for the reader
 _GATHER: Final = 0.05  # seconds a block of transactions that may be exchanged waits to be full
@@ -100,7 +108,12 @@ class LivePostgres:
         """Open the slot, copy the tables, start reading; from then on `ledger` is there. Raises SourceError."""
         self._sql = self._connect()
         prepare(self._sql, self.keyless, ddl_marks=self._ddl_marks)
-        self._rows = LiveRows(TypeNames(self._connect()), keyless=self.keyless, leading_zero=self._leading_zero)
+        self._rows = LiveRows(
+            TypeNames(self._connect()),
+            GeneratedColumns(self._connect()),
+            keyless=self.keyless,
+            leading_zero=self._leading_zero,
+        )
         self._assembler = Assembler(SourceCatalog(self._connect()))
         replication = self._connect(replication=True)
         opening, numbered = self._opening(replication)

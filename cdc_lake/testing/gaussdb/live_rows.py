@@ -73,26 +73,33 @@ class _Image:
         self.layout = layout
 
 
+class GeneratedField(Field):
+    """A value of a generated column."""
+
+
 class LiveRows:
     """Tells raw transactions of pgoutput one after the other; see the module.
 
-    `type_name` gives the name of a type by its OID, as `format_type` prints it. Tables in `keyless` are shown without
-    a replica identity, although PostgreSQL logs their rows whole: updates without old row, deletes without anything.
-    With `leading_zero` False, fractions print as openGauss prints them: `.5`.
+    `type_name` gives the name of a type by its OID, as `format_type` prints it; `generated` gives a table's generated
+    columns. Tables in `keyless` are shown without a replica identity, although PostgreSQL logs their rows whole:
+    updates without old row, deletes without anything. With `leading_zero` False, fractions print as openGauss prints
+    them: `.5`.
     """
 
     def __init__(
         self,
         type_name: Callable[[int], str],
+        generated: Callable[[Relation], Collection[str]] = lambda _: (),
         *,
         keyless: Collection[TableName] = (),
         leading_zero: bool = True,
     ) -> None:
         self._type_name = type_name
+        self._generated = generated
         self._keyless = frozenset(keyless)
         self._leading_zero = leading_zero
         self._images: dict[TableName, _Image] = {}
-        self._fields: dict[Relation, list[tuple[str, str, int]]] = {}
+        self._fields: dict[Relation, list[tuple[type[Field], str, str, int]]] = {}
 
     def load(self, relation: Relation, rows: Iterable[Tuple]) -> None:
         """Rows that were there when the stream began. Tables whose old rows come whole need no image."""
@@ -199,17 +206,20 @@ class LiveRows:
         kinds = zip(self._kinds(relation), values, relation.columns, strict=True)
         return tuple(self._field(kind, value) for kind, value, column in kinds if column.key)
 
-    def _kinds(self, relation: Relation) -> list[tuple[str, str, int]]:
+    def _kinds(self, relation: Relation) -> list[tuple[type[Field], str, str, int]]:
         if (kinds := self._fields.get(relation)) is None:
-            kinds = [(c.name, self._type_name(c.type_oid), c.type_oid) for c in relation.columns]
+            made = dict.fromkeys(self._generated(relation), GeneratedField)
+            kinds = [
+                (made.get(c.name, Field), c.name, self._type_name(c.type_oid), c.type_oid) for c in relation.columns
+            ]
             self._fields[relation] = kinds
         return kinds
 
-    def _field(self, kind: tuple[str, str, int], value: Value) -> Field:
-        name, type_name, oid = kind
+    def _field(self, kind: tuple[type[Field], str, str, int], value: Value) -> Field:
+        made, name, type_name, oid = kind
         if not self._leading_zero and oid in _NUMBERS and isinstance(value, str):
             value = bare_fraction(value)
-        return Field(name, value, type_name, oid)
+        return made(name, value, type_name, oid)
 
 
 def _ddl(change: Change) -> str | None:

@@ -122,6 +122,20 @@ class TypeNames:
         return name
 
 
+class GeneratedColumns:
+    """Names of a table's generated columns."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __call__(self, relation: Relation) -> frozenset[str]:
+        """Those that the table has now."""
+        rows = self._session.execute(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attgenerated <> ''", [relation.oid]
+        ).fetchall()
+        return frozenset(str(name) for (name,) in rows)
+
+
 def _there(session: Session, catalog: str, column: str, name: str) -> bool:
     query = sql.SQL("SELECT FROM {} WHERE {} = %s").format(sql.Identifier(catalog), sql.Identifier(column))
     return session.execute(query, [name]).fetchone() is not None

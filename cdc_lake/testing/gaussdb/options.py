@@ -40,6 +40,7 @@ class StreamOptions:
     origins: bool = False
     users: bool = False
     skip_empty: bool = False
+    skip_generated: bool = False
     only_local: bool = True
     tables: frozenset[tuple[str, str]] | None = None
     excluded_users: frozenset[str] = field(default=frozenset())
@@ -215,7 +216,7 @@ def _common(dialect: Dialect) -> dict[str, _Parse]:
             "exclude-userids": _ignored,
             "dynamic-resolution": _boolean(None),
             "auto-advance": _boolean(None),
-            "skip-generated-columns": _boolean(None),
+            "skip-generated-columns": _boolean("skip_generated"),
             "logical-receiver-num": _integer(1, 20, "receivers"),
             "slice-id": _integer(0, 8192, "slice_id"),
         }

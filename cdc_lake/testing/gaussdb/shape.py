@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 from cdc_lake.decode.mppdb.records import Begin, Commit, Ddl, Field, Operation, Record, Row, Truncated
 from cdc_lake.testing.gaussdb.dialect import Dialect
 from cdc_lake.testing.gaussdb.ledger import LedgerTransaction
+from cdc_lake.testing.gaussdb.live_rows import GeneratedField
 from cdc_lake.testing.gaussdb.options import StreamOptions
 
 Plugin: TypeAlias = Literal["mppdb_decoding", "test_decoding"]
@@ -42,7 +43,7 @@ def records_of(transaction: LedgerTransaction, view: View) -> list[Record] | Non
     if options.serial:
         if elsewhere or filtered:
             return None
-        printable = list(_serial_changes(transaction.changes, dialect))
+        printable = list(_serial_changes(transaction.changes, options, dialect))
         changes = [c for c in printable if not isinstance(c, Row) or options.wants(c.table.schema, c.table.name)]
         if options.skip_empty and not printable:
             return None
@@ -101,11 +102,11 @@ def _commit(transaction: LedgerTransaction, options: StreamOptions, time: str | 
     )
 
 
-def _serial_changes(changes: Iterable[Record], dialect: Dialect) -> Iterator[Record]:
+def _serial_changes(changes: Iterable[Record], options: StreamOptions, dialect: Dialect) -> Iterator[Record]:
     for change in changes:
         match change:
             case Row():
-                yield _old_without_nulls(change, dialect)
+                yield _shown(change, options, dialect)
             case Truncated():
                 if not dialect.truncate_lines:
                     return  # rows behind it are dropped as well
@@ -125,7 +126,13 @@ def _parallel_changes(changes: Iterable[Record], options: StreamOptions, dialect
             continue
         if change.operation is Operation.DELETE and change.old is None and not dialect.keyless_delete:
             continue
-        yield _old_without_nulls(change, dialect)
+        yield _shown(change, options, dialect)
+
+
+def _shown(row: Row, options: StreamOptions, dialect: Dialect) -> Row:
+    if options.skip_generated and row.new is not None:
+        row = replace(row, new=tuple(field for field in row.new if not isinstance(field, GeneratedField)))
+    return _old_without_nulls(row, dialect)
 
 
 def _old_without_nulls(row: Row, dialect: Dialect) -> Row:
