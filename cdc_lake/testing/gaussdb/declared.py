@@ -96,8 +96,9 @@ class DeclaredTables:
         return self._columns(table) if " from pg_attribute " in lower else self._indexes(table)
 
     def _listed(self) -> ResultSet:
-        rows = [(name.schema, name.name, table.options) for name, table in self._tables.items()]
-        return ResultSet(columns(("nspname", 19), ("relname", 19), ("reloptions", 1009)), rows)
+        numbered = zip(self._oids, self._tables.items(), strict=True)
+        rows = [(name.schema, name.name, table.options, str(oid)) for oid, (name, table) in numbered]
+        return ResultSet(columns(("nspname", 19), ("relname", 19), ("reloptions", 1009), ("oid", 26)), rows)
 
     def _table(self, name: TableName) -> ResultSet:
         rows = [
