@@ -21,7 +21,7 @@ from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.cli.render_compare import comparison_text
 from cdc_lake.config.model import Pipeline, Silver
 from cdc_lake.config.project import Project
-from cdc_lake.errors import NoTableMatches
+from cdc_lake.errors import NoTableMatches, SlotMissing
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_columns import schema_of
 from cdc_lake.lake.marker import APP_PROPERTY, FIRST, POSITION_PROPERTY, app_id, iceberg_catalog
@@ -29,12 +29,12 @@ from cdc_lake.model.as_of import as_of
 from cdc_lake.model.decision import FIRST_ORDINAL, ON
 from cdc_lake.model.position import Lsn
 from cdc_lake.model.relation import Relation, TableName
-from cdc_lake.observe.progress import silent
+from cdc_lake.observe.progress import Progress, silent
 from cdc_lake.pipeline.compare.prove import compare
 from cdc_lake.pipeline.compare.sample import Sample
 from cdc_lake.pipeline.receiving.receive import receive
 from cdc_lake.pipeline.state.comparison import Verdict
-from cdc_lake.pipeline.state.cuts import IN, Cut, TableState, write_cut
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, write_cut
 from cdc_lake.source.visible import visible
 from tests.conftest import Database
 
@@ -389,7 +389,8 @@ def test_a_table_cannot_be_emptied_under_the_snapshot_but_rows_can_change(lake):
             lake.sql.execute("TRUNCATE orders")
         lake.sql.execute("DELETE FROM orders")
         assert reading.execute("SELECT count(*) FROM orders").fetchone() == (len(ROWS),)
-        assert not seen.shows(int(lake.sql.execute("SELECT pg_current_xact_id()::text").fetchone()[0]))
+        xid = int(lake.sql.execute("SELECT pg_current_xact_id()::text").fetchone()[0])
+        assert not seen.shows(xid, seen.position + 1)
 
 
 @pytest.mark.slow
@@ -468,6 +469,40 @@ def test_tables_can_be_left_out_of_a_comparison(lake):
     assert [one.table for one in compare(lake.project, (), silent, exclude=["notes"]).tables] == ["public.orders"]
     with pytest.raises(NoTableMatches):
         compare(lake.project, (), silent, exclude=["nots"])
+
+
+def test_with_the_slot_gone_it_shows_what_was_lost(lake):
+    """Just then one wants to know: what bronze does not have, nobody will bring any more."""
+    told: list[Progress] = []
+    lake.sql.execute("UPDATE orders SET note = 'never received' WHERE id = 3")
+    with lake.database.admin() as admin:
+        admin.execute("SELECT pg_drop_replication_slot(%s)", [lake.project.slot])
+    whole = compare(lake.project, (), told.append)
+    found = {one.table: one for one in whole.tables}
+    assert (found["public.orders"].verdict, found["public.notes"].verdict) == (Verdict.DIFFERENT, Verdict.EQUAL)
+    assert dict(found["public.orders"].samples)["changed"] == (("3", "größe 漢"),)
+    said = [one for one in told if one.stage == "warning"]
+    assert [one.facts["code"] for one in said] == [SlotMissing.code]
+    assert "shown as differences" in said[0].text
+
+
+def test_a_column_that_waits_says_what_it_waits_for(lake):
+    lake.sql.execute("ALTER TABLE orders ADD COLUMN more int")
+    assert lake.compare("orders")["orders"].hint.startswith("run `cdc-lake run --once`; if that changes nothing")
+    lake.sql.execute("UPDATE orders SET more = 1 WHERE id = 3")
+    lake.receive()
+    assert lake.compare("orders")["orders"].hint.startswith("its change waits in bronze: `cdc-lake run --once`")
+    error = ("LAK410", "public.orders has another layout now", "to have it done run `cdc-lake run --allow …`")
+    table = TableState("silver.orders", "delta", 0, lake.state.upto, BROKEN, 0, error=error)
+    write_cut(
+        ControlTables(lake.project.control, "os"),
+        lake.state,
+        Cut(lake.state.upto, {"public.orders": table}),
+        None,
+        silent,
+    )
+    hint = lake.compare("orders")["orders"].hint
+    assert hint == f"the table waits: {error[1]} [LAK410]; {error[2]}"
 
 
 def test_all_rows_are_matched_where_that_is_asked_for(lake):

@@ -200,4 +200,4 @@ def test_a_slots_snapshot_shows_exactly_the_transactions_that_end_at_or_below_it
     for position, seen in shown:
         for commit in commits:
             assert commit.xid is not None
-            assert seen.shows(commit.xid) == (commit.position <= position)
+            assert seen.shows(commit.xid, commit.position) == (commit.position <= position)

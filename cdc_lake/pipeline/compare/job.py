@@ -11,9 +11,10 @@ from cdc_lake.config.project import Project, Target
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.lake.versions import is_readable
+from cdc_lake.model.span import Span
 from cdc_lake.pipeline.compare.sample import Sample
 from cdc_lake.pipeline.ports.side import CompareSource
-from cdc_lake.pipeline.state.cuts import IN, Cut, WrittenCut, last_cut
+from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, WrittenCut, last_cut
 from cdc_lake.source.captured import Published
 
 
@@ -55,6 +56,20 @@ class Job:
     source: CompareSource
     pinned: Pinned
     asked: Asked
+
+
+def next_step(job: Job) -> str:
+    """How silver of a table comes to the layout that the source has: what it waits for, if that is known."""
+    pinned, table = job.pinned, str(job.pinned.target.source)
+    cut = last_cut(job.control, job.state.stream)
+    listed = None if cut is None else cut.tables.get(table)
+    if listed is not None and listed.state == BROKEN and listed.error is not None:
+        code, why, remedy = listed.error
+        return f"the table waits: {why} [{code}]; {remedy}"
+    ahead = Span(job.state.epoch, pinned.watermark, max(pinned.watermark, job.state.upto))
+    if any(table in commit.counts for commit in job.bronze.commits(ahead)):
+        return "its change waits in bronze: `cdc-lake run --once`, then compare again"
+    return "run `cdc-lake run --once`; if that changes nothing, change a row of the table and run it again"
 
 
 def pin(project: Project, control: ControlTables, state: BronzeState, tables: Iterable[Published]) -> list[Pinned]:

@@ -17,7 +17,7 @@ from cdc_lake.lake.row_hash import BUCKETS, RowForm
 from cdc_lake.lake.ways import Way
 from cdc_lake.model.relation import Relation
 from cdc_lake.pipeline.applying.point import Gap
-from cdc_lake.pipeline.compare.job import Job
+from cdc_lake.pipeline.compare.job import Job, next_step
 from cdc_lake.pipeline.compare.match import Key
 from cdc_lake.pipeline.compare.transforms import View
 from cdc_lake.silver.kind import RowIdentity
@@ -151,7 +151,7 @@ def layout_of(job: Job, schema: pa.Schema) -> Layout | Gap:
     names = {**view.names, **{f"compute.{name}": name for name in view.computed}}
     expected = {*names.values(), *view.companions}
     given = {name for name in there if target.on_drop == "drop" or name in expected}
-    if (gap := _uneven(expected, given)) is not None:
+    if (gap := _uneven(job, expected, given)) is not None:
         return gap
     types = {column: schema.field(name).type for column, name in view.names.items()}
     try:
@@ -183,13 +183,13 @@ def _astray(silver: pa.Table, text: str, decimal: str) -> bool:
     return not from_silver(values).equals(beside(silver[text], values.type))
 
 
-def _uneven(expected: set[str], given: set[str]) -> Gap | None:
+def _uneven(job: Job, expected: set[str], given: set[str]) -> Gap | None:
     """Columns that only one side has."""
     if missing := sorted(expected - given):
         reason = f"silver has no column {', '.join(missing)} yet: it comes with the table's next change"
-        return Gap(reason, "change a row of the table, `cdc-lake run --once`, then compare again")
+        return Gap(reason, next_step(job))
     if gone := sorted(given - expected):
-        return Gap(f"the source no longer has column {', '.join(gone)}", "`cdc-lake explain LAK410`")
+        return Gap(f"the source no longer has column {', '.join(gone)}", next_step(job))
     return None
 
 

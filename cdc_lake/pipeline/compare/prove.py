@@ -20,7 +20,7 @@ from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.config.project import Project
-from cdc_lake.errors import NoStream, NoTableMatches
+from cdc_lake.errors import NoStream, NoTableMatches, SlotInvalidated, SlotMissing, WalGone
 from cdc_lake.lake.control import control_tables
 from cdc_lake.model.as_of import AsOf
 from cdc_lake.observe.progress import Progress, Tell
@@ -36,7 +36,7 @@ from cdc_lake.pipeline.state.find_cut import find_cut
 from cdc_lake.pipeline.state.source_table import source_table
 from cdc_lake.pipeline.state.verified import Judged, record
 from cdc_lake.pipeline.stream.redaction import RedactedSource, redaction_of
-from cdc_lake.source.captured import Published
+from cdc_lake.source.captured import Published, Shown, Unlanded
 from cdc_lake.source.stream import shown
 
 
@@ -93,7 +93,7 @@ def _compared(
         cut = None if at is None else find_cut(project, at, state.epoch)
         pinned = pin(project, control, state, chosen) if cut is None else pin_at(project, cut, chosen)
         tell(Progress("compare", "taking a snapshot of the source"))
-        with _snapshot(bronze, state, source, pinned) as where:
+        with _snapshot(bronze, state, source, pinned, tell) as where:
             jobs = [Job(project, bronze, control, state, source, one, asked) for one in pinned]
             found = [_told(table_compared(job, where), tell) for job in jobs]
     position, seconds = shown(state.stream, where.shown.position), round(time.monotonic() - began, 3)
@@ -106,15 +106,25 @@ def _compared(
 
 @contextmanager
 def _snapshot(
-    bronze: BronzeReader, state: BronzeState, source: CompareSource, pinned: Sequence[Pinned]
+    bronze: BronzeReader, state: BronzeState, source: CompareSource, pinned: Sequence[Pinned], tell: Tell
 ) -> Iterator[Point]:
     """A snapshot of the source. Another is taken where silver holds what it does not show: that is committed, and will
     be seen in a moment.
     """
+
+    def ahead(seen: Shown, after: int) -> Sequence[Unlanded] | None:
+        try:
+            return source.ahead(seen, after)
+        except (SlotMissing, SlotInvalidated, WalGone) as gone:
+            # nothing more comes to bronze: what it lacks is what was lost, and shows as differences
+            text = f"{gone.message}: changes that bronze does not have are shown as differences"
+            tell(Progress("warning", text, facts={"code": gone.code}))
+            return ()
+
     lowest = min((one.watermark for one in pinned), default=state.upto)
     for last in (False, False, True):
         with source.snapshot([one.target.source for one in pinned]) as seen:
-            where = point(bronze, seen, lowest, partial(source.ahead, seen))
+            where = point(bronze, seen, lowest, partial(ahead, seen))
             if last or not any(where.beyond(one.target.source, one.watermark) for one in pinned):
                 yield where
                 return

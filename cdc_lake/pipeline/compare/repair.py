@@ -25,7 +25,7 @@ from cdc_lake.model.span import Span
 from cdc_lake.pipeline.applying.point import Point
 from cdc_lake.pipeline.applying.read_again import KEYS_AT_MOST, canonical, changed_keys, rows_of_keys, same_columns
 from cdc_lake.pipeline.applying.reread import FAR, REPAIR, land_reread, rereads_of
-from cdc_lake.pipeline.compare.job import Job
+from cdc_lake.pipeline.compare.job import Job, next_step
 from cdc_lake.pipeline.state.comparison import Comparison, Repair
 from cdc_lake.pipeline.state.cuts import IN, TableState, last_cut
 from cdc_lake.pipeline.stream.redaction import rules_of
@@ -169,5 +169,5 @@ def _standing(job: Job) -> _Here | str:
         return "rows that were read again are not merged yet: `cdc-lake run --once`"
     layout = job.bronze.layouts([target.source])[table.layout]
     if not same_columns(layout, job.source.relation_of(job.pinned.published)):
-        return "silver has another layout than the source: change a row of the table, `cdc-lake run --once`"
+        return f"silver has another layout than the source: {next_step(job)}"
     return _Here(table, layout)
