@@ -27,7 +27,7 @@ Strategy: TypeAlias = Annotated[
 
 
 class Redact(Section):
-    """What becomes of the values of some columns before anything is written."""
+    """What becomes of the values of some columns before anything is written to the lake."""
 
     columns: Annotated[list[Text], Field(min_length=1)]
     """Columns as `schema.table.column`; `*` and `?` match within a part, also in tables and columns that come later."""

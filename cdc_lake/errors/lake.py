@@ -62,6 +62,7 @@ class SparkDied(LakeError):
 
     def __init__(self, how: str) -> None:
         super().__init__(f"the Java process that Spark runs in has ended ({how})")
+        self.how = how
 
 
 class OtherCatalog(LakeError):
@@ -369,6 +370,24 @@ class DivisionChanged(LakeError):
 
     code = "LAK477"
     hint = "put `partition_by` back, or have the table made again with the one of now: `cdc-lake rebuild TABLE`"
+
+
+class SilverNameShared(LakeError):
+    """Two source tables would be written to one silver table."""
+
+    code = "LAK493"
+    hint = "both wait, the others go on; give one of them another name: `silver.tables: [{from: …, to: …}]`"
+
+
+class TableEndsSpark(LakeError):
+    """Spark's JVM ended twice while it worked on one table alone."""
+
+    code = "LAK494"
+    hint = (
+        "the others go on; give Spark more memory (`apply.driver_memory`) if the machine has it, lower "
+        "`apply.span_rows`, leave the large column out (`exclude`), or set the table aside: `cdc-lake pause TABLE`; "
+        "what Java said is in `logs/spark.log` of the lake"
+    )
 
 
 class SilverBusy(LakeError):

@@ -9,15 +9,18 @@ that Delta, Iceberg and Great Expectations all accept.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -70,6 +73,16 @@ HUGE_METHODS = "-XX:-DontCompileHugeMethods"
 the pass over a span took twice as long (measured).
 """
 
+STACK = "-Xss8m"
+"""Of a thread; the default is 1 MiB. Spark walks plans by recursion, and those of 1,600 columns are deep.
+Memory is taken as far as a thread goes.
+"""
+
+_ENDS_IT = "org.apache.spark.util.SparkUncaughtExceptionHandler"
+_SUBMIT = "PYSPARK_SUBMIT_ARGS"
+_PLAIN = re.compile(r"[A-Za-z0-9._/-]")
+_OUT_OF_MEMORY = 52  # SparkExitCode.OOM
+
 CHECKPOINT_FILES: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 RUNTIME_SETTINGS = {
@@ -81,6 +94,8 @@ RUNTIME_SETTINGS = {
     # The default, INT96, is read by others as nanoseconds that wrap outside the years 1677 to 2262 (seen).
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+    # An overwrite is of the whole table: `dynamic` would keep partitions that have no new rows.
+    "spark.sql.sources.partitionOverwriteMode": "static",
 }
 """What every session has, also those that `newSession` and `foreachBatch` make."""
 
@@ -99,15 +114,18 @@ def start(project: Project, *, log: Path | None = None) -> SparkSession:
         return configured(active)
     require_java()
     log = log or project.lake / "logs" / "spark.log"
+    _quiet_gateway()
     builder = SparkSession.builder.appName(f"cdc_lake {project.name}")
+    private = catalog_settings(project)
     for key, value in static_settings(project).items():
-        builder = builder.config(key, value)
-    with _jvm_output_to(log), _own_interrupt():
+        if key not in private:
+            builder = builder.config(key, value)
+    with _settings_by_file(private), _jvm_output_to(log), _own_interrupt():
         try:
             spark = builder.getOrCreate()
         except Exception as cause:
             raise SparkNotStarted(f"Spark did not start; its own words are in {log}") from cause
-    spark.sparkContext.setLogLevel("ERROR")
+    _log_no_values(spark)
     return configured(spark)
 
 
@@ -118,12 +136,33 @@ def death(spark: SparkSession) -> str | None:
     context = spark.sparkContext
     process = getattr(context._gateway, "proc", None)  # noqa: SLF001 - pyspark has no other word for it
     if process is not None and (code := process.poll()) is not None:
-        return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        memory = ", out of memory" if code == _OUT_OF_MEMORY else ""
+        return f"killed by signal {-code}" if code < 0 else f"exit code {code}{memory}"
     try:
         stopped = context._jsc.sc().isStopped()  # noqa: SLF001
     except (Py4JError, OSError) as silence:
         return f"it does not answer: {type(silence).__name__}"
     return "it is shutting down" if stopped else None
+
+
+def forget() -> None:
+    """Let pyspark forget a JVM that ended, so that the next `start` starts another one."""
+    from pyspark import SparkContext  # noqa: PLC0415 - an extra: a receiver has no Spark
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway  # noqa: SLF001 - it has no word for it
+    if context is not None and (server := getattr(context, "_accumulatorServer", None)) is not None:
+        server.shutdown()
+    SparkSession._instantiatedSession = SparkSession._activeSession = None  # noqa: SLF001
+    SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+    if gateway is None:
+        return
+    process = getattr(gateway, "proc", None)
+    if process is not None:  # it may be on its way to its end
+        process.kill()
+        process.wait()
+    with suppress(Exception):  # whoever it would tell is gone
+        gateway.shutdown()
 
 
 def derive(spark: SparkSession) -> SparkSession:
@@ -143,7 +182,7 @@ def static_settings(project: Project) -> dict[str, str]:
     return {
         "spark.master": f"local[{min(8, os.cpu_count() or 2)}]",
         "spark.driver.memory": f"{project.pipeline.apply.driver_memory >> 20}m",
-        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS}",
+        "spark.driver.extraJavaOptions": f"-Duser.timezone=UTC {COLLECTOR} {HUGE_METHODS} {STACK}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # Each plan is written down for that page all the same: in the longest form, the default, a twenty-fifth of the
@@ -201,6 +240,58 @@ def require_java() -> None:
     if found not in JAVA_MAJORS:
         have, home = java_found(found), os.environ.get("JAVA_HOME")
         raise JavaMissing(f"Spark needs Java 17 or 21, {have}", where=f"JAVA_HOME={home}" if home else "PATH")
+
+
+def _quiet_gateway() -> None:
+    """Keep what pyspark logs by itself off the terminal: tracebacks of calls to a dead JVM, which is told once, and
+    errors of queries with the values that they failed on.
+    """
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - an extra: a receiver has no Spark
+
+    gateway = logging.getLogger("py4j")
+    if not gateway.handlers:
+        gateway.addHandler(logging.NullHandler())
+        gateway.propagate = False
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def _log_no_values(spark: SparkSession) -> None:
+    """Let the JVM log nothing that may quote a row: Spark's errors name the value that they failed on. What ends the
+    JVM is logged.
+    """
+    spark.sparkContext.setLogLevel("OFF")
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - pyspark has no other word for it
+    assert jvm is not None, "it was just started"
+    log4j = jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(_ENDS_IT, log4j.Level.ERROR)
+
+
+@contextmanager
+def _settings_by_file(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let a JVM that starts inside the block read settings from a file that only we can read, and not, as pyspark does
+    it, from its command line, which everybody on the machine can.
+    """
+    before = os.environ.get(_SUBMIT)
+    with tempfile.NamedTemporaryFile("w", prefix="cdc_lake-", suffix=".properties", encoding="ascii") as file:
+        file.writelines(f"{_property(key)}={_property(value)}\n" for key, value in settings.items())
+        file.flush()
+        named = f"--properties-file {shlex.quote(file.name)} --load-spark-defaults"
+        os.environ[_SUBMIT] = f"{named} {before or 'pyspark-shell'}"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_SUBMIT]
+            else:
+                os.environ[_SUBMIT] = before
+
+
+def _property(text: str) -> str:
+    """A text as a file of Java's properties has it, in ASCII."""
+    units = text.encode("utf-16-be")
+    codes = (int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2))
+    return "".join(chr(code) if _PLAIN.fullmatch(chr(code)) else f"\\u{code:04x}" for code in codes)
 
 
 @contextmanager

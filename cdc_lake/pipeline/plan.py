@@ -31,6 +31,7 @@ from cdc_lake.pipeline.state.pauses import stopped_tables
 from cdc_lake.pipeline.stream.redaction import redaction_of
 from cdc_lake.pipeline.target.division import check_layout_divisible, check_made
 from cdc_lake.pipeline.target.layout_changes import check_columns, layout_changes, silver_names_of
+from cdc_lake.pipeline.target.shared_names import check_names
 from cdc_lake.silver.kinds import check_kind, own_names
 from cdc_lake.silver.own_columns import WORKING
 from cdc_lake.source.stream import shown
@@ -89,6 +90,7 @@ def plan(project: Project, *, adopt: Container[str] = frozenset()) -> Plan:
     with source_view(project) as source:
         at_source = list(source.steps(reader.state))
         names = source.tables()
+        check_names(project, names)
         taken = check_owned(project, names, source.origin, adopt)
         actions = (*at_source, *_silver(project, source, reader, names, taken))
         types = ledger_of(project, source, lambda target: silver_shape(project, target) or ())

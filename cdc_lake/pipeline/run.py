@@ -12,8 +12,10 @@ import dataclasses
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
@@ -24,6 +26,7 @@ from cdc_lake.lake.control_rows import RunRow, new_run
 from cdc_lake.observe.progress import Progress, Tell, of_run
 from cdc_lake.pipeline.applying.apply import ApplySummary, apply, summary_of
 from cdc_lake.pipeline.applying.pending_work import has_pending_work, settle_without_spark
+from cdc_lake.pipeline.applying.sessions import SparkLives
 from cdc_lake.pipeline.receiving.process import ReceiverProcess
 from cdc_lake.pipeline.receiving.upkeep import Upkeep
 from cdc_lake.pipeline.server import source_view
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 _LOOK_EVERY = 0.3
 _BRINGS_WORK = frozenset({"landed", "snapshot"})
 """Stages of the receiver by which it is clear that silver will have something to apply."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # seconds before Spark is started again
+_STEADY = 60.0  # seconds after which a JVM counts as having run
+_ATTEMPTS = 8  # in a row without having run
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,8 @@ def _loops(
         case "receive":
             return _receive(project, once=once, stop=stop, tell=tell), None
         case "apply":
-            return None, apply(project, once=once, goal=None, stop=stop, tell=tell, spark=spark, allowed=allowed)
+            work = partial(apply, project, once=once, goal=None, stop=stop, tell=tell, allowed=allowed)
+            return None, _outliving(work, spark, stop, tell, own=spark is None)
         case _ if once:
             return _once(project, _Starting(project, spark), stop, tell, allowed)
         case _:
@@ -161,7 +168,8 @@ def _once(
     if not spark.ready:
         tell(Progress("apply", "starting Spark"))
     session = spark.wait()
-    return received, apply(project, once=True, goal=received.upto, stop=stop, tell=tell, spark=session, allowed=allowed)
+    work = partial(apply, project, once=True, goal=received.upto, stop=stop, tell=tell, allowed=allowed)
+    return received, _outliving(work, session, stop, tell, own=spark.own)
 
 
 def _continuous(
@@ -175,11 +183,45 @@ def _continuous(
             tell(Progress("apply", "starting Spark"))
         session = spark.wait()
         try:
-            return apply(project, once=False, goal=None, stop=receiver.over, tell=tell, spark=session, allowed=allowed)
+            work = partial(apply, project, once=False, goal=None, stop=receiver.over, tell=tell, allowed=allowed)
+            return _outliving(work, session, receiver.over, tell, own=spark.own)
         except SparkDied:
             if not stop.is_set():
                 raise
             return None  # who asked us to stop asked the JVM too, and it was quicker than the receiver
+
+
+def _outliving(
+    work: Callable[..., ApplySummary], session: SparkSession | None, stop: threading.Event, tell: Tell, *, own: bool
+) -> ApplySummary:
+    """Apply, and go on with another JVM where Spark's ended; `own`: it was started here.
+
+    Tables that were worked on when it ended are worked on one by one from then on, and one that ends it alone twice
+    waits with its error while the others go on. Raises what `apply` raises; SparkDied where another JVM does not help.
+    """
+    lives, pause, short = SparkLives(), _FIRST_PAUSE, 0
+    while True:
+        began = time.monotonic()
+        try:
+            return work(spark=session, lives=lives)
+        except SparkDied as died:
+            steady = time.monotonic() - began >= _STEADY
+            pause, short = (_FIRST_PAUSE, 1) if steady else (pause, short + 1)
+            if not own or stop.is_set() or short >= _ATTEMPTS:
+                raise
+            lives.ended(died.how)
+            for error in lives.given_up.values():
+                error.__cause__ = died
+            text = f"{died.message}; Spark starts again in {pause:g} s"
+            tell(Progress("retry", text, facts={"code": died.code}))
+        from cdc_lake.lake.session import forget  # noqa: PLC0415  # a receiver needs no Spark
+
+        forget()
+        session = None
+        stop.wait(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+        if stop.is_set():
+            raise SparkDied("and the run was asked to stop")
 
 
 def _wait_for_stream(project: Project, over: threading.Event) -> bool:
@@ -199,6 +241,7 @@ class _Starting:
     def __init__(self, project: Project, given: SparkSession | None) -> None:
         self._project = project
         self._session = given
+        self._own = given is None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._start, name="spark", daemon=True)
         self._begin = threading.Lock()
@@ -210,6 +253,11 @@ class _Starting:
             if not self.begun:
                 self.begun = True
                 self._thread.start()
+
+    @property
+    def own(self) -> bool:
+        """Whether Spark was started here, and not given."""
+        return self._own
 
     @property
     def ready(self) -> bool:

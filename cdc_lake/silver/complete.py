@@ -54,9 +54,13 @@ def complete_for_rules(
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     so_far = row_window(F.col(ORDER)).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    for at in sorted(needed):
-        value = F.when(F.col(known(at)), F.struct(F.col(quoted(shape.columns[at].name)).alias("v")))
-        changes = changes.withColumn(judged(at), F.last(value, ignorenulls=True).over(so_far))
+    sent_values = {
+        at: F.when(F.col(known(at)), F.struct(F.col(quoted(shape.columns[at].name)).alias("v")))
+        for at in sorted(needed)
+    }
+    changes = changes.withColumns(
+        {judged(at): F.last(value, ignorenulls=True).over(so_far) for at, value in sent_values.items()}
+    )
     has = [] if target is None else [at for at in sorted(needed) if shape.columns[at].name in target.columns]
     if target is None:
         changes = changes.withColumn(FOUND, F.lit(False))
@@ -68,12 +72,13 @@ def complete_for_rules(
         found = base_rows(changes.select("_cdc_base").distinct(), target, shape, has)
         changes = changes.join(F.broadcast(found), "_cdc_base", "left").drop("_cdc_base")
         changes = changes.withColumn(FOUND, F.coalesce(F.col(FOUND), F.lit(False)))
+    values: dict[str, Column] = {}  # at once: each step of its own would be a layer of the plan
     for at in sorted(needed):
         sent, base = F.col(judged(at)), F.col(f"_cdc_base_{at}") if at in has else F.lit(None)
         known_ = sent.isNotNull() | (F.col(FOUND) if at in has else F.lit(False))
         value = F.when(sent.isNull(), base).otherwise(sent["v"])
-        changes = changes.withColumns({judged(at): value, told(at): known_})
-    return changes.drop(*(f"_cdc_base_{at}" for at in has))
+        values |= {judged(at): value, told(at): known_}
+    return changes.withColumns(values).drop(*(f"_cdc_base_{at}" for at in has))
 
 
 def complete_moved(folded: DataFrame, target: DataFrame, shape: Shape, unsent: frozenset[int]) -> DataFrame:
@@ -89,13 +94,14 @@ def complete_moved(folded: DataFrame, target: DataFrame, shape: Shape, unsent: f
     found = base_rows(folded.select("_cdc_base").distinct(), target, shape, unsent)
     out = folded.join(F.broadcast(found), "_cdc_base", "left")
     fill = F.col("_cdc_base").isNotNull()
+    values = {}  # at once: each step of its own would be a layer of the plan
     for at in sorted(unsent):
         name = shape.columns[at].name
         from_base = F.when(F.col(FOUND), F.col(f"_cdc_base_{at}")).otherwise(F.raise_error(F.lit(MISSING_BASE)))
         takes = fill & F.col(unknown(at))
-        out = out.withColumn(name, F.when(takes, from_base).otherwise(F.col(quoted(name))))
-        out = out.withColumn(unknown(at), F.col(unknown(at)) & ~fill)
-    return out.select(*(F.col(quoted(c)) for c in folded.columns if c != "_cdc_base"))
+        values[name] = F.when(takes, from_base).otherwise(F.col(quoted(name)))
+        values[unknown(at)] = F.col(unknown(at)) & ~fill
+    return out.withColumns(values).select(*(F.col(quoted(c)) for c in folded.columns if c != "_cdc_base"))
 
 
 def base_rows(bases: DataFrame, target: DataFrame, shape: Shape, columns: Collection[int]) -> DataFrame:
@@ -111,11 +117,9 @@ def base_rows(bases: DataFrame, target: DataFrame, shape: Shape, columns: Collec
         *(F.col(quoted(shape.columns[at].name)).alias(f"_cdc_base_{at}") for at in sorted(columns)),
         F.lit(True).alias(FOUND),
     )
-    same = F.lit(True)
-    for index in range(len(shape.keys)):
-        of, key = F.col(f"_cdc_of_{index}"), F.col(f"_cdc_key_{index}")
-        same = same & (of.eqNullSafe(key) if index in shape.nullable else of == key)
-    joined = rows.join(F.broadcast(wanted), same)
+    pairs = [(F.col(f"_cdc_of_{index}"), F.col(f"_cdc_key_{index}")) for index in range(len(shape.keys))]
+    same = [of.eqNullSafe(key) if at in shape.nullable else of == key for at, (of, key) in enumerate(pairs)]
+    joined = rows.join(F.broadcast(wanted), all_of(same))
     return joined.select("_cdc_base", FOUND, *(f"_cdc_base_{at}" for at in sorted(columns)))
 
 
@@ -123,7 +127,18 @@ def any_of(conditions: Sequence[Column]) -> Column:
     """Whether one of the conditions is true; false of none."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    out = F.lit(False)
-    for condition in conditions:
-        out = out | condition
-    return out
+    if not conditions:
+        return F.lit(False)
+    if len(conditions) == 1:
+        return conditions[0]
+    # In halves: Spark walks an expression by recursion, and Java's stack ends at a thousand of them in a row.
+    half = len(conditions) // 2
+    return any_of(conditions[:half]) | any_of(conditions[half:])
+
+
+def all_of(conditions: Sequence[Column]) -> Column:
+    """Whether all of the conditions are true, of one at least; in halves, as `any_of`."""
+    if len(conditions) == 1:
+        return conditions[0]
+    half = len(conditions) // 2
+    return all_of(conditions[:half]) & all_of(conditions[half:])

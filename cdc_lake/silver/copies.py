@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from cdc_lake.lake.store import quoted
 from cdc_lake.silver.changes import FROM, OP, ORDER, TO, after_truncates
-from cdc_lake.silver.complete import MISSING_BASE
+from cdc_lake.silver.complete import MISSING_BASE, all_of
 from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
 from cdc_lake.silver.merge_sql import insert, same_key
 from cdc_lake.silver.own_columns import COPY
@@ -46,7 +46,7 @@ class Copies(Kind):
             same = [
                 there[f"_cdc_of_{at}"].eqNullSafe(counted[quoted(c.name)]) for at, c in enumerate(shape.key_columns)
             ]
-            counted = counted.join(F.broadcast(there), same, "left")
+            counted = counted.join(F.broadcast(there), all_of(same), "left")
             have = F.coalesce("_cdc_have", have)
         missing = F.raise_error(F.lit(MISSING_BASE)).cast("bigint")
         number = have + F.col("_cdc_level")
@@ -128,7 +128,7 @@ def _there(target: DataFrame, counted: DataFrame, shape: Shape) -> DataFrame:
     wanted = wanted.distinct()
     same = [target[quoted(c.name)].eqNullSafe(wanted[n]) for c, n in zip(shape.key_columns, names, strict=True)]
     found = (
-        target.join(F.broadcast(wanted), same)
+        target.join(F.broadcast(wanted), all_of(same))
         .groupBy(*names)
         .agg(F.count_if(F.lit(True)).alias("_cdc_rows"), F.max(_COPY).alias("_cdc_last"))
     )

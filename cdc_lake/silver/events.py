@@ -76,8 +76,8 @@ def _whole(states: DataFrame, target: DataFrame | None, shape: Shape, unsent: fr
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     so_far = Window.partitionBy(SEGMENT, "_cdc_group").orderBy(POSITION).rowsBetween(Window.unboundedPreceding, 0)
-    for at in sorted(unsent):
-        states = states.withColumn(f"_cdc_kept_{at}", F.last(f"_cdc_kept_{at}", ignorenulls=True).over(so_far))
+    kept_so_far = {f"_cdc_kept_{at}": F.last(f"_cdc_kept_{at}", ignorenulls=True) for at in sorted(unsent)}
+    states = states.withColumns({name: value.over(so_far) for name, value in kept_so_far.items()})
     lacks = (F.col(OP) != "D") & any_of([F.col(f"_cdc_kept_{at}").isNull() for at in sorted(unsent)])
     missing = F.raise_error(F.lit(MISSING_BASE))
     if target is not None:
@@ -88,12 +88,13 @@ def _whole(states: DataFrame, target: DataFrame | None, shape: Shape, unsent: fr
         # behind a window ("No plan for TableReference", tried).
         found = found.localCheckpoint()
         states = states.join(F.broadcast(found), "_cdc_base", "left")
+    values = {}
     for at in sorted(unsent):
         name, kept = shape.columns[at].name, F.col(f"_cdc_kept_{at}")
         base = missing if target is None else F.when(F.col("_cdc_found"), F.col(f"_cdc_base_{at}")).otherwise(missing)
         value = F.when(kept.isNotNull() | (F.col(OP) == "D"), kept["v"]).otherwise(base.cast(shape.columns[at].type))
-        states = states.withColumn(name, value)
-    return states
+        values[name] = value
+    return states.withColumns(values)
 
 
 def _events(states: DataFrame, shape: Shape) -> DataFrame:

@@ -107,6 +107,17 @@ class Command:
         """The last of what it wrote anywhere."""
         return "".join([*self._lines[-8:], *self._errors[-20:]])
 
+    @property
+    def everything(self) -> str:
+        """All that it wrote anywhere."""
+        return "".join([*self._lines, *self._errors])
+
+    @property
+    def java_command_lines(self) -> list[str]:
+        """What everybody on the machine sees of its JVM."""
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        return [" ".join(child.cmdline()) for child in children if child.name() == "java"]
+
     def events(self, stage: str) -> list[dict[str, Any]]:
         """Events of a stage until now."""
         with self._news:

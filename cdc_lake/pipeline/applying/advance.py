@@ -34,6 +34,7 @@ from cdc_lake.pipeline.applying.next_span import next_span
 from cdc_lake.pipeline.applying.rebuild_plan import parts_of
 from cdc_lake.pipeline.applying.renewing import Renewing
 from cdc_lake.pipeline.applying.reread import Rereader, reread_tables
+from cdc_lake.pipeline.applying.sessions import SparkLives
 from cdc_lake.pipeline.applying.table_job import TableJob
 from cdc_lake.pipeline.applying.table_span import stopped_by_rule
 from cdc_lake.pipeline.applying.table_steps import Load, TableSteps
@@ -56,7 +57,7 @@ class Advance:
 
     `waits`: stop quietly before a transaction that could not be decoded, and look again in the next call. `allowed`:
     destructive operations on silver tables that may be done, in words. `gives_way`: whether to stop at a span's end and
-    leave the rest to a later call.
+    leave the rest to a later call; `lives`: how Spark fared before in this run.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Advance:
         waits: bool = False,
         allowed: Container[str] = frozenset(),
         gives_way: Callable[[], bool] = never,
+        lives: SparkLives | None = None,
     ) -> None:
         self._waits = waits
         self._gives_way = gives_way
@@ -78,7 +80,7 @@ class Advance:
         self._tell = tell = of_run(self._run, tell)
         self._bronze = bronze_reader(project)
         self._control = control_tables(project)
-        self._steps = TableSteps(project, spark, tell, allowed)
+        self._steps = TableSteps(project, spark, tell, allowed, lives)
         self._steps.done.run = self._run
         silver = project.pipeline.silver
         rereads = "reread" in {silver.defaults.missing_row, *(table.missing_row for table in silver.tables)}

@@ -26,6 +26,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.applying.advance import Advance
 from cdc_lake.pipeline.applying.allowed import Allowed
 from cdc_lake.pipeline.applying.applied import Applied
+from cdc_lake.pipeline.applying.sessions import SparkLives
 from cdc_lake.pipeline.applying.watching import Watcher, watching
 from cdc_lake.pipeline.wal.note import GivesWay, never
 
@@ -67,8 +68,10 @@ def apply(
     tell: Tell,
     spark: SparkSession | None = None,
     allowed: frozenset[str] = frozenset(),
+    lives: SparkLives | None = None,
 ) -> ApplySummary:
-    """Apply until `goal` (None: what bronze holds) with `once`, otherwise until `stop`. `allowed`: `pipeline.run`.
+    """Apply until `goal` (None: what bronze holds) with `once`, otherwise until `stop`. `allowed`: `pipeline.run`;
+    `lives`: how Spark fared before in this run.
 
     Raises the error of the first table that could not go on, RuleStopped, AnotherApply, JavaMissing,
     SparkNotStarted, SparkDied; with `once` TransactionUndecoded, for which a run without end waits.
@@ -79,7 +82,7 @@ def apply(
             tell(Progress("apply", "starting Spark"))
             spark = start(project)
         may = Allowed(allowed)
-        done = _apply(project, spark, once=once, goal=goal, stop=stop, tell=tell, allowed=may)
+        done = _apply(project, spark, once=once, goal=goal, stop=stop, tell=tell, allowed=may, lives=lives)
     return summary_of(done, may.idle, time.monotonic() - began)
 
 
@@ -92,12 +95,15 @@ def _apply(
     stop: threading.Event,
     tell: Tell,
     allowed: Allowed,
+    lives: SparkLives | None,
 ) -> Applied:
     began, watcher = time.monotonic(), watching(project, tell, once=once)
     gives_way = never if once else GivesWay(project, watcher.heard)
     with (
         watcher,
-        Advance(project, spark, watcher.heard, waits=not once, allowed=allowed, gives_way=gives_way) as advance,
+        Advance(
+            project, spark, watcher.heard, waits=not once, allowed=allowed, gives_way=gives_way, lives=lives
+        ) as advance,
     ):
         watcher.follow(advance.done)
         clock, outcome = _Clock(advance, stop, watcher), "failed"

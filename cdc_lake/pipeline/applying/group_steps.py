@@ -95,7 +95,7 @@ class GroupSteps:
             again = partial(_again, self._sessions)
             return guarded(lambda: settled_whole(streamed, others, self._reader, again), streamed[0].job.target)
 
-        (done,) = self._sessions.each(settle, [self._ahead(group, streamed, tables)])
+        (done,) = self._sessions.each(settle, [self._ahead(group, streamed, tables)], lambda _: group.name)
         if isinstance(done, CdcLakeError):
             for one in mine:
                 self._wait(one.job.target, one.job.span.after, done, tables)

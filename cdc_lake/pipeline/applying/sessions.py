@@ -6,13 +6,24 @@ table's error and is given back as a value: it must not stop the others.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from cdc_lake.config.project import Target
-from cdc_lake.errors import ApplyFailed, CdcLakeError, ClockBehind, MergeRefused, SparkDied, Unconvertible
+from cdc_lake.errors import (
+    ApplyFailed,
+    CdcLakeError,
+    ClockBehind,
+    MergeRefused,
+    SparkDied,
+    TableEndsSpark,
+    Unconvertible,
+)
 from cdc_lake.lake.conversion import UNREADABLE
 from cdc_lake.lake.session import death, derive
 from cdc_lake.silver.complete import MISSING_BASE
@@ -27,6 +38,37 @@ MERGING = "merge"
 _OLDER_THAN_THE_LAST = ("Expected sorted snapshot log entries", "Invalid update timestamp")
 """What Iceberg says of a snapshot that is more than a minute older than the one before (1.12, tried)."""
 
+_CONDITION = re.compile(r"(?:^|: )\[([A-Z]+(?:_[A-Z0-9]+)+(?:[.][A-Z0-9_]+)*)\]")
+"""The name of a condition, as Spark begins a message with it."""
+
+_NOT_ENOUGH = ("OutOfMemoryError", "StackOverflowError", "spark.driver.maxResultSize", "Cannot grow BufferHolder")
+"""What Java and Spark say where a row or a plan is too large for them."""
+
+
+@dataclass
+class SparkLives:
+    """How Spark's JVM fared in a run that started it again. `suspects`: labels of tables that were worked on when it
+    ended, which are worked on one by one since; `given_up`: those that ended it alone, twice.
+    """
+
+    suspects: set[str] = field(default_factory=set)
+    blamed: Counter[str] = field(default_factory=Counter)
+    given_up: dict[str, CdcLakeError] = field(default_factory=dict)
+    working: set[str] = field(default_factory=set)
+
+    def ended(self, how: str) -> None:
+        """The JVM ended while it worked on `working`."""
+        if len(self.working) == 1:
+            [label] = self.working
+            self.blamed[label] += 1
+            if self.blamed[label] >= _TWICE:
+                self.given_up[label] = TableEndsSpark(f"{label} ended Spark's Java process twice ({how})")
+        self.suspects |= self.working
+        self.working = set()
+
+
+_TWICE: Final = 2  # once may be anybody's doing
+
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -36,8 +78,9 @@ class Sessions:
     where it is left in a hurry.
     """
 
-    def __init__(self, spark: SparkSession, parallelism: int) -> None:
+    def __init__(self, spark: SparkSession, parallelism: int, lives: SparkLives | None = None) -> None:
         self._spark = spark
+        self._lives = lives or SparkLives()
         self._sessions: dict[str, SparkSession] = {}
         self._pool = ThreadPoolExecutor(parallelism, MERGING)
 
@@ -56,9 +99,21 @@ class Sessions:
             self._sessions[target.label] = derive(self._spark)
         return self._sessions[target.label]
 
-    def each(self, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-        """The results of `work`, in the order of `items`. Raises SparkDied."""
-        results = list(self._pool.map(work, items))
+    def each(self, work: Callable[[_T], _R], items: Sequence[_T], label: Callable[[_T], str]) -> list[_R]:
+        """The results of `work`, in the order of `items`; `label`: the table that one is of. Raises SparkDied."""
+        working: set[str] = set()
+
+        def noted(item: _T) -> _R:
+            if how := death(self._spark):
+                raise SparkDied(how)
+            working.add(label(item))
+            result = work(item)
+            if not isinstance(result, CdcLakeError) or death(self._spark) is None:
+                working.discard(label(item))
+            return result
+
+        self._lives.working = working
+        results = list(self._pool.map(noted, items))
         if how := death(self._spark):
             raise SparkDied(how)
         return results
@@ -74,6 +129,12 @@ def guarded(work: Callable[[], _R], target: Target) -> _R | CdcLakeError:
         return _explained(cause, target)
 
 
+def _named(cause: Exception) -> str:
+    """What kind of failure it is: Spark's own name of it, but never its message, which may quote a row."""
+    found = _CONDITION.search(str(cause))
+    return type(cause).__name__ if found is None else f"{type(cause).__name__} ({found[1]})"
+
+
 def _explained(cause: Exception, target: Target) -> CdcLakeError:
     text = str(cause)
     error: CdcLakeError
@@ -83,7 +144,9 @@ def _explained(cause: Exception, target: Target) -> CdcLakeError:
         error = Unconvertible(f"old rows of {target.label} have texts that are no values of their column's new type")
     elif any(words in text for words in _OLDER_THAN_THE_LAST):
         error = ClockBehind(f"the last snapshot of {target.label} is from a later time than this machine's clock tells")
+    elif (lack := next((name for name in _NOT_ENOUGH if name in text), None)) is not None:
+        error = TableEndsSpark(f"Spark had no room to work on {target.label}: {lack}")
     else:
-        error = ApplyFailed(f"{target.label} could not be merged: {type(cause).__name__}")
+        error = ApplyFailed(f"{target.label} could not be merged: {_named(cause)}")
     error.__cause__ = cause
     return error

@@ -33,13 +33,14 @@ from cdc_lake.pipeline.applying.intact import damage, doubted, forgotten, may_go
 from cdc_lake.pipeline.applying.merging import Merged, merge
 from cdc_lake.pipeline.applying.rebuild_plan import remembers
 from cdc_lake.pipeline.applying.reread import reread_tables, rereads_of
-from cdc_lake.pipeline.applying.sessions import Sessions, guarded
+from cdc_lake.pipeline.applying.sessions import Sessions, SparkLives, guarded
 from cdc_lake.pipeline.applying.table_job import Copied, TableJob
 from cdc_lake.pipeline.applying.table_span import Prepared, prepare
 from cdc_lake.pipeline.state.copies import initial_copies
 from cdc_lake.pipeline.state.cuts import BROKEN, IN, PAUSED, STAYS, TableState, content_before, found
 from cdc_lake.pipeline.state.holds import HoldLog, hold_log, open_holds, record
 from cdc_lake.pipeline.state.ownership import Ownership, adoption
+from cdc_lake.pipeline.target.shared_names import shared_names
 from cdc_lake.silver.holding import NOTHING_WAITS
 from cdc_lake.source.stream import shown
 
@@ -67,9 +68,16 @@ class TableSteps:
     """The steps of one run, which counts in `done` what they did."""
 
     def __init__(
-        self, project: Project, spark: SparkSession, tell: Tell, allowed: Container[str] = frozenset()
+        self,
+        project: Project,
+        spark: SparkSession,
+        tell: Tell,
+        allowed: Container[str] = frozenset(),
+        lives: SparkLives | None = None,
     ) -> None:
-        """`allowed`: destructive operations on silver tables, in words."""
+        """`allowed`: destructive operations on silver tables, in words; `lives`: how Spark fared before."""
+        lives = lives or SparkLives()
+        self._without = lives.given_up
         self._project = project
         self._allowed = allowed
         self._tell = tell
@@ -77,7 +85,7 @@ class TableSteps:
         self._nearby = Nearby(project.scratch)
         self._splitter = Splitter(project.scratch.with_name(f"{project.name}.spans"))
         self._control = control_tables(project)
-        self._sessions = Sessions(spark, project.pipeline.apply.parallelism)
+        self._sessions = Sessions(spark, 1 if lives.suspects else project.pipeline.apply.parallelism, lives)
         self._ownership = Ownership(project)
         self._fresh_since: dict[str, float] = {}  # of tables whose last merge may be a short time ago
         self.done = Applied()
@@ -368,12 +376,15 @@ class TableSteps:
 
     def prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
         """Prepare tables side by side; those that cannot go on are noted as broken."""
+        refused = self._refused(jobs, tables)
 
         def one(job: TableJob) -> Prepared | CdcLakeError | None:
+            if (error := refused.get(job.target.source)) is not None:
+                return error
             return guarded(lambda: prepare(self._sessions.of(job.target), job), job.target)
 
         out, idle = [], []
-        for job, result in zip(jobs, self._sessions.each(one, jobs), strict=True):
+        for job, result in zip(jobs, self._sessions.each(one, jobs, lambda job: job.target.label), strict=True):
             if isinstance(result, CdcLakeError):
                 self._break(job.target, job.span.after, result, tables)
                 continue
@@ -390,6 +401,18 @@ class TableSteps:
                 tables[relation] = replace(waits, position=job.span.upto, state=IN, layout=layout)
         return out
 
+    def _refused(self, jobs: Sequence[TableJob], tables: Mapping[str, TableState]) -> dict[TableName, CdcLakeError]:
+        """Tables that are not worked on: they ended Spark, or others have the silver table that they would have."""
+        known = {TableName.parse(relation) for relation in tables} | {job.target.source for job in jobs}
+        has = {TableName.parse(relation) for relation, table in tables.items() if table.version is not None}
+        shared = shared_names(self._project, known)
+        owners = [table for table in shared if table in has]
+        alone = {table for table in owners if not _others(self._project, table, owners)}
+        out: dict[TableName, CdcLakeError] = {table: why for table, why in shared.items() if table not in alone}
+        return out | {
+            job.target.source: why for job in jobs if (why := self._without.get(job.target.label)) is not None
+        }
+
     def merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState]) -> None:
         """Record what is held, then merge tables side by side; `tables` says afterwards where they stand."""
         failpoint(PREPARED)
@@ -405,7 +428,9 @@ class TableSteps:
             return merged
 
         held = hold_log(self._control)
-        for one, merged in zip(prepared, self._sessions.each(write, prepared), strict=True):
+        for one, merged in zip(
+            prepared, self._sessions.each(write, prepared, lambda one: one.job.target.label), strict=True
+        ):
             target = one.job.target
             if isinstance(merged, CdcLakeError):
                 self._break(target, one.job.span.after, merged, tables)
@@ -459,6 +484,12 @@ class TableSteps:
             facts = {"table": target.label, "code": error.code}
             self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts=facts))
         self.done.broken[target.label] = error
+
+
+def _others(project: Project, table: TableName, tables: Iterable[TableName]) -> bool:
+    """Whether another one of some tables has the same silver table."""
+    label = project.target(table).label.casefold()
+    return any(one != table and project.target(one).label.casefold() == label for one in tables)
 
 
 def _between(target: Target, listed: TableState, base: int | None, version: int) -> bool:

@@ -18,7 +18,7 @@ from cdc_lake.model.diagnostic import Severity
 from cdc_lake.pipeline.check.line import CheckLine, failed
 from cdc_lake.pipeline.check.machine import machine
 from cdc_lake.pipeline.check.rules import rules
-from cdc_lake.pipeline.check.transforms import transforms
+from cdc_lake.pipeline.check.transforms import names, transforms
 from cdc_lake.pipeline.check.type_ledger import TableLedger, lines, type_ledger
 from cdc_lake.pipeline.receiving.configuration import redacted_columns
 from cdc_lake.pipeline.server import source_view
@@ -49,7 +49,7 @@ def examine(project: Project, *, receives: bool = False) -> Examination:
     found += _redaction(project)
     if receives:
         return Examination(tuple(found), ())
-    found += [*_owned(project), *transforms(project), *rules(project)]
+    found += [*_owned(project), *names(project), *transforms(project), *rules(project)]
     try:
         types = type_ledger(project)
     except SourceError:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, TransformUnfit
+from cdc_lake.errors import CdcLakeError, SourceError, TransformUnfit
 from cdc_lake.lake.names import silver_names
 from cdc_lake.model.relation import Relation, ReplicaIdentity
 from cdc_lake.pipeline.check.captured import captured, shape_of
 from cdc_lake.pipeline.check.line import CheckLine, failed
+from cdc_lake.pipeline.server import source_view
 from cdc_lake.pipeline.target.division import check_layout_divisible
+from cdc_lake.pipeline.target.shared_names import shared_names
 from cdc_lake.pipeline.target.transforms import check_possible, words_read
 from cdc_lake.silver.kinds import kind_of
 from cdc_lake.silver.projection import silver_shape
@@ -26,6 +28,16 @@ _ALWAYS_SENT: Final = frozenset(
     }
 )
 """Types of fixed size, by the catalog's names and SQL's: their values are never stored apart from the row."""
+
+
+def names(project: Project) -> Iterator[CheckLine]:
+    """Tables that would be written to one silver table."""
+    try:
+        with source_view(project) as source:
+            shared = shared_names(project, source.tables())
+    except SourceError:
+        return  # said elsewhere
+    yield from (failed("names", error) for error in {error.message: error for error in shared.values()}.values())
 
 
 def transforms(project: Project) -> Iterator[CheckLine]:
