@@ -240,6 +240,7 @@ class Project:
                 Declared.parse(given.types.numeric or defaults.types.numeric),
                 tuple((name, Declared.parse(text)) for name, text in given.types.columns.items()),
                 given.types.misfit or defaults.types.misfit,
+                bare_points=isinstance(self.pipeline.source, FamilySource),
             ),
             on_drop=given.on_drop or defaults.on_drop,
             missing_row=given.missing_row or defaults.missing_row,

@@ -52,12 +52,14 @@ class Declared:
 class TypePolicy:
     """What a pipeline declares for one table. `numeric`: of numerics that no decimal holds whole by themselves.
 
-    `misfit`: what a value does that its type cannot hold: its change is held, or the run ends before it.
+    `misfit`: what a value does that its type cannot hold: its change is held, or the run ends before it. `bare_points`:
+    the source prints one number with a digit before its point and without it, as the GaussDB family does.
     """
 
     numeric: Declared = field(default_factory=lambda: Declared("string"))
     columns: tuple[tuple[str, Declared], ...] = ()
     misfit: Literal["quarantine", "stop"] = "quarantine"
+    bare_points: bool = False
 
     def of(self, column: str) -> Declared | None:
         """What is declared for a source column by its name."""

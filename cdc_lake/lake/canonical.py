@@ -105,10 +105,14 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
+def with_zero(text: Any) -> Any:
+    """Numbers with a digit before the point: the GaussDB family prints .5 and -.5."""
+    return pc.replace_substring_regex(text, r"^(-?)\.", r"\1" "0.")
+
+
 def _scaled(text: Any, scale: int) -> Any:
     """Numbers with exactly `scale` digits behind the point; one that has more, and what is no number, stays."""
-    # the GaussDB family prints .5 and -.5
-    text = pc.replace_substring_regex(text, r"^(-?)\.", r"\1" "0.")
+    text = with_zero(text)
     as_it_is = rf"\.[0-9]{{{scale}}}$" if scale else "^-?[0-9]+$"
     if pc.all(pc.match_substring_regex(text, as_it_is)).as_py() is not False:
         return text

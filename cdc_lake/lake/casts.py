@@ -25,6 +25,8 @@ def cast_sql(text: str, kind: ColumnType) -> str:  # noqa: PLR0911 - one line a 
     match kind.family:
         case Family.TEXT:
             return text
+        case Family.NUMBER_TEXT:
+            return _with_zero(text)
         case Family.BOOLEAN:
             return f"CASE {text} WHEN 't' THEN true WHEN 'f' THEN false END"
         case Family.BINARY:
@@ -62,7 +64,7 @@ def fits_sql(text: str, kind: ColumnType) -> str:
     """A Spark SQL boolean over `text`, never NULL: true for NULL and where `cast_sql` gives exactly the value."""
     typed = cast_sql(text, kind)
     match kind.family:
-        case Family.TEXT | Family.NUMBER_OR_NULL:
+        case Family.TEXT | Family.NUMBER_TEXT | Family.NUMBER_OR_NULL:
             return "true"
         case Family.BOOLEAN:
             fits = f"{text} IN ('t', 'f')"
@@ -101,7 +103,7 @@ def key_sql(text: str, kind: ColumnType) -> str:
     What does not fit stays as it is.
     """
     match kind.family:
-        case Family.DECIMAL | Family.FLOAT:
+        case Family.NUMBER_TEXT | Family.DECIMAL | Family.FLOAT:
             return _with_zero(text)
         case Family.NUMBER:
             return f"CASE WHEN {fits_sql(text, kind)} THEN CAST({cast_sql(text, kind)} AS STRING) ELSE {text} END"
@@ -117,7 +119,7 @@ def key_text(text: str | None, kind: ColumnType) -> str | None:
     if text is None:
         return None
     match kind.family:
-        case Family.DECIMAL | Family.FLOAT:
+        case Family.NUMBER_TEXT | Family.DECIMAL | Family.FLOAT:
             return re.sub(r"^(-?)[.]", r"\g<1>0.", text)
         case Family.NUMBER:
             return _filled(text, kind.sql)

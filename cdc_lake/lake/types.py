@@ -36,6 +36,7 @@ class Family(enum.Enum):
     """How a text is read: one member a way of casting."""
 
     TEXT = "text"
+    NUMBER_TEXT = "number as text"
     INTEGER = "integer"
     DECIMAL = "decimal"
     NUMBER = "number"
@@ -196,11 +197,12 @@ def column_type(column: Column, policy: TypePolicy = UNDECLARED) -> ColumnType:
     """
     own = _own_type(column)
     declared = policy.of(column.name)
-    if declared is None:
-        if not is_numeric(column) or own.family is not Family.TEXT:
-            return own
+    if declared is None and is_numeric(column) and own.family is Family.TEXT:
         declared = policy.numeric
-    return _declared(column, own, declared)
+    found = own if declared is None else _declared(column, own, declared)
+    if policy.bare_points and is_numeric(column) and found.family is Family.TEXT:
+        return replace(found, family=Family.NUMBER_TEXT)
+    return found
 
 
 def companion_type(column: Column, policy: TypePolicy) -> ColumnType | None:

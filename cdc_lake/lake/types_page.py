@@ -100,7 +100,7 @@ Seen on openGauss 6.0.2, in databases of compatibility A and PG:
 * There a column declared **`date` is a `timestamp(0)`**, in the catalog and in the stream, so silver has
   `timestamp_ntz`; arrays of dates likewise.
 * `number` is `numeric`, `binary_double` is `float8`, `binary_integer` is `int4`: the catalog knows no other names.
-  Numbers come without a leading zero (`.05`), floats with 9 or 17 digits.
+  Numbers come without a leading zero (`.05`), which silver adds; floats with 9 or 17 digits.
 * `clob` is printed as `text` in the formats t and j, and as `clob` in b.
 * `blob` and `raw` come as hexadecimal digits in capitals, without `\\x`. `money` comes with the sign and the commas of
   its `lc_monetary`.

@@ -113,7 +113,7 @@ def base_rows(bases: DataFrame, target: DataFrame, shape: Shape, columns: Collec
     ]
     wanted = bases.where(F.col("_cdc_base").isNotNull()).select("_cdc_base", *keys)
     rows = target.select(
-        *(F.col(quoted(c.name)).alias(f"_cdc_of_{n}") for n, c in enumerate(shape.key_columns)),
+        *(F.expr(shape.row_key(n, quoted(c.name))).alias(f"_cdc_of_{n}") for n, c in enumerate(shape.key_columns)),
         *(F.col(quoted(shape.columns[at].name)).alias(f"_cdc_base_{at}") for at in sorted(columns)),
         F.lit(True).alias(FOUND),
     )

@@ -126,7 +126,8 @@ def _there(target: DataFrame, counted: DataFrame, shape: Shape) -> DataFrame:
     names = [f"_cdc_of_{at}" for at in range(len(shape.key_columns))]
     wanted = counted.select(*(F.col(quoted(c.name)).alias(n) for c, n in zip(shape.key_columns, names, strict=True)))
     wanted = wanted.distinct()
-    same = [target[quoted(c.name)].eqNullSafe(wanted[n]) for c, n in zip(shape.key_columns, names, strict=True)]
+    values = [F.expr(shape.row_key(at, quoted(c.name))) for at, c in enumerate(shape.key_columns)]
+    same = [value.eqNullSafe(wanted[n]) for value, n in zip(values, names, strict=True)]
     found = (
         target.join(F.broadcast(wanted), all_of(same))
         .groupBy(*names)

@@ -17,7 +17,10 @@ def same_key(part: TablePart, within: Sequence[str]) -> str:
     """
     shape = part.shape
     names = [quoted(column.name) for column in shape.key_columns]
-    same = [f"t.{name} {'<=>' if at in shape.nullable else '='} s.{name}" for at, name in enumerate(names)]
+    same = [
+        f"{shape.row_key(at, f't.{name}')} {'<=>' if at in shape.nullable else '='} s.{name}"
+        for at, name in enumerate(names)
+    ]
     return " AND ".join([*same, *([] if part.truncated else within)])
 
 

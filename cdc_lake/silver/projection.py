@@ -59,6 +59,10 @@ class SilverShape(Shape):
         place = self.source.position(name)
         return self.of.index(place) if place in self.of and place is not None else None
 
+    def row_key(self, index: int, value: str) -> str:
+        """As the source's: the key has the same parts in the same order."""
+        return self.source.row_key(index, value)
+
     def typed(self, at: int, text: str) -> str:
         """The silver value of a text of column `at`, which is no computed one."""
         place = self.of[at]

@@ -165,6 +165,13 @@ class Shape:
 
         return self._by_type(at, from_other, key_sql(text, self.made[at].type))
 
+    def row_key(self, index: int, value: str) -> str:
+        """SQL of the value that a part of the key, by its place in it, has in a row of silver: versions before this one
+        kept numbers as they were printed.
+        """
+        kind = self.made[self.keys[index]].type
+        return key_sql(value, kind) if kind.family is Family.NUMBER_TEXT else value
+
     def recorded_key(self, key: tuple[str | None, ...]) -> tuple[str | None, ...]:
         """The same of a key that was recorded, by whatever version."""
         return tuple(key_text(text, self.made[at].type) for at, text in zip(self.keys, key, strict=True))

@@ -230,3 +230,27 @@ def test_tables_that_would_share_a_silver_table_wait_and_the_others_go_on(spark:
         both.advance()
     assert [one["id"] for one in both.rows()] == [1]
     assert not silver_exists(both.project, both.target(first))
+
+
+@FORMATS
+def test_texts_of_one_number_share_a_key_whether_they_were_copied_or_streamed(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    """Servers of the GaussDB family print fractions with a digit before the point in a copy, and without in a stream."""
+    n = table("public.t", id="numeric", amount="int4", body="numeric")
+    lake = Lake(lake_root, spark, "bare", fmt)
+    lake.land(*(Insert(n, (id_, "1", ".5")) for id_ in ("0.5", "-0.25", "1.5", ".125")))
+    lake.advance()  # as versions before this one did
+    source = {"type": "gaussdb", "host": "h", "database": "d", "user": "u", "tables": ["public.*"]}
+    given = {**lake.project.pipeline.model_dump(mode="json", by_alias=True), "source": source}
+    lake.project = replace(lake.project, pipeline=type(lake.project.pipeline).model_validate(given))
+    lake.land(Update(n, (".5", "2", ".75")), Update(n, ("-.25", "2", UNCHANGED)), Update(n, (".125", "4", "2")))
+    lake.land(Delete(n, ("1.5", None, None), OldKind.KEY), Insert(n, (".75", "3", "-.1")))
+    lake.land(Update(n, (".625", "5", UNCHANGED), (".75", None, None), OldKind.KEY))
+    lake.advance()
+    assert sorted((one["id"], one["amount"], one["body"]) for one in lake.rows()) == [
+        ("-0.25", 2, ".5"),
+        (".125", 4, "2"),
+        ("0.5", 2, "0.75"),
+        ("0.625", 5, "-0.1"),
+    ]

@@ -46,7 +46,7 @@ def key_parts(project: Project, target: Target, shape: Shape) -> tuple[KeyPart, 
     keys = {
         target.transforms.silver_name(column.name, column.name): column
         for at, column in zip(shape.keys, shape.key_columns, strict=True)
-        if at not in shape.nullable and column.type in _WHOLE
+        if at not in shape.nullable and column.type in _WHOLE and shape.row_key(at, "x") == "x"
     }
     out = []
     for one in map(Partition.parse, target.partition_by):

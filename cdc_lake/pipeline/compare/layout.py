@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from cdc_lake.config.project import Target
 from cdc_lake.errors import NoKey, TransformUnfit
-from cdc_lake.lake.canonical import beside, from_silver, from_source
+from cdc_lake.lake.canonical import beside, from_silver, from_source, with_zero
 from cdc_lake.lake.row_hash import BUCKETS, RowForm
+from cdc_lake.lake.types import is_numeric
 from cdc_lake.lake.ways import Way
 from cdc_lake.model.relation import Relation
 from cdc_lake.pipeline.applying.point import Gap
@@ -83,15 +84,28 @@ class Layout:
         kind = self.types.get(column)
         if kind is None:
             return list(values)
-        found: list[str | None] = from_source(pa.array(values, pa.large_string()), kind).to_pylist()
+        found: list[str | None] = self.form_of(
+            column, from_source(pa.array(values, pa.large_string()), kind)
+        ).to_pylist()
         return found
 
     def _canonical(self, rows: pa.Table) -> pa.Table:
         try:
-            return pa.table({name: from_source(rows[name], self.types[name]) for name in rows.column_names})
+            return pa.table(
+                {name: self.form_of(name, from_source(rows[name], self.types[name])) for name in rows.column_names}
+            )
         except (TypeError, pa.ArrowInvalid) as apart:
             odd = (f"{n} {self.types[n]}" for n in rows.column_names if not _comparable(rows[n], self.types[n]))
             raise TypesApart(", ".join(odd)) from apart
+
+    def form_of(self, column: str, texts: Any) -> Any:
+        """Canonical texts of a column; of a number that may be printed in two ways the one."""
+        return with_zero(texts) if column in self._printed_twice else texts
+
+    @cached_property
+    def _printed_twice(self) -> frozenset[str]:
+        columns = self.relation.columns if self.target.types.bare_points else ()
+        return frozenset(column.name for column in columns if is_numeric(column) and column.name in self.types)
 
 
 @dataclass(frozen=True)
@@ -120,18 +134,22 @@ class SilverRows:
 
     def texts(self) -> pa.Table:
         """The rows in canonical text."""
-        return pa.table({one: from_silver(self.rows[name]) for one, name in self.layout.names.items()})
+        form = self.layout.form_of
+        return pa.table({one: form(one, from_silver(self.rows[name])) for one, name in self.layout.names.items()})
 
     def keys(self, wanted: Any = None) -> pa.Table:
         """Their keys in canonical text; `wanted`: of some of them, a bool each."""
         keys = self.rows.select([self.layout.names[name] for name in self.layout.keys])
         some = keys if wanted is None else keys.filter(pa.array(wanted))
-        return pa.table({one: from_silver(column) for one, column in zip(self.layout.keys, some.columns, strict=True)})
+        columns = zip(self.layout.keys, some.columns, strict=True)
+        return pa.table({one: self.layout.form_of(one, from_silver(column)) for one, column in columns})
 
     def hashes(self, ways: Mapping[str, Way]) -> Any:
         """The hash of each row, an ndarray of uint64."""
         columns = {
-            one: from_silver(self.rows[name]) if ways.get(one, Way.TEXT).by_text else self.rows[name]
+            one: self.layout.form_of(one, from_silver(self.rows[name]))
+            if ways.get(one, Way.TEXT).by_text
+            else self.rows[name]
             for one, name in self.layout.names.items()
         }
         return self.layout.form.hashes(pa.table(columns), ways)
