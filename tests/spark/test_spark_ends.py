@@ -110,6 +110,8 @@ def test_who_was_worked_on_alone_twice_is_given_up_and_once_is_anybodys_doing() 
     lives.working = {"s.a"}
     lives.ended("exit code 52")
     assert not lives.given_up
+    lives.merged("s.b")
+    assert lives.suspects == {"s.a"}
     lives.working = set()
     lives.ended("killed by signal 9")
     lives.working = {"s.a"}

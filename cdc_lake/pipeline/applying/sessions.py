@@ -66,6 +66,11 @@ class SparkLives:
         self.suspects |= self.working
         self.working = set()
 
+    def merged(self, label: str) -> None:
+        """A table was merged: what ended the JVM before was not it, or is over."""
+        self.blamed.pop(label, None)
+        self.suspects.discard(label)
+
 
 _TWICE: Final = 2  # once may be anybody's doing
 

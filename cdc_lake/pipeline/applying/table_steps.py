@@ -77,7 +77,9 @@ class TableSteps:
     ) -> None:
         """`allowed`: destructive operations on silver tables, in words; `lives`: how Spark fared before."""
         lives = lives or SparkLives()
-        self._without = lives.given_up
+        self._lives = lives
+        self._known = frozenset[str]()
+        self._shared: Mapping[TableName, CdcLakeError] = {}
         self._project = project
         self._allowed = allowed
         self._tell = tell
@@ -403,14 +405,15 @@ class TableSteps:
 
     def _refused(self, jobs: Sequence[TableJob], tables: Mapping[str, TableState]) -> dict[TableName, CdcLakeError]:
         """Tables that are not worked on: they ended Spark, or others have the silver table that they would have."""
-        known = {TableName.parse(relation) for relation in tables} | {job.target.source for job in jobs}
-        has = {TableName.parse(relation) for relation, table in tables.items() if table.version is not None}
-        shared = shared_names(self._project, known)
-        owners = [table for table in shared if table in has]
+        known = frozenset(tables).union(str(job.target.source) for job in jobs)
+        if known != self._known:
+            self._known, self._shared = known, shared_names(self._project, map(TableName.parse, known))
+        shared = self._shared
+        owners = [table for table in shared if (now := tables.get(str(table))) is not None and now.version is not None]
         alone = {table for table in owners if not _others(self._project, table, owners)}
         out: dict[TableName, CdcLakeError] = {table: why for table, why in shared.items() if table not in alone}
         return out | {
-            job.target.source: why for job in jobs if (why := self._without.get(job.target.label)) is not None
+            job.target.source: why for job in jobs if (why := self._lives.given_up.get(job.target.label)) is not None
         }
 
     def merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState]) -> None:
@@ -435,6 +438,7 @@ class TableSteps:
             if isinstance(merged, CdcLakeError):
                 self._break(target, one.job.span.after, merged, tables)
                 continue
+            self._lives.merged(target.label)
             relation, generation = str(target.source), one.base.generation
             upto, layout = one.job.span.upto, one.shape.relation.layout
             listed = tables.get(relation)
