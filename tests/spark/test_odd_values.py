@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cdc_lake.errors import DestructiveChange, SilverNameShared, TransformUnfit, Unconvertible
-from cdc_lake.lake.read import silver_exists, silver_version
+from cdc_lake.errors import DestructiveChange, TransformUnfit, Unconvertible
+from cdc_lake.lake.read import silver_version
 from cdc_lake.lake.session import derive
 from cdc_lake.lake.written import written
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
@@ -184,24 +184,6 @@ def test_minus_zero_is_held_where_only_the_value_tells_rows_apart(spark: Any, la
     assert lake.held() == [("failed", ["type_id"]), ("waiting", [])]
 
 
-def test_a_table_of_as_many_columns_as_a_server_has_takes_values_that_are_not_sent(spark: Any, lake_root: Path) -> None:
-    wide = table("public.t", key=["id"], id="int4", **dict.fromkeys((f"c{n}" for n in range(1599)), "text"))
-    rule = {"rule": "not_null", "column": "c7", "on_fail": "quarantine"}
-    lake = Lake(lake_root, spark, "wide", "delta", [rule])
-    nothing, same = [UNCHANGED] * 1598, ["x"] * 1598
-    lake.land(*(Insert(wide, (str(n), *same, "a")) for n in range(3)))
-    lake.advance()
-    lake.land(
-        Update(wide, ("1", *nothing, "b")), Update(wide, ("9", *nothing, "c"), ("2", *[None] * 1599), OldKind.KEY)
-    )
-    lake.advance()
-    assert [(one["id"], one["c0"], one["c1597"], one["c1598"]) for one in lake.rows()] == [
-        (0, "x", "x", "a"),
-        (1, "x", "x", "b"),
-        (9, "x", "x", "c"),
-    ]
-
-
 def test_an_overwrite_is_of_the_whole_table_whatever_a_configuration_says(spark: Any, lake_root: Path) -> None:
     spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
     table_ = {"partition_by": ["amount"], "on_drop": "drop"}
@@ -212,24 +194,6 @@ def test_an_overwrite_is_of_the_whole_table_whatever_a_configuration_says(spark:
     lake.advance(f"drop column body of {lake.target().label}")
     assert [(one["id"], one["amount"]) for one in lake.rows()] == [(1, 1), (2, 2), (3, 1)]
     assert derive(spark).conf.get("spark.sql.sources.partitionOverwriteMode") == "static"
-
-
-def test_tables_that_would_share_a_silver_table_wait_and_the_others_go_on(spark: Any, lake_root: Path) -> None:
-    lake = Lake(lake_root, spark, "shared", "delta")
-    first, second = (table(f"public.{name}", id="int4", body="text") for name in ("orders", "Orders"))
-    lake.land(insert("1", "1"), Insert(first, ("1", "a")))
-    lake.advance()
-    lake.land(insert("2", "2"), Insert(first, ("2", "a")), Insert(second, ("9", "b")))
-    with pytest.raises(SilverNameShared, match=r"`public.Orders` and `public.orders`"):
-        lake.advance()
-    assert [one["id"] for one in lake.rows()] == [1, 2]
-    assert [one["id"] for one in lake.rows(first)] == [1, 2], "who has the table keeps it"
-    both = Lake(lake_root, spark, "shared_at_first", "delta")
-    both.land(insert("1", "1"), Insert(first, ("1", "a")), Insert(second, ("9", "b")))
-    with pytest.raises(SilverNameShared):
-        both.advance()
-    assert [one["id"] for one in both.rows()] == [1]
-    assert not silver_exists(both.project, both.target(first))
 
 
 @FORMATS

@@ -385,16 +385,18 @@ class TableSteps:
                 return error
             return guarded(lambda: prepare(self._sessions.of(job.target), job), job.target)
 
-        out, idle = [], []
+        out, idle, failed = [], [], list[tuple[TableJob, CdcLakeError]]()
         for job, result in zip(jobs, self._sessions.each(one, jobs, lambda job: job.target.label), strict=True):
             if isinstance(result, CdcLakeError):
-                self._break(job.target, job.span.after, result, tables)
+                failed.append((job, result))
                 continue
             self.done.broken.pop(job.target.label, None)
             if result is not None:
                 out.append(result)
             else:
                 idle.append(job)
+        for job, error in failed:  # behind what goes on: two tables may have one label, and then only one of them does
+            self._break(job.target, job.span.after, error, tables)
         out = self.groups.together(out, tables)
         for job in idle:
             waits = tables.get(relation := str(job.target.source))
