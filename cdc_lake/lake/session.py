@@ -249,7 +249,7 @@ def _quiet_gateway() -> None:
     from pyspark.logger import PySparkLogger  # noqa: PLC0415 - an extra: a receiver has no Spark
 
     gateway = logging.getLogger("py4j")
-    if not gateway.handlers:
+    if all(isinstance(handler, logging.NullHandler) for handler in gateway.handlers):  # py4j adds one by itself
         gateway.addHandler(logging.NullHandler())
         gateway.propagate = False
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
