@@ -50,9 +50,17 @@ def test_a_table_waits_from_where_a_column_of_it_changes():
     rows = [row(1, [], 0, None), row(2, ["public.users.email"], 1, 100)]
     users, orders = TableName("public", "users"), TableName("public", "orders")
     for span in (Span(1, 0, 100), Span(2, 0, 900)):
-        check_unchanged(rows, users, span)
-    check_unchanged(rows, orders, Span(1, 0, 900))
-    check_unchanged(rows, TableName("public", "user"), Span(1, 0, 900))
+        check_unchanged(rows, users, span, lambda: 0)
+    check_unchanged(rows, orders, Span(1, 0, 900), lambda: 0)
+    check_unchanged(rows, TableName("public", "user"), Span(1, 0, 900), lambda: 0)
     for span in (Span(1, 50, 101), Span(1, 500, 900)):
         with pytest.raises(DestructiveChange, match=r"`public.users.email` is redacted otherwise"):
-            check_unchanged(rows, users, span)
+            check_unchanged(rows, users, span, lambda: 0)
+
+
+def test_a_copy_that_is_behind_the_change_has_the_column_as_it_is_redacted_now():
+    rows = [row(1, ["public.users.email"], 1, 100)]
+    users = TableName("public", "users")
+    check_unchanged(rows, users, Span(1, 150, 900), lambda: 101)
+    with pytest.raises(DestructiveChange):
+        check_unchanged(rows, users, Span(1, 50, 900), lambda: 100)

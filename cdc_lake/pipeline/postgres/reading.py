@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.bronze.port import BronzeState, Tabulate
 from cdc_lake.config.project import Project
-from cdc_lake.decode.announced import Landed
+from cdc_lake.decode.announced import Landed, TableFacts
 from cdc_lake.decode.assembler import Assembler
 from cdc_lake.decode.binary import reader_of
 from cdc_lake.decode.columnar import tabulate
@@ -23,19 +23,20 @@ from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.parking import Parking
 from cdc_lake.decode.test_decoding.assembler import LineAssembler
 from cdc_lake.decode.told import Told
+from cdc_lake.errors import PublicationAltered
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.postgres.captured import by_publication, carried, wanted
-from cdc_lake.pipeline.state.memberships import Member, WatchedCatalog
+from cdc_lake.pipeline.state.memberships import Member
 from cdc_lake.pipeline.stream.encoding import codec_by_name, in_hex
 from cdc_lake.pipeline.stream.policy import by_policy, lands
-from cdc_lake.source.catalog import relation_of
+from cdc_lake.source.catalog import SourceCatalog, relation_of
 from cdc_lake.source.connection import Session, command, encoding_of
 from cdc_lake.source.decoded_tables import RowTables, takes
 from cdc_lake.source.pgoutput_options import chosen
 from cdc_lake.source.plugins import LINE_OPTIONS, PHASED_LINE_OPTIONS, message_options
 from cdc_lake.source.product import Product
-from cdc_lake.source.publication import publication_exists
+from cdc_lake.source.publication import member_of, publication_exists
 from cdc_lake.source.stream import TransactionAssembler
 from cdc_lake.source.unsent import Changed, by_lines, by_messages
 
@@ -175,3 +176,46 @@ def _encoding(project: Project, session: Session) -> str:
 def print_whole_names(session: Session) -> None:
     """Have the server print types with their schema, in lines as in the catalog: nothing is on the search path."""
     command(session.pgconn, "SET search_path TO ''", "leaving the search path empty")
+
+
+class WatchedCatalog:
+    """A catalog that looks, whenever a table is announced, whether it is the one that the stream was read from before.
+
+    PostgreSQL announces a table again with its first change after its publication was altered.
+    """
+
+    def __init__(self, session: Session, publication: str, known: Mapping[str, Member]) -> None:
+        self._catalog = SourceCatalog(session)
+        self._session = session
+        self._publication = publication
+        self._known = known
+        self._names = {one.oid: name for name, one in known.items() if one.oid is not None}
+
+    def __call__(self, oid: int, table: TableName) -> TableFacts:
+        """As `SourceCatalog`; raises PublicationAltered."""
+        known = self._known.get(str(table))
+        if known is not None or oid in self._names:
+            self._check(oid, table, known)
+        facts = self._catalog(oid, table)
+        root = facts.published_as
+        if root is not None and (str(table) in self._known or str(root.table) not in self._known):
+            return replace(facts, published_as=None)
+        return facts
+
+    def _check(self, oid: int, table: TableName, known: Member | None) -> None:
+        # where table or publication is gone, nothing is read on in another way: the stream itself says what follows
+        there = member_of(self._session, self._publication, oid)
+        if there is None:
+            return
+        now, entry = there
+        if now != table:
+            return  # what comes was decoded from before the table was renamed
+        if known is None:
+            text = f"table {self._names[oid]} was renamed to {table}"
+        elif known.oid not in {None, oid}:
+            text = f"{table} is another table than before: it was renamed or made anew"
+        elif entry != known.entry:
+            text = f"publication `{self._publication}` was altered: it has table {table} in another way than before"
+        else:
+            return
+        raise PublicationAltered(text)

@@ -12,21 +12,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
 from cdc_lake.bronze.port import BronzeState
-from cdc_lake.decode.announced import TableFacts
-from cdc_lake.errors import PublicationAltered
 from cdc_lake.lake.control import ControlTables
 from cdc_lake.lake.control_rows import MembershipRow
 from cdc_lake.lake.control_rows import now as control_now
 from cdc_lake.model.relation import TableName
 from cdc_lake.source.captured import Published
-from cdc_lake.source.catalog import SourceCatalog
-from cdc_lake.source.connection import Session
-from cdc_lake.source.publication import member_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,46 +63,3 @@ def moved(carried: Iterable[Published], known: Mapping[str, Member]) -> frozense
 
 def _same(known: Member, entry: int | None, oid: int | None) -> bool:
     return entry == known.entry and known.oid in {None, oid}
-
-
-class WatchedCatalog:
-    """A catalog that looks, whenever a table is announced, whether it is the one that the stream was read from before.
-
-    PostgreSQL announces a table again with its first change after its publication was altered.
-    """
-
-    def __init__(self, session: Session, publication: str, known: Mapping[str, Member]) -> None:
-        self._catalog = SourceCatalog(session)
-        self._session = session
-        self._publication = publication
-        self._known = known
-        self._names = {one.oid: name for name, one in known.items() if one.oid is not None}
-
-    def __call__(self, oid: int, table: TableName) -> TableFacts:
-        """As `SourceCatalog`; raises PublicationAltered."""
-        known = self._known.get(str(table))
-        if known is not None or oid in self._names:
-            self._check(oid, table, known)
-        facts = self._catalog(oid, table)
-        root = facts.published_as
-        if root is not None and (str(table) in self._known or str(root.table) not in self._known):
-            return replace(facts, published_as=None)
-        return facts
-
-    def _check(self, oid: int, table: TableName, known: Member | None) -> None:
-        # where table or publication is gone, nothing is read on in another way: the stream itself says what follows
-        there = member_of(self._session, self._publication, oid)
-        if there is None:
-            return
-        now, entry = there
-        if now != table:
-            return  # what comes was decoded from before the table was renamed
-        if known is None:
-            text = f"table {self._names[oid]} was renamed to {table}"
-        elif known.oid not in {None, oid}:
-            text = f"{table} is another table than before: it was renamed or made anew"
-        elif entry != known.entry:
-            text = f"publication `{self._publication}` was altered: it has table {table} in another way than before"
-        else:
-            return
-        raise PublicationAltered(text)

@@ -278,7 +278,7 @@ class Alone:
     def of(self, target: Target) -> None:
         """See Sessions."""
 
-    def each(self, work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def each(self, work: Callable[[Any], Any], items: Sequence[Any], _label: Callable[[Any], str]) -> list[Any]:
         """See Sessions."""
         return [work(item) for item in items]
 
