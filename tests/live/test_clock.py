@@ -94,16 +94,18 @@ def pipeline_of(database: Database, root: Path, name: str, environment: dict[str
 
 def landed(pipeline: Pipeline) -> tuple[list[dict[str, Any]], set[tuple[str, ...]]]:
     """Everything in bronze but what tells of the stream's own slot and of the time of landing; the layouts apart."""
-    rows, layouts = [], set()
+    rows, layouts, form = [], set(), {}
     for row in bronze_rows(load_project(pipeline.file)):
         told = {name: value for name, value in row.items() if name not in {"stream", "ingest_ts", "info"}}
         info = json.loads(row["info"]) if row["info"] is not None else None
         if row["op"] == "R":  # again with every commit that uses it
-            layouts.add((row["relation"], str(row["layout"]), row["info"]))
+            info.pop("storage", None)  # the file of the table when the catalog was asked: TRUNCATE gives it another
+            form[row["layout"]] = json.dumps(info, sort_keys=True)
+            layouts.add((row["relation"], form[row["layout"]]))
             continue
         if row["op"] == "C":
             assert info.pop("hash")  # of the chain, which begins with the stream
-        rows.append({**told, "info": info})
+        rows.append({**told, "layout": form.get(row["layout"]), "info": info})
     return rows, layouts
 
 
