@@ -25,7 +25,6 @@ from cdc_lake.cli.pause_verbs import register as register_pauses
 from cdc_lake.cli.payload_verbs import register as register_payload_verbs
 from cdc_lake.cli.process import EXIT_INTERRUPTED, EXIT_PENDING, run_command
 from cdc_lake.cli.rebuild_verbs import register as register_rebuild
-from cdc_lake.cli.restart_verb import register as register_restart
 from cdc_lake.cli.resync_verb import register as register_resync
 from cdc_lake.cli.slot_verbs import slot_app
 from cdc_lake.cli.upgrade_verbs import register as register_upgrade
@@ -66,7 +65,6 @@ register_offline(app)
 register_payload_verbs(app)
 register_rebuild(app)
 register_resync(app)
-register_restart(app)
 register_pauses(app)
 register_upgrade(app)
 register_bundle(app)

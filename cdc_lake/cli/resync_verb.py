@@ -1,4 +1,4 @@
-"""The verb `resync`: tables copied again from the source."""
+"""The verbs that copy again from the source: `resync` some tables, `restart` all of them in a new stream."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from cdc_lake.cli.verb import Call, verb
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
+    """Add the verbs."""
     verb(app, "resync")(resync)
+    verb(app, "restart")(restart)
 
 
 def resync(
@@ -33,3 +34,18 @@ def resync(
         except Stopped as stopped:
             raise Interrupted from stopped
     call.view.result(done, resynced_text(done))
+
+
+def restart(
+    call: Call,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it only what it does is said.")] = False,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long who reads the slot is waited for.")
+    ] = 0.0,
+) -> None:
+    """Have the next run begin a new stream with new copies, where the old one cannot go on; silver and cuts stay."""
+    from cdc_lake.cli.render_resync import restarted_text
+    from cdc_lake.pipeline.restart import restart as start_over
+
+    done = start_over(call.project(), yes=yes, wait=wait)
+    call.view.result(done, restarted_text(done))

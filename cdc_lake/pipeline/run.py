@@ -165,9 +165,7 @@ def _once(
         return received, None
     if not spark.begun and (done := settle_without_spark(project, received.upto, tell)) is not None:
         return received, summary_of(done, (), time.monotonic() - began)
-    if not spark.ready:
-        tell(Progress("apply", "starting Spark"))
-    session = spark.wait()
+    session = spark.wait(tell)
     work = partial(apply, project, once=True, goal=received.upto, stop=stop, tell=tell, allowed=allowed)
     return received, _outliving(work, session, stop, tell, own=spark.own)
 
@@ -178,10 +176,7 @@ def _continuous(
     with ReceiverProcess(project, stop, tell) as receiver:
         if not _wait_for_stream(project, receiver.over):
             return None
-        spark.begin()
-        if not spark.ready:
-            tell(Progress("apply", "starting Spark"))
-        session = spark.wait()
+        session = spark.wait(tell)
         try:
             work = partial(apply, project, once=False, goal=None, stop=receiver.over, tell=tell, allowed=allowed)
             return _outliving(work, session, receiver.over, tell, own=spark.own)
@@ -241,7 +236,8 @@ class _Starting:
     def __init__(self, project: Project, given: SparkSession | None) -> None:
         self._project = project
         self._session = given
-        self._own = given is None
+        self.own = given is None
+        """Whether Spark is started here, and not given."""
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._start, name="spark", daemon=True)
         self._begin = threading.Lock()
@@ -254,19 +250,11 @@ class _Starting:
                 self.begun = True
                 self._thread.start()
 
-    @property
-    def own(self) -> bool:
-        """Whether Spark was started here, and not given."""
-        return self._own
-
-    @property
-    def ready(self) -> bool:
-        """True once nothing needs to be waited for."""
-        return not self._thread.is_alive()
-
-    def wait(self) -> SparkSession:
-        """The session. Raises what its start raised."""
+    def wait(self, tell: Tell) -> SparkSession:
+        """The session; told if it is not there yet. Raises what its start raised."""
         self.begin()
+        if self._thread.is_alive():
+            tell(Progress("apply", "starting Spark"))
         if self._session is None:
             self._thread.join()
         if self._failure is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cdc_lake.bronze.open import bronze_reader
@@ -41,11 +42,7 @@ def has_pending_work(project: Project, goal: int | None = None) -> bool:
     What cannot be read counts as work: whoever applies says what is wrong with it.
     """
     try:
-        bronze, control = bronze_reader(project), control_tables(project)
-        if (state := bronze.proven()) is None:
-            return False
-        cut = last_cut(control, state.stream)
-        return cut is None or _has_work(project, bronze, control, state, cut, goal)
+        return _look(project, goal) is None
     except CdcLakeError:
         return True
 
@@ -64,30 +61,57 @@ def settle_without_spark(project: Project, goal: int | None, tell: Tell) -> Appl
     """
     began, since = datetime.now(UTC), time.monotonic()
     with lease(project.lease):
-        if has_pending_work(project, goal):
+        try:
+            standing = _look(project, goal)
+        except CdcLakeError:
             return None
-        control, state = control_tables(project), bronze_reader(project).proven()
-        cut = None if state is None else last_cut(control, state.stream)
-        if state is None or cut is None:
+        if standing is None:
+            return None
+        if standing.stream is None:
             return Applied()
+        control = control_tables(project)
         if not _promises_kept(project, control, tell):
             return None
-        JudgingClock(project, control, tell).tick(state.stream)
-        tables = settled(project, cut.tables, stopped_tables(project, control), cut.position)
-        paused = {table.table: table for table in tables.values() if table.state == PAUSED}
+        JudgingClock(project, control, tell).tick(standing.stream)
+        paused = {table.table: table for table in standing.tables.values() if table.state == PAUSED}
         for label, table in sorted(paused.items()):
-            at = shown(state.stream, table.position)
+            at = shown(standing.stream, table.position)
             facts = {"table": label, "position": at}
             tell(Progress("paused", f"{label} is paused: it stays at {at}", facts=facts))
-        done = Applied(new_run(), state.stream, cut.position, top=cut.position, paused=frozenset(paused))
+        upto = standing.position
+        done = Applied(new_run(), standing.stream, upto, top=upto, paused=frozenset(paused))
         control.record(done.run_row(began, datetime.now(UTC), "done", time.monotonic() - since))
         return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """Where silver stands with nothing to apply: position and tables of the last cut, as pauses have them. `stream`:
+    None if bronze holds none yet.
+    """
+
+    stream: str | None
+    position: int | None
+    tables: Mapping[str, TableState]
+
+
+def _look(project: Project, goal: int | None) -> _Standing | None:
+    """Where silver stands; None if it has anything left to apply. Raises CdcLakeError."""
+    bronze, control = bronze_reader(project), control_tables(project)
+    if (state := bronze.proven()) is None:
+        return _Standing(None, None, {})
+    if (cut := last_cut(control, state.stream)) is None:
+        return None
+    tables = settled(project, cut.tables, stopped_tables(project, control), cut.position)
+    work = _has_work(project, bronze, control, state, Cut(cut.position, tables), goal)
+    return None if work else _Standing(state.stream, cut.position, tables)
 
 
 def _has_work(
     project: Project, bronze: BronzeReader, control: ControlTables, state: BronzeState, cut: Cut, goal: int | None
 ) -> bool:
-    tables = settled(project, cut.tables, stopped_tables(project, control), cut.position)
+    """`cut`: the last one, with its tables as pauses have them."""
+    tables = cut.tables
     position, snapshots, held = cut.position, control.snapshots(), hold_log(control)
     ahead = Span(state.epoch, position, max(position, state.upto if goal is None else min(goal, state.upto)))
     followed = courses(snapshots, state.stream)

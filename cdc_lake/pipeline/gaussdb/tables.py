@@ -33,8 +33,14 @@ from cdc_lake.source.wire.session import WireSession
 
 def family_changes(project: Project, session: WireSession, state: BronzeState, control: ControlTables) -> TableChanges:
     """Look. Raises SourceError, LakeError."""
+    return _changes(project, tables_in_database(session), state, control)
+
+
+def _changes(
+    project: Project, there: Mapping[TableName, int], state: BronzeState, control: ControlTables
+) -> TableChanges:
+    """`there`: OIDs of the tables of the database."""
     known, members = courses(control.snapshots(), state.stream), last_members(control, state)
-    there = tables_in_database(session)
     try:
         chosen = select_tables(project.family.tables, sorted(there))
     except NoTableMatches:  # a table that was dropped at the source: what it had is in bronze
@@ -60,14 +66,14 @@ def settle_family(
     """Bring the record to what `source.tables` says; the tables to be copied then. Nothing may be read of the stream
     meanwhile. `ends`: a position that everything committed by now lies at or below. Raises SourceError, LakeError.
     """
-    found = family_changes(project, session, state, control)
+    there = tables_in_database(session)
+    found = _changes(project, there, state, control)
     placed = copies_have_a_place(state)
     leave(found, found.waiting if placed else found.moved, control, state, tell, ends)
     for table in sorted(found.moved):
         tell(Progress("connect", f"{table} is another table than before: it was renamed or made anew"))
     chosen = chooses(project.family.tables)
-    there = {table: oid for table, oid in tables_in_database(session).items() if chosen(table)}
-    note_members(_published(there), control, state)
+    note_members(_published({table: oid for table, oid in there.items() if chosen(table)}), control, state)
     if not placed:
         for table in found.waiting:
             stays = table in found.left or table in found.moved
