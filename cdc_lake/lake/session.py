@@ -252,8 +252,14 @@ def _quiet_gateway() -> None:
     if all(isinstance(handler, logging.NullHandler) for handler in gateway.handlers):  # py4j adds one by itself
         gateway.addHandler(logging.NullHandler())
         gateway.propagate = False
+    logging.getLogger().addFilter(_not_of_py4j)
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether somebody else than py4j wrote to the root logger, as it does where a call finds no JVM."""
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def _log_no_values(spark: SparkSession) -> None:

@@ -218,9 +218,9 @@ def test_another_snapshot_is_taken_where_the_log_has_another_order(database: Dat
     project = polled(database, tmp_path, "pgoutput")
     shows, turns = settled_module.Visible.shows, []
 
-    def at_first_otherwise(self: Any, xid: int) -> bool:
+    def at_first_otherwise(self: Any, xid: int, position: int) -> bool:
         turns.append(xid)
-        return shows(self, xid) if len(turns) > 2 else len(turns) == 2
+        return shows(self, xid, position) if len(turns) > 2 else len(turns) == 2
 
     def between(*given: Any, **named: Any) -> Any:
         with database.connect() as conn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -459,6 +460,6 @@ def test_lost_control_tables_are_not_taken_for_an_unfinished_copy(landed: tuple[
     with database.connect() as conn:
         conn.execute("INSERT INTO t VALUES (2)")
     once(project)
-    project.control.rename(project.control.with_name("gone"))
+    shutil.rmtree(project.control)
     with pytest.raises(CopyUnknown):
         once(project)

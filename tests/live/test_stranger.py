@@ -384,7 +384,7 @@ def test_a_slot_that_somebody_dropped_is_made_again_as_it_is_printed(
 ) -> None:
     project.fine(*RUN)
     drop_slots(server)
-    assert "move the lake folder away and run again" in printed(project, *RUN, code="SRC212")
-    (project.folder / "lake").rename(project.folder / "lake.before")
+    assert "`cdc-lake restart` begins a new stream" in printed(project, *RUN, code="SRC212")
+    project.fine("restart", "--yes")
     project.fine(*RUN)
     assert "the chain holds" in project.fine("inspect", "chain")

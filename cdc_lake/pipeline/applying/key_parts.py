@@ -45,7 +45,7 @@ def key_parts(project: Project, target: Target, shape: Shape) -> tuple[KeyPart, 
     """How a table is divided by its key; `shape` has the source's columns. A key that may be NULL tells nothing."""
     keys = {
         target.transforms.silver_name(column.name, column.name): column
-        for at, column in zip(shape.keys, shape.key_columns, strict=True)
+        for at, column in enumerate(shape.key_columns)
         if at not in shape.nullable and column.type in _WHOLE and shape.row_key(at, "x") == "x"
     }
     out = []
