@@ -184,11 +184,18 @@ class BronzeReader:
         latest = dict(zip(rows["relation"].to_pylist(), rows["info"].to_pylist(), strict=True))  # files are in order
         return [relation_of(info) for info in latest.values()]
 
-    def last_layout(self, epoch: int, table: TableName) -> Relation | None:
-        """The layout of a table's last changes in an epoch; None where there are none."""
+    def last_layout(self, epoch: int, table: TableName, *, before: int | None = None) -> Relation | None:
+        """The layout of a table's last changes in an epoch, or of those before a position; None where there are none.
+
+        With `before`, one that is described in the same file as a change behind it may be the answer.
+        """
         files = self.files()
         wanted = (pc.field("epoch") == epoch) & (pc.field("op") == RELATION) & (pc.field("relation") == str(table))
-        for path in reversed(files.select(epoch=epoch, op=RELATION, relations=[str(table)])):
+        bounds = {"epoch": epoch}
+        if before is not None:
+            wanted &= pc.field("position") < before
+            bounds |= {"upto": before}
+        for path in reversed(files.select(op=RELATION, relations=[str(table)], **bounds)):
             rows = files.read([path], ["info"], wanted)["info"].to_pylist()
             if rows:
                 return relation_of(rows[-1])

@@ -159,6 +159,36 @@ _VENDOR = (
         "refused: `mode: polling` reads a data node or a single node",
         "they need slots in LSN order, which a coordinator does not have",
     ),
+    (
+        "`include-xids`, `include-timestamp` and `skip-empty-xacts` of `test_decoding`",
+        "may be switched on and off",
+        "always on (`skip-empty-xacts` off with `two_phase`); no other option of the plugin can be given",
+        "a transaction without its number or time could not be compared or dated",
+    ),
+    (
+        "`only-local` of `test_decoding`, `filter_by_origin`",
+        "leave out changes that carry a replication origin",
+        "not for `test_decoding`; for pgoutput `decoding: {origin: none}`, from PostgreSQL 16 and QHB 1.5.3",
+        "its lines name no origin, so nobody could tell what was left out",
+    ),
+    (
+        "`stream-changes` of `test_decoding`",
+        "prints large transactions before they commit",
+        "never asked for; such a line ends the stream with DEC319",
+        "the lines carry no values",
+    ),
+    (
+        "logical messages",
+        "each plugin gives prefix, content, position, and whether they are transactional",
+        "rows `M` with `decoding: {messages: true}` of pgoutput, unread by silver; left out with `test_decoding`",
+        "`test_decoding` prints all messages of the database, whether asked for or not; `inspect payload` shows them",
+    ),
+    (
+        "other output plugins",
+        "can be written, and used by any client",
+        "refused: `slot.plugin` is `pgoutput` or `test_decoding` (CFG107)",
+        "what an unknown plugin leaves out, nobody can prove",
+    ),
 )
 """Per row: what it is about, what the documents say of it, what is done here, and why."""
 

@@ -6,7 +6,7 @@ which nobody knows, and none of an older one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
@@ -19,6 +19,7 @@ from cdc_lake.decode.historic_catalog import (
     key_then,
     missing_then,
     precedes,
+    storage_then,
 )
 from cdc_lake.decode.records import RelationMessage, TypeMessage
 from cdc_lake.decode.told import Columns, Told
@@ -212,6 +213,20 @@ class Announced:
         self._known[message.table] = relation
         return relation
 
+    def repeated(self, oid: bytes, place: tuple[int, int]) -> None:
+        """What is known of a table was announced again; `place`: see `resolved`."""
+        if oid in self._roots:
+            self._root_before = int.from_bytes(oid, "big"), place
+
+    def root_of(self, oid: bytes) -> tuple[bytes, Relation] | None:
+        """The root of an announced partition, by OID, and its layout as all partitions log by now; None of others."""
+        number = int.from_bytes(oid, "big")
+        root = next((root for root, leaves in self._partitions.items() if number in leaves), None)
+        known = None if root is None else self._roots.get(root.to_bytes(4, "big"))
+        if root is None or known is None:
+            return None
+        return root.to_bytes(4, "big"), as_logged(known[0], {**known[1].partitions, **self._partitions[root]}.values())
+
     def _as_partitions_log(
         self, message: RelationMessage, relation: Relation, now: TableFacts, place: tuple[int, int] | None
     ) -> Relation:
@@ -227,10 +242,8 @@ class Announced:
             whole = message.identity is ReplicaIdentity.FULL
             logged = None if whole else frozenset(c.name for c in message.columns if c.key)
             self._partitions.setdefault(root, {})[message.oid] = logged
-            oid = root.to_bytes(4, "big")
-            if oid in self._roots:
-                of_root, facts = self._roots[oid]
-                self.relations[oid] = as_logged(of_root, {**facts.partitions, **self._partitions[root]}.values())
+            if (known := self.root_of(message.oid.to_bytes(4, "big"))) is not None:
+                self.relations[known[0]] = known[1]
         if not now.partitioned:
             return relation
         self._roots[message.oid.to_bytes(4, "big")] = relation, now
@@ -260,7 +273,7 @@ class Announced:
         if now.attributes:
             columns = _columns_then(message, told, now, before, xid, self._highest.get(message.oid, 0))
             key = _key_then(message, columns, now, before, xid)
-            storage = _storage_then([one.number for one in columns.values()], now, before)
+            storage = storage_then([one.number for one in columns.values()], now.attributes, now.storage, before)
             return replace(now, primary_key=key, columns=columns, storage=storage)
         if told is None:
             return now
@@ -343,12 +356,3 @@ def _key_then(
         settled=precedes(now.key_changed, xid),
     )
     return tuple(names[number] for number in key if number in names)
-
-
-def _storage_then(numbers: Sequence[int | None], now: TableFacts, before: Relation | None) -> int | None:
-    """The table's storage, so far as it may be compared with a later one: what was rewritten after a column came that
-    the message does not have yet was rewritten with it.
-    """
-    highest = max((number for number in numbers if number is not None), default=0)
-    seen = all(one.name is None or one.number <= highest for one in now.attributes)
-    return now.storage if seen or before is None else before.storage

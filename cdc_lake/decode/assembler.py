@@ -14,7 +14,7 @@ from typing import Final
 from cdc_lake.decode.announced import Announced, Catalog, Landed, TableFacts, no_layout
 from cdc_lake.decode.commits import bounds_of
 from cdc_lake.decode.frames import AllInMemory, NewFrames
-from cdc_lake.decode.large import Growing, LargeTransaction
+from cdc_lake.decode.large import Growing, LargeTransaction, of_its_own
 from cdc_lake.decode.parking import Parking
 from cdc_lake.decode.pgoutput import ROW_CHANGES, TRUNCATE_HEAD, parse
 from cdc_lake.decode.pgoutput_prepared import PREPARED_LETTERS
@@ -255,16 +255,10 @@ class Assembler:
             if (relation := self._relations.get(oid.to_bytes(4, "big"))) is None:
                 raise UnknownRelation(f"a truncate of table OID {oid}, which was not announced", offset=6 + 4 * at)
             tables.append(relation)
-        # of a partition that is taken for its root no TRUNCATE is: rows that go with a partition are not sent
-        own = [oid for oid, one in zip(oids, tables, strict=True) if one.oid in (None, oid)]
-        if len(own) < len(oids):
-            tables = [one for oid, one in zip(oids, tables, strict=True) if oid in own]
-            payload = payload[:1] + len(own).to_bytes(4, "big") + payload[5:TRUNCATE_HEAD]
-            payload += b"".join(oid.to_bytes(4, "big") for oid in own)
-        if not tables:
-            return
-        open_.truncated[self._count(open_)] = tuple(tables)
-        self._keep(payload, lsn, tables[0])
+        payload, own = of_its_own(payload, tables)
+        if own:
+            open_.truncated[self._count(open_)] = own
+            self._keep(payload, lsn, own[0])
 
     def _count(self, open_: _Open) -> int:
         return len(self._frames) + (0 if open_.growing is None else len(open_.growing.frames))

@@ -6,9 +6,9 @@ times. What holds all the same:
 
 * Columns come in the order of their numbers. A column that is there now was there ever since its number was given, and
   a dropped one never comes back. So of a table of which no column was dropped, place and number are the same.
-* A catalog row whose `xmin` is a transaction older than that of the change says what was true at the change: who alters
-  a table locks out who changes it. The opposite does not follow, as a subtransaction has a greater number than its own
-  transaction.
+* A catalog row whose `xmin` is a transaction older than that of the change probably says what was true at the change:
+  who alters a table locks out who changes it. But who waits for that lock has its number already, so that what it waits
+  for may have a greater one; and a subtransaction has a greater number than its own transaction.
 * `attmissingval` goes when the table is rewritten, and never changes otherwise. If the storage of a table is still the
   one that it had when its last layout was read, a column without it is NULL in the rows from before.
 
@@ -39,7 +39,7 @@ class Attribute:
     `missing`: what rows from before the column hold by `attmissingval`, None where the catalog keeps nothing. `filled`:
     it keeps nothing although the column has a default.
     `changed`: the transaction that wrote the row, as 32 bits; None where that is not known. `generated`: it may be one
-    that is not published.
+    that is not published; `required`: it may not be NULL.
     """
 
     number: int
@@ -50,6 +50,7 @@ class Attribute:
     filled: bool = False
     changed: int | None = None
     generated: bool = False
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +152,10 @@ def _weighed(
     against, commands = 0.0, 0
     for number, column in zip(numbers, announced, strict=True):
         now, then = of[number], known.get(number)
-        settled = precedes(now.changed, xid)
-        if now.name is None:
-            if settled:
-                return math.inf, 0  # it was dropped before
-            commands += 1
-        else:
-            differs = (now.name != column.name) + (not _is_of(column, now.type_oid, now.modifier))
-            if differs and settled:
-                return math.inf, 0  # it has been as it is now since before
-            commands += differs
+        # who waits for a table's lock has its number already, so an older one may have altered it later
+        differs = (now.name != column.name) + (not _is_of(column, now.type_oid, now.modifier))
+        commands += 1 if now.name is None else differs
+        against += _UNLIKELY * (precedes(now.changed, xid) and differs > 0)
         if then is None:
             commands += bool(known)
         else:
@@ -168,8 +163,9 @@ def _weighed(
             commands += (then.name != column.name) + (not same)
     commands += sum(number not in had for number in known)  # dropped before
     for one in attributes:
-        if one.name is None and one.number not in had and one.number < max(had, default=0):
-            against += _UNLIKELY * precedes(xid, one.changed)
+        if one.name is None and one.number not in had:
+            commands += 0 if one.number in known else 2  # added and dropped, before or since
+            against += _UNLIKELY * (one.number < max(had, default=0) and precedes(xid, one.changed))
     for one in attributes:
         if one.name is not None and one.number not in had and one.number not in known:
             commands += 1  # added since, or not published
@@ -230,6 +226,17 @@ def key_then(
     if not settled and before and now and set(before) <= set(there):
         return tuple(before)
     return tuple(now) if set(now) <= set(there) else ()
+
+
+def storage_then(
+    numbers: Iterable[int | None], attributes: Iterable[Attribute], now: int | None, before: Relation | None
+) -> int | None:
+    """A table's storage, so far as it may be compared with a later one: what was rewritten after a column came that the
+    change does not have yet was rewritten with it. `now`: the storage of now.
+    """
+    highest = max((number for number in numbers if number is not None), default=0)
+    seen = all(one.name is None or one.number <= highest for one in attributes)
+    return now if seen or before is None else before.storage
 
 
 def as_logged(relation: Relation, partitions: Iterable[Collection[str] | None]) -> Relation:

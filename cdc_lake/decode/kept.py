@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cdc_lake.decode.announced import Announced, Catalog
+from cdc_lake.decode.announced import Announced, Catalog, Landed, no_layout
 from cdc_lake.decode.changes import ChangeColumns
 from cdc_lake.decode.pgoutput import parse
 from cdc_lake.decode.raw import RawTransaction
@@ -76,18 +76,23 @@ def announced_in(data: bytes) -> list[TableName]:
 
 
 def raw_of(
-    bounds: Boundaries, frames: Sequence[Frame], layouts: Mapping[TableName, Relation], catalog: Catalog
+    bounds: Boundaries,
+    frames: Sequence[Frame],
+    layouts: Mapping[TableName, Relation],
+    catalog: Catalog,
+    landed: Landed = no_layout,
 ) -> RawTransaction:
-    """The transaction again, to be decoded. `layouts`: one of each table that was described with it.
+    """The transaction again, to be decoded. `layouts`: one of each table that was described with it; `landed`: those
+    that landed last before it.
 
     Raises DecodeError where a relation message still cannot be taken in, and what the catalog raises.
     """
-    announced = Announced(catalog)
+    announced = Announced(catalog, landed=landed)
     raw = RawTransaction(bounds, [], [], [], {}, sum(len(frame.data) for frame in frames))
     for frame in frames:
         letter = frame.data[:1]
         if letter in (b"R", b"Y", b"O"):
-            _take_in(frame.data, announced)
+            _take_in(frame.data, announced, bounds.xid)
             continue
         layout = frame.relation
         if layout is None and frame.data[0] in _CHANGES:
@@ -102,10 +107,10 @@ def raw_of(
     return raw
 
 
-def _take_in(data: bytes, announced: Announced) -> None:
+def _take_in(data: bytes, announced: Announced, xid: int | None) -> None:
     match parse(data):
         case RelationMessage() as message:
-            announced.relation(message)
+            announced.relation(message, xid=xid)
         case TypeMessage() as message:
             announced.type(message)
         case OriginMessage():

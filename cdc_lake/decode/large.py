@@ -112,16 +112,39 @@ class LargeTransaction:
                 if mark.wrong is not None:
                     _append(out, *mark.wrong)
                 at, mark = next(waiting)
-            some = frames[start:end]
-            for nth, frame in enumerate(some):
-                if frame[0] == _TRUNCATE and (tables := _truncated(frame, force, fault)):
-                    out.truncated[len(out.frames) + nth] = tables
-            out.frames.extend(some)
-            out.lsns.extend(lsns[start:end])
-            out.layouts.extend([force.get(f[1:5]) if f[0] in ROW_CHANGES else None for f in some])
-        for nth, tables in out.truncated.items():
-            out.layouts[nth] = tables[0]
+            first = start
+            while first < end:
+                stop = next((nth for nth in range(first, end) if frames[nth][0] == _TRUNCATE), end)
+                out.frames.extend(frames[first:stop])
+                out.lsns.extend(lsns[first:stop])
+                out.layouts.extend([force.get(f[1:5]) if f[0] in ROW_CHANGES else None for f in frames[first:stop]])
+                if stop < end:
+                    _truncate(out, frames[stop], lsns[stop], _truncated(frames[stop], force, fault))
+                first = stop + 1
         return out
+
+
+def _truncate(out: RawTransaction, payload: bytes, lsn: int, tables: tuple[Relation, ...] | None) -> None:
+    """Add a truncate, so far as it is one of its `tables`; None: they are not all known."""
+    if tables is not None:
+        payload, tables = of_its_own(payload, tables)
+        if not tables:
+            return
+        out.truncated[len(out.frames)] = tables
+    _append(out, payload, lsn)
+    out.layouts[-1] = None if tables is None else tables[0]
+
+
+def of_its_own(payload: bytes, tables: Sequence[Relation]) -> tuple[bytes, tuple[Relation, ...]]:
+    """A truncate without the partitions that are taken for their root, and the tables that are left: it is none of the
+    root's, as the server does not send which rows go with a partition.
+    """
+    oids = [payload[at : at + 4] for at in range(TRUNCATE_HEAD, len(payload), 4)]
+    own = [nth for nth, one in enumerate(tables) if one.oid in (None, int.from_bytes(oids[nth], "big"))]
+    if len(own) < len(tables):
+        head = payload[:1] + len(own).to_bytes(4, "big") + payload[5:TRUNCATE_HEAD]
+        payload = head + b"".join(oids[nth] for nth in own)
+    return payload, tuple(tables[nth] for nth in own)
 
 
 def _append(out: RawTransaction, payload: bytes, lsn: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 
+from cdc_lake.decode.announced import Announced
 from cdc_lake.decode.frames import FrameStore
 from cdc_lake.decode.large import Mark
 from cdc_lake.decode.parking import Announcement, Parked
@@ -23,8 +24,10 @@ from cdc_lake.model.relation import Relation
 
 _HALF: Final = 1 << 31
 
-Resolve: TypeAlias = Callable[[bytes, int], Relation | DecodeError]
-"""The layout that a relation message announces, which came with an LSN; or why it cannot be taken in."""
+Resolve: TypeAlias = Callable[[bytes, int, tuple[int, int]], Relation | DecodeError]
+"""The layout that a relation message announces, which came with an LSN at a place (`announced.Announced.resolved`); or
+why it cannot be taken in.
+"""
 
 Put: TypeAlias = Callable[[bytes, Relation | None, int, bytes, int], None]
 """See `announced.Announced.put`."""
@@ -120,10 +123,10 @@ class Streamed:
                 self._subtransactions.begins(number, len(self.frames), len(self._announcements))
 
     def announce(self, payload: bytes, lsn: int, arrival: int) -> None:
-        """A relation message of at least five bytes; one that says what is known already only comes later."""
+        """A relation message of at least five bytes; one that comes again at its place only comes later."""
         oid = payload[1:5]
         known = self.announced.get(oid)
-        if known is not None and known.payload == payload:
+        if known is not None and known.payload == payload and known.at == len(self.frames):
             known.arrival = arrival
             return
         self.announced[oid] = _Announcement(len(self.frames), oid, payload, lsn, arrival)
@@ -146,19 +149,26 @@ class Streamed:
             del self._announcements[announcements:]
             self.announced = {one.oid: one for one in self._announcements}
 
-    def marks(self, resolve: Resolve, put: Put) -> list[Mark]:
-        """The layouts of its frames, looked up now that it is committed; each is `put` for what comes behind.
+    def marks(self, resolve: Resolve, put: Put, announced: Announced) -> list[Mark]:
+        """The layouts of its frames, looked up now that it is committed; each is `put` for what comes behind. What a
+        partition says of its root counts from there on.
 
         `resolve` of one that cannot be taken in gives why, which then is the transaction's fault.
         """
-        marks = []
+        marks: list[Mark] = []
+        latest: dict[bytes, tuple[bytes, Relation | None]] = {}
         for one in self._announcements:
-            found = resolve(one.payload, one.lsn)
-            if isinstance(found, DecodeError):
-                self.fault = self.fault or found
-                relation, wrong = None, (one.payload, one.lsn)
+            payload, relation = latest.get(one.oid, (b"", None))
+            if relation is not None and payload == one.payload:
+                announced.repeated(one.oid, (self.xid, one.at))
             else:
-                relation, wrong = found, None
+                found = resolve(one.payload, one.lsn, (self.xid, one.at))
+                relation = None if isinstance(found, DecodeError) else found
+                self.fault = self.fault or (found if isinstance(found, DecodeError) else None)
+                marks.append(Mark(one.at, one.oid, relation, (one.payload, one.lsn) if relation is None else None))
             put(one.oid, relation, one.arrival, one.payload, one.lsn)
-            marks.append(Mark(one.at, one.oid, relation, wrong))
+            latest[one.oid] = one.payload, relation
+            if (root := announced.root_of(one.oid)) is not None:
+                marks.append(Mark(one.at, *root))
+                latest[root[0]] = latest.get(root[0], (b"", None))[0], root[1]
         return [mark for mark in marks if mark.at < len(self.frames)]

@@ -113,7 +113,7 @@ class PublicationUnfit(SourceError):
 
 
 class PublicationAltered(SourceError):
-    """Somebody altered what the publication has of a table while its changes were read."""
+    """Somebody altered what the publication has of a table, or gave its name to another, while changes were read."""
 
     code = "SRC252"
     retry = Retry.LATER

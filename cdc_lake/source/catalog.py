@@ -54,7 +54,7 @@ _ATTRIBUTES = (
     "SELECT a.attnum::int, CASE WHEN NOT a.attisdropped THEN a.attname::text END, a.atttypid::bigint, a.atttypmod, "
     f"{_TYPE_NAME}, a.atthasmissing, (a.attmissingval::text::text[])[1], "
     "NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> ''), "
-    f"{_CHANGED.format('a')}, a.attgenerated <> '' FROM pg_attribute AS a "
+    f"{_CHANGED.format('a')}, a.attgenerated <> '', a.attnotnull FROM pg_attribute AS a "
     "LEFT JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
     "WHERE a.attrelid = %s AND a.attnum > 0 ORDER BY a.attnum"
 )
@@ -95,11 +95,13 @@ class SourceCatalog:
             rows = self._session.execute(_ATTRIBUTES.encode(), [oid]).fetchall()
         storage = self._storage(oid, table, rows)
         attributes = []
-        for number, name, kind, modifier, printed, has, text, filled, changed, generated in rows:
+        for number, name, kind, modifier, printed, has, text, filled, changed, generated, required in rows:
             missing = Missing(str(text)) if has and text is not None else None
             attribute = Attribute(int(str(number)), None if name is None else str(name), int(str(kind)))
             attribute = replace(attribute, modifier=int(str(modifier)), filled=bool(filled), missing=missing)
-            attributes.append(replace(attribute, changed=int(str(changed)), generated=bool(generated)))
+            attributes.append(
+                replace(attribute, changed=int(str(changed)), generated=bool(generated), required=bool(required))
+            )
             if name is not None:
                 self._types[attribute.type_oid] = str(printed)
         known = tuple(_of_partitions(attribute, storage) for attribute in attributes)

@@ -6,15 +6,15 @@ change, among ordinary tables. A partition is one, its root is none: rows are pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 from cdc_lake.source.captured import Published
-from cdc_lake.source.catalog import relation_of
+from cdc_lake.source.catalog import SourceCatalog, relation_of
 from cdc_lake.source.connection import Session, named
-from cdc_lake.source.tables import chooses, select_tables
+from cdc_lake.source.tables import VERSION, chooses, select_tables
 
 _TABLES = (
     "SELECT n.nspname, c.relname, c.oid::bigint FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
@@ -31,6 +31,12 @@ _COLUMNS = (
     "JOIN pg_class AS c ON c.oid = a.attrelid JOIN pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v' "
     "ORDER BY a.attnum"
+)
+
+_VERSIONS = (
+    f"SELECT n.nspname, c.relname, c.oid::bigint, {VERSION} "
+    "FROM unnest(%s::text[], %s::text[]) AS t (schema, name) JOIN pg_namespace AS n ON n.nspname = t.schema "
+    "JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.name"
 )
 
 
@@ -80,32 +86,42 @@ class RowTables:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._catalog = SourceCatalog(session)
 
     def __call__(self, table: TableName) -> FamilyTableFacts | None:
         """The facts of a table now, None where there is none; raises SourceError."""
+        version = self.versions([table]).get(table)
         printed = _printed(self._session, table)
-        if not printed:
+        if not printed or version is None:
             return None
         relation = relation_of(self._session, table, tuple(printed))
+        known = self._catalog(version[0], table)
         whole = relation.identity is ReplicaIdentity.FULL
+        filled = {one.name for one in known.attributes if one.required}
         return FamilyTableFacts(
             columns=tuple(
-                FamilyColumn(c.name, c.type_name, c.type_oid, c.modifier, printed[c.name], c.number, c.missing)
+                FamilyColumn(
+                    *(c.name, c.type_name, c.type_oid, c.modifier, printed[c.name], c.number, c.missing),
+                    filled=c.name in filled,
+                )
                 for c in relation.columns
             ),
             primary_key=relation.primary_key,
             identity=relation.identity,
             identity_columns=() if whole else tuple(c.name for c in relation.columns if c.key),
             oid=relation.oid,
-            highest=_highest(self._session, relation.oid or 0),
+            attributes=tuple(one for one in known.attributes if one.name is None or one.name in printed),
+            key_changed=known.key_changed,
             file=relation.storage,
+            version=version[1],
         )
 
-
-def _highest(session: Session, oid: int) -> int:
-    with named(f"reading the columns of table OID {oid}"):
-        row = session.execute("SELECT relnatts::int FROM pg_class WHERE oid = %s", [oid]).fetchone()
-    return 0 if row is None else int(str(row[0]))
+    def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
+        """See `decode.mppdb.facts.Versions`."""
+        names = [[table.schema for table in tables], [table.name for table in tables]]
+        with named("looking which tables were altered"):
+            rows = self._session.execute(_VERSIONS, names).fetchall()
+        return {TableName(str(schema), str(name)): (int(str(oid)), str(text)) for schema, name, oid, text in rows}
 
 
 def _printed(session: Session, table: TableName) -> dict[str, str]:

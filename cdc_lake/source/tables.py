@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from cdc_lake.errors import NoTableMatches
 from cdc_lake.model.relation import TableName
+
+VERSION: Final = (
+    "c.oid::text || ' ' || c.xmin::text || ' ' || c.relfilenode::text || ' ' || (SELECT "
+    "count(*)::text || ' ' || sum(a.xmin::text::bigint)::text FROM pg_attribute AS a WHERE a.attrelid = c.oid) || ' ' "
+    "|| (SELECT count(*)::text || ' ' || coalesce(sum(i.xmin::text::bigint), 0)::text FROM pg_index AS i "
+    "WHERE i.indrelid = c.oid)"
+)
+"""SQL, of a table `c` in the catalog of either family: a text that is another one once the table is altered."""
 
 
 def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[TableName]:

@@ -110,7 +110,7 @@ WORDS = [
     ["add column d timestamp_ntz to t, rows before it unknown"],
     ["add column f int to t"],
     ["rename column a of t to aa"],
-    ["drop column f of t", "add column f int to t"],
+    ["take column f of t for a new one", "drop column f of t", "add column f int to t"],
     ["change column f of t from int to bigint"],
     ["keep column aa of t, NULL from now on"],
 ]

@@ -320,10 +320,10 @@ def refuse(patched: pytest.MonkeyPatch, wrong: Callable[[Any], object]) -> None:
     """No row that is `wrong` can be decoded while this holds."""
     plan = layouts_module.Layouts.plan
 
-    def refusing(self: Any, row: Any) -> Any:
+    def refusing(self: Any, row: Any, xid: int | None = None) -> Any:
         if wrong(row):
             raise MalformedMessage("refused by the test")
-        return plan(self, row)
+        return plan(self, row, xid)
 
     patched.setattr(layouts_module.Layouts, "plan", refusing)
 

@@ -61,7 +61,7 @@ def test_a_layout_says_what_the_stream_leaves_out(database: Database, tmp_path: 
         ["add column e int to t, rows before it unknown"],
         ["add column f int to t"],
         ["rename column a of t to aa"],
-        ["drop column f of t", "add column f int to t"],
+        ["take column f of t for a new one", "drop column f of t", "add column f int to t"],
         ["change column f of t from int to bigint"],
         ["keep column aa of t, NULL from now on"],
     ]

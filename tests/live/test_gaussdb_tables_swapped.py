@@ -9,10 +9,11 @@ import pytest
 from cdc_lake.decode.mppdb.records import Style
 from cdc_lake.errors import CopyUnplaced
 from cdc_lake.observe.progress import Progress
+from cdc_lake.testing.beside import streams, until
 from tests.live.test_gaussdb_receive import project_of
 from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_receive_loop import once
-from tests.live.test_tables_swapped import SWAP, assert_as_at_source
+from tests.live.test_tables_swapped import SWAP, assert_as_at_source, running
 
 pytestmark = pytest.mark.live
 
@@ -53,3 +54,20 @@ def test_where_an_lsn_orders_the_stream_a_swapped_table_is_left_and_said(stand_i
         once(project, told.append)
     said = [one.text for one in told if one.facts.get("code") == CopyUnplaced.code]
     assert any("table public.orders came" in text and "stays as it was left" in text for text in said)
+
+
+def test_a_receiver_that_runs_follows_a_swap_by_itself(stand_in: StandIn, tmp_path: Path) -> None:
+    project, told = project_of(stand_in, Kind(Style.BINARY, batch=True, by_csn=True), tmp_path), list[Progress]()
+    with stand_in.database.connect() as conn:
+        for name in ("orders", "orders_new"):
+            conn.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, note text)")
+            conn.execute(f"INSERT INTO {name} VALUES (1, '{name}')")
+        with running(project, told):
+            until(lambda: streams(told))
+            conn.execute("UPDATE orders SET note = 'before'")
+            conn.execute(SWAP)
+            conn.execute("INSERT INTO orders VALUES (2, 'behind'); INSERT INTO orders_old VALUES (2, 'aside')")
+            until(lambda: any("copied 2 tables beside the stream" in one.text for one in told), "no copies were made")
+        once(project)
+    assert "SRC252" in {one.facts.get("code") for one in told}
+    assert_as_at_source(project, stand_in.database, "orders_new")

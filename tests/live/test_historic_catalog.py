@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from cdc_lake.model.relation import Missing, Relation, TableName
 from cdc_lake.model.span import Span
 from cdc_lake.model.succession import predecessors
 from cdc_lake.pipeline.server import source_view
+from cdc_lake.testing.beside import until
 from tests.conftest import Database
 from tests.live.old_rows import layouts, words
 from tests.live.test_evolution_live import project_of, receive
@@ -69,7 +71,7 @@ ALTER TABLE t ADD b text; INSERT INTO t VALUES (4); COMMIT"""
         ),
         (
             ["ALTER TABLE t DROP a; ALTER TABLE t ADD a text", "INSERT INTO t VALUES (2)"],
-            [["drop column a of t", "add column a string to t"]],
+            [["take column a of t for a new one", "drop column a of t", "add column a string to t"]],
         ),
         (
             ["INSERT INTO t VALUES (2)", "ALTER TABLE t DROP a; ALTER TABLE t ADD a text"],
@@ -94,6 +96,30 @@ def test_a_column_is_the_one_that_had_its_name_then(
 ) -> None:
     _, found = landed(database, tmp_path, PLAIN, *steps)
     assert came_to(found) == expected
+
+
+def test_who_waits_for_a_tables_lock_alters_it_behind_changes_of_greater_numbers(
+    database: Database, tmp_path: Path
+) -> None:
+    project = project_of(database, tmp_path)
+    with database.connect() as conn, database.connect() as other:
+        conn.execute(PLAIN)
+        receive(project)
+        conn.execute("INSERT INTO t VALUES (1)")
+        receive(project)
+        conn.execute("BEGIN; SELECT FROM t")
+        alter = threading.Thread(target=lambda: other.execute("ALTER TABLE t DROP a, ADD a text"))
+        alter.start()
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass"
+        until(lambda: conn.execute(waits).fetchone() == (1,))
+        conn.execute("INSERT INTO t VALUES (2, 'of the column that is dropped'); COMMIT")
+        alter.join()
+        ((row, dropped),) = conn.execute(
+            "SELECT t.xmin::text::int, a.xmin::text::int FROM t, pg_attribute AS a WHERE id = 2 AND attrelid = 't'::regclass AND attnum = 2"
+        )
+        assert dropped < row
+    receive(project)
+    assert [c.ambiguous for c in layouts(project, T)[-1].columns] == [False, True]
 
 
 UNKNOWN = [["add column c int to t, rows before it unknown"]]
@@ -267,9 +293,25 @@ def test_the_identity_of_a_partition_is_the_one_of_then(database: Database, tmp_
     ]
 
 
+STREAMED = pytest.mark.parametrize("streamed", [False, True])
+
+
+def stream_each_change(database: Database) -> None:
+    """Have the server send transactions before they commit, as it does with large ones."""
+    with database.admin() as admin:
+        if admin.info.server_version < 160_000:
+            pytest.skip("the server streams large transactions only")
+        admin.execute(f'ALTER DATABASE "{database.name}" SET debug_logical_replication_streaming = immediate')
+
+
+@STREAMED
 @pytest.mark.parametrize("gone", ["ALTER TABLE t DETACH PARTITION t_s", "DROP TABLE t_s"])
-def test_the_identity_of_a_partition_that_is_gone_counts_too(database: Database, tmp_path: Path, gone: str) -> None:
+def test_the_identity_of_a_partition_that_is_gone_counts_too(
+    database: Database, tmp_path: Path, gone: str, *, streamed: bool
+) -> None:
     project = project_of(database, tmp_path)
+    if streamed:
+        stream_each_change(database)
     with database.connect() as conn:
         conn.execute(f"{LEAVES}; {FULL}; ALTER TABLE t_n REPLICA IDENTITY FULL")  # type: ignore[call-overload]
         receive(project)
@@ -304,11 +346,14 @@ def test_a_partition_that_does_not_log_the_key_is_refused_before_it_is_published
     assert layouts(project, T)[-1].identity.value == "f"
 
 
+@STREAMED
 def test_changes_that_came_under_a_partitions_name_for_a_while_are_its_roots(
-    database: Database, tmp_path: Path
+    database: Database, tmp_path: Path, *, streamed: bool
 ) -> None:
     """Somebody turned `publish_via_partition_root` off, and on again before the receiver's next start."""
     project = project_of(database, tmp_path)
+    if streamed:
+        stream_each_change(database)
     with database.connect() as conn:
         conn.execute("CREATE TABLE t (id int, a text, b text, PRIMARY KEY (id)) PARTITION BY RANGE (id)")
         conn.execute("CREATE TABLE t_1 (b text, gone int, id int NOT NULL, a text); ALTER TABLE t_1 DROP gone")

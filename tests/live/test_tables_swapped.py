@@ -71,13 +71,15 @@ def test_a_swap_of_names_is_followed_with_changes_pending_or_none(
     assert_as_at_source(project, database, "orders_new")
 
 
+@PLUGINS
+@pytest.mark.parametrize("read", ["orders", "other"])
 def test_a_receiver_that_runs_follows_a_swap_by_itself(
-    database: Database, tmp_path: Path, shop: psycopg.Connection[Any]
+    database: Database, tmp_path: Path, shop: psycopg.Connection[Any], plugin: str, read: str
 ) -> None:
-    project, told = project_of(database, tmp_path), list[Progress]()
+    project, told = project_for(database, tmp_path, plugin), list[Progress]()
     with running(project, told):
         until(lambda: streams(told))
-        shop.execute("UPDATE orders SET note = 'before'")
+        shop.execute(f"UPDATE {read} SET note = 'before'")
         shop.execute(SWAP)
         shop.execute("INSERT INTO orders VALUES (2, 'behind'); INSERT INTO orders_old VALUES (2, 'aside')")
         until(lambda: any("copied 2 tables beside the stream" in one.text for one in told), "no copies were made")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import struct
 import tarfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cdc_lake.decode.digest import canonical_relation, digest_of
+from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.decode.mppdb import columnar, shapes
 from cdc_lake.decode.mppdb.assembler import FamilyAssembler
 from cdc_lake.decode.mppdb.codec import Codec, Policy
@@ -21,7 +23,7 @@ from cdc_lake.decode.mppdb.raw import RecordTransaction
 from cdc_lake.decode.mppdb.records import Field, Operation, Row, Style, Truncated
 from cdc_lake.errors import DecodeError, UnmatchedDelete
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.model.relation import ReplicaIdentity, TableName
+from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from cdc_lake.model.transaction import Boundaries
 from cdc_lake.testing.gaussdb.encode import Print, binary_record, statement
 from tests.columns import assert_same
@@ -105,14 +107,15 @@ def test_changes_of_every_kind(decode):
 
 def test_digests_are_of_the_canonical_bytes_whatever_the_format(decode):
     found = decode(
-        [raw(insert(T, "1", "a", None), update(T, ("1", "", "ö"), ("2",)), delete(U, "1"), delete(BARE))], layouts()
+        [raw(insert(T, "1", "a", None), update(T, ("1", "", "ö"), ("2",)), delete(U, "1", "a"), delete(BARE))],
+        layouts(),
     )
     t, u, bare = (canonical_relation(str(table)) for table in (T, U, BARE))
     one = b"t\0\0\0\x01"
     assert found.digests == [
         digest_of(b"I" + t + b"N\0\x03" + one + b"1" + one + b"an"),
         digest_of(b"U" + t + b"K\0\x03" + one + b"2nn" + b"N\0\x03" + one + b"1t\0\0\0\0t\0\0\0\x02\xc3\xb6"),
-        digest_of(b"D" + u + b"O\0\x03" + one + b"1nn"),
+        digest_of(b"D" + u + b"O\0\x03" + one + b"1" + one + b"an"),
         digest_of(b"D" + bare),
     ]
 
@@ -265,3 +268,22 @@ def test_recorded_streams_are_the_same_plain_and_by_the_column(archive, name, mo
         batch = transactions[at : at + size]
         assert_same(tabulate(batch, fast), tabulate_plain(batch, plain))
         assert fast.latest() == plain.latest()
+
+
+def test_rows_on_both_sides_of_an_altered_catalog_are_each_of_its_own_time(monkeypatch):
+    monkeypatch.setattr(columnar, "SMALL", 1)
+    key = replace(
+        FACTS[U], oid=16500, attributes=tuple(Attribute(n, c.name, c.type_oid) for n, c in enumerate(COLUMNS, 1))
+    )
+    known = Relation(U, tuple(Column(c.name, c.type_name, c.type_oid, key=True, number=n) for n, c in enumerate(COLUMNS, 1)),
+                     ReplicaIdentity.FULL, ("note",), 16500)  # fmt: skip
+    rows = [raw(insert(U, "1", "a", "b"), position=at) for at in (100, 200, 300)]
+    batch = [replace(one, bounds=replace(one.bounds, xid=xid)) for one, xid in zip(rows, (7, 9, 8), strict=True)]
+
+    def decoded(by, some):
+        layouts = Layouts(lambda _: replace(key, key_changed=8), known=[known])
+        found = by(some, layouts)
+        return [found.relations[at].primary_key for at in found.relation]
+
+    assert decoded(tabulate, batch) == decoded(tabulate_plain, batch) == [("note",), ("id",), ("note",)]
+    assert decoded(tabulate, batch[1:2]) == [("id",)]

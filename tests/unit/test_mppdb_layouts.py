@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
 import pytest
 
+from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
-from cdc_lake.errors import MalformedMessage, UnknownType, UnreadableRow
+from cdc_lake.errors import MalformedMessage, PublicationAltered, UnknownType, UnreadableRow
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 
@@ -103,14 +105,36 @@ def test_under_full_and_of_ustore_without_identity_an_old_row_is_whole_and_missi
     assert layouts.change(delete({})) == Delete(change.relation, (None, None, None), OldKind.FULL)
 
 
-def test_more_than_the_key_is_a_whole_row_as_ustore_of_3_0_sends_it():
+def test_all_columns_are_a_whole_row_as_ustore_of_3_0_sends_it_and_of_some_the_key_is_taken():
     layouts = Layouts(
         Catalog(FamilyTableFacts((ID, NAME, PRICE), ("id",), identity_columns=("id",), storage=Storage.USTORE))
     )
+    change = layouts.change(update(FULL_ROW, FULL_ROW))
+    assert isinstance(change, Update)
+    assert (change.old, change.old_kind) == (("1", "a", ".5"), OldKind.FULL)
+    some = layouts.change(update(FULL_ROW, {"id": "1", "price": "2"}))
+    assert isinstance(some, Update)
+    assert (some.old, some.old_kind) == (("1", None, None), OldKind.KEY)
+    assert change.relation == some.relation == LAYOUT
+
+
+def test_an_identity_that_was_larger_than_the_key_of_now_makes_no_whole_row_of_it():
+    layouts = Layouts(Catalog(KEYED))
     change = layouts.change(update(FULL_ROW, {"id": "1", "price": "2"}))
     assert isinstance(change, Update)
-    assert (change.old, change.old_kind) == (("1", None, "2"), OldKind.FULL)
-    assert change.relation == LAYOUT
+    assert (change.old, change.old_kind) == (("1", None, "2"), OldKind.KEY)
+    assert [c.name for c in change.relation.columns if c.key] == ["id", "price"]
+
+
+@pytest.mark.parametrize("old", [{"id": "1"}, {"name": "a"}, {"id": "1", "price": "2"}])
+def test_an_old_row_without_a_column_that_may_not_be_null_is_no_whole_one(old):
+    name = replace(NAME, filled=True)
+    required = FamilyTableFacts((replace(ID, filled=True), name, PRICE), ("id",), ReplicaIdentity.FULL)
+    for known in ((), (replace(LAYOUT, identity=ReplicaIdentity.FULL),)):
+        change = Layouts(Catalog(required), known=known).change(update(FULL_ROW, old))
+        assert isinstance(change, Update)
+        assert change.old_kind is OldKind.KEY
+    assert Layouts(Catalog(required)).change(update(FULL_ROW, {"id": "1", "name": "a"})).old_kind is OldKind.FULL
 
 
 @pytest.mark.parametrize(
@@ -282,3 +306,63 @@ def test_facts_survive_being_written_down_also_by_a_version_that_knew_less():
     del older["oid"]
     known = (ID, replace(NAME, printed="varchar"), PRICE)
     assert FamilyTableFacts.from_description(older) == replace(KEYED, columns=known)
+
+
+NUMBERED = tuple(replace(c, number=n) for n, c in enumerate((ID, NAME, PRICE), start=1))
+
+
+def altered(*dropped: int, changed: int = 700, key: tuple[str, ...] = ("id",), **more: object) -> FamilyTableFacts:
+    """A table of three columns, of which those with these numbers were dropped and made again in transaction `changed`."""
+    ends = itertools.count(4)
+    columns = sorted(
+        (replace(c, number=next(ends)) if c.number in dropped else c for c in NUMBERED), key=lambda c: c.number
+    )
+    there = [
+        Attribute(c.number, c.name, c.type_oid, c.modifier, changed=changed if c.number > 3 else 500) for c in columns
+    ]
+    gone = [Attribute(number, changed=changed) for number in dropped]
+    attributes = tuple(sorted((*there, *gone), key=lambda one: one.number))
+    facts = FamilyTableFacts(
+        tuple(columns), key, identity_columns=key, oid=16500, attributes=attributes, key_changed=500
+    )
+    return replace(facts, **{"version": str(changed), **more})
+
+
+def test_a_column_that_is_made_again_under_its_name_is_noticed_and_in_doubt_where_the_catalog_cannot_tell() -> None:
+    catalog = Catalog(altered(version="1"))
+    layouts = Layouts(catalog, versions=lambda _: {T: (16500, catalog.facts.version)})
+    before = layouts.change(insert(**FULL_ROW), 600).relation
+    layouts.refresh()
+    assert [(c.number, c.ambiguous) for c in before.columns] == [(1, False), (2, False), (3, False)]
+    catalog.facts = altered(3, version="2")
+    assert layouts.change(insert(**FULL_ROW), 800).relation is before
+    layouts.refresh()
+    after = layouts.change(insert(**FULL_ROW), 800).relation
+    assert [(c.number, c.ambiguous) for c in after.columns] == [(1, False), (2, False), (4, True)]
+    assert layouts.change(update(FULL_ROW, {"id": "1"}), 801).relation == after
+    assert catalog.asked == 2
+
+
+def test_rows_of_one_shape_have_the_key_of_their_transaction() -> None:
+    moved = altered(key=("name",), key_changed=700, identity=ReplicaIdentity.FULL, identity_columns=())
+    before = Relation(T, LAYOUT.columns, ReplicaIdentity.FULL, ("id",), 16500)
+    numbered = replace(before, columns=tuple(replace(c, key=True, number=n) for n, c in enumerate(before.columns, 1)))
+    layouts = Layouts(Catalog(moved), known=[numbered])
+    keys = [layouts.change(update(FULL_ROW, FULL_ROW), xid).relation.primary_key for xid in (600, 800, 600, None)]
+    assert keys == [("id",), ("name",), ("id",), ("name",)]
+
+
+def test_another_table_that_has_a_tables_name_ends_the_reading() -> None:
+    catalog = Catalog(altered())
+    layouts = Layouts(catalog, versions=lambda _: {T: (16501, "other")}, oids={T: 16500})
+    layouts.change(insert(**FULL_ROW))
+    with pytest.raises(PublicationAltered, match="another table"):
+        layouts.refresh()
+    catalog.facts = altered(oid=16501)
+    with pytest.raises(PublicationAltered):
+        Layouts(catalog, oids={T: 16500}).change(insert(**FULL_ROW))
+
+
+def test_what_is_kept_of_facts_is_what_they_were() -> None:
+    facts = altered(3, file=17, skipped=frozenset("g"))
+    assert FamilyTableFacts.from_description(json.loads(json.dumps(facts.describe()))) == facts

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from cdc_lake.decode.announced import ColumnFacts
 from cdc_lake.decode.assembler import Assembler, TableFacts
 from cdc_lake.decode.columnar import tabulate
+from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.decode.kept import READING, PgoutputFormat, raw_of
 from cdc_lake.decode.plain import tabulate_plain
 from cdc_lake.decode.undecodable import Frame, Keeping, Stopping
 from cdc_lake.errors import DecodeError, InvalidText, MalformedMessage, OutOfSequence, UnknownRelation
 from cdc_lake.model.change import Insert, Truncate
-from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
-from cdc_lake.model.transaction import Transaction
+from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
+from cdc_lake.model.transaction import Boundaries, Transaction
 from cdc_lake.testing import messages
 from cdc_lake.testing.messages import boundaries, catalog_of, encode_transaction, raw_transaction, table
 
@@ -114,6 +117,21 @@ def again(raw, catalog=None):
     columns = Keeping(PgoutputFormat(tabulate))([raw])
     layouts = {relation.table: relation for relation in columns.relations}
     return raw_of(raw.bounds, frames_of(columns), layouts, catalog or {})
+
+
+def test_a_layout_that_could_not_be_taken_in_is_read_behind_the_one_that_landed_before():
+    """The table was rewritten since, and only the layout before tells what rows from before a column hold."""
+    wide = table("public.t", id="int8", a="text")
+    columns = {"id": ColumnFacts(1), "a": ColumnFacts(2)}
+    there = (Attribute(1, "id", 20), Attribute(2, "a", 25))
+    now = {wide.table: TableFacts(("id",), {20: "int8", 25: "text"}, columns, there)}
+    numbered = tuple(replace(c, number=n) for n, c in enumerate(wide.columns, 1))
+    before = replace(wide, columns=(numbered[0], replace(numbered[1], missing=Missing("5"))))
+    frames = [Frame(messages.relation(wide), 1), Frame(messages.insert(wide, ("1", "x")), 2)]
+    bounds = Boundaries(100, 100, xid=800)
+    behind = raw_of(bounds, frames, {}, now, lambda oid, _: replace(before, oid=oid)).layouts[0]
+    without = raw_of(bounds, frames, {}, now).layouts[0]
+    assert [one.columns[1].missing for one in (behind, without) if one is not None] == [Missing("5"), None]
 
 
 def test_it_is_rebuilt_as_it_was():

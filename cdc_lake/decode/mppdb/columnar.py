@@ -47,6 +47,7 @@ SMALL: Final = 32
 often.
 """
 
+_HALF: Final = 1 << 31
 _INSERT: Final = ord("I")
 _TRUNCATE: Final = b": TRUNCATE: "
 _KINDS: Final = {None: -1, OldKind.KEY: 0, OldKind.FULL: 1}
@@ -89,7 +90,8 @@ def _tabulate(
     numbering = Numbering()
     count, style = sum(sizes), batch[0].style
     pieces = cuts(batch, CHUNK_BYTES)
-    parts = [_part(*_walked(cut, lengths, style, layouts), numbering, hashing) for cut, lengths in pieces]
+    xids = _outermost([raw.bounds.xid for raw in batch])
+    parts = [_part(*_walked(cut, lengths, style, layouts, xids), numbering, hashing) for cut, lengths in pieces]
     columns = ChangeColumns(
         relations=numbering.relations,
         transaction=np.repeat(np.arange(len(batch), dtype=np.int32), sizes),
@@ -145,9 +147,25 @@ def _part(chunk: Chunk, found: list[Group], plans: list[Plan], numbering: Number
     )
 
 
-def _walked(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts) -> tuple[Chunk, list[Group], list[Plan]]:
+def _outermost(xids: Sequence[int | None]) -> tuple[int | None, int | None]:
+    """The oldest and the newest of these transactions. Raises Irregular where some have no number and others have."""
+    known = [xid for xid in xids if xid is not None]
+    require(not known or len(known) == len(xids))
+    if not known:
+        return None, None
+    ages = [(xid - known[0] + _HALF) % (2 * _HALF) for xid in known]  # numbers are compared modulo 2^32
+    return known[ages.index(min(ages))], known[ages.index(max(ages))]
+
+
+def _walked(
+    cut: list[Piece], sizes: Any, style: Style, layouts: Layouts, xids: tuple[int | None, int | None]
+) -> tuple[Chunk, list[Group], list[Plan]]:
+    """`xids`: the oldest and the newest transaction of the batch."""
     chunk, found = _groups(cut, sizes, style, layouts)
-    return chunk, found, _plans(found, layouts)
+    plans = _plans(found, layouts, xids[0])
+    oldest, newest = xids
+    require(all(layouts.age(name, oldest) == layouts.age(name, newest) for name in {one.row.table for one in found}))
+    return chunk, found, plans
 
 
 def _groups(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts) -> tuple[Chunk, list[Group]]:
@@ -158,7 +176,7 @@ def _groups(cut: list[Piece], sizes: Any, style: Style, layouts: Layouts) -> tup
     return text_groups(Statements(cut), style, layouts.codec, known)
 
 
-def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
+def _plans(found: list[Group], layouts: Layouts, xid: int | None) -> list[Plan]:
     """The plan of each group, and the layouts as they are after the last row.
 
     A DELETE has the layout its table had last. That is taken to be one in the whole chunk; otherwise Irregular.
@@ -171,8 +189,8 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
         for group in found:
             table = group.row.table
             if len(seen.get(table, ())) > 1:
-                layouts.plan(_before(group, earlier[table]).row)  # a new plan takes what is not told from it
-            plans.append(layouts.plan(group.row))
+                layouts.plan(_before(group, earlier[table]).row, xid)  # a new plan takes what is not told from it
+            plans.append(layouts.plan(group.row, xid))
             if group.new is not None:
                 seen.setdefault(table, set()).add(plans[-1].relation)
                 earlier.setdefault(table, []).append(group)
@@ -184,7 +202,7 @@ def _plans(found: list[Group], layouts: Layouts) -> list[Plan]:
             require(others == {before.get(group.row.table, plan.relation)})
     for group in sorted(found, key=lambda group: int(group.rows[-1])):
         if len(seen.get(group.row.table, ())) > 1:
-            layouts.plan(group.row)
+            layouts.plan(group.row, xid)
     return plans
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
+from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.model.relation import Missing, ReplicaIdentity, TableName
 
 
@@ -55,9 +56,10 @@ class FamilyTableFacts:
 
     `columns` in attribute order, without dropped ones. `identity_columns`: of the primary key under DEFAULT, of the
     index under INDEX; empty where the server logs no key. `type_names`: names by OID, of types that are not built in
-    and not of these columns. `oid`: the table's; `highest`: the greatest number that a column of it ever had, 0: not
-    known; `file`: `model.relation.Relation.storage`. `skipped`: generated columns that are left out of new rows, and
-    are none of `columns`; old rows have them (`skip-generated-columns`).
+    and not of these columns. `oid`: of the table; `attributes`: all columns that it ever had, but for those that rows
+    leave out, empty: not known; `key_changed`: see `announced.TableFacts`; `file`: `model.relation.Relation.storage`.
+    `skipped`: generated columns that are left out of new rows, and are none of `columns`; old rows have them
+    (`skip-generated-columns`). `version`: a text that is another one once the catalog says something else.
     """
 
     columns: tuple[FamilyColumn, ...]
@@ -67,9 +69,11 @@ class FamilyTableFacts:
     storage: Storage = Storage.ASTORE
     type_names: Mapping[int, str] = field(default_factory=dict)
     oid: int | None = None
-    highest: int = 0
+    attributes: tuple[Attribute, ...] = ()
+    key_changed: int | None = None
     file: int | None = None
     skipped: frozenset[str] = frozenset()
+    version: str = field(default="", compare=False)
 
     @property
     def whole(self) -> bool:
@@ -88,6 +92,9 @@ class FamilyTableFacts:
             "type_names": {str(oid): name for oid, name in self.type_names.items()},
             "oid": self.oid,
             "skipped": sorted(self.skipped),
+            "attributes": [asdict(one) for one in self.attributes],
+            "key_changed": self.key_changed,
+            "file": self.file,
         }
 
     @classmethod
@@ -102,9 +109,21 @@ class FamilyTableFacts:
             type_names={int(oid): name for oid, name in info["type_names"].items()},
             oid=info.get("oid"),
             skipped=frozenset(info.get("skipped", ())),
+            attributes=tuple(_attribute(one) for one in info.get("attributes", ())),
+            key_changed=info.get("key_changed"),
+            file=info.get("file"),
         )
+
+
+def _attribute(told: Mapping[str, Any]) -> Attribute:
+    missing = told["missing"]
+    return Attribute(**{**told, "missing": None if missing is None else Missing(**missing)})
 
 
 FamilyCatalog: TypeAlias = Callable[[TableName], FamilyTableFacts | None]
 """Where facts come from; None for a table that is not there now. Asked by the thread that tabulates, seldom: when a row
 has a shape that the last answer does not explain. Raises SourceError."""
+
+Versions: TypeAlias = Callable[[Collection[TableName]], Mapping[TableName, tuple[int, str]]]
+"""OID and `FamilyTableFacts.version` of tables as the catalog has them now; nothing of those that are not there. Raises
+SourceError."""

@@ -46,6 +46,7 @@ class FamilyFormat:
 
     def tabulate(self, batch: Sequence[RecordTransaction]) -> ChangeColumns:
         """See Format. Asks the catalog, so also SourceError."""
+        self.layouts.refresh()
         for raw in batch:
             if raw.part is not None:
                 self._begin(raw.part)

@@ -8,7 +8,8 @@ layout before does; else the modifier is -1, which says that nobody knew.
 Old rows (openGauss 3.0 to 7.0, relcache.cpp, knl_uheap.cpp, and recordings):
 
 * The columns of the replica identity; what is missing of them is NULL (3.0.x leaves NULLs out).
-* All columns under identity FULL, and of a ustore table without one; 3.0.x sends all of every ustore table.
+* All columns under identity FULL, and of a ustore table without one; 3.0.x sends all of every ustore table. Of some
+  columns more than the key nobody knows whether the others were NULL: they are taken for the key.
 * A DELETE without an old row, of a table that has an identity, is no delete: it takes back the INSERT before it.
 * A DELETE brings the key only: its layout is the last one that the table had, if that has the key, else the catalog's.
 """
@@ -17,22 +18,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from cdc_lake.decode.historic_catalog import precedes
 from cdc_lake.decode.mppdb.codec import Codec, Policy
-from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyTableFacts
+from cdc_lake.decode.mppdb.facts import FamilyCatalog, FamilyTableFacts, Versions
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
-from cdc_lake.decode.mppdb.row_relation import Names, all_columns, columns_of_delete, is_of, old_kind_of, relation_of
+from cdc_lake.decode.mppdb.row_relation import (
+    Before,
+    Names,
+    all_columns,
+    columns_of_delete,
+    is_of,
+    logged_of,
+    old_kind_of,
+    relation_of,
+)
 from cdc_lake.decode.not_text import settled
-from cdc_lake.errors import MalformedMessage, TextNotInEncoding, UnmatchedDelete, UnreadableRow
+from cdc_lake.errors import (
+    MalformedMessage,
+    PublicationAltered,
+    TextNotInEncoding,
+    UnmatchedDelete,
+    UnreadableRow,
+)
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, OldKind, Tuple, Update
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
 
 DOUBTS: Final = 8
 """Times the catalog is asked again about the identity of one table."""
 
-_Shape: TypeAlias = tuple[str, Names | None, Names | None]
-"""Operation, names of the new tuple and of the old one."""
+_Shape: TypeAlias = tuple[str, Names | None, Names | None, int]
+"""Operation, names of the new tuple and of the old one, and how many rows of the catalog are older (`Layouts.age`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +58,8 @@ class Plan:
     """How rows of one shape become changes.
 
     `first`: leading fields of a tuple that are no columns. `places[i]`: where the i-th field of the old tuple stands in
-    the relation, -1 for a generated column that new rows do not have. `old_kind`: None where there is no old tuple.
+    the relation, -1 for one that says nothing: a generated column that new rows do not have, what came besides a key.
+    `old_kind`: None where there is no old tuple.
     `cancels`: the row takes back the INSERT before it.
     """
 
@@ -69,7 +88,8 @@ class Mark:
 
 @dataclass(slots=True)
 class _Table:
-    """What is known of one table. `deletes` are plans of rows without new tuple, which depend on `latest`.
+    """What is known of one table. `deletes` are plans of rows without new tuple, which depend on `latest`. `highest`:
+    of the numbers of its columns; `changes`: transactions that wrote what the catalog says of it.
 
     `doubts`: how often the catalog was asked because an old row that should be whole was not.
     """
@@ -78,6 +98,8 @@ class _Table:
     asked: bool = False
     doubts: int = 0
     latest: Relation | None = None
+    highest: int = 0
+    changes: tuple[int, ...] = ()
     plans: dict[_Shape, Plan] = field(default_factory=dict)
     deletes: dict[Names | None, Plan] = field(default_factory=dict)
 
@@ -88,7 +110,9 @@ class Layouts:
     `known`: layouts that the stream had before, the last one of each table (bronze has them): without them a DELETE
     that comes first has the layout of the catalog. `tables`: what style t needs where a name has a blank in it.
     `takes`: whether a table is captured, asked of those that a TRUNCATE names. `takes_back`: a DELETE without an old
-    row takes back the INSERT before it; False: the server prints none such, and it is an UnmatchedDelete.
+    row takes back the INSERT before it; False: the server prints none such, and it is an UnmatchedDelete. `versions`
+    tells which tables were altered since the catalog was asked; None: nobody alters any. `oids`: of tables that the
+    stream is read from.
     """
 
     def __init__(
@@ -100,19 +124,46 @@ class Layouts:
         tables: frozenset[TableName] = frozenset(),
         takes: Callable[[TableName], bool] = lambda _: True,
         takes_back: bool = True,
+        versions: Versions | None = None,
+        oids: Mapping[TableName, int] = MappingProxyType({}),
     ) -> None:
         self.codec: Final = codec or Codec()
         self.tables: Final = tables
         self.takes: Final = takes
         self._takes_back = takes_back
         self._catalog = catalog
+        self._versions = versions
+        self._oids = oids
         self._tables: dict[TableName, _Table] = {}
         for relation in known:
-            self._of(relation.table).latest = relation
+            _follow(self._of(relation.table), relation)
 
     def latest(self) -> dict[TableName, Relation]:
         """The last layout of each table."""
         return {name: table.latest for name, table in self._tables.items() if table.latest is not None}
+
+    def refresh(self) -> None:
+        """Look which tables were altered since the catalog was asked: it is asked again of those. To be called once
+        transactions came, before their rows are read: a row of the same columns may be of other ones now. Raises
+        PublicationAltered where another table has the name of one, SourceError.
+        """
+        asked = {name: table for name, table in self._tables.items() if table.asked}
+        if self._versions is None or not asked:
+            return
+        now = self._versions(asked)
+        for name, table in asked.items():
+            oid, version = now.get(name, (None, ""))
+            if version != (table.facts.version if table.facts is not None else ""):
+                self._check_same(name, oid)
+                table.asked = False
+                table.plans.clear()
+                table.deletes.clear()
+
+    def age(self, name: TableName, xid: int | None) -> int:
+        """How many of the transactions that wrote what the catalog says of a table are older than this one: rows of
+        one shape have the same plan where that is the same.
+        """
+        return 0 if xid is None else sum(precedes(change, xid) for change in self._of(name).changes)
 
     def mark(self) -> Mark:
         """What rows have taught so far."""
@@ -136,16 +187,16 @@ class Layouts:
         if table.latest is not None:
             return table.latest
         facts = self.facts_of(name)
-        return relation_of(name, facts, None, all_columns(facts), None)
+        return relation_of(name, facts, Before(), all_columns(facts), None)
 
     def facts_of(self, name: TableName) -> FamilyTableFacts | None:
         """What the catalog said of a table when it was asked last."""
         table = self._of(name)
         return table.facts if table.asked else self._facts(name, table)
 
-    def change(self, row: Row) -> Change | None:
-        """What a row did; None where it takes back the INSERT before it. Raises DecodeError."""
-        plan = self.plan(row)
+    def change(self, row: Row, xid: int | None = None) -> Change | None:
+        """What a row of transaction `xid` did; None where it takes back the INSERT before it. Raises DecodeError."""
+        plan = self.plan(row, xid)
         new = tuple([f.value for f in row.new[plan.first :]]) if row.new is not None else ()
         old = _old(row.old, plan) if row.old is not None and plan.old_kind is not None else None
         if self.codec.policy is Policy.HEX:
@@ -170,20 +221,21 @@ class Layouts:
             lambda at: TextNotInEncoding(codec.encoding, at=at),
         )
 
-    def plan(self, row: Row) -> Plan:
-        """The plan for rows of this shape, after which its layout is the table's last one. Raises DecodeError."""
+    def plan(self, row: Row, xid: int | None = None) -> Plan:
+        """The plan for rows of this shape in transaction `xid`, after which its layout is the table's last one. Raises
+        DecodeError.
+        """
         table = self._of(row.table)
         new, old = _names(row.new), _names(row.old)
         if new is None and row.operation is Operation.DELETE:
             if (plan := table.deletes.get(old)) is None:
-                plan = table.deletes[old] = self._plan(row, table, None, old)
+                plan = table.deletes[old] = self._plan(row, table, None, old, xid)
             return plan
-        shape = (row.operation.value, new, old)
-        if (plan := table.plans.get(shape)) is None:
-            plan = self._plan(row, table, new, old)
-            table.plans[shape] = plan
+        if (plan := table.plans.get((row.operation.value, new, old, self.age(row.table, xid)))) is None:
+            plan = self._plan(row, table, new, old, xid)
+            table.plans[row.operation.value, new, old, self.age(row.table, xid)] = plan
         if table.latest is not plan.relation:
-            table.latest = plan.relation
+            _follow(table, plan.relation)
             table.deletes.clear()
         return plan
 
@@ -194,13 +246,20 @@ class Layouts:
 
     def _facts(self, name: TableName, table: _Table) -> FamilyTableFacts | None:
         facts = self._catalog(name)
+        self._check_same(name, None if facts is None else facts.oid)
         if table.asked and facts != table.facts:
             table.plans.clear()
             table.deletes.clear()
         table.facts, table.asked = facts, True
+        written = () if facts is None else (facts.key_changed, *(one.changed for one in facts.attributes))
+        table.changes = tuple({one for one in written if one is not None})
         return facts
 
-    def _plan(self, row: Row, table: _Table, new: Names | None, old: Names | None) -> Plan:
+    def _check_same(self, name: TableName, oid: int | None) -> None:
+        if oid is not None and self._oids.get(name, oid) != oid:
+            raise PublicationAltered(f"{name} is another table than before: it was renamed or made anew")
+
+    def _plan(self, row: Row, table: _Table, new: Names | None, old: Names | None, xid: int | None) -> Plan:
         _check(row)
         facts = table.facts
         if not table.asked or not _explained(facts, new, old) or _doubtful(table, old):
@@ -209,13 +268,15 @@ class Layouts:
         skipped = frozenset() if facts is None else facts.skipped
         sent = None if old is None else tuple(one for one in old[first:] if one[0] not in skipped)
         columns = new[first:] if new is not None else columns_of_delete(table.latest, facts, sent)
-        relation = relation_of(row.table, facts, table.latest, columns, sent)
+        relation = relation_of(row.table, facts, Before(table.latest, table.highest), columns, sent, xid)
         if relation == table.latest:
             relation = table.latest  # one object a layout: what is compared and hashed is then compared by identity
         kind = None if sent is None else old_kind_of(relation, sent)
         names = relation.names
         if kind is not None and not {name for name, _ in sent or ()} <= set(names):
             raise MalformedMessage(f"an old row of {row.table} with columns that the new one has not")
+        if kind is OldKind.KEY:
+            skipped |= {name for name, _ in sent or ()} - logged_of(relation)
         keyed = relation.identity is ReplicaIdentity.FULL or any(c.key for c in relation.columns)
         cancels = new is None and kind is None and keyed
         if cancels and not self._takes_back:
@@ -227,6 +288,13 @@ class Layouts:
             old_kind=kind,
             cancels=cancels,
         )
+
+
+def _follow(table: _Table, relation: Relation) -> None:
+    """It has this layout now."""
+    same = table.latest is not None and table.latest.oid == relation.oid
+    table.latest = relation
+    table.highest = max((table.highest if same else 0, *(c.number or 0 for c in relation.columns)))
 
 
 def _places(names: Sequence[str], old: Names, skipped: Container[str]) -> tuple[int, ...]:

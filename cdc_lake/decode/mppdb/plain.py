@@ -46,7 +46,7 @@ def changes(raw: RecordTransaction, layouts: Layouts) -> list[tuple[int, Change]
     inserts: dict[TableName, list[int]] = {}
     for at, data in enumerate(raw.records):
         try:
-            for change in _changes_of(read_record(raw.style, data, layouts), layouts):
+            for change in _changes_of(read_record(raw.style, data, layouts), layouts, raw.bounds.xid):
                 if isinstance(change, TableName):
                     out[_taken_back(change, inserts)] = None
                     continue
@@ -77,11 +77,11 @@ def read_record(style: Style, data: bytes, layouts: Layouts) -> Record:
             return parallel_record(data, style, layouts.codec, known=known, end_lsn=None)
 
 
-def _changes_of(record: Record, layouts: Layouts) -> Sequence[Change | TableName]:
+def _changes_of(record: Record, layouts: Layouts, xid: int | None) -> Sequence[Change | TableName]:
     """What a record did; the name of a table stands for taking back its last INSERT."""
     match record:
         case Row():
-            change = layouts.change(record)
+            change = layouts.change(record, xid)
             return (record.table if change is None else change,)
         case Truncated(tables=tables, cascade=cascade, restart_identity=restart):
             # TRUNCATE is not filtered by the server

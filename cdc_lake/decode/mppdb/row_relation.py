@@ -8,11 +8,12 @@ catalog tells no numbers, columns are known by name.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from cdc_lake.decode.historic_catalog import Attribute, Named, identify
+from cdc_lake.decode.historic_catalog import Named, identify, key_then, missing_then, precedes, storage_then
 from cdc_lake.decode.mppdb.builtin_types import BUILTIN, OID_OF
-from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
+from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
 from cdc_lake.errors import UnknownType
 from cdc_lake.model.change import OldKind
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
@@ -37,73 +38,121 @@ def columns_of_delete(latest: Relation | None, facts: FamilyTableFacts | None, s
     return sent or ()
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was known of a table before a row: its last layout, and the greatest number that a column of it had."""
+
+    latest: Relation | None = None
+    highest: int = 0
+
+    def of(self, facts: FamilyTableFacts | None) -> Before:
+        """The same, if the catalog's table of that name is the one that it is of."""
+        same = facts is not None and self.latest is not None and self.latest.oid == facts.oid
+        return self if same else Before()
+
+
 def relation_of(
-    name: TableName, facts: FamilyTableFacts | None, latest: Relation | None, columns: Names, sent: Names | None
+    name: TableName,
+    facts: FamilyTableFacts | None,
+    before: Before,
+    columns: Names,
+    sent: Names | None,
+    xid: int | None = None,
 ) -> Relation:
-    """A layout of these columns; `sent` are the columns of the old row that came with it."""
+    """A layout of these columns, of a row of transaction `xid`; `sent` are the columns of the old row that came with
+    it.
+    """
+    latest, of_table = before.latest, before.of(facts)
     names = {column for column, _ in columns}
     given = {column for column, _ in sent or ()}
-    numbers = _numbers(columns, facts, latest)
-    then = {now: column for column, number in numbers.items() for now in _name_now(number, facts)}
+    found = _identified(columns, facts, of_table, xid)
+    numbers = {one: number for one, (number, _) in found.items() if number is not None}
     if facts is not None:
-        identity = facts.identity
-        primary_key = _key_then(tuple(then.get(one, one) for one in facts.primary_key), given, latest)
-        whole, logged = facts.whole, {then.get(one, one) for one in facts.identity_columns}
+        then = {now: column for column, number in numbers.items() for now in _name_now(number, facts)}
+        primary_key = _key_then(facts, of_table.latest if numbers else latest, columns, given, numbers, xid)
+        identity, whole, logged = facts.identity, facts.whole, {then.get(one, one) for one in facts.identity_columns}
     elif latest is not None:
         identity, primary_key = latest.identity, latest.primary_key
         whole, logged = identity is ReplicaIdentity.FULL, {c.name for c in latest.columns if c.key}
     else:
         identity, primary_key, whole, logged = ReplicaIdentity.DEFAULT, (), False, set()
-    key = _key_before(latest, facts, numbers) if facts is not None and latest is not None and whole else set()
-    if key and key <= names and (sent is None or given == key):
-        # Servers leave NULLs out of whole old rows: one that has the columns of the former key alone may be from before
-        # the identity was changed. As a key it is right in both cases; and what has no old row does not tell.
-        assert latest is not None, "it has a key"
-        whole, logged, identity = False, key, latest.identity
-    if given and not whole and not given <= logged and not (logged and given > logged):
+    if whole and facts is not None:
+        # Servers leave NULLs out of whole old rows: one that has the columns of a key alone may be from before the
+        # identity was changed. As a key it is right in both cases; and what has no old row does not tell.
+        key = _key_before(of_table.latest, numbers)
+        if key and key <= names and (sent is None or given == key):
+            assert latest is not None, "it has a key"
+            whole, logged, identity = False, key, latest.identity
+        elif given < names and _is_key(facts, of_table.latest, given, names, primary_key):
+            by_key = given == set(primary_key)
+            whole, logged = False, given
+            identity = ReplicaIdentity.DEFAULT if by_key else ReplicaIdentity.INDEX
+    more = logged and given > logged and (given == names or facts is None or facts.storage is Storage.USTORE)
+    if given and not whole and not given <= logged and not more:
         # another identity than the catalog's of now: what was sent was logged
         whole, logged, identity = given == names, given, ReplicaIdentity.INDEX
+    if facts is not None:
+        oid, storage = facts.oid, storage_then(numbers.values(), facts.attributes, facts.file, of_table.latest)
+    else:
+        oid, storage = (None, None) if latest is None else (latest.oid, latest.storage)
     return Relation(
         table=name,
         columns=tuple(
-            _column(one, kind, numbers.get(one), facts, latest, key=whole or one in logged) for one, kind in columns
+            _column(
+                one, kind, found.get(one), facts, of_table if one in numbers else before, key=whole or one in logged
+            )
+            for one, kind in columns
         ),
         identity=ReplicaIdentity.FULL if whole else identity,
         primary_key=primary_key if set(primary_key) <= names else (),
-        oid=facts.oid if facts is not None else latest.oid if latest is not None else None,
-        storage=facts.file if facts is not None else latest.storage if latest is not None else None,
+        oid=oid,
+        storage=storage,
     )
 
 
-def _key_before(latest: Relation, facts: FamilyTableFacts, numbers: Mapping[str, int]) -> set[str]:
+def _key_before(latest: Relation | None, numbers: Mapping[str, int]) -> set[str]:
     """What the layout before logged of old rows, where that was less than all, by the names of now."""
-    if latest.identity is ReplicaIdentity.FULL or latest.oid != facts.oid:
+    if latest is None or latest.identity is ReplicaIdentity.FULL:
         return set()
     names = {number: name for name, number in numbers.items()}
     return {names.get(c.number, c.name) if c.number is not None else c.name for c in latest.columns if c.key}
 
 
-def _numbers(columns: Names, facts: FamilyTableFacts | None, latest: Relation | None) -> dict[str, int]:
-    """The numbers that columns had at their row; nothing where the catalog does not tell. Of columns that may be one or
-    another, the catalog's of now are taken, where it has their names.
+def _is_key(
+    facts: FamilyTableFacts,
+    latest: Relation | None,
+    given: Collection[str],
+    names: Collection[str],
+    primary_key: Collection[str],
+) -> bool:
+    """Whether an old row that lacks columns is a key, and no whole one without its NULLs."""
+    if not given:
+        return False
+    if any(c.filled and c.name in names and c.name not in given for c in facts.columns):
+        return True
+    return latest is None and set(given) == set(primary_key)
+
+
+def _identified(
+    columns: Names, facts: FamilyTableFacts | None, before: Before, xid: int | None
+) -> dict[str, tuple[int | None, bool]]:
+    """The number that each column had at its row, and whether it may be another one as well; nothing where the catalog
+    does not tell.
     """
-    if facts is None or not facts.highest or any(c.number is None for c in facts.columns):
+    if facts is None or not facts.attributes:
         return {}
-    of = {c.number: c for c in facts.columns}
-    attributes = [
-        Attribute(number) if (c := of.get(number)) is None else Attribute(number, c.name, c.type_oid, c.modifier)
-        for number in range(1, facts.highest + 1)
-    ]
     kinds = [kind if isinstance(kind, int) else _oid(one, kind, facts) for one, kind in columns]
     announced = [Named(one, kind, None) for (one, _), kind in zip(columns, kinds, strict=True)]
-    found = identify(announced, attributes, latest if latest is not None and latest.oid == facts.oid else None)
+    found = identify(announced, facts.attributes, before.latest, xid, before.highest)
     if found is None:
-        return {}
-    by_name = {c.name: c.number for c in facts.columns if c.number is not None}
-    numbers = {}
-    for at, ((one, _), number) in enumerate(zip(columns, found.numbers, strict=True)):
-        numbers[one] = by_name.get(one, number) if at in found.ambiguous else number
-    return numbers if len(set(numbers.values())) == len(numbers) else {}
+        of_now = {one.name: one.number for one in facts.attributes}
+        return {one: (of_now.get(one), True) for one, _ in columns}
+    # what was in doubt stays so: rows of other shapes have the same layout
+    doubtful = {c.number for c in (() if before.latest is None else before.latest.columns) if c.ambiguous}
+    return {
+        one: (number, at in found.ambiguous or number in doubtful)
+        for at, ((one, _), number) in enumerate(zip(columns, found.numbers, strict=True))
+    }
 
 
 def _oid(name: str, kind: str, facts: FamilyTableFacts) -> int | None:
@@ -111,14 +160,38 @@ def _oid(name: str, kind: str, facts: FamilyTableFacts) -> int | None:
     return next((c.type_oid for c in facts.columns if c.name == name and is_of(c, kind)), OID_OF.get(kind))
 
 
-def _name_now(number: int, facts: FamilyTableFacts | None) -> list[str]:
-    return [c.name for c in facts.columns if c.number == number] if facts is not None else []
+def _name_now(number: int, facts: FamilyTableFacts) -> list[str]:
+    return [c.name for c in facts.columns if c.number == number]
 
 
-def _key_then(now: tuple[str, ...], given: Collection[str], latest: Relation | None) -> tuple[str, ...]:
-    """The primary key: that of the layout before, where an old row tells that it still was the key."""
-    before = () if latest is None else latest.primary_key
-    return before if before and set(before) == set(given) and set(now) != set(given) else now
+def _key_then(
+    facts: FamilyTableFacts,
+    latest: Relation | None,
+    columns: Names,
+    given: Collection[str],
+    numbers: Mapping[str, int],
+    xid: int | None,
+) -> tuple[str, ...]:
+    """The primary key at a row, by the names of its columns there."""
+    now, was = facts.primary_key, () if latest is None else latest.primary_key
+    if not numbers:
+        return was if was and set(was) == set(given) and set(now) != set(given) else now
+    of_now = {one.name: one.number for one in facts.attributes}
+    of_before = {c.name: c.number for c in (() if latest is None else latest.columns) if c.number is not None}
+    of_key = [of_now[name] for name in now if name in of_now]
+    of_former = [of_before[name] for name in was if name in of_before]
+    flagged = [numbers[one] for one, _ in columns if one in given and one in numbers]
+    by_default = facts.identity is ReplicaIdentity.DEFAULT and len(flagged) < len(columns)
+    key = key_then(
+        flagged,
+        of_key,
+        of_former,
+        numbers.values(),
+        logged=by_default or set(flagged) in (set(of_key), set(of_former)),
+        settled=xid is None or precedes(facts.key_changed, xid),
+    )
+    names = {number: name for name, number in numbers.items()}
+    return tuple(names[number] for number in key if number in names)
 
 
 def old_kind_of(relation: Relation, sent: Names) -> OldKind | None:
@@ -127,8 +200,13 @@ def old_kind_of(relation: Relation, sent: Names) -> OldKind | None:
         return OldKind.FULL
     if not sent:
         return None
-    logged = {c.name for c in relation.columns if c.key}
-    return OldKind.KEY if {name for name, _ in sent} <= logged else OldKind.FULL
+    names = {name for name, _ in sent}
+    return OldKind.FULL if names == set(relation.names) and not names <= logged_of(relation) else OldKind.KEY
+
+
+def logged_of(relation: Relation) -> set[str]:
+    """The columns that the server logs of old rows."""
+    return {c.name for c in relation.columns if c.key}
 
 
 def is_of(column: FamilyColumn | Column, kind: Kind) -> bool:
@@ -143,45 +221,48 @@ def is_of(column: FamilyColumn | Column, kind: Kind) -> bool:
 def _column(
     name: str,
     kind: Kind,
-    number: int | None,
+    found: tuple[int | None, bool] | None,
     facts: FamilyTableFacts | None,
-    latest: Relation | None,
+    before: Before,
     *,
     key: bool,
 ) -> Column:
     """A column by its number, where that is known, else by its name."""
-    by_number = number is not None
+    number, ambiguous = found or (None, False)
+    latest = before.latest
     now = next((c for c in (facts.columns if facts is not None else ()) if _is(c, name, number)), None)
-    before = latest if not by_number or (facts is not None and latest is not None and latest.oid == facts.oid) else None
-    then = next((c for c in (before.columns if before is not None else ()) if _is(c, name, number)), None)
-    for one in (now, then):
-        if one is not None and is_of(one, kind):
-            missing = _missing(now, then, facts, before) if by_number else one.missing
-            told = number if by_number else one.number
-            return Column(name, one.type_name, one.type_oid, one.modifier, key, number=told, missing=missing)
-    missing = _missing(now, then, facts, before) if by_number else None
+    then = next((c for c in (latest.columns if latest is not None else ()) if _is(c, name, number)), None)
+    known = next((one for one in (now, then) if one is not None and is_of(one, kind)), None)
+    type_name, oid, modifier = _type(name, kind, facts) if known is None else _type_of(known)
+    if facts is None or number is None:
+        missing = Missing(None) if ambiguous else None if known is None else known.missing
+        told = None if known is None else known.number
+        return Column(name, type_name, oid, modifier, key, number=told, missing=missing, ambiguous=ambiguous)
+    missing = missing_then(
+        Named(name, oid, modifier),
+        number,
+        {one.number: one for one in facts.attributes},
+        latest,
+        rewritten=latest is None or latest.storage != facts.file or (now is not None and now.filled),
+    )
+    return Column(name, type_name, oid, modifier, key, number=number, missing=missing, ambiguous=ambiguous)
+
+
+def _type_of(column: FamilyColumn | Column) -> tuple[str, int, int]:
+    return column.type_name, column.type_oid, column.modifier
+
+
+def _type(name: str, kind: Kind, facts: FamilyTableFacts | None) -> tuple[str, int, int]:
+    """Name, OID and modifier of a type that neither the catalog nor the layout before has for a column."""
     if isinstance(kind, str):
         oid = OID_OF.get(kind, 0)
-        return Column(name, BUILTIN[oid].name if oid else kind, oid, -1, key, number=number, missing=missing)
+        return BUILTIN[oid].name if oid else kind, oid, -1
     builtin = BUILTIN.get(kind)
     type_name = builtin.name if builtin is not None else facts.type_names.get(kind) if facts is not None else None
     if type_name is None:
         raise UnknownType(f"column `{name}` is of type OID {kind}, whose name is not known")
-    return Column(name, type_name, kind, -1, key, number=number, missing=missing)
+    return type_name, kind, -1
 
 
 def _is(column: FamilyColumn | Column, name: str, number: int | None) -> bool:
     return column.name == name if number is None else column.number == number
-
-
-def _missing(
-    now: FamilyColumn | None, then: Column | None, facts: FamilyTableFacts | None, before: Relation | None
-) -> Missing | None:
-    """What rows from before a column hold: what was read when it came, else what the catalog keeps."""
-    if then is not None and then.redacted is None and (now is None or now.missing in (None, Missing(None))):
-        return then.missing
-    if now is None:
-        return Missing(None) if before is not None else None
-    new = before is not None and then is None
-    rewritten = before is not None and facts is not None and before.storage != facts.file
-    return Missing(None) if now.missing is None and new and (now.filled or rewritten) else now.missing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from cdc_lake.errors import OptionRefused, OtherSource
 from cdc_lake.errors.root import ANEW
 from cdc_lake.lake.control import ControlTables, control_tables
 from cdc_lake.model.position import OrderDomain
-from cdc_lake.model.relation import Relation
+from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.gaussdb import start as family_start
 from cdc_lake.pipeline.gaussdb.csn_order import CsnOrder
@@ -41,6 +41,7 @@ from cdc_lake.pipeline.gaussdb.frames import (
 from cdc_lake.pipeline.gaussdb.gaps import recorded_gaps
 from cdc_lake.pipeline.gaussdb.rejoin import RejoiningFrames, RejoiningOrder, rejoining
 from cdc_lake.pipeline.gaussdb.tables import settle_family
+from cdc_lake.pipeline.state.memberships import last_members, oids_of
 from cdc_lake.pipeline.state.streams import is_complete
 from cdc_lake.pipeline.stream.copies_beside import CopiesBeside, Recopy
 from cdc_lake.pipeline.stream.failover import (
@@ -147,7 +148,8 @@ def open_family(
         after = shown(state.stream, state.upto)
         tell(Progress("connect", f"slot `{project.slot}` streams after {after}", facts={"upto": state.upto}))
         reader = bronze_reader(project)
-        layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch))
+        oids = oids_of(last_members(control, state))
+        layouts = _layouts(project, facts, session, reader.latest_layouts(state.epoch), oids)
         limits = project.pipeline.bronze.spool
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
         assembler = assembler_of(
@@ -168,7 +170,9 @@ def open_family(
             assembler=assembler,
             order=order,
             tabulate=by_policy(project, FamilyFormat(layouts, project.family.slot.plugin, columns), tell),
-            again=_Again(lambda: _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch))),
+            again=_Again(
+                lambda: _layouts(project, facts, dial("repeats", False), reader.latest_layouts(state.epoch), oids)
+            ),
             domain=identity.domain,
             state=state,
             goal=goal,
@@ -297,7 +301,14 @@ class _Again:
         return tabulate(batch, self._layouts)
 
 
-def _layouts(project: Project, facts: FamilyServerFacts, session: WireSession, known: Sequence[Relation]) -> Layouts:
+def _layouts(
+    project: Project,
+    facts: FamilyServerFacts,
+    session: WireSession,
+    known: Sequence[Relation],
+    oids: Mapping[TableName, int],
+) -> Layouts:
     tables = frozenset(tables_in_database(session))
     codec, takes = codec_of(project, facts.encoding), chooses(project.family.tables)
-    return Layouts(family_tables(project, session), codec, known=known, tables=tables, takes=takes)
+    catalog = family_tables(project, session)
+    return Layouts(catalog, codec, known=known, tables=tables, takes=takes, versions=catalog.versions, oids=oids)

@@ -126,7 +126,11 @@ def _decoded(project: Project, reader: BronzeReader, commit: CommitRow, source: 
     described = {r.table: r for r in (*layouts.values(), *(f.relation for f in frames if f.relation is not None))}
     redaction = redaction_of(project)
     if str(frames[0].info.get(READING, "")).split(" ")[0] == _PGOUTPUT:
-        raw = raw_of(bounds, frames, described, source.postgres_facts)
+
+        def landed(_oid: int, table: TableName) -> Relation | None:
+            return reader.last_layout(commit.epoch, table, before=at)
+
+        raw = raw_of(bounds, frames, described, source.postgres_facts, landed)
         return raw, redacted(lambda batch: tabulate(batch, in_hex(project)), redaction)([raw])
     records = family.raw_of(bounds, frames)
     known = family.layouts_of(

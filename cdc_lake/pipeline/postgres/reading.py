@@ -27,7 +27,7 @@ from cdc_lake.errors import PublicationAltered
 from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.postgres.captured import by_publication, carried, wanted
-from cdc_lake.pipeline.state.memberships import Member
+from cdc_lake.pipeline.state.memberships import Member, oids_of
 from cdc_lake.pipeline.stream.encoding import codec_by_name, in_hex
 from cdc_lake.pipeline.stream.policy import by_policy, lands
 from cdc_lake.source.catalog import SourceCatalog, relation_of
@@ -123,7 +123,7 @@ def reading_of(
         decoded = PgoutputFormat(partial(tabulate, in_hex=in_hex(project), hashing=hashing))
         columns = by_policy(project, decoded, tell)
         return Reading(assembler, columns, columns)
-    return _of_lines(project, layouts(), state, tell, frames, hashing, parking)
+    return _of_lines(project, layouts(), state, tell, frames, hashing, parking, oids_of(members))
 
 
 def _landed_layouts(project: Project, state: BronzeState) -> Landed:
@@ -149,6 +149,7 @@ def _of_lines(
     frames: NewFrames,
     hashing: Hashing,
     parking: Parking | None,
+    oids: Mapping[TableName, int],
 ) -> Reading:
     """Lines name tables, columns and types themselves; what they do not say, the catalog is asked for."""
     print_whole_names(session)
@@ -157,7 +158,8 @@ def _of_lines(
     known = bronze_reader(project).latest_layouts(state.epoch)
 
     def made() -> Layouts:
-        return Layouts(RowTables(session), codec, known=known, takes=taken, takes_back=False)
+        catalog = RowTables(session)
+        return Layouts(catalog, codec, known=known, takes=taken, takes_back=False, versions=catalog.versions, oids=oids)
 
     again, columns = made(), partial(tabulate_lines, hashing=hashing)
     return Reading(

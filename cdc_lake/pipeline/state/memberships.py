@@ -44,6 +44,11 @@ def last_members(control: ControlTables, state: BronzeState) -> Mapping[str, Mem
     return {name: Member(*one) if isinstance(one, list) else Member(one) for name, one in found.items()}
 
 
+def oids_of(members: Mapping[str, Member]) -> dict[TableName, int]:
+    """The OIDs of the tables that the stream is read from, as far as they are recorded."""
+    return {TableName.parse(name): one.oid for name, one in members.items() if one.oid is not None}
+
+
 def note_members(carried: Iterable[Published], control: ControlTables, state: BronzeState) -> None:
     """Keep that the stream is read from these from here. Raises LakeError."""
     members = {str(one.table): Member(one.member, one.oid) for one in carried}

@@ -5,15 +5,18 @@ Only what PostgreSQL 9.2, which the family comes from, had in its catalogs is as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
+from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
 from cdc_lake.errors import NoReplicaIdentity
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.source.gaussdb.defaults import missing_of
 from cdc_lake.source.quoting import literal, quoted
+from cdc_lake.source.tables import VERSION
 from cdc_lake.source.wire.session import WireSession
 
 _FIRST_OF_USERS = 16384
@@ -26,19 +29,28 @@ _TABLES = (
     "AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast', 'cstore')"
 )
 _TABLE = (
-    "SELECT c.oid, c.relreplident, c.reloptions, c.relnatts "
+    f"SELECT c.oid, c.relreplident, c.reloptions, c.relfilenode, c.parttype, {VERSION} "
     "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
     "WHERE n.nspname = {schema} AND c.relname = {name} AND c.relkind IN ('r', 'p')"
 )
 _COLUMNS = (
     "SELECT a.attnum, a.attname, tn.nspname, t.typname, a.atttypid, a.atttypmod, format_type(a.atttypid, NULL), "
-    "encode(a.attinitdefval, 'hex'), a.atthasdef, a.attnotnull "
-    "FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
-    "WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"
+    "encode(a.attinitdefval, 'hex'), a.atthasdef, a.attnotnull, a.attisdropped, a.xmin "
+    "FROM pg_attribute AS a LEFT JOIN pg_type AS t ON t.oid = a.atttypid "
+    "LEFT JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
+    "WHERE a.attrelid = {oid} AND a.attnum > 0 ORDER BY a.attnum"
 )
 _INDEXES = (
-    "SELECT i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate FROM pg_index AS i "
+    "SELECT i.indkey, i.indisprimary, i.indisreplident, i.indisvalid, i.indimmediate, i.xmin FROM pg_index AS i "
     "WHERE i.indrelid = {oid} AND (i.indisprimary OR i.indisreplident)"
+)
+_PARTITIONS = (
+    "SELECT p.oid, p.relfilenode FROM pg_partition AS p WHERE p.parttype IN ('p', 's') AND (p.parentid = {oid} "
+    "OR p.parentid IN (SELECT q.oid FROM pg_partition AS q WHERE q.parentid = {oid})) ORDER BY p.oid"
+)
+_VERSIONS = (
+    f"SELECT n.nspname, c.relname, c.oid, {VERSION} "
+    "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE (n.nspname, c.relname) IN ({names})"
 )
 _GENERATED = (
     "SELECT a.attname FROM pg_attrdef AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum "
@@ -55,6 +67,7 @@ class _Index:
     primary: bool
     identity: bool
     logged: bool  # valid and not deferrable: the server logs by it
+    changed: int  # the transaction that wrote its row
 
 
 def tables_in_database(session: WireSession) -> dict[TableName, int]:
@@ -77,33 +90,54 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
     found = session.query(sql, doing=doing).rows
     if not found:
         return None
-    oid, identity, options, highest = found[0]
-    columns, names = [], {}
+    oid, identity, options, file, parted, version = found[0]
+    columns, attributes = [], []
     ways = {"decode": partial(_decoded, session, doing=doing), "printed": partial(_printed, session, doing=doing)}
-    for number, name, schema, kind, type_oid, modifier, printed, kept, has_default, filled in session.query(
-        _COLUMNS.format(oid=oid), doing=doing
-    ).rows:
+    for row in session.query(_COLUMNS.format(oid=oid), doing=doing).rows:
+        number, name, schema, kind, type_oid, modifier, printed, kept, has_default, filled, dropped, changed = row
+        if dropped == "t":
+            attributes.append(Attribute(int(number or 0), changed=int(changed or 0)))
+            continue
         type_name = (kind or "") if schema == "pg_catalog" else f"{schema}.{kind}"
         missing = missing_of(type_name, kept, has_default=has_default == "t", **ways)
-        place = (int(type_oid or 0), int(modifier or -1), printed, int(number or 0))
-        columns.append(FamilyColumn(name or "", type_name, *place, missing, filled=filled == "t"))
-        names[number or ""] = name or ""
+        column = FamilyColumn(name or "", type_name, int(type_oid or 0), int(modifier or -1), printed, int(number or 0))
+        columns.append(replace(column, missing=missing, filled=filled == "t"))
+        attribute = Attribute(int(number or 0), name, int(type_oid or 0), int(modifier or -1), missing)
+        attributes.append(replace(attribute, changed=int(changed or 0)))
+    names = {str(column.number): column.name for column in columns}
     indexes = [_index(row, names) for row in session.query(_INDEXES.format(oid=oid), doing=doing).rows]
     skipped: set[str] = set()
     if skips_generated:
         skipped = {name or "" for (name,) in session.query(_GENERATED.format(oid=oid), doing=doing).rows}
-    how = ReplicaIdentity(identity or "d")
+    how, primary = ReplicaIdentity(identity or "d"), next((i for i in indexes if i.primary), None)
     return FamilyTableFacts(
         columns=tuple(column for column in columns if column.name not in skipped),
-        primary_key=next((i.columns for i in indexes if i.primary), ()),
+        primary_key=() if primary is None else primary.columns,
         identity=how,
         identity_columns=_identity_columns(how, indexes),
         storage=Storage.USTORE if "storage_type=ustore" in _options(options) else Storage.ASTORE,
         type_names=_TypeNames(session),
         oid=int(oid or 0),
-        highest=int(highest or 0),
+        attributes=tuple(one for one in attributes if one.name not in skipped),
+        key_changed=None if primary is None else primary.changed,
+        file=_files(session, oid or "", doing) if parted != "n" else None if file in ("0", oid) else int(file or 0),
         skipped=frozenset(skipped),
+        version=version or "",
     )
+
+
+def versions_of(session: WireSession, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
+    """See `decode.mppdb.facts.Versions`."""
+    names = ", ".join(f"({literal(table.schema)}, {literal(table.name)})" for table in tables)
+    rows = session.query(_VERSIONS.format(names=names), doing="looking which tables were altered").rows
+    return {TableName(schema or "", name or ""): (int(oid or 0), version or "") for schema, name, oid, version in rows}
+
+
+def _files(session: WireSession, oid: str, doing: str) -> int | None:
+    """What tells whether a partition was rewritten, as `source.catalog` has it of PostgreSQL's."""
+    rows = session.query(_PARTITIONS.format(oid=oid), doing=doing).rows
+    rewritten = ",".join(f"{part}:{file}" for part, file in rows if file not in ("0", part))
+    return int.from_bytes(hashlib.sha256(rewritten.encode()).digest()[:8], "big") >> 1 if rewritten else None
 
 
 def _decoded(session: WireSession, image: bytes, *, doing: str) -> str | None:
@@ -159,6 +193,10 @@ class FamilyTables:
         """The facts of a table now; raises SourceError."""
         return facts_of(self._session, table, skips_generated=self._skips_generated)
 
+    def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
+        """See `decode.mppdb.facts.Versions`."""
+        return versions_of(self._session, tables)
+
 
 def check_identities(facts: Mapping[TableName, FamilyTableFacts], place: str) -> None:
     """Raise NoReplicaIdentity, naming every table whose updates and deletes would not say which row they mean."""
@@ -173,9 +211,9 @@ def check_identities(facts: Mapping[TableName, FamilyTableFacts], place: str) ->
 
 
 def _index(row: Sequence[str | None], names: Mapping[str, str]) -> _Index:
-    numbers, primary, identity, valid, immediate = row
+    numbers, primary, identity, valid, immediate, changed = row
     columns = tuple(names[number] for number in (numbers or "").split() if number in names)
-    return _Index(columns, primary == "t", identity == "t", valid == "t" and immediate == "t")
+    return _Index(columns, primary == "t", identity == "t", valid == "t" and immediate == "t", int(changed or 0))
 
 
 def _identity_columns(identity: ReplicaIdentity, indexes: Sequence[_Index]) -> tuple[str, ...]:

@@ -11,7 +11,10 @@ from cdc_lake.testing.gaussdb.answers_relay import Relay
 from cdc_lake.testing.gaussdb.live_rows import SCHEMA
 
 _HIDDEN: Final = f"(SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = {literal(SCHEMA)})"
-_KEY_COLUMNS: Final = {"indkey": "array_to_string((c.indkey::int2[])[0:c.indnkeyatts - 1], ' ')::int2vector"}
+_KEY_COLUMNS: Final = {
+    "xmin": "c.xmin",
+    "indkey": "array_to_string((c.indkey::int2[])[0:c.indnkeyatts - 1], ' ')::int2vector",
+}
 """Of an index its key columns only: what PostgreSQL lists behind them, an index of the family has not."""
 
 
@@ -68,6 +71,7 @@ class ShownCatalog:
     def __init__(self, keyless: Collection[TableName]) -> None:
         tables = ", ".join(literal(f"{identifier(t.schema)}.{identifier(t.name)}") for t in keyless)
         self._of_class = {
+            "xmin": "c.xmin",
             "relkind": "CASE c.relkind WHEN 'p' THEN 'r' ELSE c.relkind END::\"char\"",
             "relreplident": (
                 f"CASE WHEN c.oid = ANY (ARRAY[{tables}]::regclass[]) THEN 'n' ELSE c.relreplident END::\"char\""
@@ -87,7 +91,13 @@ class ShownCatalog:
                 f"SELECT {self._listed(relay, 'pg_class', self._of_class)} FROM pg_catalog.pg_class AS c "
                 f"WHERE NOT relispartition AND relnamespace <> ALL (ARRAY{_HIDDEN})"
             ),
-            "pg_attribute": lambda: f"SELECT c.*, {_INITIAL} AS attinitdefval FROM pg_catalog.pg_attribute AS c",
+            "pg_attribute": lambda: (
+                f"SELECT c.*, c.xmin, {_INITIAL} AS attinitdefval FROM pg_catalog.pg_attribute AS c"
+            ),
+            "pg_partition": lambda: (
+                "SELECT c.oid, 'p'::\"char\" AS parttype, pg_partition_root(c.oid)::oid AS parentid, c.relfilenode "
+                "FROM pg_catalog.pg_class AS c WHERE c.relispartition AND c.relkind = 'r'"
+            ),
             "pg_attrdef": lambda: (
                 "SELECT c.*, CASE WHEN a.attgenerated = 's' THEN 's' ELSE '' END::\"char\" AS adgencol "
                 "FROM pg_catalog.pg_attrdef AS c JOIN pg_catalog.pg_attribute AS a "

@@ -85,6 +85,8 @@ class DeclaredTables:
             return self._copy(found, session, csn)
         if " from pg_class " in lower:
             looked_up = _LOOKED_UP.search(sql)
+            if "(n.nspname, c.relname) in" in lower:
+                return self._versions()
             if looked_up is None:
                 return self._listed()
             name = TableName(*(part.replace("''", "'") for part in looked_up.groups()))
@@ -100,14 +102,21 @@ class DeclaredTables:
         rows = [(name.schema, name.name, table.options, str(oid)) for oid, (name, table) in numbered]
         return ResultSet(columns(("nspname", 19), ("relname", 19), ("reloptions", 1009), ("oid", 26)), rows)
 
+    def _versions(self) -> ResultSet:
+        """Nobody alters a table."""
+        rows = [
+            (name.schema, name.name, str(oid), str(oid)) for oid, name in zip(self._oids, self._tables, strict=True)
+        ]
+        return ResultSet(columns(("nspname", 19), ("relname", 19), ("oid", 26), ("version", 25)), rows)
+
     def _table(self, name: TableName) -> ResultSet:
         rows = [
-            (str(oid), table.relation.identity.value, table.options, str(len(table.relation.columns)))
+            (str(oid), table.relation.identity.value, table.options, str(oid), "n", str(oid))
             for oid, table in self._oids.items()
             if table.relation.table == name
         ]
-        shown = (("oid", 26), ("relreplident", 18), ("reloptions", 1009), ("relnatts", 21))
-        return ResultSet(columns(*shown), rows)
+        shown = (("oid", 26), ("relreplident", 18), ("reloptions", 1009), ("relfilenode", 26), ("parttype", 18))
+        return ResultSet(columns(*shown, ("version", 25)), rows)
 
     def _facts(self, name: TableName) -> ResultSet:
         """A table that was never analysed, of one page, that the role may do everything with."""
@@ -121,11 +130,12 @@ class DeclaredTables:
             schema, _, kind = column.type_name.rpartition(".")
             printed = table.printed[number - 1] if table is not None and table.printed else column.type_name
             place = (str(number), column.name, schema or "pg_catalog", kind)
-            rows.append((*place, str(column.type_oid), str(column.modifier), printed, None, "f", "f"))
+            rows.append((*place, str(column.type_oid), str(column.modifier), printed, None, "f", "f", "f", "3"))
         shown = (("attnum", 21), ("attname", 19), ("nspname", 19), ("typname", 19), ("atttypid", 26))
         return ResultSet(
             columns(
-                *shown, ("atttypmod", 23), ("format_type", 25), ("encode", 25), ("atthasdef", 16), ("attnotnull", 16)
+                *(*shown, ("atttypmod", 23), ("format_type", 25), ("encode", 25), ("atthasdef", 16)),
+                *(("attnotnull", 16), ("attisdropped", 16), ("xmin", 28)),
             ),
             rows,
         )
@@ -135,9 +145,9 @@ class DeclaredTables:
         if table is not None and table.relation.primary_key:
             names = table.relation.names
             numbers = " ".join(str(names.index(name) + 1) for name in table.relation.primary_key)
-            rows.append((numbers, "t", "f", "t", "t"))
+            rows.append((numbers, "t", "f", "t", "t", "3"))
         flags = ("indisprimary", "indisreplident", "indisvalid", "indimmediate")
-        return ResultSet(columns(("indkey", 22), *((flag, 16) for flag in flags)), rows)
+        return ResultSet(columns(("indkey", 22), *((flag, 16) for flag in flags), ("xmin", 28)), rows)
 
     def _copy(self, found: re.Match[str], session: SqlSession, csn: int) -> Answer:
         name = TableName(_unquoted(found["schema"]), _unquoted(found["name"]))
