@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -341,6 +342,22 @@ def test_a_column_that_is_made_again_under_its_name_is_noticed_and_in_doubt_wher
     assert [(c.number, c.ambiguous) for c in after.columns] == [(1, False), (2, False), (4, True)]
     assert layouts.change(update(FULL_ROW, {"id": "1"}), 801).relation == after
     assert catalog.asked == 2
+
+
+def test_tables_are_looked_at_once_a_batch_those_of_the_batch_before_together() -> None:
+    looked: list[list[TableName]] = []
+    names = [TableName("public", name) for name in "abc"]
+
+    def versions(tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
+        looked.append(sorted(tables))
+        return dict.fromkeys(tables, (16500, "700"))
+
+    layouts = Layouts(lambda _: altered(), versions=versions)
+    for batch in (names, names[:2], names[:2], names[2:]):
+        layouts.refresh()
+        for name in [*batch, *batch]:
+            layouts.change(replace(insert(**FULL_ROW), table=name))
+    assert looked == [names, names[:2], names[:2], names[2:]]
 
 
 def test_rows_of_one_shape_have_the_key_of_their_transaction() -> None:

@@ -89,13 +89,16 @@ class Mark:
 @dataclass(slots=True)
 class _Table:
     """What is known of one table. `deletes` are plans of rows without new tuple, which depend on `latest`. `highest`:
-    of the numbers of its columns; `changes`: transactions that wrote what the catalog says of it.
+    of the numbers of its columns; `round`: of `refresh`, in which it was looked whether it was altered; `used`: in which
+    rows of it came; `changes`: transactions that wrote what the catalog says of it.
 
     `doubts`: how often the catalog was asked because an old row that should be whole was not.
     """
 
     facts: FamilyTableFacts | None = None
     asked: bool = False
+    round: int = -1
+    used: int = -1
     doubts: int = 0
     latest: Relation | None = None
     highest: int = 0
@@ -134,6 +137,7 @@ class Layouts:
         self._catalog = catalog
         self._versions = versions
         self._oids = oids
+        self._round = 0
         self._tables: dict[TableName, _Table] = {}
         for relation in known:
             _follow(self._of(relation.table), relation)
@@ -143,11 +147,19 @@ class Layouts:
         return {name: table.latest for name, table in self._tables.items() if table.latest is not None}
 
     def refresh(self) -> None:
-        """Look which tables were altered since the catalog was asked: it is asked again of those. To be called once
-        transactions came, before their rows are read: a row of the same columns may be of other ones now. Raises
-        PublicationAltered where another table has the name of one, SourceError.
+        """Transactions came: before a row of them is read it is looked whether its table was altered since the catalog
+        was asked, of tables of the transactions before at once. A row of the same columns may be of other ones now.
+        Raises PublicationAltered where another table has the name of one, SourceError.
         """
-        asked = {name: table for name, table in self._tables.items() if table.asked}
+        recent = {name: table for name, table in self._tables.items() if table.used == self._round}
+        self._round += 1
+        self._look(recent)
+
+    def _look(self, tables: Mapping[TableName, _Table]) -> None:
+        """Have the catalog asked again of those that were altered."""
+        for table in tables.values():
+            table.round = self._round
+        asked = {name: table for name, table in tables.items() if table.asked}
         if self._versions is None or not asked:
             return
         now = self._versions(asked)
@@ -226,6 +238,10 @@ class Layouts:
         DecodeError.
         """
         table = self._of(row.table)
+        if table.used != self._round:
+            table.used = self._round
+            if table.round != self._round:
+                self._look({row.table: table})
         new, old = _names(row.new), _names(row.old)
         if new is None and row.operation is Operation.DELETE:
             if (plan := table.deletes.get(old)) is None:
