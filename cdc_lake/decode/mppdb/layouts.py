@@ -89,8 +89,8 @@ class Mark:
 @dataclass(slots=True)
 class _Table:
     """What is known of one table. `deletes` are plans of rows without new tuple, which depend on `latest`. `highest`:
-    of the numbers of its columns; `round`: of `refresh`, in which it was looked whether it was altered; `used`: in which
-    rows of it came; `changes`: transactions that wrote what the catalog says of it.
+    of the numbers of its columns; `round`: of `refresh`, in which it was looked whether it was altered; `used`: in
+    which rows of it came; `changes`: transactions that wrote what the catalog says of it.
 
     `doubts`: how often the catalog was asked because an old row that should be whole was not.
     """
