@@ -169,10 +169,10 @@ def _foreign(project: Project, reader: BronzeReader, target: Target, now: Relati
     have = [column.name for column in found if not column.name.startswith(WORKING)]  # of an operation that is under way
     wanted = [*silver_names_of(now, target).values(), *own_names(target, now, ())]
     try:
-        check_kind(have, wanted, target.label)
+        check_kind(have, wanted, target.label, target.source)
         check_columns(target, have, now, reader.layouts([target.source]).values())
     except (KindChanged, ShapeForeign) as unfit:
-        yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: {_again(target)}", destructive=True)
+        yield Action(ActionKind.REMAKE, target.label, f"{unfit.message}: it waits; {unfit.remedy}", destructive=True)
 
 
 def _copy_again(target: Target, change: SchemaChange) -> Action:

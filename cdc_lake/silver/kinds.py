@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from cdc_lake.config.project import Target
 from cdc_lake.errors import KindChanged
 from cdc_lake.lake.store import SilverColumn, quoted
-from cdc_lake.model.relation import Relation
+from cdc_lake.model.relation import Relation, TableName
 from cdc_lake.silver.append import Append
 from cdc_lake.silver.copies import Copies
 from cdc_lake.silver.current import Current
@@ -44,11 +44,20 @@ def kind_of(target: Target, relation: Relation) -> Kind:
             assert_never(other)
 
 
-def check_kind(have: Collection[str], wanted: Collection[str], label: str) -> None:
-    """Raise KindChanged where the columns of a silver table are those of another kind than those wanted of it."""
+def check_kind(have: Collection[str], wanted: Collection[str], label: str, source: TableName) -> None:
+    """Raise KindChanged where the columns of a silver table are those of another kind than those wanted of it.
+
+    The two kinds of current rows differ by whether there is a key: that is the source's to change.
+    """
     made, said = kind_by_columns(have), kind_by_columns(wanted)
     if made.words != said.words:
-        raise KindChanged(f"{label} was made as {made.words}, and now is {said.words}")
+        hint = None
+        if {made.words, said.words} == {_PLAIN.words, Copies.words}:
+            hint = (
+                f"if a primary key of {source} came or went, `cdc-lake resync {source}` copies the table again while "
+                "the others go on; if `keys` of the pipeline did, put them back, or run `cdc-lake rebuild`"
+            )
+        raise KindChanged(f"{label} was made as {made.words}, and now is {said.words}", hint=hint)
 
 
 def kind_by_columns(have: Collection[str]) -> Kind:

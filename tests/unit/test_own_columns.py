@@ -56,10 +56,10 @@ def test_a_column_of_the_source_with_such_a_name_stays_where_silver_adds_none():
 def test_a_kind_is_known_by_its_columns(made: dict[str, Any], said: dict[str, Any]):
     have, wanted = (["id", *own_names(target(**given), T, ())] for given in (made, said))
     if made == said:
-        check_kind(have, wanted, "silver.t")
+        check_kind(have, wanted, "silver.t", T.table)
         return
     with pytest.raises(KindChanged, match=r"was made as .*, and now is"):
-        check_kind(have, wanted, "silver.t")
+        check_kind(have, wanted, "silver.t", T.table)
 
 
 def test_a_table_without_a_key_is_another_kind():
@@ -67,7 +67,7 @@ def test_a_table_without_a_key_is_another_kind():
     have = ["id", *own_names(target(), bare, ())]
     assert have == ["id", "_copy"]
     with pytest.raises(KindChanged, match="`kind: current` without a key, and now is `kind: current`"):
-        check_kind(have, ["id", *own_names(target(), T, ())], "silver.t")
+        check_kind(have, ["id", *own_names(target(), T, ())], "silver.t", T.table)
     assert own_names(target(keys=("id",)), bare, ()) == frozenset(), "keys that are given identify rows"
 
 

@@ -57,7 +57,7 @@ def evolve(
     if have is None:
         silver.create(wanted, stream)
         return shape
-    check_kind([c.name for c in have], [c.name for c in wanted], target.label)
+    check_kind([c.name for c in have], [c.name for c in wanted], target.label, target.source)
     check_computed(target, have, wanted)
     if follows != shape.relation or not set(wanted) <= set(have):  # another layout, or other settings
         base = silver.marker(stream)

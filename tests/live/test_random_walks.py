@@ -1,0 +1,212 @@
+"""Random walks: DDL of every kind among changes, with the receiver running in between, ends equal to the source.
+
+Silver is folded from bronze without Spark (`cdc_lake.testing.folded`). A table that waits gets what its error prints:
+`--allow` where that is offered, then rows must be the source's; `resync`, then they must be so too. Where the server's log
+leaves a value open the question says so, and the columns that it is not about are right all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from cdc_lake.config.project import Project
+from cdc_lake.errors import CdcLakeError, DestructiveChange, KeylessDelete, KindChanged, NoKey, Unconvertible
+from cdc_lake.model.relation import Column, TableName
+from cdc_lake.pipeline.resync import resync
+from cdc_lake.source.printing import PRINTING
+from cdc_lake.testing.altered import SETUP, Altered
+from cdc_lake.testing.folded import Folded
+from tests.conftest import Database
+from tests.live.test_receive_loop import once, project_of
+from tests.seeds import seeds
+
+pytestmark = pytest.mark.live
+
+BUDGET = int(os.environ.get("CDC_LAKE_BUDGET", "1"))
+TABLES = 20
+"""Walks side by side in one database: what connects and copies is paid once."""
+ONLY = os.environ.get("CDC_LAKE_WALK")
+"""The number of one walk of a round, to look at it alone."""
+STEPS = 12
+WAITS = (DestructiveChange, Unconvertible, NoKey, KeylessDelete, KindChanged)
+
+
+@dataclass
+class Round:
+    """Walks of one database. `outcomes`: how many ended in which way."""
+
+    conn: psycopg.Connection[Any]
+    project: Project
+    seed: int
+    walks: list[Altered] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    texts: dict[tuple[str, Column, Column], str] = field(default_factory=dict)
+
+    def run(self, receive: Callable[[], object], **given: bool) -> None:
+        """Walk, with the receiver running now and then, and check."""
+        dice = random.Random(self.seed)
+        self.conn.execute(SETUP)
+        numbers = range(TABLES) if ONLY is None else [int(ONLY)]
+        self.walks = [Altered(self.conn, f"t{n}", f"{self.seed} {n}", **given) for n in numbers]
+        receive()
+        for _ in range(STEPS):
+            for walk in self.walks:
+                walk.step()
+            if dice.random() < 0.3:
+                receive()
+                for walk in self.walks:
+                    walk.script.append("-- received")
+        for walk in self.walks:
+            walk.finish()
+        receive()
+        receive()
+        self.check(receive)
+
+    def check(self, receive: Callable[[], object]) -> None:
+        """Each table equals the source, or waits for what mends it."""
+        wrong, again = list[Exception](), list[Altered]()
+        for walk in self.walks:
+            try:
+                if not self.settled(walk, self.folded(walk)):
+                    again.append(walk)
+            except Exception as one:  # noqa: BLE001 - all that fail are told
+                wrong.append(one)
+        if wrong:
+            raise ExceptionGroup(f"{len(wrong)} of {len(self.walks)} walks", wrong)
+        if not again:
+            return
+        resync(self.project, [f"public.{walk.name}" for walk in again])
+        receive()
+        for walk in again:
+            folded = self.folded(walk)
+            failed = folded.advance()
+            with self.told(walk):
+                assert failed is None, failed
+                assert self.shown(walk, folded) == self.source(walk)
+
+    def settled(self, walk: Altered, folded: Folded) -> bool:
+        """Whether a table is the source's once all is allowed that may be; False: only another copy mends it."""
+        doubted, waited = False, False
+        with self.told(walk):
+            while (failed := self.advanced(folded, doubted=doubted)) is not None:
+                assert isinstance(failed, WAITS), failed
+                waited = True
+                words = allowed(failed)
+                if words is None:
+                    assert "resync" in failed.remedy, failed.remedy
+                    self.outcomes[type(failed).__name__] += 1
+                    return False
+                assert not words <= folded.allowed, failed
+                folded.allowed |= words
+                doubted |= "resync" in failed.remedy
+            ours, theirs = self.shown(walk, folded), self.source(walk)
+            if doubted:
+                assert [row[:2] for row in ours] == [row[:2] for row in theirs]
+            else:
+                assert ours == theirs
+        self.outcomes["doubted" if doubted else "allowed" if waited else "equal"] += 1
+        return not doubted
+
+    @staticmethod
+    def advanced(folded: Folded, *, doubted: bool) -> CdcLakeError | None:
+        """What a table waits for; a column that was taken for another one may have values that cannot be converted."""
+        try:
+            return folded.advance()
+        except psycopg.DataError:
+            if not doubted:
+                raise
+            return Unconvertible("values of a column that was taken for another one", hint="resync")
+
+    def folded(self, walk: Altered) -> Folded:
+        """Silver of a walk's table, from the beginning."""
+        return Folded(self.project, TableName("public", walk.name), self.converted, random.Random(walk.name))
+
+    def converted(self, text: str, old: Column, new: Column) -> str:
+        """What the server makes of a value."""
+        key = (text, old, new)
+        if key not in self.texts:
+            query = "SELECT format_type(%s::oid, %s), format_type(%s::oid, %s)"
+            types = self.conn.execute(query, [old.type_oid, old.modifier, new.type_oid, new.modifier]).fetchone()
+            assert types is not None
+            cast = "SELECT format('%%s', %s::{}::{})".format(*types)
+            [(self.texts[key],)] = self.conn.execute(cast, [text]).fetchall()
+        return self.texts[key]
+
+    def shown(self, walk: Altered, folded: Folded) -> list[tuple[str | None, ...]]:
+        """Rows of silver as the source's columns have them, id and k first."""
+        columns, kinds = self.columns(walk), folded.columns
+        assert set(columns) <= set(kinds), f"silver has {list(kinds)}, the source {columns}"
+        numbers = [kinds[name].startswith("decimal") for name in columns]
+        rows = [[row.get(name) for name in columns] for row in folded.rows]
+        return sorted((self.plain(row, numbers) for row in rows), key=repr)
+
+    def source(self, walk: Altered) -> list[tuple[str | None, ...]]:
+        """The same of the source."""
+        columns = self.columns(walk)
+        kinds = walk.columns()
+        numbers = [kinds[name].startswith("numeric(") for name in columns]
+        printed = sql.SQL("CASE num_nulls({0}) WHEN 0 THEN format('%s', {0}) END")
+        listed = sql.SQL(", ").join(printed.format(sql.Identifier(name)) for name in columns)
+        only = sql.SQL("ONLY " if walk.form == "heir" else "")
+        rows = self.conn.execute(sql.SQL("SELECT {} FROM {}{}").format(listed, only, sql.Identifier(walk.name)))
+        return sorted((self.plain(row, numbers) for row in rows.fetchall()), key=repr)
+
+    @staticmethod
+    def columns(walk: Altered) -> list[str]:
+        return sorted(walk.columns(), key=lambda name: (name not in {"id", "k"}, name not in "id", name))
+
+    @staticmethod
+    def plain(row: Any, numbers: list[bool]) -> tuple[str | None, ...]:
+        pairs = zip(row, numbers, strict=True)
+        return tuple(str(Decimal(v).normalize()) if v is not None and is_number else v for v, is_number in pairs)
+
+    @contextmanager
+    def told(self, walk: Altered) -> Iterator[None]:
+        """With the statements that led to a failure."""
+        try:
+            yield
+        except Exception as failed:
+            failed.add_note(
+                f"CDC_LAKE_SEED={self.seed} CDC_LAKE_WALK={walk.name[1:]}\n"
+                + "\n".join(line.encode("unicode_escape").decode() for line in walk.script)
+            )
+            raise
+
+
+def allowed(failed: CdcLakeError) -> set[str] | None:
+    """The words that an error offers to allow; None where it offers none."""
+    found = re.search(r"`cdc-lake run (--allow .+?)`", failed.remedy)
+    return None if found is None else set(shlex.split(found[1])) - {"--allow"}
+
+
+@contextmanager
+def printing(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    with database.connect() as conn:
+        for name, value in PRINTING.items():
+            conn.execute("SELECT set_config(%s, %s, false)", [name, value])
+        yield conn
+
+
+@pytest.mark.parametrize("seed", seeds(100 if BUDGET > 1 else 1))
+def test_walks_over_pgoutput_end_equal_or_wait_for_what_mends_them(
+    database: Database, tmp_path: Path, seed: int
+) -> None:
+    project = project_of(database, tmp_path)
+    with printing(database) as conn:
+        walks = Round(conn, project, seed)
+        walks.run(lambda: once(project))
+    print(walks.outcomes)
