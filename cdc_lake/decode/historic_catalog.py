@@ -73,10 +73,13 @@ class Identified:
 def precedes(changed: int | None, xid: int | None) -> bool:
     """Whether a catalog row was written by a transaction that is older than `xid`; False where one is not known.
 
-    Numbers below 3 are those of the bootstrap and of frozen rows, which are older than all (transam.h).
+    Numbers below 3 are those of the bootstrap and of frozen rows, which are older than all (transam.h). The GaussDB
+    family has numbers of 64 bits, which do not come round.
     """
     if changed is None or xid is None:
         return False
+    if max(changed, xid) >= 2 * _HALF:
+        return changed < xid
     return changed < 3 or 0 < (xid - changed) % (2 * _HALF) < _HALF
 
 

@@ -6,7 +6,7 @@ import os
 import random
 from dataclasses import dataclass, field, replace
 
-from cdc_lake.decode.historic_catalog import Attribute, Named, identify
+from cdc_lake.decode.historic_catalog import Attribute, Named, identify, precedes
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
 from tests.seeds import one_seed
 
@@ -61,6 +61,15 @@ def wrapped(xid: int) -> int:
 def layout(columns: list[Attribute]) -> Relation:
     told = tuple(Column(one.name or "", str(one.type_oid), one.type_oid, number=one.number) for one in columns)
     return Relation(TableName("public", "t"), told, ReplicaIdentity.DEFAULT, ("id",), 1)
+
+
+def test_numbers_of_transactions_come_round_but_for_those_of_64_bits() -> None:
+    top = 1 << 32
+    older = [(3, 4), (top - 1, 3), (5, top + 5), (top + 5, 3 * top)]
+    assert all(precedes(*pair) and not precedes(*reversed(pair)) for pair in older)
+    assert precedes(2, top - 1), "frozen"
+    assert not precedes(4, 4)
+    assert not precedes(None, 4)
 
 
 def test_a_column_is_found_or_in_doubt_and_never_taken_for_another() -> None:
