@@ -107,6 +107,8 @@ def identify(
     least, commands, numbers = found[0]
     rivals = [other for against, needed, other in found[1:] if against == least or needed <= commands]
     places = {at for other in rivals for at, number in enumerate(other) if number != numbers[at]}
+    # what was in doubt stays so: what comes behind it may be the other one still
+    places |= {at for at, number in enumerate(numbers) if number in known and known[number].ambiguous}
     return Identified(numbers, frozenset(places))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -68,7 +69,8 @@ def test_a_layout_says_what_the_stream_leaves_out(database: Database, tmp_path: 
     missing = [next(c.missing for c in found[n].columns if c.name == name) for n, name in enumerate("bcd", start=1)]
     assert missing == [Missing('it\'s {a,"b"}'), Missing("{1,NULL}"), Missing("2026-01-01 10:00:00+00")]
     with source_view(project) as source:
-        assert source.layout(T) == found[-1]
+        sure = replace(found[-1], columns=tuple(replace(c, ambiguous=False) for c in found[-1].columns))
+        assert source.layout(T) == sure
 
 
 @pytest.mark.skipif(TESTED < 18, reason="publications carry generated columns since 18")
