@@ -46,7 +46,8 @@ SETUP = "CREATE DOMAIN sevens AS int DEFAULT 7"
 class Altered:
     """Commands on table `name` through a connection in autocommit; `parts`: it is partitioned.
 
-    `truncates`: also TRUNCATE; `renames`: also names that come to mean other tables.
+    `without`: what is not drawn, of `truncates`, `renames` (names that come to mean other tables), `parts`
+    (partitions), `nothing` (REPLICA IDENTITY NOTHING), `rekeys` (other columns identify rows).
     """
 
     def __init__(
@@ -55,22 +56,20 @@ class Altered:
         name: str,
         seed: object,
         *,
-        truncates: bool = True,
-        renames: bool = True,
-        begun: bool = True,
+        without: frozenset[str] = frozenset(),
     ) -> None:
         self.name, self.script = name, list[str]()
         self.dice = random.Random(str(seed))
-        self.form = self.dice.choice(["plain", "plain", "plain", "parts", "heir"])
+        self._without = without
+        forms = ["plain", "plain", "plain", "parts", "heir"]
+        self.form = self.dice.choice([one for one in forms if one not in without])
         self._conn, self._rows = conn, 0
-        self._truncates, self._renames = truncates, renames
         self._fresh, self._often = 0, self.dice.choice((1, 2, 6))
         made = self._made(name)
         for statement in made:
             self.run(statement)
-        if begun:
-            for _ in range(self.dice.randint(1, 3)):
-                self._insert()
+        for _ in range(self.dice.randint(1, 3)):
+            self._insert()
 
     def step(self) -> None:
         """A transaction, of which parts may be rolled back."""
@@ -111,10 +110,11 @@ class Altered:
 
     def _any(self) -> None:
         ways = [self._insert] * 4 + [self._update] * 4 + [self._delete, self._move] + [self._alter] * self._often
-        ways += [self._identify, self._rekey, self._rewrite] * (self._often > 1)
-        ways += [self._truncate] if self._truncates else []
+        ways += [self._identify, self._rewrite] * (self._often > 1)
+        ways += [self._rekey] if self._often > 1 and "rekeys" not in self._without else []
+        ways += [self._truncate] if "truncates" not in self._without else []
         ways += [self._part] * 2 if self.form == "parts" else []
-        ways += [self._swap] if self._renames else []
+        ways += [self._swap] if "renames" not in self._without else []
         self.dice.choice(ways)()
 
     # ── what there is ──
@@ -285,7 +285,9 @@ class Altered:
     def _identify(self) -> None:
         leaves = self._leaves()
         name = self.dice.choice([self.name, *leaves])
-        self.run(f"ALTER TABLE {name} REPLICA IDENTITY {self.dice.choice(('FULL', 'DEFAULT') * 4 + ('NOTHING',))}")
+        wanted = self.dice.choice(("FULL", "DEFAULT") * 4 + ("NOTHING",))
+        if wanted.lower() not in self._without:
+            self.run(f"ALTER TABLE {name} REPLICA IDENTITY {wanted}")
 
     def _rekey(self) -> None:
         """The primary key moves, or the identity goes by an index."""
@@ -324,7 +326,7 @@ class Altered:
         self._together(
             [
                 f"DELETE FROM {self.name} WHERE tableoid = '{one}'::regclass",
-                *([f"TRUNCATE {one}"] if self._truncates else []),
+                *([f"TRUNCATE {one}"] if "truncates" not in self._without else []),
                 f"ALTER TABLE {self.name} DETACH PARTITION {one}",
                 f"CREATE TABLE {other} (LIKE {self.name} INCLUDING DEFAULTS)",
                 f"ALTER TABLE {self.name} ATTACH PARTITION {other} {where}",

@@ -56,12 +56,12 @@ class Round:
     outcomes: Counter[str] = field(default_factory=Counter)
     texts: dict[tuple[str, Column, Column], str] = field(default_factory=dict)
 
-    def run(self, receive: Callable[[], object], **given: bool) -> None:
+    def run(self, receive: Callable[[], object], without: frozenset[str] = frozenset()) -> None:
         """Walk, with the receiver running now and then, and check."""
         dice = random.Random(self.seed)
         self.conn.execute(SETUP)
         numbers = range(TABLES) if ONLY is None else [int(ONLY)]
-        self.walks = [Altered(self.conn, f"t{n}", f"{self.seed} {n}", **given) for n in numbers]
+        self.walks = [Altered(self.conn, f"t{n}", f"{self.seed} {n}", without=without) for n in numbers]
         receive()
         for _ in range(STEPS):
             for walk in self.walks:
@@ -150,7 +150,7 @@ class Round:
         """Rows of silver as the source's columns have them, id and k first."""
         columns, kinds = self.columns(walk), folded.columns
         assert set(columns) <= set(kinds), f"silver has {list(kinds)}, the source {columns}"
-        numbers = [kinds[name].startswith("decimal") for name in columns]
+        numbers = [kind.startswith("numeric(") for kind in map(walk.columns().__getitem__, columns)]
         rows = [[row.get(name) for name in columns] for row in folded.rows]
         return sorted((self.plain(row, numbers) for row in rows), key=repr)
 
