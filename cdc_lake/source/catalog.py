@@ -66,7 +66,12 @@ _STORAGE = (
     "CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END FROM pg_class AS c WHERE c.oid = %s"
 )
 _KEPT_SECONDS = 5.0  # each of many partitions asks for all of them, one behind the other
-_LEAVES = "(SELECT relid::oid AS oid FROM pg_partition_tree(%s::oid::regclass) WHERE isleaf AND relid::oid <> %s::oid)"
+# `pg_partition_tree` would lock each of them until the transaction ends, and wait for who alters one.
+_LEAVES = (
+    "(WITH RECURSIVE below AS (SELECT inhrelid AS oid FROM pg_inherits WHERE inhparent = %s::oid "
+    "UNION ALL SELECT i.inhrelid FROM pg_inherits AS i JOIN below ON i.inhparent = below.oid) "
+    "SELECT b.oid FROM below AS b JOIN pg_class AS c ON c.oid = b.oid WHERE c.relkind <> 'p')"
+)
 
 _PRIMARY_KEY = (
     f"SELECT a.attname::text, {_CHANGED.format('i')} FROM pg_index AS i "
@@ -193,14 +198,14 @@ def storage_of(session: Session, oid: int, table: TableName) -> Storage:
             "SELECT a.attname::text, min((a.attmissingval::text::text[])[1]), max((a.attmissingval::text::text[])[1]) "
             f"FROM {_LEAVES} AS l JOIN pg_attribute AS a ON a.attrelid = l.oid "
             "WHERE a.atthasmissing AND NOT a.attisdropped GROUP BY 1".encode(),
-            [oid, oid],
+            [oid],
         ).fetchall()
         leaves = session.execute(
             "SELECT c.oid::bigint, CASE WHEN c.relfilenode NOT IN (0, c.oid) THEN c.relfilenode::bigint END, "
             "c.relreplident = 'f', ARRAY(SELECT a.attname::text FROM pg_attribute AS a WHERE a.attrelid = c.oid "
             f"  AND a.attnum = ANY (({_IDENTITY_INDEX})::int2[])) "
             f"FROM {_LEAVES} AS l JOIN pg_class AS c ON c.oid = l.oid ORDER BY c.oid".encode(),
-            [oid, oid],
+            [oid],
         ).fetchall()
     rewritten = ",".join(f"{leaf}:{file}" for leaf, file, *_ in leaves if file is not None)
     missing = {str(name): Missing(str(low)) if low == high else Missing(None) for name, low, high in values}

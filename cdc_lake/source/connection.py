@@ -201,7 +201,29 @@ def named(doing: str) -> Iterator[None]:
 
 def command(pgconn: pq.abc.PGconn, text: str, doing: str) -> list[dict[str, str | None]]:
     """Run one replication command (simple protocol, no parameters); rows as name → text. Raises SourceError."""
-    result = pgconn.exec_(text.encode())
+    return _rows(pgconn.exec_(text.encode()), pgconn, doing)
+
+
+def answered(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str) -> list[dict[str, str | None]]:
+    """The same, for who cannot wait. Raises ServerUnreachable where no answer has come after so many seconds."""
+    pgconn.send_query(text.encode())
+    until = time.monotonic() + seconds
+    try:
+        while pgconn.is_busy():
+            if not select.select([pgconn.socket], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise ServerUnreachable(f"{doing}: the server has not answered for {seconds:.0f} s")
+            pgconn.consume_input()
+        result = next_result(pgconn)
+        while next_result(pgconn) is not None:  # the end of the answer
+            continue
+    except psycopg.OperationalError as broken:
+        raise lost(pgconn, doing) from broken
+    if result is None:
+        raise lost(pgconn, doing)
+    return _rows(result, pgconn, doing)
+
+
+def _rows(result: pq.abc.PGresult, pgconn: pq.abc.PGconn, doing: str) -> list[dict[str, str | None]]:
     if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
         names = [(result.fname(at) or b"").decode() for at in range(result.nfields)]
         return [

@@ -15,7 +15,7 @@ from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import NoPrimary, QueryRefused, ServerSettings
 from cdc_lake.model.change import OWN_MESSAGES
 from cdc_lake.model.position import Lsn
-from cdc_lake.source.connection import Session, command, for_replication, named
+from cdc_lake.source.connection import Session, answered, command, for_replication, named
 from cdc_lake.source.product import OLDEST, Product, product_of
 from cdc_lake.source.timeline import Timeline, parse_history
 
@@ -226,9 +226,14 @@ class SynchronousStandby:
 
     ASKED_EVERY = 2.0
 
-    def __init__(self, session: Session, replication: Session, clock: Callable[[], float] = time.monotonic) -> None:
-        """`session`: any of this server; `replication`: the connection that streams."""
+    def __init__(
+        self, session: Session, replication: Session, longest: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`session`: any of this server; `replication`: the connection that streams, which is read by who asks:
+        a server that has not answered after `longest` seconds is given up.
+        """
         self._session = session
+        self._longest = longest
         self._application = replication.info.parameter_status("application_name") or ""
         self._clock = clock
         self._asked_at = -math.inf
@@ -238,6 +243,7 @@ class SynchronousStandby:
         """Return True if `synchronous_standby_names` lists the connection. Raises SourceError."""
         if self._clock() - self._asked_at >= self.ASKED_EVERY:
             self._asked_at = self._clock()
-            names = setting(self._session, "synchronous_standby_names")
-            self._synchronous = names_standby(names, self._application)
+            query, doing = "SHOW synchronous_standby_names", "asking which standbys are waited for"
+            (row,) = answered(self._session.pgconn, query, self._longest, doing)
+            self._synchronous = names_standby(row["synchronous_standby_names"] or "", self._application)
         return self._synchronous

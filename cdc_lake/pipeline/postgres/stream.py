@@ -102,7 +102,7 @@ def open_postgres(
         if first:
             at = beside.finished((frames.tick, heed), stop)
             copied, target = copied + sum(one.rows for one in at), max([target, *(one.position for one in at)])
-        limits = project.pipeline.bronze.spool
+        limits, silence = project.pipeline.bronze.spool, project.postgres.silence_timeout / 1000
         hashing = opened.enter_context(HashingProcess())
         spool = opened.enter_context(Spool(project.spool, limits.max_bytes, limits.part))
         parked = _parked(project, spool, state, session, facts, frames)
@@ -123,7 +123,7 @@ def open_postgres(
             spilled=lambda: spool.written,
             parked=parked,
             heed=beside.heed,
-            synchronous=SynchronousStandby(session, replication) if streams else bool,
+            synchronous=SynchronousStandby(session, replication, silence) if streams else bool,
         )
 
 
