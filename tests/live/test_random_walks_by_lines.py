@@ -15,8 +15,9 @@ from tests.seeds import seeds
 pytestmark = pytest.mark.live
 
 LEFT_OUT = frozenset({"parts", "nothing", "rekeys"})
-"""Partitions are tables of their own here. Of rows whose server logged nothing of them, or another key than that of now,
-nothing in the stream tells.
+"""Partitions are tables of their own here. The other two are left out for what is known to go wrong: a key that is updated
+under REPLICA IDENTITY NOTHING is taken for another row where the identity is DEFAULT again before it is read, and a key
+that moved under REPLICA IDENTITY FULL may be that of now.
 """
 SEEDS = seeds(100 if BUDGET > 1 else 1)
 

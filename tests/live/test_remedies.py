@@ -2,7 +2,7 @@
 
 A case is what breaks, the code that says so, and what is done besides the commands that the hint itself names in
 backquotes: those are taken from what was printed. In the end every row of the source is in bronze, in an unbroken chain,
-and what silver, cuts and control tables had is there still. No Spark: cases of silver are in tests/spark/test_remedies.py.
+and what silver, cuts and control tables had is there still. No Spark, so no case of silver.
 """
 
 from __future__ import annotations
