@@ -130,8 +130,12 @@ def test_the_layout_from_the_catalog_is_the_layout_from_the_stream(database: Dat
     carried = publication.published(session, "pub")
     assert [p.table for p in carried] == NAMES == sorted(announced)
     for p in carried:
-        assert relation_of(session, p.table, p.columns) == announced[p.table]
-        assert relation_of(session, p.table, p.columns).layout == announced[p.table].layout
+        then = announced[
+            p.table
+        ]  # of a table that lost a column before anything landed, the stream leaves one in doubt
+        sure = replace(then, columns=tuple(replace(column, ambiguous=False) for column in then.columns))
+        assert relation_of(session, p.table, p.columns) == sure
+        assert relation_of(session, p.table, p.columns).layout == sure.layout
     assert announced[TableName("public", "composite")].names == ("b", "a", "note")
     assert announced[TableName("public", "composite")].primary_key == ("a", "b")
     kinds = [c.type_name for c in announced[TableName("public", 'Odd "Name.')].columns]
