@@ -153,9 +153,9 @@ class Layouts:
         """
         recent = {name: table for name, table in self._tables.items() if table.used == self._round}
         self._round += 1
-        self._look(recent)
+        self._ask_if_altered(recent)
 
-    def _look(self, tables: Mapping[TableName, _Table]) -> None:
+    def _ask_if_altered(self, tables: Mapping[TableName, _Table]) -> None:
         """Have the catalog asked again of those that were altered."""
         for table in tables.values():
             table.round = self._round
@@ -241,15 +241,16 @@ class Layouts:
         if table.used != self._round:
             table.used = self._round
             if table.round != self._round:
-                self._look({row.table: table})
+                self._ask_if_altered({row.table: table})
         new, old = _names(row.new), _names(row.old)
         if new is None and row.operation is Operation.DELETE:
             if (plan := table.deletes.get(old)) is None:
                 plan = table.deletes[old] = self._plan(row, table, None, old, xid)
             return plan
-        if (plan := table.plans.get((row.operation.value, new, old, self.age(row.table, xid)))) is None:
+        shape = (row.operation.value, new, old, self.age(row.table, xid))
+        if (plan := table.plans.get(shape)) is None:
             plan = self._plan(row, table, new, old, xid)
-            table.plans[row.operation.value, new, old, self.age(row.table, xid)] = plan
+            table.plans[(*shape[:3], self.age(row.table, xid))] = plan  # planning may have asked the catalog
         if table.latest is not plan.relation:
             _follow(table, plan.relation)
             table.deletes.clear()
@@ -293,7 +294,10 @@ class Layouts:
             raise MalformedMessage(f"an old row of {row.table} with columns that the new one has not")
         if kind is OldKind.KEY:
             skipped |= {name for name, _ in sent or ()} - logged_of(relation)
-        keyed = relation.identity is ReplicaIdentity.FULL or any(c.key for c in relation.columns)
+        # Where the identity has become NOTHING, a DELETE says as little as of an INSERT that is taken back: by what the
+        # table logged before, and not as the delete of no row.
+        keyed = _identifies(relation) or (table.latest is not None and _identifies(table.latest))
+        keyed |= not self._takes_back and bool(relation.primary_key)
         cancels = new is None and kind is None and keyed
         if cancels and not self._takes_back:
             raise UnmatchedDelete(f"a DELETE without a key on {row.table}, which has one now")
@@ -304,6 +308,11 @@ class Layouts:
             old_kind=kind,
             cancels=cancels,
         )
+
+
+def _identifies(relation: Relation) -> bool:
+    """Whether the server logs of old rows what tells them apart."""
+    return relation.identity is ReplicaIdentity.FULL or any(c.key for c in relation.columns)
 
 
 def _follow(table: _Table, relation: Relation) -> None:
