@@ -213,9 +213,7 @@ def answered(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str) -> li
             if not select.select([pgconn.socket], [], [], max(0.0, until - time.monotonic()))[0]:
                 raise ServerUnreachable(f"{doing}: the server has not answered for {seconds:.0f} s")
             pgconn.consume_input()
-        result = next_result(pgconn)
-        while next_result(pgconn) is not None:  # the end of the answer
-            continue
+        result = _last_result(pgconn)
     except psycopg.OperationalError as broken:
         raise lost(pgconn, doing) from broken
     if result is None:
@@ -245,6 +243,14 @@ def next_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
     return pgconn.get_result()
 
 
+def _last_result(pgconn: pq.abc.PGconn) -> pq.abc.PGresult | None:
+    """The result of one statement, with the end of the answer taken too. Raises psycopg.OperationalError."""
+    result = next_result(pgconn)
+    while next_result(pgconn) is not None:
+        continue
+    return result
+
+
 def finished_within(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str) -> bool:
     """Run a replication command that may wait at the server; False where it was cancelled after so long.
 
@@ -259,9 +265,7 @@ def finished_within(pgconn: pq.abc.PGconn, text: str, seconds: float, doing: str
                 pgconn.get_cancel().cancel()
             select.select([pgconn.socket], [], [], min(max(left, 0.05), 0.2) if seconds else None)
             pgconn.consume_input()
-        result = next_result(pgconn)
-        while next_result(pgconn) is not None:  # the end of the answer
-            continue
+        result = _last_result(pgconn)
     except psycopg.OperationalError as broken:
         raise lost(pgconn, doing) from broken
     if result is None or result.status == pq.ExecStatus.COMMAND_OK:

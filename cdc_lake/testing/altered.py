@@ -65,8 +65,7 @@ class Altered:
         self.form = self.dice.choice([one for one in forms if one not in without])
         self._conn, self._rows = conn, 0
         self._fresh, self._often = 0, self.dice.choice((1, 2, 6))
-        made = self._made(name)
-        for statement in made:
+        for statement in self._creation(name):
             self.run(statement)
         for _ in range(self.dice.randint(1, 3)):
             self._insert()
@@ -146,7 +145,7 @@ class Altered:
         query = f"SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = '{self.name}'::regclass ORDER BY 1"
         return [str(name) for (name,) in self._conn.execute(query)]
 
-    def _made(self, name: str) -> list[str]:
+    def _creation(self, name: str) -> list[str]:
         self._fresh += 1
         if self.form == "heir":
             return [
