@@ -95,7 +95,7 @@ class Altered:
                     text = statement.replace(f"ALTER TABLE {self.name} ", f"ALTER TABLE {name} ")
                     self._conn.execute(text)
         except psycopg.Error as refused:
-            self.script.append(f"-- refused: {statement!r}: {str(refused).splitlines()[0]}")
+            self.script.append(f"-- refused: {statement!r}: {refused.diag.message_primary}")
             return False
         self.script.append(f"{statement}; -- and its partitions" if leaves else f"{statement};")
         return True
