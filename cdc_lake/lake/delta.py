@@ -19,7 +19,7 @@ from cdc_lake.errors import OtherWriter, TableChangedMeanwhile
 from cdc_lake.lake.evolution import AddColumn, SchemaChange, columns_after, only_adds, restated
 from cdc_lake.lake.made import OWN, cluster_sql, division_properties, own_properties, partition_sql
 from cdc_lake.lake.marker import FIRST, GENERATION_PROPERTY, Marker, app_id, layout_app_id, planned_for, read_marker
-from cdc_lake.lake.owner import OWNER, owner_properties
+from cdc_lake.lake.owner import OWNER, owner_properties, table_comment
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 from cdc_lake.lake.strangers import overtaken
 
@@ -159,7 +159,7 @@ class DeltaSilver:
 
     def _clauses(self, stream: str, kept: Mapping[str, str] | None = None) -> str:
         """What CREATE and REPLACE TABLE say behind the columns; `kept`: properties that the table has."""
-        comment = literal(f"current rows of {self._target.source}, by cdc_lake")
+        comment = literal(table_comment(self._target.source))
         others = {key: value for key, value in (kept or {}).items() if key not in OWN | OWNER}
         own = {**own_properties(self._target), **owner_properties(self._project, stream)}
         properties = {**others, "delta.checkpointInterval": "100", **own}

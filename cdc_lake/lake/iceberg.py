@@ -29,7 +29,7 @@ from cdc_lake.lake.marker import (
     layout_app_id,
     read_marker,
 )
-from cdc_lake.lake.owner import owner_properties
+from cdc_lake.lake.owner import owner_properties, table_comment
 from cdc_lake.lake.spark_catalog import check_catalog
 from cdc_lake.lake.store import SilverColumn, Work, literal, quoted
 from cdc_lake.observe.failpoint import BRANCH_WRITTEN, LAYOUT_BEGUN, LAYOUT_FILLED, failpoint
@@ -193,7 +193,7 @@ class IcebergSilver:
 
     def _clauses(self, stream: str) -> str:
         """What CREATE and REPLACE TABLE say behind the columns."""
-        comment = literal(f"current rows of {self._target.source}, by cdc_lake")
+        comment = literal(table_comment(self._target.source))
         given = {**own_properties(self._target), **owner_properties(self._project, stream)}
         own = "".join(f", {literal(key)} = {literal(value)}" for key, value in given.items())
         return (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,17 +30,24 @@ OWNER: Final = frozenset({PIPELINE, STREAM})
 """Properties that say whose a table is; a property of a table that is replaced is replaced with it."""
 
 _APP: Final = re.compile(r"cdc_lake:(?P<stream>.+):[^:]+:\d+", re.DOTALL)
-_COMMENT: Final = ", by cdc_lake"
-"""How the comment of a silver table ends (`lake.delta`, `lake.iceberg`)."""
+_COMMENT: Final = re.compile(r"current rows of (?P<source>.+), by cdc_lake", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """`pipeline`, `stream`: as the table names them, None where it does not. `unused`: made here, and never written."""
+    """`pipeline`, `stream`: as the table names them, None where it does not. `unused`: made here, and never written.
+    `source`: the source table whose rows it was made for, None where it does not say so.
+    """
 
     pipeline: str | None
     stream: str | None
     unused: bool = False
+    source: str | None = field(default=None, compare=False)
+
+
+def table_comment(source: object) -> str:
+    """What a silver table of a source table says of itself."""
+    return f"current rows of {source}, by cdc_lake"
 
 
 def owner_properties(project: Project, stream: str) -> dict[str, str]:
@@ -65,8 +72,9 @@ def _delta_owner(folder: Path) -> Owner | None:
     pipeline, stream = metadata.configuration.get(PIPELINE), metadata.configuration.get(STREAM)
     if stream is None:
         stream = next(_delta_streams(folder / "_delta_log", table.version()), None)
-    made_here = (metadata.description or "").endswith(_COMMENT)
-    return Owner(pipeline, stream, unused=made_here and stream is None and not table.file_uris())
+    made_here = _COMMENT.fullmatch(metadata.description or "")
+    unused = made_here is not None and stream is None and not table.file_uris()
+    return Owner(pipeline, stream, unused, made_here and made_here["source"])
 
 
 def _delta_streams(log: Path, version: int) -> Iterator[str]:
@@ -96,8 +104,10 @@ def _iceberg_owner(table: Table) -> Owner:
         app = version.summary.additional_properties.get(APP_PROPERTY, "") if version.summary else ""
         stream = _stream_of(app)
         version = table.snapshot_by_id(version.parent_snapshot_id) if version.parent_snapshot_id else None
-    made_here = table.properties.get("comment", "").endswith(_COMMENT)
-    return Owner(pipeline, stream, unused=made_here and stream is None and head is None)
+    made_here = _COMMENT.fullmatch(table.properties.get("comment", ""))
+    return Owner(
+        pipeline, stream, made_here is not None and stream is None and head is None, made_here and made_here["source"]
+    )
 
 
 def _stream_of(app: str) -> str | None:

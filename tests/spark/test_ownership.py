@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc_lake.bronze.writer import DeltaBronze
-from cdc_lake.errors import OtherWriter, SilverNotOwned
+from cdc_lake.errors import OtherWriter, SilverNameShared, SilverNotOwned
 from cdc_lake.lake.control import ControlTables
-from cdc_lake.lake.control_rows import StreamRow, now
+from cdc_lake.lake.control_rows import SnapshotRow, StreamRow, now
 from cdc_lake.lake.owner import PIPELINE, STREAM, Owner, read_owner
 from cdc_lake.lake.read import read_silver
 from cdc_lake.lake.store import store
+from cdc_lake.model.change import Insert
 from cdc_lake.observe.progress import silent
 from cdc_lake.pipeline.applying.apply import apply
 from cdc_lake.pipeline.applying.rebuild import rebuild
 from cdc_lake.pipeline.state.cuts import last_cut
+from cdc_lake.testing.messages import table
 
 from .conftest import make_project
-from .formats import FORMATS
-from .test_apply_cases import Lake, insert, row
+from .formats import FORMATS, drawn
+from .test_apply_cases import Lake, T, insert, row
 
 pytestmark = pytest.mark.spark
 
@@ -164,3 +168,40 @@ def test_who_writes_in_spite_of_other_writers_warn_is_stopped_where_it_is_anothe
         own.run()
     assert not issubclass(SilverNotOwned, OtherWriter)
     assert other.rows() == [row(9, 9)]
+
+
+@drawn
+def test_of_tables_of_one_silver_name_the_one_that_has_it_goes_on_and_the_other_waits(
+    spark: Any, lake_root: Path, fmt: str
+) -> None:
+    """Also at the beginning of a new stream, where a marker names no source table."""
+    lake = Named(lake_root, spark, "folds", "folds", fmt)
+    beside, other = (table(f"public.{name}", id="int4", n="int4") for name in ("beside", "T"))
+    lake.land(insert("1", "1"))
+    lake.advance()
+    lake.land(insert("2", "2"), Insert(other, ("7", "7")), Insert(beside, ("1", "1")))
+    for _ in range(2):
+        with pytest.raises(SilverNameShared, match=r"`public\.T` and `public\.t` would both be written"):
+            lake.advance()
+        assert lake.rows() == [row(1, 1), row(2, 2)]
+        assert len(lake.rows(beside)) == 1
+    with pytest.raises(SilverNameShared):
+        rebuild(lake.project, "public.T", spark=spark)
+    lake.begin(f"pg:1:d:{lake.project.name}:0/9000")
+    lake.project = make_project(
+        lake_root, lake.project.name, silver={"defaults": {"namespace": f"folds_{fmt}", "format": fmt}}
+    )
+    copied = []
+    for layout, rows in ((T, [["1", "1", "b"], ["3", "3", "b"]]), (other, [["7", "7"]]), (beside, [["2", "2"]])):
+        lake.bronze.append_snapshot("initial-2", len(copied), layout, pa.array(rows, pa.list_(pa.string())), 0, 100)
+        copied.append({"relation": str(layout.table), "layout": layout.layout, "rows": len(rows), "chunks": 1})
+    control = ControlTables(lake.project.control)
+    control.record(SnapshotRow("initial-2", lake.stream, 2, 100, json.dumps(copied), "complete", now()))
+    with pytest.raises(SilverNameShared):
+        lake.advance()
+    assert (lake.rows(), lake.rows(beside)) == ([row(1, 1), row(3, 3)], [{"id": 2, "n": 2}])
+    tables = [{"from": "public.T", "to": "capital"}]
+    silver = {"defaults": {"namespace": f"folds_{fmt}", "format": fmt}, "tables": tables}
+    lake.project = make_project(lake_root, lake.project.name, silver=silver)
+    lake.advance()
+    assert (lake.rows(), lake.rows(other)) == ([row(1, 1), row(3, 3)], [{"id": 7, "n": 7}])

@@ -32,18 +32,23 @@ def first_content(
         raise SnapshotIncomplete("the initial snapshot is not complete yet: there is nothing to apply")
     tables: dict[str, TableState] = {}
     jobs, held = [], hold_log(control)
+    shared = steps.shared_names(copies)
     for relation, copy in copies.items():
         target = project.target(copy.relation)
+        if (error := shared.get(copy.relation)) is not None:  # the marker is of another table's rows
+            steps.refuse(target, copy.position - 1, error, tables)
+            continue
         marker = read_marker(project, target, state.stream)
         adopts = steps.adopts(target)
         if adopts is True:
             marker = replace(marker, position=None)
         at = marker.position or copy.position
         layout = steps.layout_at(state, target, copy.position, at, copy.layout)
-        tables[relation] = replace(found(target, state, marker, at, held), layout=layout)
         if isinstance(adopts, SilverNotOwned):
             steps.refuse(target, copy.position - 1, adopts, tables)
-        elif marker.position is None and relation in paused:
+            continue
+        tables[relation] = replace(found(target, state, marker, at, held), layout=layout)
+        if marker.position is None and relation in paused:
             tables[relation] = replace(tables[relation], state=PAUSED, position=copy.position - 1)  # before its copy
         elif marker.position is None:
             first = replace(steps.first(state, target, copy.position, copy.layout, marker), adopts=adopts)

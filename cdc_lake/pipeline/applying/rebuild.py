@@ -53,12 +53,14 @@ from cdc_lake.pipeline.applying.span_shape import shape_of
 from cdc_lake.pipeline.applying.table_job import Copied, TableJob
 from cdc_lake.pipeline.applying.table_span import Prepared, prepare, stopped_by_rule
 from cdc_lake.pipeline.applying.whole_groups import passed_by, settled_whole, together_at
+from cdc_lake.pipeline.state.copies import courses
 from cdc_lake.pipeline.state.cuts import BROKEN, IN, Cut, TableState, last_cut, write_cut
 from cdc_lake.pipeline.state.holds import forget, hold_log, open_holds, record
 from cdc_lake.pipeline.state.ownership import Ownership
 from cdc_lake.pipeline.state.source_table import source_table
 from cdc_lake.pipeline.stream.copying import Stopped
 from cdc_lake.pipeline.target.division import check_divided, check_divisible
+from cdc_lake.pipeline.target.shared_names import refused_names
 from cdc_lake.pipeline.target.transforms import projection_of
 from cdc_lake.silver.difference import Difference, difference
 from cdc_lake.silver.holding import NOTHING_WAITS, Waiting
@@ -146,6 +148,11 @@ class Rebuilding:
             Ownership(project).check(self._target)
         self._cut = last_cut(self._control, self._state.stream)
         self._listed = self._cut.tables.get(str(name)) if self._cut is not None else None
+        if into is None:
+            copied = courses(self._control.snapshots(), self._state.stream)
+            known = {name, *map(TableName.parse, {*copied, *(self._cut.tables if self._cut else ())})}
+            if (shared := refused_names(project, known).get(name)) is not None:
+                raise shared
         if into is None and self._cut is None:
             raise NothingToRebuild(f"silver has no content of {name} yet: `cdc-lake run` makes it")
         if to is not None or self._cut is None:

@@ -6,7 +6,7 @@ A table that cannot go on is noted in the cut as it is, with its error in `done.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -19,7 +19,7 @@ from cdc_lake.bronze.outline import outline
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.bronze.split import SPLIT_FROM, Splitter
 from cdc_lake.config.project import Project, Target
-from cdc_lake.errors import CdcLakeError, SilverNotOwned, TableChangedMeanwhile, TableRenamed
+from cdc_lake.errors import CdcLakeError, SilverNameShared, SilverNotOwned, TableChangedMeanwhile, TableRenamed
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.marker import Marker, read_marker
 from cdc_lake.lake.strangers import untouched
@@ -40,7 +40,7 @@ from cdc_lake.pipeline.state.copies import initial_copies
 from cdc_lake.pipeline.state.cuts import BROKEN, IN, PAUSED, STAYS, TableState, content_before, found
 from cdc_lake.pipeline.state.holds import HoldLog, hold_log, open_holds, record
 from cdc_lake.pipeline.state.ownership import Ownership, adoption
-from cdc_lake.pipeline.target.shared_names import shared_names
+from cdc_lake.pipeline.target.shared_names import refused_names
 from cdc_lake.silver.holding import NOTHING_WAITS
 from cdc_lake.source.stream import shown
 
@@ -79,7 +79,7 @@ class TableSteps:
         lives = lives or SparkLives()
         self._lives = lives
         self._known = frozenset[str]()
-        self._shared: Mapping[TableName, CdcLakeError] = {}
+        self._shared: Mapping[TableName, SilverNameShared] = {}
         self._project = project
         self._allowed = allowed
         self._tell = tell
@@ -195,7 +195,7 @@ class TableSteps:
         large = load.rows * (len(names) - 1) >= SPLIT_FROM
         parts = self._splitter.split(files, span) if large else None
         jobs = []
-        for relation in names:
+        for relation in self._with_a_name(names, after, tables):
             target = self._project.target(TableName.parse(relation))
             listed = tables.get(relation)
             marker = read_marker(self._project, target, state.stream)
@@ -278,6 +278,23 @@ class TableSteps:
             tell=self._tell,
         )
 
+    def shared_names(self, relations: Collection[str]) -> Mapping[TableName, SilverNameShared]:
+        """Of source tables those that wait because the silver table that they would have is another one's, too."""
+        if (known := frozenset(relations)) != self._known:
+            self._known, self._shared = known, refused_names(self._project, map(TableName.parse, known))
+        return self._shared
+
+    def _with_a_name(self, relations: Sequence[str], after: int, tables: dict[str, TableState]) -> list[str]:
+        """The tables that have a silver table to themselves; the others wait: the marker there is of another's rows."""
+        shared, out = self.shared_names({*tables, *relations}), []
+        for relation in relations:
+            target, listed = self._project.target(TableName.parse(relation)), tables.get(relation)
+            if (error := shared.get(target.source)) is None:
+                out.append(relation)
+            else:
+                self._break(target, after if listed is None else listed.position, error, tables)
+        return out
+
     def adopts(self, target: Target) -> bool | SilverNotOwned:
         """Whether a table without content of this stream is somebody else's that the run adopts; the refusal where it
         is somebody else's and the run does not.
@@ -287,9 +304,8 @@ class TableSteps:
             return False
         return True if adoption(target.label) in self._allowed else refusal
 
-    def refuse(self, target: Target, position: int, refusal: SilverNotOwned, tables: dict[str, TableState]) -> None:
-        """Note that a table, before its first content at `position`, is somebody else's."""
-        del tables[str(target.source)]
+    def refuse(self, target: Target, position: int, refusal: CdcLakeError, tables: dict[str, TableState]) -> None:
+        """Note that a table, before its first content at `position`, is not to be had."""
         self._break(target, position, refusal, tables)
 
     def layout_at(
@@ -378,11 +394,10 @@ class TableSteps:
 
     def prepare(self, jobs: Sequence[TableJob], tables: dict[str, TableState]) -> list[Prepared]:
         """Prepare tables side by side; those that cannot go on are noted as broken."""
-        refused = self._refused(jobs, tables)
 
         def one(job: TableJob) -> Prepared | CdcLakeError | None:
-            if (error := refused.get(job.target.source)) is not None:
-                return error
+            if (error := self._lives.given_up.get(job.target.label)) is not None:
+                return error  # it ended Spark
             return guarded(lambda: prepare(self._sessions.of(job.target), job), job.target)
 
         out, idle, failed = [], [], list[tuple[TableJob, CdcLakeError]]()
@@ -395,8 +410,11 @@ class TableSteps:
                 out.append(result)
             else:
                 idle.append(job)
-        for job, error in failed:  # behind what goes on: two tables may have one label, and then only one of them does
+        for job, error in failed:
             self._break(job.target, job.span.after, error, tables)
+        for table, error in self._shared.items():  # behind what goes on: it may have the label of one that waits
+            if str(table) in tables:
+                self.done.broken.setdefault(self._project.target(table).label, error)
         out = self.groups.together(out, tables)
         for job in idle:
             waits = tables.get(relation := str(job.target.source))
@@ -404,19 +422,6 @@ class TableSteps:
                 layout = job.layout if job.snapshot else waits.layout
                 tables[relation] = replace(waits, position=job.span.upto, state=IN, layout=layout)
         return out
-
-    def _refused(self, jobs: Sequence[TableJob], tables: Mapping[str, TableState]) -> dict[TableName, CdcLakeError]:
-        """Tables that are not worked on: they ended Spark, or others have the silver table that they would have."""
-        known = frozenset(tables).union(str(job.target.source) for job in jobs)
-        if known != self._known:
-            self._known, self._shared = known, shared_names(self._project, map(TableName.parse, known))
-        shared = self._shared
-        owners = [table for table in shared if (now := tables.get(str(table))) is not None and now.version is not None]
-        alone = {table for table in owners if not _others(self._project, table, owners)}
-        out: dict[TableName, CdcLakeError] = {table: why for table, why in shared.items() if table not in alone}
-        return out | {
-            job.target.source: why for job in jobs if (why := self._lives.given_up.get(job.target.label)) is not None
-        }
 
     def merge(self, prepared: Sequence[Prepared], tables: dict[str, TableState]) -> None:
         """Record what is held, then merge tables side by side; `tables` says afterwards where they stand."""
@@ -490,12 +495,6 @@ class TableSteps:
             facts = {"table": target.label, "code": error.code}
             self._tell(Progress("broken", f"{target.label} waits: {error.message}", facts=facts))
         self.done.broken[target.label] = error
-
-
-def _others(project: Project, table: TableName, tables: Iterable[TableName]) -> bool:
-    """Whether another one of some tables has the same silver table."""
-    label = project.target(table).label.casefold()
-    return any(one != table and project.target(one).label.casefold() == label for one in tables)
 
 
 def _between(target: Target, listed: TableState, base: int | None, version: int) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from cdc_lake.config.project import Project
 from cdc_lake.errors import SilverNameShared
+from cdc_lake.lake.owner import read_owner
 from cdc_lake.model.relation import TableName
 
 
@@ -29,6 +30,17 @@ def shared_names(project: Project, tables: Iterable[TableName]) -> dict[TableNam
                 table: SilverNameShared(text, where=project.written(project.target(table), "to")) for table in several
             }
     return out
+
+
+def refused_names(project: Project, tables: Iterable[TableName]) -> dict[TableName, SilverNameShared]:
+    """The same without those that are merged all the same: the silver table was made for the rows of theirs."""
+    shared = shared_names(project, tables)
+    return {table: error for table, error in shared.items() if not _is_of(project, table)}
+
+
+def _is_of(project: Project, table: TableName) -> bool:
+    owner = read_owner(project, project.target(table))
+    return owner is not None and owner.source == str(table)
 
 
 def check_names(project: Project, tables: Iterable[TableName]) -> None:
