@@ -13,6 +13,7 @@ COMPILE = env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$(CURDIR)/$(VENV)/
 PYTEST  = $(COMPILE) $(BIN)/pytest --numprocesses 3
 
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help demo test test-fast test-faults test-long lint type format bench bench-quick bench-check peers docs matrix fuzz lock clean
 
 help: ## print this
@@ -21,7 +22,7 @@ help: ## print this
 demo: $(VENV)/.run ## set everything up, run the shop into a lake, prove it equal, report (SOURCE=gaussdb: over GaussDB's wire)
 	@$(COMPILE) SOURCE="$(SOURCE)" PATH="$(CURDIR)/$(BIN):$$PATH" sh pipelines/demo.sh
 
-test: $(VENV)/.dev ## all tests but the slow ones, with a small budget for the random ones
+test: $(VENV)/spark.jsa ## all tests but the slow ones, with a small budget for the random ones
 	@$(PYTEST)
 
 test-fast: $(VENV)/.dev ## tests without Spark
@@ -33,7 +34,7 @@ test-faults: $(VENV)/.dev ## the fault tests of each promise at a small budget, 
 # Tests of promises run by themselves, one after the other but where their promise says otherwise: some assert what they
 # take, which is theirs alone only so. Some tests of Spark have more seeds and longer ones with a greater budget: at ten
 # times it they would take a day.
-test-long: $(VENV)/.dev ## all tests at full budget, with a row of each promise, then the receiver on PostgreSQL 14 to 17, all types on 14 and 17
+test-long: $(VENV)/spark.jsa ## all tests at full budget, with a row of each promise, then the receiver on PostgreSQL 14 to 17, all types on 14 and 17
 	@CDC_LAKE_BUDGET=10 $(PYTEST) -m "not spark" --timeout 3600 $$($(BIN)/python -m tests.reliability --others)
 	@CDC_LAKE_BUDGET=3 $(PYTEST) -m spark --timeout 3600 $$($(BIN)/python -m tests.reliability --others)
 	@$(BIN)/python -m tests.reliability
@@ -99,3 +100,6 @@ $(VENV)/.dev: $(VENV)/.uv pyproject.toml constraints.txt
 	@$(INSTALL) --editable '.[dev]'
 	@rm -rf $(VENV)/bytecode
 	@touch $@ $(VENV)/.run
+
+$(VENV)/spark.jsa: $(VENV)/.dev
+	@$(BIN)/python -m tests.class_archive $@
