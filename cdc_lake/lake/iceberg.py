@@ -121,9 +121,8 @@ class IcebergSilver:
             return
         version = base.version
         if rows:
-            assert base.position is not None, "rows of ours carry a marker"
             sets = ", ".join(f"{quoted(name)} = {sql}" for name, sql in rows.items())
-            version = self.commit(stream, base, base.position, self._setting(sets))
+            version = self._commit(stream, base, base.position, self._setting(sets))
             failpoint(LAYOUT_FILLED)
         finish(self._table(), version, changes, done)
         self._refresh()
@@ -149,6 +148,10 @@ class IcebergSilver:
 
     def commit(self, stream: str, base: Marker, position: int, work: Work) -> int:
         """Run one statement on a branch at `base`, then publish the branch."""
+        return self._commit(stream, base, position, work)
+
+    def _commit(self, stream: str, base: Marker, position: int | None, work: Work) -> int:
+        """`position` None: rows are of an earlier stream, and stay so."""
         branch = self._branch(base)
         try:
             with self._marking(stream, base.generation, position):
@@ -204,18 +207,21 @@ class IcebergSilver:
         )
 
     @contextmanager
-    def _marking(self, stream: str, generation: int, position: int) -> Iterator[None]:
-        """Let what is written inside carry the marker."""
+    def _marking(self, stream: str, generation: int, position: int | None) -> Iterator[None]:
+        """Let what is written inside carry the marker, or without a position only say that it is ours."""
         conf = self._spark.conf
-        conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
-        conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target, generation))
+        if position is None:
+            conf.set(_PROPERTY + APP_PROPERTY, layout_app_id(stream, self._target, generation))
+        else:
+            conf.set(_PROPERTY + POSITION_PROPERTY, str(position))
+            conf.set(_PROPERTY + APP_PROPERTY, app_id(stream, self._target, generation))
         try:
             yield
         finally:
             conf.unset(_PROPERTY + POSITION_PROPERTY)
             conf.unset(_PROPERTY + APP_PROPERTY)
 
-    def _published(self, stream: str, generation: int, position: int) -> int:
+    def _published(self, stream: str, generation: int, position: int | None) -> int:
         """The version that was just published."""
         marker = self.marker(stream)
         if (marker.position, marker.generation) != (position, generation) or marker.version is None:

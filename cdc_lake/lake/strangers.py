@@ -60,9 +60,9 @@ def stranger(project: Project, target: Target, stream: str, known: int, now: int
 
     What came before the first commit of a later generation is of no account any more.
     """
-    ours = written_by(stream, target)
+    ours = (written_by(stream, target), laid_out_by(stream, target))
     if target.format == "delta":
-        return _on_delta(project.silver_path(target) / "_delta_log", (ours, laid_out_by(stream, target)), known, now)
+        return _on_delta(project.silver_path(target) / "_delta_log", ours, known, now)
     table = iceberg_table(project, target)
     return None if table is None else _on_iceberg(table, ours, known, generation)
 
@@ -152,15 +152,15 @@ def _entry(log: Path, version: int) -> Path:
 # ── Iceberg ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _on_iceberg(table: Any, writer: str, known: int, generation: int) -> Stranger | None:
+def _on_iceberg(table: Any, writers: tuple[str, str], known: int, generation: int) -> Stranger | None:
     version: Snapshot | None = table.current_snapshot()
     found: Stranger | None = None
     while version is not None and version.snapshot_id != known:
         summary = version.summary.additional_properties if version.summary else {}
         operation = version.summary.operation.value if version.summary else "unknown"
         app = summary.get(APP_PROPERTY, "")
-        if app.startswith(writer):
-            if int(app.removeprefix(writer)) > generation and version.parent_snapshot_id is None:
+        if app.startswith(writers):
+            if int(app.rpartition(":")[2]) > generation and version.parent_snapshot_id is None:
                 return found  # a new content: what was done to the one before it is gone
         elif operation != "replace":
             found = Stranger(put_back=False, text=f"version {version.snapshot_id} was not made here ({operation})")

@@ -53,7 +53,7 @@ class Append(Kind):
         del part
         return f"INSERT INTO {table} BY NAME SELECT * FROM {view}"
 
-    def first(self, table: str, view: str, shape: Shape) -> str:
-        """An overwrite: a new content begins."""
+    def first(self, view: str, shape: Shape) -> str:
+        """All that was copied."""
         del shape
-        return f"INSERT OVERWRITE {table} BY NAME SELECT * FROM {view}"
+        return f"SELECT * FROM {view}"

@@ -15,7 +15,7 @@ from cdc_lake.lake.store import quoted
 from cdc_lake.silver.changes import FROM, OP, ORDER, TO, after_truncates
 from cdc_lake.silver.complete import MISSING_BASE, all_of
 from cdc_lake.silver.kind import Kind, RowIdentity, TablePart
-from cdc_lake.silver.merge_sql import insert, same_key
+from cdc_lake.silver.merge_sql import insert, same_key, select
 from cdc_lake.silver.own_columns import COPY
 from cdc_lake.silver.shape import Shape
 
@@ -74,9 +74,9 @@ class Copies(Kind):
         """Copies alone: there is none to be taken away."""
         return insert(table, view, (quoted(c.name) for c in self.columns(part.shape)), "U")
 
-    def first(self, table: str, view: str, shape: Shape) -> str:
-        """An overwrite: a new content begins."""
-        return insert(table, view, (quoted(c.name) for c in self.columns(shape)), "U", anew=True)
+    def first(self, view: str, shape: Shape) -> str:
+        """All that was copied."""
+        return select(view, (quoted(c.name) for c in self.columns(shape)), "U")
 
 
 def _counted(changes: DataFrame, shape: Shape) -> DataFrame:

@@ -14,7 +14,7 @@ from cdc_lake.lake.store import literal, quoted
 from cdc_lake.silver.changes import OP, after_truncates
 from cdc_lake.silver.complete import complete_moved
 from cdc_lake.silver.kind import Kind, TablePart
-from cdc_lake.silver.merge_sql import insert, same_key
+from cdc_lake.silver.merge_sql import insert, same_key, select
 from cdc_lake.silver.net_change import net_change, settle, unknown
 from cdc_lake.silver.shape import Shape
 
@@ -55,9 +55,9 @@ class Current(Kind):
         _, names, values = _assignments(part.shape, part.unsent)
         return insert(table, view, (f"{value} AS {name}" for name, value in zip(names, values, strict=True)), "U")
 
-    def first(self, table: str, view: str, shape: Shape) -> str:
-        """An overwrite: a new content begins."""
-        return insert(table, view, (quoted(c.name) for c in self.columns(shape)), "U", anew=True)
+    def first(self, view: str, shape: Shape) -> str:
+        """All that was copied."""
+        return select(view, (quoted(c.name) for c in self.columns(shape)), "U")
 
 
 def _assignments(shape: Shape, unsent: frozenset[int]) -> tuple[list[str], list[str], list[str]]:

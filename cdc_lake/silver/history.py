@@ -21,7 +21,7 @@ from cdc_lake.model.truncated import Truncated
 from cdc_lake.silver.changes import OP, POSITION, TIME
 from cdc_lake.silver.events import HERE, SEGMENT, key_events, key_names
 from cdc_lake.silver.kind import Flag, Kind, TablePart
-from cdc_lake.silver.merge_sql import insert, same_key, typed_literal
+from cdc_lake.silver.merge_sql import insert, same_key, select, typed_literal
 from cdc_lake.silver.own_columns import IS_CURRENT, VALID_FROM, VALID_TO
 from cdc_lake.silver.shape import Shape, comparable
 from cdc_lake.silver.tracked import AMENDS, merged_runs
@@ -67,9 +67,9 @@ class History(Kind):
         """Versions alone: there is none to be closed."""
         return insert(table, view, (quoted(c.name) for c in self.columns(part.shape)), _VERSION)
 
-    def first(self, table: str, view: str, shape: Shape) -> str:
-        """An overwrite: a new content begins, all of it from the snapshot's position on."""
-        return insert(table, view, (quoted(c.name) for c in self.columns(shape)), _VERSION, anew=True)
+    def first(self, view: str, shape: Shape) -> str:
+        """All that was copied, all of it from the snapshot's position on."""
+        return select(view, (quoted(c.name) for c in self.columns(shape)), _VERSION)
 
     def _tracked(self, shape: Shape) -> list[SilverColumn]:
         """The silver columns that make a version. Raises ColumnNotTracked."""

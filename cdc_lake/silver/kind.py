@@ -96,5 +96,5 @@ class Kind(ABC):
         """The same where no key of view `view` is in `table`: its rows are put behind those that are there."""
 
     @abstractmethod
-    def first(self, table: str, view: str, shape: Shape) -> str:
-        """The SQL that makes the rows of a snapshot the whole content of `table`."""
+    def first(self, view: str, shape: Shape) -> str:
+        """The query of a table's whole content where it begins with a copy; `view` holds what `net` gave."""

@@ -24,12 +24,14 @@ def same_key(part: TablePart, within: Sequence[str]) -> str:
     return " AND ".join([*same, *([] if part.truncated else within)])
 
 
-def insert(table: str, view: str, columns: Iterable[str], op: str, *, anew: bool = False) -> str:
-    """The rows of a view that are to `op`, put behind those of the table, or with `anew` in their place; `columns`:
-    names, or SQL over `s` AS a name.
-    """
-    verb = "INSERT OVERWRITE" if anew else "INSERT INTO"
-    return f"{verb} {table} BY NAME SELECT {', '.join(columns)} FROM {view} s WHERE s.{OP} = {literal(op)}"
+def insert(table: str, view: str, columns: Iterable[str], op: str) -> str:
+    """The rows of a view that are to `op`, put behind those of the table; `columns`: as `select` has them."""
+    return f"INSERT INTO {table} BY NAME {select(view, columns, op)}"
+
+
+def select(view: str, columns: Iterable[str], op: str) -> str:
+    """The rows of a view that are to `op`; `columns`: names, or SQL over `s` AS a name."""
+    return f"SELECT {', '.join(columns)} FROM {view} s WHERE s.{OP} = {literal(op)}"
 
 
 def typed_literal(value: object, column: SilverColumn) -> str:

@@ -19,7 +19,7 @@ from cdc_lake.model.truncated import Truncated
 from cdc_lake.silver.changes import OP, POSITION
 from cdc_lake.silver.events import BY, HERE, SEGMENT, key_events, key_names
 from cdc_lake.silver.kind import Flag, Kind, TablePart
-from cdc_lake.silver.merge_sql import insert, same_key, typed_literal
+from cdc_lake.silver.merge_sql import insert, same_key, select, typed_literal
 from cdc_lake.silver.own_columns import DELETED, LINEAGE
 from cdc_lake.silver.shape import Shape
 
@@ -60,9 +60,9 @@ class Soft(Kind):
         """The rows that are or were: none of them is in silver."""
         return insert(table, view, (quoted(c.name) for c in self.columns(part.shape)), "U")
 
-    def first(self, table: str, view: str, shape: Shape) -> str:
-        """An overwrite: a new content begins."""
-        return insert(table, view, (quoted(c.name) for c in self.columns(shape)), "U", anew=True)
+    def first(self, view: str, shape: Shape) -> str:
+        """All that was copied."""
+        return select(view, (quoted(c.name) for c in self.columns(shape)), "U")
 
 
 def _lineage(shape: Shape) -> list[SilverColumn]:

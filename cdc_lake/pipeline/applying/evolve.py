@@ -31,6 +31,7 @@ from cdc_lake.observe.progress import Progress, Tell
 from cdc_lake.pipeline.target.layout_changes import check_columns, check_computed, layout_changes
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import check_kind, own_names
+from cdc_lake.silver.own_columns import WORKING
 from cdc_lake.silver.shape import Shape, key_moved
 
 
@@ -46,20 +47,25 @@ def evolve(
     allowed: Container[str],
     known: Callable[[], Iterable[Relation]],
     tell: Tell,
+    begins: bool = False,
 ) -> Shape:
     """Make the silver table, or do what the layout of `shape` asks of it; the shape, with the columns that are kept.
 
     `position`: of its first change; `follows`: the layout that the table's rows have, None: nobody knows; `allowed`:
-    destructive operations in words; `known`: all layouts of the source's table. Raises DestructiveChange, KindChanged,
-    ShapeForeign, TransformChanged, Unconvertible, TableChangedMeanwhile.
+    destructive operations in words; `known`: all layouts of the source's table; `begins`: a copy is about to take the
+    place of all rows, and with them of the columns (`pipeline.applying.merging`).
+    Raises DestructiveChange, KindChanged, ShapeForeign, TransformChanged, Unconvertible, TableChangedMeanwhile.
     """
     have, wanted = silver.columns(), kind.columns(shape)
     if have is None:
         silver.create(wanted, stream)
         return shape
     check_kind([c.name for c in have], [c.name for c in wanted], target.label, target.source)
-    check_computed(target, have, wanted)
-    if follows != shape.relation or not set(wanted) <= set(have):  # another layout, or other settings
+    if begins:
+        have = tuple(c for c in have if target.on_drop == "keep" and not c.name.startswith(WORKING))
+    else:
+        check_computed(target, have, wanted)
+    if not begins and (follows != shape.relation or not set(wanted) <= set(have)):  # another layout, or other settings
         base = silver.marker(stream)
         reached = silver.laid_out(stream, base)
         if reached is None or reached < position:

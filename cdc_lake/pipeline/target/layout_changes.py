@@ -25,7 +25,7 @@ from cdc_lake.model.relation import Relation
 from cdc_lake.silver.kinds import own_names
 from cdc_lake.silver.projection import taken_columns
 
-_HELD = {("smallint", "int"), ("tinyint", "int")}  # Iceberg has no smaller integers
+_HELD = {"smallint": "int", "tinyint": "int"}  # Iceberg has no smaller integers
 
 
 def layout_changes(
@@ -52,12 +52,17 @@ def silver_names_of(relation: Relation, target: Target) -> dict[str, str]:
     return {made[at].name: name for at, name in taken_columns(made, target.transforms).items()}
 
 
+def held_as(type_: str) -> str:
+    """The type that a column of a type may have in a silver table."""
+    return _HELD.get(type_, type_)
+
+
 def check_computed(target: Target, have: Sequence[SilverColumn], wanted: Sequence[SilverColumn]) -> None:
     """Raise TransformChanged where a computed column would be of another type now: its inputs are."""
     there, computed = {c.name: c.type for c in have}, {name for name, _ in target.transforms.compute}
     for column in wanted:
         kind = there.get(column.name, column.type)
-        if column.name in computed and kind != column.type and (column.type, kind) not in _HELD:
+        if column.name in computed and kind != column.type and held_as(column.type) != kind:
             text = f"computed column `{column.name}` of {target.label} would be {column.type}, and is {kind}"
             raise TransformChanged(text)
 
