@@ -214,6 +214,8 @@ def _value(errors: list[ErrorDetails], node: Node) -> tuple[str, str]:  # noqa: 
             return f"expected at least {context['ge']}", ""
         case "less_than_equal":
             return f"expected at most {context['le']}", ""
+        case "too_short" if context["actual_length"]:
+            return f"expected at least {context['min_length']} entries", ""
         case "too_short":
             return "the list is empty", "give it an entry or remove the key"
         case "string_too_short":
