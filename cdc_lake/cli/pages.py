@@ -25,7 +25,8 @@ def page(code: str) -> str:
     """The page of a code. Raises UnknownCode."""
     known, wanted = codes(), code.strip().upper()
     if wanted not in known:
-        close = difflib.get_close_matches(wanted, known, n=1)
+        digits = wanted[:3] + wanted[3:].translate(str.maketrans("OIL", "011"))
+        close = difflib.get_close_matches(digits, known, n=1)
         hint = f"did you mean {close[0]}? `cdc-lake explain --list` lists all codes" if close else None
         raise UnknownCode(f"there is no code `{code}`", hint=hint)
     return (folder() / f"{wanted}.md").read_text(encoding="utf-8")

@@ -20,6 +20,9 @@ def restarted_text(done: Restarted) -> str:
     lines = []
     if done.slot is not None:
         lines.append(f"slot `{done.slot}` {'is' if done.done else 'would be'} dropped")
+    if done.left is not None:
+        remove = f"if nobody reads it any more, `cdc-lake slot drop {done.left}` removes it"
+        lines.append(f"slot `{done.left}` of the old stream stays, and the server keeps log for it: {remove}")
     end = "" if done.position is None else f"; the stream before it ends at {done.position}"
     begins, copied = "begins" if done.done else "begin", counted(len(done.tables), "table")
     lines.append(f"the next `cdc-lake run` {would}{begins} a new stream with copies of {copied}{end}")

@@ -79,7 +79,7 @@ class BatchTooLarge(DecodeError):
     """More bytes in one batch of transactions than an Arrow array can address."""
 
     code = "DEC308"
-    hint = "split the transaction at the source; a batch holds less than 2 GiB of values"
+    hint = f"a batch holds less than 2 GiB of values; a committed transaction cannot be split any more: {ANEW}"
 
 
 class RecordingUnreadable(DecodeError):
@@ -114,14 +114,14 @@ class NoOrderNumber(DecodeError):
     """A transaction without the number that orders the stream, its CSN or its commit LSN, or with one too large."""
 
     code = "DEC318"
-    hint = "CSN order needs parallel decoding or a server that prints CSNs; else start a new stream with `order: lsn`"
+    hint = f"use parallel decoding, or a server that prints CSNs; otherwise set `source.order: lsn`: {ANEW}"
 
 
 class StreamedBlock(DecodeError):
     """A transaction that test_decoding streams before its commit: its changes come without their values."""
 
     code = "DEC319"
-    hint = "raise logical_decoding_work_mem so that it is not streamed, or read by `plugin: pgoutput`"
+    hint = f"raise logical_decoding_work_mem so that it is not streamed; or set `plugin: pgoutput`: {ANEW}"
 
 
 class PreparedUnread(DecodeError):

@@ -43,7 +43,10 @@ class RepeatDiffers(LakeError):
     """The server sends a transaction again that bronze holds at its position, and it is another one."""
 
     code = "LAK440"
-    hint = "the server was restored or replaced, or bronze was altered: `cdc-lake inspect chain` tells the two apart"
+    hint = (
+        "run `cdc-lake inspect chain`: if it is broken, bronze was altered, so put it back as it was; if it holds, the "
+        f"server was restored or replaced: {ANEW}"
+    )
 
 
 class SparkNotStarted(LakeError):
@@ -241,7 +244,10 @@ class BronzeDamaged(LakeError):
     """Bronze does not hold what its own rows or markers announce."""
 
     code = "LAK422"
-    hint = "run `cdc-lake inspect chain` to see where; rows were removed or edited by something else"
+    hint = (
+        "run `cdc-lake inspect chain` to see where, and put back from a copy what was removed or edited; if that "
+        f"cannot be had: {ANEW}"
+    )
 
 
 class BronzeAltered(LakeError):

@@ -152,7 +152,7 @@ class RowsHidden(SourceError):
     """A policy of row security hides rows of a table from the role, which the stream would have all the same."""
 
     code = "SRC237"
-    hint = "a superuser runs: ALTER ROLE … BYPASSRLS"
+    hint = "let the role read all rows: `cdc-lake check --sql` prints what a superuser runs, ALTER ROLE … BYPASSRLS"
 
 
 class QueryRefused(SourceError):

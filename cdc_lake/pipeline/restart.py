@@ -1,14 +1,15 @@
 """Restart: a pipeline begins a new stream where the old one cannot go on, and keeps what it has.
 
-The slot is dropped where it is still there, and the control tables say that the next start begins a new stream: slot,
-publication and copies as of a first run, in the next epoch of the same bronze. Silver tables, cuts, promises and
-decisions stay; each silver table begins again with its copy, and one that keeps a past keeps it. Other pipelines of the
-lake are not touched.
+The slot that the stream was read from is dropped where it is still there, and the control tables say that the next
+start begins a new stream: slot, publication and copies as of a first run, in the next epoch of the same bronze. Silver
+tables, cuts, promises and decisions stay; each silver table begins again with its copy, and one that keeps a past keeps
+it. Other pipelines of the lake are not touched, and neither are slots that this pipeline did not make.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
@@ -21,7 +22,13 @@ from cdc_lake.pipeline.slots import WAITED
 from cdc_lake.pipeline.state.cuts import last_cut
 from cdc_lake.pipeline.state.ownership import check_own_bronze
 from cdc_lake.pipeline.state.streams import last_epoch, start_over
-from cdc_lake.source.stream import shown
+from cdc_lake.source.stream import StreamIdentity, shown
+
+_NOT_OURS: Final = (
+    "correct `source`, or name a slot in `source.slot.name` that is not there yet: who made this one may need it; "
+    "`cdc-lake slot inspect` says who reads it and what it keeps. Did it come along with an upgrade of the server, and "
+    "nobody else reads it? Drop it first: `cdc-lake explain SRC216`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class RestartedTable:
 class Restarted:
     """What a restart does. `done`: it was asked to; `slot`: the one that is dropped, None where there is none.
 
+    `left`: the slot that the old stream was read from, where the pipeline names another one now and it is still there.
     `position`: the end of what bronze holds, None where bronze is gone; `unapplied`: transactions of it that silver
     does not have yet.
     """
@@ -45,6 +53,7 @@ class Restarted:
     pipeline: str
     done: bool
     slot: str | None
+    left: str | None
     position: str | None
     unapplied: int
     tables: tuple[RestartedTable, ...]
@@ -65,11 +74,18 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
         check_own_bronze(project, state, control)
     with source_view(project) as source:
         targets = [project.target(name) for name in source.tables()]
-    care = slot_care(project)
-    there = next((view for view in care.views() if view.name == project.slot), None)
-    if there is not None and there.database not in {None, project.pipeline.source.database}:
+        origin = source.origin()
+    before = StreamIdentity.parse(control.streams()[-1].stream if state is None else state.stream)
+    slots = {view.name: view for view in slot_care(project).views()}
+    there, database = slots.get(project.slot), project.pipeline.source.database
+    if there is not None and there.database not in {None, database}:
         words = f"slot `{project.slot}` is of database {there.database}, and is not this pipeline's"
         raise SlotForeign(words, hint="name another slot in `source.slot.name`: names of slots are the server's")
+    if there is not None and origin != before.origin and not any(row.stream == origin for row in control.snapshots()):
+        words = f"slot `{project.slot}` ({origin}) is not the one that bronze was fed from, {before.origin}"
+        raise SlotForeign(words, hint=_NOT_OURS)
+    old = slots.get(before.slot) if before.slot != project.slot else None
+    left = before.slot if old is not None and old.database == database == before.database else None
     cut = None if state is None else last_cut(control, state.stream)
     unapplied = 0
     if state is not None and cut is not None and cut.position < state.upto:
@@ -82,6 +98,7 @@ def restart(project: Project, *, yes: bool = False, wait: float = 0) -> Restarte
         pipeline=project.name,
         done=yes,
         slot=None if there is None else project.slot,
+        left=left,
         position=None if state is None else shown(state.stream, state.upto),
         unapplied=unapplied,
         tables=tuple(RestartedTable(str(t.source), t.label, t.kind, remembers(t)) for t in targets),

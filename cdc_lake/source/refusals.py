@@ -87,6 +87,12 @@ def connection_error(said: str, *, user: str, database: str, place: str) -> Sour
     """The error for a refused connection, with its message and remedy."""
     kind = connection_kind(said, database)
     hint = f"a superuser runs: ALTER ROLE {identifier(user)} REPLICATION" if kind is RoleLacksReplication else None
+    if "too many connections for role" in said:
+        limit = f"ALTER ROLE {identifier(user)} CONNECTION LIMIT -1"
+        hint = f"end other sessions of this role, or a superuser runs: {limit}"
+    if "too many connections for database" in said:
+        limit = f"ALTER DATABASE {identifier(database)} CONNECTION LIMIT -1"
+        hint = f"end other sessions of this database, or a superuser runs: {limit}"
     if any(words in said for words in _OF_FAMILY):
         hint = "the server is of the GaussDB family: `source.type: gaussdb`, `opengauss` or `mogdb`"
     words = first_line(said).removeprefix("connection failed: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cdc_lake.errors import OtherSource
+from cdc_lake.errors.root import ANEW
 from cdc_lake.source.stream import StreamIdentity
 
 
@@ -14,4 +15,6 @@ def check_fed_from(stream: StreamIdentity, *, system: str, database: str, slot: 
         ("slot", stream.slot, slot),
     ):
         if was != now:
-            raise OtherSource(f"the {what} is `{now}`, but bronze was fed from `{was}`")
+            hint = f"set `source.slot.name: {was}` again, and nothing is lost; to have another slot: {ANEW}"
+            text = f"the {what} is `{now}`, but bronze was fed from `{was}`"
+            raise OtherSource(text, hint=hint if what == "slot" else None)

@@ -21,9 +21,9 @@ RECEIVE = ("run", "--once", "--only", "receive")
 
 
 class Library:
-    """The pipeline of the page, its initial copy landed, and its database."""
+    """The pipeline of the page and its database; unless told otherwise, its initial copy has landed."""
 
-    def __init__(self, database: Database, folder: Path) -> None:
+    def __init__(self, database: Database, folder: Path, *, started: bool = True) -> None:
         self.database = database
         with database.connect() as db:
             db.execute("CREATE TABLE loans (id int PRIMARY KEY, book_id int, note text)")
@@ -32,7 +32,8 @@ class Library:
         reach = {"HOST": database.host, "PORT": database.port, "DATABASE": database.name, "USER": database.user}
         env = {f"PG{name}": str(value) for name, value in reach.items()}
         self.shell = QuickShell(folder / "library", {**env, "PGPASSWORD": database.password})
-        self.receive()
+        if started:
+            self.receive()
 
     def receive(self) -> None:
         """Receive to the end; the server has noticed that nobody reads the slot any more."""

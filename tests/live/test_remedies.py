@@ -7,6 +7,7 @@ and what silver, cuts and control tables had is there still. No Spark, so no cas
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,20 +16,25 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from deltalake import DeltaTable
 
 from cdc_lake.bronze.open import bronze_reader
+from cdc_lake.cli.pages import page
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.lake.control import control_tables
 from cdc_lake.pipeline.state.streams import last_epoch
-from tests.conftest import Database, make_database, make_role, start_server
+from cdc_lake.testing.server import EmbeddedServer
+from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.live.test_recipes import RECEIVE, Library
 from tests.shell import Said
 
 pytestmark = pytest.mark.live
 
-SUPERUSER = re.compile(r"a superuser runs: ([^;\n]+)")
+STATEMENT = re.compile(r"\b((?:ALTER|CREATE|GRANT) [A-Z]+ [^;\n…]+)")
+FILE = "pipelines/library.yaml"
 COMMAND = re.compile(r"`cdc-lake ([a-z][^`]*)`")
+LOOKS = {"run", "status", "explain", "plan", "check"}
 Step = Callable[[Library], None]
 
 
@@ -52,7 +58,10 @@ def changes(*statements: str) -> Step:
 
 
 def moved(path: str) -> Step:
-    return lambda library: shutil.move(library.shell.folder / path, library.shell.folder / "aside")
+    def move(library: Library) -> None:
+        (library.shell.folder / path).rename(library.shell.folder / "aside")
+
+    return move
 
 
 def back(path: str) -> Step:
@@ -98,6 +107,60 @@ def lost(library: Library) -> None:
     library.change("CHECKPOINT", "ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
 
 
+def source_has(setting: str, before: str = "  tables:") -> Step:
+    """A line more in the section `source`."""
+    return rewritten(before, f"  {setting}\n{before}")
+
+
+def both(first: Step, second: Step) -> Step:
+    def do(library: Library) -> None:
+        first(library)
+        second(library)
+
+    return do
+
+
+def without(setting: str) -> Step:
+    return rewritten(f"  {setting}\n", "")
+
+
+def had(setting: str) -> Step:
+    """The source had a setting for a run, and has it no more."""
+
+    def once(library: Library) -> None:
+        source_has(setting)(library)
+        library.receive()
+        without(setting)(library)
+
+    return once
+
+
+def restored(library: Library) -> None:
+    """Somebody puts bronze back to the version before its last."""
+    library.change("UPDATE loans SET note = 'z' WHERE id < 9")
+    library.receive()
+    bronze = DeltaTable(library.shell.folder / "lake" / "bronze" / "library")
+    bronze.restore(bronze.version() - 2)  # the last is without rows
+
+
+def restore_as_said(library: Library) -> None:
+    bronze = DeltaTable(library.shell.folder / "lake" / "bronze" / "library")
+    bronze.restore(int(said_of(library, r"to version (\d+), then run again")))
+
+
+def said_of(library: Library, pattern: str) -> str:
+    """What is said when it is received."""
+    found = re.search(pattern, library.shell(*RECEIVE).err)
+    assert found is not None
+    return found[1]
+
+
+def copied_and_back(library: Library) -> None:
+    """The statements of the page of DEC322."""
+    (sql,) = re.findall(r"```sql\n(.*?)```", page("DEC322"), re.DOTALL)
+    library.change(*filter(str.strip, sql.replace("shop", "library").split(";")))
+
+
 MADE_AGAIN = (
     "SELECT pg_drop_replication_slot('library')",
     "INSERT INTO loans VALUES (77, 77, 'between')",
@@ -121,6 +184,50 @@ CASES: dict[str, Case] = {
     "the slot was to forget what bronze does not hold": Case(
         nothing, "SRC234", anew=False, verb=("slot", "advance", "FF/0")
     ),
+    "the role has too many connections": Case(changes("ALTER ROLE cdc CONNECTION LIMIT 0"), "SRC207", anew=False),
+    "the server does not encrypt": Case(
+        source_has("tls: {mode: require}"), "SRC206", anew=False, mend=without("tls: {mode: require}")
+    ),
+    "the server is another product": Case(
+        rewritten("type: postgres", "type: gaussdb"),
+        "SRC208",
+        anew=False,
+        mend=rewritten("type: gaussdb", "type: postgres"),
+    ),
+    "the slot has another name": Case(
+        source_has("slot: {name: library_own}"), "SRC216", anew=False, mend=without("slot: {name: library_own}")
+    ),
+    "the slot has another plugin": Case(
+        source_has("slot: {plugin: test_decoding}"), "SRC219", anew=False, mend=without("slot: {plugin: test_decoding}")
+    ),
+    "the slot sends prepared transactions": Case(
+        had("decoding: {two_phase: true}"), "SRC236", anew=False, mend=copied_and_back
+    ),
+    "a filter is no condition": Case(
+        source_has('row_filters: {public.loans: "note = 1"}'),
+        "SRC239",
+        anew=False,
+        mend=without('row_filters: {public.loans: "note = 1"}'),
+    ),
+    "a column to redact is not there": Case(
+        rewritten("bronze:", "bronze:\n  redact: [{columns: [public.loans.nte], strategy: drop}]"),
+        "CFG154",
+        anew=False,
+        mend=rewritten("\n  redact: [{columns: [public.loans.nte], strategy: drop}]", ""),
+    ),
+    "the folder of bronze is another table's": Case(
+        rewritten("bronze:", "bronze:\n  path: lake/control/library/streams"),
+        "LAK421",
+        anew=False,
+        mend=rewritten("\n  path: lake/control/library/streams", ""),
+    ),
+    "bronze was put back": Case(restored, "LAK425", anew=False, mend=restore_as_said),
+    "a recording is there": Case(nothing, "STA630", anew=False, verb=("record", FILE, FILE, "--seconds", "1")),
+    "a transaction that is not in bronze": Case(nothing, "STA623", anew=False, verb=("inspect", "tx", "0/1")),
+    "a promise that nobody made": Case(nothing, "STA679", anew=False, verb=("cuts", "show", "nonsense")),
+    "a cut before the first": Case(nothing, "STA675", anew=False, verb=("cuts", "show", "latest")),
+    "a table without its copy was to be rebuilt": Case(nothing, "STA673", anew=False, verb=("rebuild", "nowhere")),
+    "a file is no recording": Case(nothing, "DEC320", anew=False, mend=nothing, verb=("replay", FILE)),
     "a table that is not there was to be copied again": Case(
         nothing, "STA690", anew=False, verb=("resync", "public.nowhere")
     ),
@@ -166,12 +273,10 @@ def moved_to_another_server(library: Library) -> Iterator[Library]:
         server.remove()
 
 
-@pytest.fixture
-def library(database: Database, tmp_path: Path) -> Iterator[Library]:
-    one = Library(database, tmp_path)
+def made(database: Database, folder: Path) -> Iterator[Library]:
+    one = Library(database, folder)
     file = one.shell.folder / "pipelines" / "library.yaml"
-    if "bronze:" not in (text := file.read_text(encoding="utf-8")):
-        file.write_text(f"{text}\nbronze:\n  format: delta\n", encoding="utf-8")
+    file.write_text(file.read_text(encoding="utf-8") + "\nbronze:\n  format: delta\n", encoding="utf-8")
     one.change("UPDATE loans SET note = 'seen' WHERE id < 5")
     one.receive()
     yield one
@@ -181,35 +286,63 @@ def library(database: Database, tmp_path: Path) -> Iterator[Library]:
         db.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = 'library'")
 
 
+@pytest.fixture
+def library(database: Database, tmp_path: Path) -> Iterator[Library]:
+    yield from made(database, tmp_path)
+
+
+@pytest.fixture(scope="class")
+def shared(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
+    """One library for all remedies after which the stream goes on."""
+    database = make_database(server)
+    yield from made(database, tmp_path_factory.mktemp("shared"))
+    drop_database(database)
+
+
 def obey(library: Library, said: Said) -> list[str]:
     """Do the commands of a hint, and what they say in turn; what was done."""
     hint = said.err.partition("hint:")[2]
     assert hint, said.err
     assert "move the lake" not in hint
     done = []
-    if (statement := SUPERUSER.search(hint)) is not None:
+    if (statement := STATEMENT.search(hint)) is not None:
         library.change(statement[1])
     for command in COMMAND.findall(hint):
         words = command.split()
+        if words == ["check", "--sql"]:
+            library.change(library.shell.fine(*words))
         if words[:1] == ["restart"]:
             told = library.shell.fine(*words)
             assert "add --yes" in told
             words.append("--yes")
-        if words[:1] in (["run"], ["status"], ["explain"], ["plan"], ["check"]):
+        if words[0] in LOOKS:
             continue  # they look; running again comes in any case
         library.shell.fine(*words)
         done.append(" ".join(words))
     return done
 
 
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize("what", [what for what, case in CASES.items() if case.anew])
 def test_what_an_error_says_is_done_at_once_and_nothing_is_missing(library: Library, what: str) -> None:
-    case, shell = CASES[what], library.shell
+    break_and_obey(library, CASES[what])
+
+
+class TestTheStreamGoesOn:
+    @pytest.mark.parametrize("what", [what for what, case in CASES.items() if not case.anew])
+    def test_what_an_error_says_is_done_at_once(self, shared: Library, what: str) -> None:
+        break_and_obey(shared, CASES[what])
+
+
+IDS = itertools.count(41)
+
+
+def break_and_obey(library: Library, case: Case) -> None:
+    shell, behind, later = library.shell, next(IDS), next(IDS)
     values = {"version": 1, "pipeline": "library", "source": library.database.source}
     project = Project(Pipeline.model_validate(values), shell.folder / "library.yaml", shell.folder)
     before = last_epoch(None, control_tables(project))
     case.breaks(library)
-    library.change("INSERT INTO loans VALUES (41, 41, 'behind')")
+    library.change(f"INSERT INTO loans VALUES ({behind}, 41, 'behind')")
     said = shell(*case.verb)
     assert f"error[{case.code}]" in said.err, said.err
     if case.mend is not None:
@@ -220,14 +353,14 @@ def test_what_an_error_says_is_done_at_once_and_nothing_is_missing(library: Libr
     assert ("restart --yes" in done) == case.anew
     library.receive()
     assert "the chain holds" in shell.fine("inspect", "chain", "--against", "source")
-    assert "41" in shell.fine("inspect", "row", "loans", "41")
+    assert "behind" in shell.fine("inspect", "row", "loans", str(behind))
     state, control = bronze_reader(project).state(), control_tables(project)
     assert state is not None
     assert state.epoch == (before + 1 if case.anew else before) or case.code == "SRC230"
     assert control.streams()[-1].stream == state.stream
-    library.change("INSERT INTO loans VALUES (42, 42, 'later')")
+    library.change(f"INSERT INTO loans VALUES ({later}, 42, 'later')")
     library.receive()
-    assert "42" in shell.fine("inspect", "row", "loans", "42")
+    assert "later" in shell.fine("inspect", "row", "loans", str(later))
 
 
 def test_a_source_that_was_upgraded_goes_on_with_a_new_stream(library: Library) -> None:
@@ -256,3 +389,74 @@ def test_a_server_of_one_slot_says_how_many_are_in_use_and_how_many_a_start_need
         Library(make_database(server), again)
     finally:
         server.remove()
+
+
+def test_a_restart_leaves_alone_a_slot_that_the_pipeline_did_not_make(library: Library) -> None:
+    library.change("SELECT pg_create_logical_replication_slot('theirs', 'pgoutput')")
+    source_has("slot: {name: theirs}")(library)
+    assert "error[SRC216]" in library.shell(*RECEIVE).err
+    for asked in ((), ("--yes",)):
+        refused = library.shell("restart", *asked)
+        assert "error[SRC214]" in refused.err, refused
+        assert not COMMAND.search(refused.err.replace("`cdc-lake slot inspect`", "").replace("`cdc-lake explain", ""))
+    assert library.row("SELECT count(*) FROM pg_replication_slots") == (2,)
+    rewritten("theirs", "ours")(library)
+    said = library.shell.fine("restart", "--yes")
+    (drop,) = COMMAND.findall(said.partition("stays")[2].partition("\n")[0])
+    assert drop == "slot drop library"
+    library.shell.fine(*drop.split(), "--yes")
+    library.receive()
+    assert library.row("SELECT count(*) FROM pg_replication_slots WHERE slot_name IN ('ours', 'theirs')") == (2,)
+
+
+NO_KEY = ("CREATE TABLE notes (t text)", "ALTER TABLE notes OWNER TO cdc")
+BY_POLICY = (
+    "CREATE TABLE mine (t int PRIMARY KEY)",
+    "ALTER TABLE mine ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY, OWNER TO cdc",
+)
+ENUM = ("CREATE TYPE mood AS ENUM ('a')", "CREATE TABLE moods (m mood PRIMARY KEY)", "ALTER TABLE moods OWNER TO cdc")
+OTHER_TABLES = (
+    "CREATE TABLE tags (t int PRIMARY KEY)",
+    "ALTER TABLE tags OWNER TO cdc",
+    "CREATE PUBLICATION library FOR TABLE tags",
+)
+FIRST: dict[str, Case] = {
+    "a pattern matches nothing": Case(
+        rewritten('["public.*"]', '["public.*", "Public.Loan"]'), "SRC222", mend=rewritten(', "Public.Loan"', "")
+    ),
+    "a table has no key": Case(changes(*NO_KEY), "SRC223"),
+    "a table may not be read": Case(changes("CREATE TABLE others (t int PRIMARY KEY)"), "SRC224"),
+    "row security hides rows": Case(changes(*BY_POLICY), "SRC237"),
+    "a filter needs what is not logged": Case(source_has("row_filters: {public.loans: \"note = 'x'\"}"), "SRC239"),
+    "the publication carries other tables": Case(changes(*OTHER_TABLES), "SRC221"),
+    "a slot of that name is there": Case(
+        changes("SELECT pg_create_logical_replication_slot('library', 'pgoutput')"),
+        "SRC214",
+        mend=source_has("slot: {name: library_own}"),
+    ),
+    "a type has no binary form that is read": Case(
+        both(changes(*ENUM), source_has("decoding: {binary: true}")),
+        "DEC325",
+        mend=without("decoding: {binary: true}"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FIRST)
+def test_what_a_first_start_says_is_done_at_once_and_every_row_is_copied(
+    database: Database, tmp_path: Path, what: str
+) -> None:
+    case, library = FIRST[what], Library(database, tmp_path, started=False)
+    case.breaks(library)
+    said = library.shell(*RECEIVE)
+    assert f"error[{case.code}]" in said.err, said.err
+    if case.mend is None:
+        obey(library, said)
+    else:
+        case.mend(library)
+    library.receive()
+    library.change("INSERT INTO loans VALUES (21, 21, 'x')")
+    library.receive()
+    assert "21" in library.shell.fine("inspect", "row", "loans", "21")
+    published = library.row("SELECT count(DISTINCT tablename) FROM pg_publication_tables")
+    assert (len(library.shell.status()["tables"]),) == published

@@ -154,6 +154,8 @@ class Rebuilding:
             if (shared := refused_names(project, known).get(name)) is not None:
                 raise shared
         if into is None and self._cut is None:
+            if not self._reader.layouts([name]):
+                raise NothingToRebuild(f"bronze holds nothing of {name}", where=self._reader.place)
             raise NothingToRebuild(f"silver has no content of {name} yet: `cdc-lake run` makes it")
         if to is not None or self._cut is None:
             upto = self._state.upto if to is None else to
