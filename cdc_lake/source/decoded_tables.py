@@ -7,7 +7,7 @@ change, among ordinary tables. A partition is one, its root is none: rows are pr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
@@ -32,7 +32,10 @@ _COLUMNS = (
     "WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> 'v' "
     "ORDER BY a.attnum"
 )
-
+_TYPES_PRINTED = (
+    "SELECT t.oid::bigint, CASE WHEN n.nspname = 'pg_catalog' THEN t.typname ELSE n.nspname || '.' || t.typname END "
+    "FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace WHERE format_type(t.oid, NULL) = %s"
+)
 _VERSIONS = (
     f"SELECT n.nspname, c.relname, c.oid::bigint, {VERSION} "
     "FROM unnest(%s::text[], %s::text[]) AS t (schema, name) JOIN pg_namespace AS n ON n.nspname = t.schema "
@@ -113,8 +116,14 @@ class RowTables:
             attributes=tuple(one for one in known.attributes if one.name is None or one.name in printed),
             key_changed=known.key_changed,
             file=relation.storage,
+            printed_types=cache(self._printed_type),
             version=version[1],
         )
+
+    def _printed_type(self, printed: str) -> tuple[int, str] | None:
+        with named(f"looking up type {printed} in the catalog"):
+            rows = self._session.execute(_TYPES_PRINTED, [printed]).fetchall()
+        return (int(str(rows[0][0])), str(rows[0][1])) if len(rows) == 1 else None
 
     def versions(self, tables: Collection[TableName]) -> dict[TableName, tuple[int, str]]:
         """See `decode.mppdb.facts.Versions`."""

@@ -81,7 +81,7 @@ class Altered:
 
     def finish(self) -> None:
         """Changes that the last layout comes with: of a table that logs what identifies a row."""
-        if self._key() is None or self._identity() == "n":
+        if self._key() is None or "n" in map(self._identity, [self.name, *self._leaves()]):
             self.run(f"ALTER TABLE {self.name} REPLICA IDENTITY FULL", leaves=True)
         self._insert()
         self._update()
@@ -134,8 +134,8 @@ class Altered:
         found = [str(name) for (name,) in self._conn.execute(query)]
         return found or None
 
-    def _identity(self) -> str:
-        query = f"SELECT relreplident FROM pg_class WHERE oid = '{self.name}'::regclass"
+    def _identity(self, name: str) -> str:
+        query = f"SELECT relreplident FROM pg_class WHERE oid = '{name}'::regclass"
         ((found,),) = self._conn.execute(query)
         return str(found)
 

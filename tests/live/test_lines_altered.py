@@ -139,3 +139,11 @@ def test_an_identity_that_was_changed_before_it_was_read_makes_no_whole_row_of_a
     first = "key" if isinstance(project.pipeline.source, FamilySource) else None
     kinds = Counter((row["op"], row["old_kind"]) for row in bronze_rows(project) if row["op"] in "UD")
     assert kinds == Counter([("U", first), ("U", "key"), ("D", "key"), ("U", "full"), ("D", "full")])
+
+
+def test_a_type_of_the_users_own_is_known_also_where_its_column_is_gone(source: Source, tmp_path: Path) -> None:
+    changes = ["INSERT INTO t (id) VALUES (2)", "DELETE FROM t WHERE id = 2"]
+    steps = ["ALTER TABLE t ADD b sevens", *changes, "ALTER TABLE t DROP b"]
+    found = layouts(landed(source, tmp_path, f"CREATE DOMAIN sevens AS int DEFAULT 7; {PLAIN}", *steps), T)
+    types = {(c.type_name, c.type_oid > 0) for one in found for c in one.columns if c.name == "b"}
+    assert types == {("public.sevens", True)}

@@ -126,7 +126,7 @@ class Round:
         """What a table waits for; a column that was taken for another one may have values that cannot be converted."""
         try:
             return folded.advance()
-        except psycopg.DataError:
+        except (psycopg.DataError, psycopg.errors.CannotCoerce):
             if not doubted:
                 raise
             return Unconvertible("values of a column that was taken for another one", hint="resync")

@@ -1,4 +1,4 @@
-"""The same walks where the stream announces no layouts."""
+"""The same walks where the stream announces no layouts: test_decoding, and the GaussDB family's plugin on the stand-in."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from cdc_lake.decode.mppdb.records import Style
 from tests.conftest import Database
 from tests.decoding_postgres import server  # noqa: F401 - a fixture
+from tests.live.test_gaussdb_receive import project_of as family_project
+from tests.live.test_gaussdb_workload import Kind, StandIn, stand_in
 from tests.live.test_random_walks import BUDGET, Round, printing
 from tests.live.test_receive_loop import once, project_of
 from tests.seeds import seeds
 
 pytestmark = pytest.mark.live
+
+__all__ = ["stand_in"]
 
 LEFT_OUT = frozenset({"parts", "nothing", "rekeys"})
 """Partitions are tables of their own here. The other two are left out for what is known to go wrong: a key that is updated
@@ -20,6 +25,8 @@ under REPLICA IDENTITY NOTHING is taken for another row where the identity is DE
 that moved under REPLICA IDENTITY FULL may be that of now.
 """
 SEEDS = seeds(100 if BUDGET > 1 else 1)
+KINDS = [Kind(style, by_csn=True) for style in Style]
+"""Each of them has a quarter of the rounds; in CI one of them, by the seed, has the only one."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -30,4 +37,17 @@ def test_walks_over_test_decoding_end_equal_or_wait_for_what_mends_them(
     with printing(database) as conn:
         walks = Round(conn, project, seed)
         walks.run(lambda: once(project), without=LEFT_OUT)
+    print(walks.outcomes)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_walks_over_the_family_end_equal_or_wait_for_what_mends_them(
+    stand_in: StandIn, tmp_path: Path, seed: int
+) -> None:
+    kind = KINDS[seed % len(KINDS)]
+    project = family_project(stand_in, kind, tmp_path)
+    with printing(stand_in.database) as conn:
+        walks = Round(conn, project, seed)
+        # parallel decoding sends no TRUNCATE
+        walks.run(lambda: once(project), without=LEFT_OUT if kind.style is Style.SERIAL else LEFT_OUT | {"truncates"})
     print(walks.outcomes)

@@ -56,8 +56,9 @@ class FamilyTableFacts:
 
     `columns` in attribute order, without dropped ones. `identity_columns`: of the primary key under DEFAULT, of the
     index under INDEX; empty where the server logs no key. `type_names`: names by OID, of types that are not built in
-    and not of these columns. `oid`: of the table; `attributes`: all columns that it ever had, but for those that rows
-    leave out, empty: not known; `key_changed`: see `announced.TableFacts`; `file`: `model.relation.Relation.storage`.
+    and not of these columns; `printed_types`: OID and name of such a type by what text rows print, None: there is none.
+    `oid`: of the table; `attributes`: all columns that it ever had, but for those that rows leave out, empty: not
+    known; `key_changed`: see `announced.TableFacts`; `file`: `model.relation.Relation.storage`.
     `skipped`: generated columns that are left out of new rows, and are none of `columns`; old rows have them
     (`skip-generated-columns`). `version`: a text that is another one once the catalog says something else.
     """
@@ -73,6 +74,7 @@ class FamilyTableFacts:
     key_changed: int | None = None
     file: int | None = None
     skipped: frozenset[str] = frozenset()
+    printed_types: Callable[[str], tuple[int, str] | None] = field(default=lambda _: None, compare=False)
     version: str = field(default="", compare=False)
 
     @property

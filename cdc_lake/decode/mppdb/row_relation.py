@@ -32,7 +32,7 @@ def columns_of_delete(latest: Relation | None, facts: FamilyTableFacts | None, s
     """The columns of a table of which a row brings the key only."""
     wanted = {name for name, _ in sent or ()}
     if latest is not None and wanted <= set(latest.names):
-        return tuple((c.name, c.type_oid) for c in latest.columns)
+        return tuple((c.name, c.type_oid or c.type_name) for c in latest.columns)
     if facts is not None and wanted <= {c.name for c in facts.columns}:
         return all_columns(facts)
     return sent or ()
@@ -157,7 +157,10 @@ def _identified(
 
 def _oid(name: str, kind: str, facts: FamilyTableFacts) -> int | None:
     """The OID of a type that is printed; None where several may print so."""
-    return next((c.type_oid for c in facts.columns if c.name == name and is_of(c, kind)), OID_OF.get(kind))
+    oid = next((c.type_oid for c in facts.columns if c.name == name and is_of(c, kind)), OID_OF.get(kind))
+    if oid is None and (found := facts.printed_types(kind)) is not None:
+        return found[0]
+    return oid
 
 
 def _name_now(number: int, facts: FamilyTableFacts) -> list[str]:
@@ -255,8 +258,9 @@ def _type_of(column: FamilyColumn | Column) -> tuple[str, int, int]:
 def _type(name: str, kind: Kind, facts: FamilyTableFacts | None) -> tuple[str, int, int]:
     """Name, OID and modifier of a type that neither the catalog nor the layout before has for a column."""
     if isinstance(kind, str):
-        oid = OID_OF.get(kind, 0)
-        return BUILTIN[oid].name if oid else kind, oid, -1
+        if (oid := OID_OF.get(kind, 0)) or facts is None or (found := facts.printed_types(kind)) is None:
+            return BUILTIN[oid].name if oid else kind, oid, -1
+        return found[1], found[0], -1
     builtin = BUILTIN.get(kind)
     type_name = builtin.name if builtin is not None else facts.type_names.get(kind) if facts is not None else None
     if type_name is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
@@ -122,6 +122,7 @@ def facts_of(session: WireSession, table: TableName, *, skips_generated: bool = 
         key_changed=None if primary is None else primary.changed,
         file=_files(session, oid or "", doing) if parted != "n" else None if file in ("0", oid) else int(file or 0),
         skipped=frozenset(skipped),
+        printed_types=cache(partial(_printed_type, session)),
         version=version or "",
     )
 
@@ -152,6 +153,19 @@ def _decoded(session: WireSession, image: bytes, *, doing: str) -> str | None:
 def _printed(session: WireSession, number: str, *, doing: str) -> str | None:
     """A numeric as the server prints it."""
     return session.query(f"SELECT CAST({literal(number)} AS numeric)", doing=doing).rows[0][0]
+
+
+def _printed_type(session: WireSession, printed: str) -> tuple[int, str] | None:
+    """OID and name of the type that text rows print so; None where it is gone."""
+    sql = (
+        "SELECT t.oid, n.nspname, t.typname FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace "
+        f"WHERE format_type(t.oid, NULL) = {literal(printed)}"
+    )
+    rows = session.query(sql, doing=f"looking up type {printed} in the catalog").rows
+    if len(rows) != 1:
+        return None
+    [(oid, schema, name)] = rows
+    return int(oid or 0), (name or "") if schema == "pg_catalog" else f"{schema}.{name}"
 
 
 class _TypeNames(Mapping[int, str]):

@@ -18,6 +18,7 @@ from cdc_lake.decode.pgoutput import changes
 from cdc_lake.decode.raw import RawTransaction
 from cdc_lake.model.change import UNCHANGED, Change, Delete, Insert, Message, Truncate, Tuple, Update, Value
 from cdc_lake.model.relation import Relation, ReplicaIdentity, TableName
+from cdc_lake.model.succession import predecessors
 
 Key: TypeAlias = tuple[Value, ...]
 Touched: TypeAlias = tuple[TableName, Key]
@@ -60,14 +61,10 @@ class _Image:
     rows: dict[Key, Tuple] = field(default_factory=dict)
 
     def follow(self, layout: Relation) -> None:
-        """Take over a changed layout: columns by name, a renamed one by its place."""
+        """Take over a changed layout, columns by their numbers."""
         if layout == self.layout:
             return
-        before = {column.name: at for at, column in enumerate(self.layout.columns)}
-        if len(layout.columns) == len(self.layout.columns):
-            for at, column in enumerate(layout.columns):
-                before.setdefault(column.name, at)
-        places = [before.get(column.name) for column in layout.columns]
+        places = predecessors(self.layout, layout)
         moved = [tuple(None if at is None else row[at] for at in places) for row in self.rows.values()]
         self.rows = {_key(layout, row): row for row in moved}
         self.layout = layout
