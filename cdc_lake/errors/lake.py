@@ -80,8 +80,8 @@ class DestructiveChange(LakeError):
 
     code = "LAK410"
     hint = (
-        "the table waits, the others go on; undo the change at the source, or run `cdc-lake rebuild` to give the table "
-        "the form that it has there now"
+        "the table waits, the others go on; undo the change at the source, or run `cdc-lake rebuild TABLE` to give the "
+        "table the form that it has there now"
     )
 
 
@@ -112,7 +112,10 @@ class NameTaken(LakeError):
     """A column of the source has the name of one that silver adds itself."""
 
     code = "LAK450"
-    hint = "rename the column at the source, or leave out what adds it: `lineage`, `deletes: soft`, or the table's kind"
+    hint = (
+        "rename the column at the source, then copy the table again: `cdc-lake resync TABLE` (where it keeps a past "
+        "see `cdc-lake explain LAK450`); or leave out what adds it: `lineage`, `deletes: soft`, or the table's kind"
+    )
 
 
 class TypeRefused(LakeError):
@@ -126,7 +129,9 @@ class KindChanged(LakeError):
     """A silver table keeps something else than the pipeline says."""
 
     code = "LAK451"
-    hint = "put the pipeline back, or run `cdc-lake rebuild` to make the table anew from bronze as the pipeline says"
+    hint = (
+        "put the pipeline back, or run `cdc-lake rebuild TABLE` to make the table anew from bronze as the pipeline says"
+    )
 
 
 class ColumnNotTracked(LakeError):
@@ -180,14 +185,14 @@ class SilverPutBack(LakeError):
     """A silver table is at an older content again, and its commits above that are gone."""
 
     code = "LAK466"
-    hint = "bring the table forward again to the version the last cut lists, or run `cdc-lake rebuild` for it"
+    hint = "bring the table forward again to the version the last cut lists, or run `cdc-lake rebuild TABLE` for it"
 
 
 class OtherWriter(LakeError):
     """Something else changed rows of a silver table."""
 
     code = "LAK467"
-    hint = "find out what writes to the table, take it back or run `cdc-lake rebuild` for it"
+    hint = "find out what writes to the table, take it back or run `cdc-lake rebuild TABLE` for it"
 
 
 class SilverNotOwned(LakeError):

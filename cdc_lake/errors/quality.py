@@ -59,7 +59,9 @@ class HoldStays(QualityError):
     """Held changes that nobody can let through, or give up, as they are."""
 
     code = "QUA511"
-    hint = "mend the row at the source, or the pipeline file and then `cdc-lake rebuild`; a TRUNCATE ends holds too"
+    hint = (
+        "mend the row at the source, or the pipeline file and then `cdc-lake rebuild TABLE`; a TRUNCATE ends holds too"
+    )
 
 
 class DecidedOtherwise(QualityError):

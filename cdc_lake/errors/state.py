@@ -15,14 +15,14 @@ class SilverLost(StateError):
     """The last cut lists a silver table that is not there any more."""
 
     code = "STA612"
-    hint = "put the table back as it was, or run `cdc-lake rebuild` to make it again from bronze"
+    hint = "put the table back as it was, or run `cdc-lake rebuild TABLE` to make it again from bronze"
 
 
 class HeldLost(StateError):
     """The last cut counts more held keys of a table than are recorded."""
 
     code = "STA613"
-    hint = "put the control table `held` back as it was, or run `cdc-lake rebuild`: it judges every change again"
+    hint = "put the control table `held` back as it was, or run `cdc-lake rebuild TABLE`: it judges every change again"
 
 
 class TransactionUndecoded(StateError):

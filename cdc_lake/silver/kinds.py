@@ -55,7 +55,7 @@ def check_kind(have: Collection[str], wanted: Collection[str], label: str, sourc
         if {made.words, said.words} == {_PLAIN.words, Copies.words}:
             hint = (
                 f"if a primary key of {source} came or went, `cdc-lake resync {source}` copies the table again while "
-                "the others go on; if `keys` of the pipeline did, put them back, or run `cdc-lake rebuild`"
+                f"the others go on; if `keys` of the pipeline did, put them back, or run `cdc-lake rebuild {source}`"
             )
         raise KindChanged(f"{label} was made as {made.words}, and now is {said.words}", hint=hint)
 

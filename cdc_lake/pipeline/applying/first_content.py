@@ -41,7 +41,7 @@ def first_content(
         marker = read_marker(project, target, state.stream)
         adopts = steps.adopts(target)
         if adopts is True:
-            marker = replace(marker, position=None)
+            marker = replace(marker, position=None, version=None)  # what it holds is nothing to go on from
         at = marker.position or copy.position
         layout = steps.layout_at(state, target, copy.position, at, copy.layout)
         if isinstance(adopts, SilverNotOwned):
