@@ -135,7 +135,7 @@ class RowFilterUnfit(SourceError):
 
 
 class NoReplicaIdentity(SourceError):
-    """The server would refuse updates and deletes of a table once published: it has no key to log."""
+    """A table has no key that the server could log: nobody could tell which row an update or delete means."""
 
     code = "SRC223"
     hint = "add a primary key, or: ALTER TABLE … REPLICA IDENTITY FULL"
@@ -280,7 +280,10 @@ class DecodersExhausted(SourceError):
 
     code = "SRC249"
     retry = Retry.LATER
-    hint = "stop another parallel stream of this server, or set `parallel-decode-num: 1` in `source.decoding`"
+    hint = (
+        "stop another parallel stream of this server, or wait until one ends, then run again; a stream in CSN order "
+        f"cannot go on serially: for that set `parallel-decode-num: 1` and `order: lsn`; then {ANEW}"
+    )
 
 
 class NoPrimary(SourceError):

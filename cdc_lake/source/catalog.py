@@ -18,6 +18,7 @@ from cdc_lake.errors import NoReplicaIdentity, NoTableMatches
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
 from cdc_lake.source.connection import Session, named
 from cdc_lake.source.quoting import quoted
+from cdc_lake.source.tables import left_out
 
 _TYPE_NAME = "CASE WHEN tn.nspname = 'pg_catalog' THEN t.typname::text ELSE tn.nspname || '.' || t.typname END"
 
@@ -365,5 +366,5 @@ def check_identities(session: Session, tables: Sequence[TableName]) -> None:
 
 def _left_out(bare: Sequence[TableName], tables: Sequence[TableName]) -> str:
     """What to write into the pipeline file; a partition goes with its root."""
-    first = next((table for table in bare if table in tables), None)
-    return "`!schema.table` in `source.tables`" if first is None else f"`!{first}` in `source.tables`"
+    found = [table for table in bare if table in tables]
+    return left_out(found) if found else "`!schema.table` in `source.tables`"

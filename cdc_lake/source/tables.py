@@ -37,6 +37,11 @@ def select_tables(patterns: Sequence[str], tables: Iterable[TableName]) -> list[
     return sorted(chosen)
 
 
+def left_out(tables: Sequence[TableName]) -> str:
+    """What to write into `source.tables` so that tables are left out."""
+    return f"{', '.join(f'`!{table}`' for table in tables)} in `source.tables`"
+
+
 def chooses(patterns: Sequence[str]) -> Callable[[TableName], bool]:
     """The patterns as a predicate, whatever tables there are; raises NoTableMatches for a text that is no pattern."""
     steps = [(not pattern.startswith("!"), _compiled(pattern.removeprefix("!"))) for pattern in patterns]

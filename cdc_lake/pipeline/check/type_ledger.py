@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cdc_lake.config.project import Project, Target
+from cdc_lake.config.source import PostgresSource
 from cdc_lake.errors import CdcLakeError, TypeRefused
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.lake.typed_columns import TypedColumn, check_declared, typed_columns
@@ -92,12 +93,12 @@ def lines(ledger: Sequence[TableLedger]) -> Iterator[CheckLine]:
 
 
 def _table(project: Project, target: Target, layout: Relation, made: Made) -> TableLedger:
-    problem = ""
+    problem, source = "", project.pipeline.source
+    identity = identity_of(layout, published=isinstance(source, PostgresSource) and source.slot.plugin == "pgoutput")
     try:
         relation = redaction_of(project).relation(layout)
     except CdcLakeError as unfit:
-        told = identity_of(layout)
-        return TableLedger(str(target.source), target.label, (), unfit.message, target.types.misfit, *told)
+        return TableLedger(str(target.source), target.label, (), unfit.message, target.types.misfit, *identity)
     try:
         check_declared(relation, target.types)
     except TypeRefused as refused:
@@ -107,7 +108,7 @@ def _table(project: Project, target: Target, layout: Relation, made: Made) -> Ta
         ColumnLedger("", "", name, types.get(name, ""), Loss.COMPUTED, sql) for name, sql in target.transforms.compute
     )
     columns = (*_columns(relation, target), *computed)
-    return TableLedger(str(target.source), target.label, columns, problem, target.types.misfit, *identity_of(layout))
+    return TableLedger(str(target.source), target.label, columns, problem, target.types.misfit, *identity)
 
 
 def _columns(relation: Relation, target: Target) -> Iterator[ColumnLedger]:

@@ -16,7 +16,7 @@ from cdc_lake.errors import NoReplicaIdentity
 from cdc_lake.model.relation import ReplicaIdentity, TableName
 from cdc_lake.source.gaussdb.defaults import missing_of
 from cdc_lake.source.quoting import literal, quoted
-from cdc_lake.source.tables import VERSION
+from cdc_lake.source.tables import VERSION, left_out
 from cdc_lake.source.wire.session import WireSession
 
 _FIRST_OF_USERS = 16384
@@ -220,7 +220,7 @@ def check_identities(facts: Mapping[TableName, FamilyTableFacts], place: str) ->
         raise NoReplicaIdentity(
             f"no primary key and no replica identity: {', '.join(map(str, bare))}",
             where=place,
-            hint=f"add primary keys, or run: {statements}; or leave them out: `!{bare[0]}` in `source.tables`",
+            hint=f"add primary keys, or run: {statements}; or leave them out: {left_out(bare)}",
         )
 
 

@@ -1,0 +1,198 @@
+"""Remedies that work, of the GaussDB family: what its stand-in refuses is done as it is said, and every row arrives.
+
+One database for all; each case has a server of its own before it, and so slots of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cdc_lake.testing.gaussdb.answers import LiveAnswers
+from cdc_lake.testing.gaussdb.authentication import Method
+from cdc_lake.testing.gaussdb.live import LivePostgres
+from cdc_lake.testing.gaussdb.server import GaussServer
+from cdc_lake.testing.server import EmbeddedServer
+from tests.conftest import Database, drop_database, make_database
+from tests.live.test_gaussdb_workload import KNOWN, PASSWORD
+from tests.live.test_recipes import RECEIVE
+from tests.live.test_remedies import COMMAND
+from tests.shell import QuickShell
+
+pytestmark = pytest.mark.live
+
+PARALLEL = {"parallel-decode-num": 4, "decode-style": "b", "sending-batch": 1}
+SETTING = re.compile(r"`source\.([\w.]+): (\w+)`")
+IDS = itertools.count(100)
+
+
+@dataclass
+class Stand:
+    """A server of the family, and a pipeline file that names it."""
+
+    database: Database
+    journal: LivePostgres
+    server: GaussServer
+    shell: QuickShell
+    source: dict[str, Any]
+
+    def set(self, **values: Any) -> None:
+        """Write the section `source` with other values; None takes one out."""
+        self.source = {name: value for name, value in {**self.source, **values}.items() if value is not None}
+        document = {"version": 1, "pipeline": "shop", "source": self.source}
+        (self.shell.folder / "shop.yaml").write_text(yaml.safe_dump(document))
+
+    def obey(self, hint: str) -> None:
+        """Do what a hint names in backquotes: settings, then commands that do something."""
+        settings = SETTING.findall(hint)
+        for path, value in settings:
+            name, _, inner = path.partition(".")
+            self.set(**{name: {inner: value} if inner else value})
+        if "restart" in COMMAND.findall(hint) and not settings:
+            self.shell.fine("restart", "--yes")
+
+
+Step = Callable[[Stand], object]
+
+
+def source(**values: Any) -> Step:
+    return lambda stand: stand.set(**values)
+
+
+def state(**values: Any) -> Step:
+    def change(stand: Stand) -> None:
+        for name, value in values.items():
+            setattr(stand.server.state, name, value)
+
+    return change
+
+
+def server_setting(**values: str) -> Step:
+    return lambda stand: stand.server.state.settings.update(values)
+
+
+def ports_right(stand: Stand) -> None:
+    stand.set(port=stand.server.port, replication_port=stand.server.replication_port)
+
+
+def decoders(count: int) -> Step:
+    """Take so many of the server's places for parallel decoding, or give them back."""
+
+    def change(stand: Stand) -> None:
+        for _ in range(abs(count)):
+            stand.server.state.dispatchers.acquire() if count > 0 else stand.server.state.dispatchers.release()
+
+    return change
+
+
+def asks_for(method: Method) -> Step:
+    return lambda stand: setattr(stand.server._access, "method", method)  # the server's pg_hba.conf
+
+
+def slot_dropped(stand: Stand) -> None:
+    stand.server.state.slots.drop("shop")
+
+
+@dataclass(frozen=True)
+class Case:
+    """`first`: a run that goes well comes before what breaks; `mend`: what the hint says in words."""
+
+    breaks: Step
+    code: str
+    mend: Step | None = None
+    first: bool = False
+
+
+CASES: dict[str, Case] = {
+    "the server is another product": Case(source(type="gaussdb"), "SRC208"),
+    "the log is not enough": Case(server_setting(wal_level="replica"), "SRC208", server_setting(wal_level="logical")),
+    "the password is wrong": Case(source(password="no"), "SRC202", source(password=PASSWORD)),
+    "the database is not there": Case(
+        source(database="nowhere"), "SRC203", lambda stand: stand.set(database=stand.database.name)
+    ),
+    "the server does not encrypt": Case(source(tls={"mode": "require"}), "SRC206", source(tls={"mode": "disable"})),
+    "streams go to the service port": Case(lambda s: s.set(replication_port=s.server.port), "SRC240", ports_right),
+    "statements go to the HA port": Case(lambda s: s.set(port=s.server.replication_port), "SRC241", ports_right),
+    "the ports are swapped": Case(
+        lambda s: s.set(port=s.server.replication_port, replication_port=s.server.port), "SRC241", ports_right
+    ),
+    "the server asks for SM3": Case(asks_for(Method.SM3), "SRC242", asks_for(Method.SHA256)),
+    "the server does not know an option": Case(
+        source(decoding={**PARALLEL, "new-option": 1}, allow_unknown_options=True),
+        "SRC246",
+        source(decoding=PARALLEL),
+    ),
+    "every decoder is taken": Case(decoders(20), "SRC249", decoders(-1)),
+    "every decoder is taken, and this one goes without": Case(
+        decoders(20), "SRC249", source(decoding={"parallel-decode-num": 1}, order="lsn")
+    ),
+    "the server is a standby": Case(state(in_recovery=True), "SRC250", state(in_recovery=False)),
+    "a pattern matches nothing": Case(source(tables=["public.loan"]), "SRC222", source(tables=["public.loans"])),
+    "a table has no key": Case(source(tables=["public.*"]), "SRC223"),
+    "the slot has another plugin": Case(
+        source(slot={"plugin": "test_decoding"}), "SRC219", source(slot={}), first=True
+    ),
+    "the slot has another name": Case(source(slot={"name": "other"}), "SRC216", first=True),
+    "the stream has another order": Case(source(order="lsn"), "SRC216", first=True),
+    "the stream is read serially": Case(
+        source(decoding={"parallel-decode-num": 1}, order="auto"), "SRC216", source(decoding=PARALLEL), first=True
+    ),
+    "the slot was dropped": Case(slot_dropped, "SRC212", first=True),
+    "the log that the slot needs is gone": Case(state(wal_start=1 << 60), "SRC204", state(wal_start=0), first=True),
+}
+
+
+@pytest.fixture(scope="module")
+def database_of_all(server: EmbeddedServer) -> Iterator[tuple[Database, LivePostgres]]:
+    database = make_database(server)
+    with database.connect() as db:
+        db.execute("CREATE TABLE loans (id int PRIMARY KEY, note text)")
+        db.execute("CREATE TABLE notes (t text)")
+        db.execute("INSERT INTO loans SELECT n, 'x' FROM generate_series(1, 20) n")
+    with LivePostgres(server.dsn(database.name)) as journal:
+        yield database, journal
+    drop_database(database)
+
+
+@pytest.fixture
+def stand(database_of_all: tuple[Database, LivePostgres], tmp_path: Path) -> Iterator[Stand]:
+    database, journal = database_of_all
+    answers = LiveAnswers(journal, database.dsn)
+    given: dict[str, Any] = {"users": {"cdc": KNOWN}, "method": Method.SHA256, "databases": [database.name]}
+    with GaussServer(journal.ledger, answers=answers, thread_pool=True, **given) as server:
+        at = {"host": server.host, "port": server.port, "replication_port": server.replication_port}
+        who = {"database": database.name, "user": "cdc", "password": PASSWORD, "tls": {"mode": "disable"}}
+        how = {"order": "csn", "decoding": PARALLEL, "tables": ["public.loans"]}
+        stand = Stand(database, journal, server, QuickShell(tmp_path), {"type": "opengauss", **at, **who, **how})
+        server.state.keepalive_every = server.state.batch_seconds = 0.1
+        stand.set()
+        yield stand
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_what_an_error_says_is_done_at_once_and_nothing_is_missing(stand: Stand, what: str) -> None:
+    case, shell, number = CASES[what], stand.shell, next(IDS)
+    if case.first:
+        shell.fine(*RECEIVE)
+    case.breaks(stand)
+    with stand.database.connect() as db:
+        db.execute("INSERT INTO loans VALUES (%s, 'behind')", [number])
+    said = shell(*RECEIVE)
+    assert f"error[{case.code}]" in said.err, said.err
+    hint = said.err.partition("hint:")[2]
+    assert "publication" not in hint
+    if case.mend is not None:
+        case.mend(stand)
+    if (left_out := re.search(r"`(!\S+)` in `source.tables`", hint)) is not None:
+        stand.set(tables=["public.*", left_out[1]])
+    stand.obey(hint)
+    shell.fine(*RECEIVE)
+    assert "behind" in shell.fine("inspect", "row", "loans", str(number))
+    assert "the chain holds" in shell.fine("inspect", "chain")
