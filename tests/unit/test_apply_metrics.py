@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc_lake.config.observe import Observe
 from cdc_lake.config.project import Project
-from cdc_lake.errors import RuleStopped, StoreUnavailable
+from cdc_lake.errors import DestructiveChange, GroupWaits, RuleStopped, StoreUnavailable, Unconvertible
 from cdc_lake.lake.control_rows import VerifiedRow
 from cdc_lake.observe.metric_names import ERRORS_TOTAL
 from cdc_lake.observe.progress import Progress
@@ -187,3 +187,16 @@ def test_cuts_that_follow_one_another_write_the_file_now_and_then(
         monkeypatch.setattr(apply_metrics, "WRITE_EVERY", 0)
         metrics.heard(Progress("cut", "1 of 1 tables"))
         assert file.exists()
+
+
+def test_the_error_of_a_run_names_every_table_that_waits() -> None:
+    waits = GroupWaits("silver.a is in a group with silver.b")
+    done = Applied(broken={"silver.a": waits, "silver.b": DestructiveChange("b"), "silver.c": Unconvertible("c")})
+    error = done.error()
+    assert isinstance(error, DestructiveChange)
+    assert error.remedy.startswith(DestructiveChange.hint)
+    assert "; silver.c (LAK456), silver.a (QUA515) also wait: `cdc-lake status`" in error.remedy
+    many = Applied(broken={f"silver.t{n}": DestructiveChange("t") for n in range(25)}).error()
+    assert many is not None
+    assert "silver.t20 (LAK410) and 4 more also wait" in many.remedy
+    assert Applied().error() is None

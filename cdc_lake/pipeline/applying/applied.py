@@ -6,15 +6,19 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from cdc_lake.config.project import Target
-from cdc_lake.errors import CdcLakeError
+from cdc_lake.errors import CdcLakeError, GroupWaits
 from cdc_lake.lake.control_rows import RunRow
 from cdc_lake.lake.store import SilverColumn
 from cdc_lake.pipeline.applying.merging import Merged
 from cdc_lake.pipeline.applying.table_span import Prepared
 from cdc_lake.pipeline.state.holds import WAITING
 from cdc_lake.silver.projection import Projection
+
+_SHOWN: Final = 20
+"""Tables that an error names beside the first one that waits: a screen has room for so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,21 @@ class Applied:
     broken: dict[str, CdcLakeError] = field(default_factory=dict)
     tables: dict[str, TableApplied] = field(default_factory=dict)
     paused: frozenset[str] = frozenset()
+
+    def error(self) -> CdcLakeError | None:
+        """Why the first table waits, with a remedy that names the others too; None if no table waits.
+
+        What a table waits for comes before the tables of its group that wait for it.
+        """
+        waiting = sorted(self.broken.items(), key=lambda item: isinstance(item[1], GroupWaits))
+        if not waiting:
+            return None
+        (_, first), *others = waiting
+        if others:
+            shown = ", ".join(f"{label} ({error.code})" for label, error in others[:_SHOWN])
+            more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+            first.remedy += f"; {shown}{more} also wait: `cdc-lake status` says what for, and what to do"
+        return first
 
     def count(self, prepared: Prepared) -> None:
         """Add how the rules of a table fared."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.errors import ApplyFailed, CdcLakeError, GroupWaits, RuleStopped, SparkDied
+from cdc_lake.errors import ApplyFailed, CdcLakeError, RuleStopped, SparkDied
 from cdc_lake.lake.lease import lease
 from cdc_lake.lake.session import death, start
 from cdc_lake.observe.failpoint import BATCH_ENTERED, BATCH_LEFT, failpoint
@@ -125,7 +125,7 @@ def _apply(
             outcome = "stopped"  # who asked us to stop asked the JVM too
         finally:
             advance.record(time.monotonic() - began, outcome)
-        for error in sorted(advance.done.broken.values(), key=lambda error: isinstance(error, GroupWaits)):
+        if (error := advance.done.error()) is not None:
             raise error
         return advance.done
 
