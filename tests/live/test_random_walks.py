@@ -12,7 +12,7 @@ import random
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -24,6 +24,7 @@ import pytest
 from psycopg import sql
 
 from cdc_lake.config.project import Project
+from cdc_lake.decode.historic_catalog import Attribute, Identified, Named
 from cdc_lake.errors import CdcLakeError, DestructiveChange, KeylessDelete, KindChanged, NoKey, Unconvertible
 from cdc_lake.model.relation import Column, TableName
 from cdc_lake.pipeline.resync import resync
@@ -43,6 +44,15 @@ ONLY = os.environ.get("CDC_LAKE_WALK")
 """The number of one walk of a round, to look at it alone."""
 STEPS = 12
 WAITS = (DestructiveChange, Unconvertible, NoKey, KeylessDelete, KindChanged)
+QUESTIONS = {
+    r"add column (\w+) .*unknown": r"ADD {0} |RENAME \w+ TO {0}\b",
+    r"take column (\w+) of": r"(ADD|DROP) {0}\b|RENAME (\w+ TO )?{0}\b",
+    r"rename column (\w+) of \S+ to (\w+)": r"RENAME {0}\b|RENAME \w+ TO ({0}|{1})\b",
+    r"drop column (\w+) of": r"DROP {0}\b|RENAME {0}\b|DROP TABLE|_new\d+ RENAME TO",
+    r"(?:change|convert) column (\w+) of": r"ALTER \w+ TYPE|DROP \w+|_new\d+ RENAME TO",
+    r"no primary key|identif": r"PRIMARY KEY \(|DROP CONSTRAINT|REPLICA IDENTITY",
+}
+"""What a table that waits asks of a column, and what some statement did to it where the question is a true one."""
 
 
 @dataclass
@@ -52,6 +62,7 @@ class Round:
     conn: psycopg.Connection[Any]
     project: Project
     seed: int
+    numbers: Sequence[int] = range(TABLES) if ONLY is None else (int(ONLY),)
     walks: list[Altered] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     texts: dict[tuple[str, Column, Column], str] = field(default_factory=dict)
@@ -60,8 +71,7 @@ class Round:
         """Walk, with the receiver running now and then, and check."""
         dice = random.Random(self.seed)
         self.conn.execute(SETUP)
-        numbers = range(TABLES) if ONLY is None else [int(ONLY)]
-        self.walks = [Altered(self.conn, f"t{n}", f"{self.seed} {n}", without=without) for n in numbers]
+        self.walks = [Altered(self.conn, f"t{n}", f"{self.seed} {n}", without=without) for n in self.numbers]
         receive()
         for _ in range(STEPS):
             for walk in self.walks:
@@ -104,6 +114,7 @@ class Round:
         with self.told(walk):
             while (failed := self.advanced(folded, doubted=doubted)) is not None:
                 assert isinstance(failed, WAITS), failed
+                assert true_question(failed, walk), failed
                 waited = True
                 words = allowed(failed)
                 if words is None:
@@ -187,6 +198,18 @@ class Round:
             raise
 
 
+def true_question(failed: CdcLakeError, walk: Altered) -> bool:
+    """Whether statements of a walk gave reason for what its table waits for."""
+    statements = [one for one in walk.script if not one.startswith(("--", "CREATE TABLE"))]
+    needed = [
+        done.format(*found.groups())
+        for words in str(failed).split(";")
+        for asked, done in QUESTIONS.items()
+        if (found := re.search(asked, words)) is not None
+    ]
+    return all(any(re.search(one, text) for text in statements) for one in needed)
+
+
 def allowed(failed: CdcLakeError) -> set[str] | None:
     """The words that an error offers to allow; None where it offers none."""
     found = re.search(r"`cdc-lake run (--allow .+?)`", failed.remedy)
@@ -210,3 +233,34 @@ def test_walks_over_pgoutput_end_equal_or_wait_for_what_mends_them(
         walks = Round(conn, project, seed)
         walks.run(lambda: once(project))
     print(walks.outcomes)
+
+
+def by_name(announced: Sequence[Named], attributes: Sequence[Attribute], *_: object) -> Identified | None:
+    """Columns of a message are those that have their names now."""
+    numbers = {one.name: one.number for one in attributes}
+    known = all(one.name in numbers for one in announced)
+    return Identified(tuple(numbers[one.name] for one in announced)) if known else None
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "cause", "walk"),
+    [
+        ("cdc_lake.decode.announced", "identify", by_name, 8),
+        ("cdc_lake.decode.announced", "missing_then", lambda *_, **__: None, 14),
+        ("cdc_lake.model.succession", "numbered", lambda *_: False, 0),
+    ],
+    ids=["columns by the names of now", "nothing in old rows of an added column", "columns of silver by name"],
+)
+def test_a_cause_that_was_mended_is_found_when_it_is_planted_again(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    name: str,
+    cause: object,
+    walk: int,
+) -> None:
+    monkeypatch.setattr(f"{module}.{name}", cause)
+    project = project_of(database, tmp_path)
+    with printing(database) as conn, pytest.raises(ExceptionGroup, match="1 of 1 walks"):
+        Round(conn, project, 1, numbers=(walk,)).run(lambda: once(project))
