@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.live
 STATEMENT = re.compile(r"\b((?:ALTER|CREATE|GRANT) [A-Z]+ [^;\n…]+)")
 FILE = "pipelines/library.yaml"
 COMMAND = re.compile(r"`cdc-lake ([a-z][^`]*)`")
-LOOKS = {"run", "status", "explain", "plan", "check"}
+LOOKS = {"inspect", "run", "status", "explain", "plan", "check"}
 Step = Callable[[Library], None]
 
 
@@ -374,19 +375,39 @@ def test_a_source_that_was_upgraded_goes_on_with_a_new_stream(library: Library) 
         assert "41" in elsewhere.shell.fine("inspect", "row", "loans", "41")
 
 
-def test_a_server_of_one_slot_says_how_many_are_in_use_and_how_many_a_start_needs(tmp_path: Path) -> None:
-    server = start_server(settings={"max_replication_slots": "1"})
+def test_a_server_is_set_up_as_it_is_said_and_one_that_was_put_back_goes_on_with_a_new_stream(tmp_path: Path) -> None:
+    server = start_server(settings={"max_replication_slots": "1", "wal_level": "replica"})
     try:
         make_role(server)
-        with pytest.raises(AssertionError, match="0 of 1 replication slots are in use, and a start needs two") as first:
-            Library(make_database(server), tmp_path)
-        assert "raise max_replication_slots to 2 or more" in str(first.value)
-        with psycopg.connect(server.dsn(), autocommit=True) as admin:
-            admin.execute("ALTER SYSTEM SET max_replication_slots = 2")
+        library = Library(make_database(server), tmp_path, started=False)
+        said = library.shell(*RECEIVE)
+        assert "error[SRC208]" in said.err, said.err
+        obey(library, said)
+        server.restart()
+        said = library.shell(*RECEIVE)
+        assert "0 of 1 replication slots are in use, and a start needs two" in said.err, said.err
+        assert "raise max_replication_slots to 2 or more" in said.err
+        library.change("ALTER SYSTEM SET max_replication_slots = 2")
+        server.restart()
+        library.receive()
+
         server.stop()
+        subprocess.run(["cp", "-a", server.data, tmp_path / "backup"], check=True)
         server.start()
-        (again := tmp_path / "again").mkdir()
-        Library(make_database(server), again)
+        library.change("INSERT INTO loans VALUES (40, 40, 'lost')")
+        library.receive()
+        server.stop()
+        shutil.rmtree(server.data)
+        subprocess.run(["cp", "-a", tmp_path / "backup", server.data], check=True)
+        server.start()
+        said = library.shell(*RECEIVE)
+        assert "error[SRC217]" in said.err, said.err
+        assert "restart --yes" in obey(library, said)
+        library.change("INSERT INTO loans VALUES (41, 41, 'behind')")
+        library.receive()
+        assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
+        assert "behind" in library.shell.fine("inspect", "row", "loans", "41")
+        assert "lost" in library.shell.fine("inspect", "row", "loans", "40"), "bronze still says what was"
     finally:
         server.remove()
 
