@@ -147,3 +147,11 @@ def test_a_type_of_the_users_own_is_known_also_where_its_column_is_gone(source: 
     found = layouts(landed(source, tmp_path, f"CREATE DOMAIN sevens AS int DEFAULT 7; {PLAIN}", *steps), T)
     types = {(c.type_name, c.type_oid > 0) for one in found for c in one.columns if c.name == "b"}
     assert types == {("public.sevens", True)}
+
+
+def test_whole_old_rows_without_their_nulls_make_no_key_of_what_is_left(source: Source, tmp_path: Path) -> None:
+    changes = ["INSERT INTO t VALUES (2, 'x')", "UPDATE t SET a = 'y' WHERE id = 2", "DELETE FROM t WHERE id = 2"]
+    full, default = (f"ALTER TABLE t REPLICA IDENTITY {one}" for one in ("FULL", "DEFAULT"))
+    project = landed(source, tmp_path, f"{PLAIN}; ALTER TABLE t ADD b text", full, *changes, default)
+    assert {row["old_kind"] for row in bronze_rows(project) if row["op"] in "UD"} == {"full"}
+    assert {one.primary_key for one in layouts(project, T)} == {("id",)}

@@ -69,14 +69,18 @@ def relation_of(
     numbers = {one: number for one, (number, _) in found.items() if number is not None}
     if facts is not None:
         then = {now: column for column, number in numbers.items() for now in _name_now(number, facts)}
-        primary_key = _key_then(facts, of_table.latest if numbers else latest, columns, given, numbers, xid)
         identity, whole, logged = facts.identity, facts.whole, {then.get(one, one) for one in facts.identity_columns}
+        was_full = not whole and not given <= logged and _may_be_null(given, facts, numbers)
+        flagged = names if was_full else given
+        primary_key = _key_then(facts, of_table.latest if numbers else latest, columns, flagged, numbers, xid)
+        if was_full:
+            whole, logged = True, names
     elif latest is not None:
         identity, primary_key = latest.identity, latest.primary_key
         whole, logged = identity is ReplicaIdentity.FULL, {c.name for c in latest.columns if c.key}
     else:
         identity, primary_key, whole, logged = ReplicaIdentity.DEFAULT, (), False, set()
-    if whole and facts is not None:
+    if whole and facts is not None and facts.whole:
         # Servers leave NULLs out of whole old rows: one that has the columns of a key alone may be from before the
         # identity was changed. As a key it is right in both cases; and what has no old row does not tell.
         key = _key_before(of_table.latest, numbers)
@@ -108,6 +112,14 @@ def relation_of(
         oid=oid,
         storage=storage,
     )
+
+
+def _may_be_null(given: Collection[str], facts: FamilyTableFacts, numbers: Mapping[str, int]) -> bool:
+    """Whether an old row has a column that no key has: then it was a whole one, whatever is logged now, without its
+    NULLs.
+    """
+    nullable = {c.number for c in facts.columns if not c.filled}
+    return facts.storage is not Storage.USTORE and any(numbers.get(one) in nullable for one in given if one in numbers)
 
 
 def _key_before(latest: Relation | None, numbers: Mapping[str, int]) -> set[str]:
