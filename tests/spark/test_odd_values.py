@@ -14,6 +14,9 @@ from cdc_lake.lake.session import derive
 from cdc_lake.lake.written import written
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Truncate, Update
 from cdc_lake.model.relation import Column, Relation, ReplicaIdentity, TableName
+from cdc_lake.pipeline.applying import table_steps
+from cdc_lake.pipeline.applying.merging import Merged, merge
+from cdc_lake.pipeline.applying.table_span import Prepared
 from cdc_lake.pipeline.target import division
 from cdc_lake.testing.histories import AT_LIMITS, LINE_BREAKS, with_column
 from cdc_lake.testing.messages import TYPE_OIDS, table
@@ -194,6 +197,35 @@ def test_an_overwrite_is_of_the_whole_table_whatever_a_configuration_says(spark:
     lake.advance(f"drop column body of {lake.target().label}")
     assert [(one["id"], one["amount"]) for one in lake.rows()] == [(1, 1), (2, 2), (3, 1)]
     assert derive(spark).conf.get("spark.sql.sources.partitionOverwriteMode") == "static"
+
+
+def test_the_plan_of_a_wide_table_has_the_steps_of_a_narrow_one(
+    spark: Any, lake_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,600 columns are what PostgreSQL has at most: a step or a nesting for each of them would end Java's stack."""
+    plans: list[str] = []
+
+    def seen(session: Any, one: Prepared) -> Merged:
+        plans.append(one.folded.net._jdf.queryExecution().optimizedPlan().numberedTreeString())
+        return merge(session, one)
+
+    monkeypatch.setattr(table_steps, "merge", seen)
+    for number in (20, 200):
+        wide = table("public.t", id="int4", **{f"c{at}": ("int4", "text")[at % 2] for at in range(number)})
+        lake = Lake(lake_root, spark, f"wide{number}", "delta")
+        lake.land(Insert(wide, ("1", *["1"] * number)), Insert(wide, ("2", *["2"] * number)))
+        lake.advance()
+        lake.land(Update(wide, ("1", *["3"] * (number // 2), *[UNCHANGED] * (number // 2))))
+        lake.land(
+            Update(
+                wide, ("9", *["4"] * (number // 2), *[UNCHANGED] * (number // 2)), ("2", *[None] * number), OldKind.KEY
+            )
+        )
+        lake.advance()
+        assert [[str(one[f"c{at}"]) for at in (0, number - 1)] for one in lake.rows(wide)] == [["3", "1"], ["4", "2"]]
+    narrow, broad = plans[:2], plans[2:]
+    assert [plan.count("\n") for plan in broad] == [plan.count("\n") for plan in narrow]
+    assert derive(spark).conf.get("spark.sql.constraintPropagation.enabled") == "false"
 
 
 @FORMATS

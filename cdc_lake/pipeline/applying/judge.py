@@ -6,9 +6,11 @@ and changes a rule cannot judge because a value was not sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
 
 from cdc_lake.bronze.outline import Outline
 from cdc_lake.config.project import Target
@@ -177,7 +179,10 @@ def survey(
     seen: Outline,
     parts: Sequence[KeyPart] = (),
 ) -> Survey:
-    """Count in one job; without a job where there is nothing to count. `parts`: how the table is divided by its key."""
+    """Count in one job; without a job where there is nothing to count. `parts`: how the table is divided by its key.
+
+    Whether values fit is a condition of nearly every column: which of them do not is counted only where some do not.
+    """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     shape = part.shape
@@ -197,23 +202,22 @@ def survey(
         "judged": F.count_if((F.col(OP) != "D") & (F.col(MATCHES) if MATCHES in changes.columns else F.lit(True))),
         "lacking": F.count_if(lacking),
         "failing": F.count_if(held),
+        "misfits": F.count_if(any_of([c.fails for c in judge if not c.columns])),
         "low": F.min(quoted(first.name)) if bounded else F.lit(None),
         "high": F.max(quoted(first.name)) if bounded else F.lit(None),
     }
     for n, one in enumerate(parts):
         wanted[f"part_{n}"] = F.collect_set(F.expr(one.of_change))
     for n, condition in enumerate(judge):
-        wanted[f"failed_{n}"] = F.count_if(condition.fails)
-        if condition.on_fail == "stop":
-            wanted[f"stop_{n}"] = F.min(F.when(condition.fails, F.col(POSITION)))
-    row = changes.agg(*(column.alias(name) for name, column in wanted.items())).first()
-    assert row is not None  # an aggregate without groups has one row
-    stops = [
-        (row[f"stop_{n}"], c.name) for n, c in enumerate(judge) if c.on_fail == "stop" and row[f"stop_{n}"] is not None
-    ]
+        wanted |= _counted(n, condition) if condition.columns else {}
+    row = _aggregated(changes, wanted)
+    rare = [_counted(n, condition) for n, condition in enumerate(judge) if row["misfits"] and not condition.columns]
+    row |= _aggregated(changes, reduce(or_, rare)) if rare else {}
+    stops = [(row[f"stop_{n}"], c.name) for n, c in enumerate(judge) if row.get(f"stop_{n}") is not None]
     return Survey(
         counts=tuple(
-            RuleCount(target.label, c.name, c.on_fail, row["judged"], row[f"failed_{n}"]) for n, c in enumerate(judge)
+            RuleCount(target.label, c.name, c.on_fail, row["judged"], row.get(f"failed_{n}", 0))
+            for n, c in enumerate(judge)
         ),
         moved=row["moved"],
         nulls=row["nulls"],
@@ -224,6 +228,22 @@ def survey(
         bounds=None if row["low"] is None or row["moved"] else (row["low"], row["high"]),
         parts=() if row["moved"] else tuple(filter(None, (p.condition(row[f"part_{n}"]) for n, p in enumerate(parts)))),
     )
+
+
+def _counted(number: int, condition: Condition) -> dict[str, Column]:
+    """What is counted of a condition."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    out = {f"failed_{number}": F.count_if(condition.fails)}
+    if condition.on_fail == "stop":
+        out[f"stop_{number}"] = F.min(F.when(condition.fails, F.col(POSITION)))
+    return out
+
+
+def _aggregated(changes: DataFrame, wanted: Mapping[str, Column]) -> dict[str, Any]:
+    row = changes.agg(*(column.alias(name) for name, column in wanted.items())).first()
+    assert row is not None  # an aggregate without groups has one row
+    return dict(row.asDict())
 
 
 def has_null() -> Column:
