@@ -24,10 +24,10 @@ _TYPE_NAME = "CASE WHEN tn.nspname = 'pg_catalog' THEN t.typname::text ELSE tn.n
 
 # A default that was there when its column was added is the value of the rows before it, which are not rewritten for it
 # (pg_attribute.attmissingval, an array of one). Where a column has a default and no such value, its rows may have been
-# written anew with it (a volatile one, an identity, a generated column), or it came later: nobody can say.
-_BEFORE = (
-    "a.attnum::int, (a.attmissingval::text::text[])[1], NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> '')"
-)
+# written anew with it (a volatile one, an identity, a generated column, the default of a domain), or it came later:
+# nobody can say.
+_DEFAULT = "(a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)"
+_BEFORE = f"a.attnum::int, (a.attmissingval::text::text[])[1], NOT a.atthasmissing AND {_DEFAULT}"
 
 # The index whose columns the server logs: RelationGetReplicaIndex of relcache.c. A deferrable key is none,
 # and columns an index only INCLUDEs are not of it.
@@ -54,7 +54,7 @@ _CHANGED = "CASE WHEN age({0}.xmin) < 0 THEN 2 ELSE {0}.xmin::text::bigint END"
 _ATTRIBUTES = (
     "SELECT a.attnum::int, CASE WHEN NOT a.attisdropped THEN a.attname::text END, a.atttypid::bigint, a.atttypmod, "
     f"{_TYPE_NAME}, a.atthasmissing, (a.attmissingval::text::text[])[1], "
-    "NOT a.atthasmissing AND (a.atthasdef OR a.attidentity <> ''), "
+    f"NOT a.atthasmissing AND {_DEFAULT}, "
     f"{_CHANGED.format('a')}, a.attgenerated <> '', a.attnotnull FROM pg_attribute AS a "
     "LEFT JOIN pg_type AS t ON t.oid = a.atttypid LEFT JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
     "WHERE a.attrelid = %s AND a.attnum > 0 ORDER BY a.attnum"

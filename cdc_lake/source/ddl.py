@@ -36,8 +36,9 @@ BEGIN
     SELECT c.oid, (
       SELECT json_agg(json_build_object(
         'name', a.attname, 'number', a.attnum, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,
-        'filled', a.atthasmissing OR a.atthasdef OR a.attidentity <> ''
-      ) ORDER BY a.attnum) FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        'filled', a.atthasmissing OR a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL
+      ) ORDER BY a.attnum) FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid
+      WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
     ) AS columns
     FROM changed JOIN pg_class AS c ON c.oid = changed.oid
     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'

@@ -35,7 +35,8 @@ _TABLE = (
 )
 _COLUMNS = (
     "SELECT a.attnum, a.attname, tn.nspname, t.typname, a.atttypid, a.atttypmod, format_type(a.atttypid, NULL), "
-    "encode(a.attinitdefval, 'hex'), a.atthasdef, a.attnotnull, a.attisdropped, a.xmin "
+    "encode(a.attinitdefval, 'hex'), a.atthasdef OR t.typdefault IS NOT NULL AS atthasdef, a.attnotnull, "
+    "a.attisdropped, a.xmin "
     "FROM pg_attribute AS a LEFT JOIN pg_type AS t ON t.oid = a.atttypid "
     "LEFT JOIN pg_namespace AS tn ON tn.oid = t.typnamespace "
     "WHERE a.attrelid = {oid} AND a.attnum > 0 ORDER BY a.attnum"
