@@ -46,7 +46,7 @@ STEPS = 12
 WAITS = (DestructiveChange, Unconvertible, NoKey, KeylessDelete, KindChanged)
 QUESTIONS = {
     r"add column (\w+) .*unknown": r"ADD {0} |RENAME \w+ TO {0}\b",
-    r"take column (\w+) of": r"(ADD|DROP) {0}\b|RENAME (\w+ TO )?{0}\b",
+    r"take column": r"DROP [a-dx]\b|RENAME",  # where one column is in doubt, those beside it may be so too
     r"rename column (\w+) of \S+ to (\w+)": r"RENAME {0}\b|RENAME \w+ TO ({0}|{1})\b",
     r"drop column (\w+) of": r"DROP {0}\b|RENAME {0}\b|DROP TABLE|_new\d+ RENAME TO",
     r"(?:change|convert) column (\w+) of": r"ALTER \w+ TYPE|DROP \w+|_new\d+ RENAME TO",
