@@ -99,7 +99,7 @@ class LiveRows:
         self._fields: dict[Relation, list[tuple[type[Field], str, str, int]]] = {}
 
     def load(self, relation: Relation, rows: Iterable[Tuple]) -> None:
-        """Rows that were there when the stream began. Tables whose old rows come whole need no image."""
+        """Rows that were there when the stream began."""
         if _keyed(relation):
             image = self._images.setdefault(relation.table, _Image(relation))
             image.rows.update((_key(relation, row), row) for row in rows)
@@ -234,8 +234,11 @@ def bare_fraction(text: str) -> str:
 
 
 def _keyed(relation: Relation) -> bool:
-    return relation.identity is not ReplicaIdentity.FULL and any(column.key for column in relation.columns)
+    return any(column.key for column in relation.columns)
 
 
 def _key(relation: Relation, values: Tuple) -> Key:
-    return tuple(value for column, value in zip(relation.columns, values, strict=True) if column.key)
+    """What tells a row from others; old rows that come whole need it once the table logs less."""
+    by_key = relation.identity is ReplicaIdentity.FULL and relation.primary_key
+    pairs = zip(relation.columns, values, strict=True)
+    return tuple(value for column, value in pairs if (column.name in by_key if by_key else column.key))
