@@ -350,7 +350,9 @@ def break_and_obey(library: Library, case: Case) -> None:
         case.mend(library)
     done = [] if case.mend is not None else obey(library, said)
     while (said := shell(*RECEIVE)).code and len(done) < 3:  # one remedy may lead to the next
-        done += obey(library, said)
+        obeyed = obey(library, said)
+        assert obeyed, said.err
+        done += obeyed
     assert ("restart --yes" in done) == case.anew
     library.receive()
     assert "the chain holds" in shell.fine("inspect", "chain", "--against", "source")

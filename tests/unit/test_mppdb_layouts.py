@@ -13,6 +13,7 @@ from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.decode.mppdb.facts import FamilyColumn, FamilyTableFacts, Storage
 from cdc_lake.decode.mppdb.layouts import Layouts
 from cdc_lake.decode.mppdb.records import Field, Operation, Row
+from cdc_lake.decode.mppdb.row_relation import Before, relation_of
 from cdc_lake.errors import MalformedMessage, PublicationAltered, UnknownType, UnreadableRow
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, OldKind, Update
 from cdc_lake.model.relation import Column, Missing, Relation, ReplicaIdentity, TableName
@@ -244,6 +245,16 @@ def test_the_system_column_oid_that_old_text_prints_first_is_left_out():
     assert layouts.change(insert(True, oid="16401", **FULL_ROW)) == Insert(LAYOUT, ("1", "a", ".5"))
     own = FamilyTableFacts((FamilyColumn("oid", "oid", 26), ID), ("id",), identity_columns=("id",))
     assert Layouts(Catalog(own)).change(insert(True, oid="1", id="2")).relation.names == ("oid", "id")
+
+
+def test_a_type_that_the_catalog_names_no_more_is_that_of_the_layout_before() -> None:
+    """A DELETE has the columns of that layout, of which one may be another one by now."""
+    mood = Column("mood", "public.mood", 16500, number=2)
+    before = Relation(T, (Column("id", "int4", 23, number=1), mood), ReplicaIdentity.DEFAULT, ("id",), 7)
+    facts = replace(KEYED, columns=(replace(ID, number=1),), oid=7, attributes=(Attribute(1, "id", 23), Attribute(3)))
+    columns = (("id", 23), ("mood", 16500))
+    found = relation_of(T, facts, Before(before, 3), columns, (("id", 23),))
+    assert found.columns[1].type_name == "public.mood"
 
 
 def test_a_type_without_a_name_is_an_error_in_binary_and_a_name_without_an_oid_is_none():

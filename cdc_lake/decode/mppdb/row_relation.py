@@ -248,7 +248,7 @@ def _column(
     now = next((c for c in (facts.columns if facts is not None else ()) if _is(c, name, number)), None)
     then = next((c for c in (latest.columns if latest is not None else ()) if _is(c, name, number)), None)
     known = next((one for one in (now, then) if one is not None and is_of(one, kind)), None)
-    type_name, oid, modifier = _type(name, kind, facts) if known is None else _type_of(known)
+    type_name, oid, modifier = _type(name, kind, facts, latest) if known is None else _type_of(known)
     if facts is None or number is None:
         missing = Missing(None) if ambiguous else None if known is None else known.missing
         told = None if known is None else known.number
@@ -267,7 +267,7 @@ def _type_of(column: FamilyColumn | Column) -> tuple[str, int, int]:
     return column.type_name, column.type_oid, column.modifier
 
 
-def _type(name: str, kind: Kind, facts: FamilyTableFacts | None) -> tuple[str, int, int]:
+def _type(name: str, kind: Kind, facts: FamilyTableFacts | None, latest: Relation | None) -> tuple[str, int, int]:
     """Name, OID and modifier of a type that neither the catalog nor the layout before has for a column."""
     if isinstance(kind, str):
         if (oid := OID_OF.get(kind, 0)) or facts is None or (found := facts.printed_types(kind)) is None:
@@ -275,6 +275,8 @@ def _type(name: str, kind: Kind, facts: FamilyTableFacts | None) -> tuple[str, i
         return found[1], found[0], -1
     builtin = BUILTIN.get(kind)
     type_name = builtin.name if builtin is not None else facts.type_names.get(kind) if facts is not None else None
+    if type_name is None and latest is not None:  # of a DELETE, whose columns are those of the layout before
+        type_name = next((c.type_name for c in latest.columns if c.type_oid == kind), None)
     if type_name is None:
         raise UnknownType(f"column `{name}` is of type OID {kind}, whose name is not known")
     return type_name, kind, -1
