@@ -283,8 +283,15 @@ def made(database: Database, folder: Path) -> Iterator[Library]:
     yield one
     with database.admin() as db:
         db.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
-        db.execute("ALTER ROLE cdc REPLICATION")
         db.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = 'library'")
+
+
+@pytest.fixture(autouse=True)
+def role(server: EmbeddedServer) -> Iterator[None]:
+    """The role is that of all tests of the process: what a case grants, or takes, ends with it."""
+    yield
+    with psycopg.connect(server.dsn(), autocommit=True) as admin:
+        admin.execute("ALTER ROLE cdc REPLICATION NOBYPASSRLS CONNECTION LIMIT -1")
 
 
 @pytest.fixture
