@@ -102,10 +102,12 @@ class Altered:
 
     @contextmanager
     def _transaction(self, *, rolled_back: bool) -> Iterator[None]:
+        form = self.form
         self.script.append("BEGIN")
         with self._conn.transaction(force_rollback=rolled_back):
             yield
         self.script.append("ROLLBACK" if rolled_back else "COMMIT")
+        self.form = form if rolled_back else self.form
 
     def _any(self) -> None:
         ways = [self._insert] * 4 + [self._update] * 4 + [self._delete, self._move] + [self._alter] * self._often
