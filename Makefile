@@ -102,4 +102,5 @@ $(VENV)/.dev: $(VENV)/.uv pyproject.toml constraints.txt
 	@touch $@ $(VENV)/.run
 
 $(VENV)/spark.jsa: $(VENV)/.dev
+	@rm -f $@
 	@$(BIN)/python -m tests.class_archive $@

@@ -11,23 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-"""A JVM that the file is not of says so, on the output that Spark's launcher is read from."""
-
-
-def use(archive: Path) -> str:
-    """Options of a JVM that begins with the file; none without it."""
-    return f" -XX:SharedArchiveFile={archive} -Xshare:auto {QUIET}" if archive.is_file() else ""
+from cdc_lake.lake.session import start
+from tests.conftest import NO_WORD, filling_jars
+from tests.spark.conftest import make_project
 
 
 def make(archive: Path) -> None:
     """Load what a small pipeline needs, and let the JVM keep it at its end."""
-    archive.unlink(missing_ok=True)
-    from cdc_lake.lake.session import start  # noqa: PLC0415
-    from tests.conftest import filling_jars  # noqa: PLC0415 - it sets what JVMs of tests are started with
-    from tests.spark.conftest import make_project  # noqa: PLC0415
-
-    os.environ["JDK_JAVA_OPTIONS"] += f" -XX:ArchiveClassesAtExit={archive} {QUIET}"
+    os.environ["JDK_JAVA_OPTIONS"] += f" -XX:ArchiveClassesAtExit={archive} {NO_WORD}"
     with tempfile.TemporaryDirectory() as folder:
         with filling_jars():
             spark = start(make_project(Path(folder)))

@@ -25,7 +25,6 @@ from psycopg import sql
 from xdist.scheduler import LoadScopeScheduling
 
 from cdc_lake.testing.server import HOST, EmbeddedServer
-from tests import class_archive
 from tests.bronze_places import place  # noqa: F401 - a fixture
 from tests.browser import chromium  # noqa: F401 - a fixture
 from tests.canary import told  # noqa: F401 - a fixture
@@ -35,14 +34,19 @@ from tests.maven_postgres import jar, unpacked
 # Memory for classes to begin with spares a start of Spark six full collections, each of which makes more room, and memory
 # for what is young another 4 % of a file's processor time (measured). Hadoop asks `readlink` and `chmod` of each file it
 # renames or makes, twelve times a second (seen): by one program each, not by two.
-ROOT = Path(__file__).parents[1]
+# Spark's classes come from an archive of them, where `make` has made one (tests/class_archive.py); a JVM that it is not of
+# would say so on the output that Spark's launcher is read from.
+CLASSES = Path(sys.prefix) / "spark.jsa"
+NO_WORD = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+BEGUN_WITH = f" -XX:SharedArchiveFile={CLASSES} -Xshare:auto {NO_WORD}" if CLASSES.is_file() else ""
 SPAWNS = " -Djdk.lang.Process.launchMechanism=VFORK" if sys.platform == "linux" else ""
 os.environ.setdefault(
     "JDK_JAVA_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:MetaspaceSize=256m -XX:InitialRAMPercentage=8 "
-    f"-XX:NewRatio=1{SPAWNS}{class_archive.use(Path(sys.prefix) / 'spark.jsa')}",
+    f"-XX:NewRatio=1{SPAWNS}{BEGUN_WITH}",
 )
 
+ROOT = Path(__file__).parents[1]
 SPARK_TESTS = "tests/spark/"
 HALF = "test_l"
 MANY_FILES = 50

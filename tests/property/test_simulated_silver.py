@@ -111,7 +111,7 @@ class Deaf(Silver):
 
 PLANTED: dict[str, Callable[[], Any]] = {
     "silver is not asked": lambda: mock.patch.object(Silver, "read_marker", never_merged),
-    "a cut names what failed": lambda: mock.patch.object(table_steps.TableSteps, "_break", all_is_well),
+    "a cut names what failed": lambda: mock.patch.object(table_steps.TableSteps, "set_aside", all_is_well),
     "a change is left out": lambda: mock.patch.object(advance, "next_span", one_too_few),
     "what is unreadable is passed": lambda: mock.patch.object(advance, "next_span", takes_what_it_cannot_read),
     "what another program took is not missed": lambda: mock.patch.object(table_steps, "overwritten", takes_its_word),

@@ -119,7 +119,7 @@ def _may_be_null(given: Collection[str], facts: FamilyTableFacts, numbers: Mappi
     NULLs.
     """
     nullable = {c.number for c in facts.columns if not c.filled}
-    return facts.storage is not Storage.USTORE and any(numbers.get(one) in nullable for one in given if one in numbers)
+    return facts.storage is not Storage.USTORE and any(numbers[one] in nullable for one in given if one in numbers)
 
 
 def _key_before(latest: Relation | None, numbers: Mapping[str, int]) -> set[str]:

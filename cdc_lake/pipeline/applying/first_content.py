@@ -36,7 +36,7 @@ def first_content(
     for relation, copy in copies.items():
         target = project.target(copy.relation)
         if (error := shared.get(copy.relation)) is not None:  # the marker is of another table's rows
-            steps.refuse(target, copy.position - 1, error, tables)
+            steps.set_aside(target, copy.position - 1, error, tables)
             continue
         marker = read_marker(project, target, state.stream)
         adopts = steps.adopts(target)
@@ -45,7 +45,7 @@ def first_content(
         at = marker.position or copy.position
         layout = steps.layout_at(state, target, copy.position, at, copy.layout)
         if isinstance(adopts, SilverNotOwned):
-            steps.refuse(target, copy.position - 1, adopts, tables)
+            steps.set_aside(target, copy.position - 1, adopts, tables)
             continue
         tables[relation] = replace(found(target, state, marker, at, held), layout=layout)
         if marker.position is None and relation in paused:

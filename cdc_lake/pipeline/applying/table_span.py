@@ -134,16 +134,15 @@ def prepare(spark: SparkSession, job: TableJob) -> Prepared | None:
     if job.copied is not None:
         seen = _ended(seen, job, job.copied)
     elif seen.rows == 0:
-        if job.layout is not None and job.stood.version is not None and not job.adopts:
-            seen = replace(seen, runs=(Run(job.layout, span.upto, 0),))  # what an earlier stream left there goes
-        elif job.layout is not None:
+        if job.layout is None:
+            return None
+        if job.stood.version is None or job.adopts:
             # The source's table was empty: so is silver, but it is there.
             kind = kind_of(job.target, job.layouts[job.layout])
             projection = _projection(spark, job, (job.layout,), kind)
             _evolved(store(spark, job.project, job.target), job, kind, projection, span.upto)
             return None
-        else:
-            return None
+        seen = replace(seen, runs=(Run(job.layout, span.upto, 0),))  # what an earlier stream left there goes
     kind = kind_of(job.target, job.layouts[seen.layouts[-1]])
     projection = _projection(spark, job, seen.layouts, kind)
     control = control_tables(job.project)

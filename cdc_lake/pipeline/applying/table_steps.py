@@ -94,7 +94,7 @@ class TableSteps:
         self._ownership = Ownership(project)
         self._fresh_since: dict[str, float] = {}  # of tables whose last merge may be a short time ago
         self.done = Applied()
-        self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.done, self._break)
+        self.groups = GroupSteps(project, self._control, self._bronze, self._sessions, self.done, self.set_aside)
 
     def __enter__(self) -> Self:
         return self
@@ -205,7 +205,7 @@ class TableSteps:
             known = after if listed is None else listed.position
             adopts = self.adopts(target) if listed is None or marker.position is None else False
             if isinstance(adopts, SilverNotOwned):
-                self._break(target, known, adopts, tables)
+                self.set_aside(target, known, adopts, tables)
                 continue
             marker = replace(marker, position=None) if adopts else marker
             watermark = max(known, marker.position if marker.position is not None else known)
@@ -246,7 +246,7 @@ class TableSteps:
                 adopts=adopts,
             ).outlined()
             if marker.position is None and (renamed := self._renamed(job, tables)) is not None:
-                self._break(target, watermark, renamed, tables)
+                self.set_aside(target, watermark, renamed, tables)
                 continue
             jobs.append(job)
         return jobs
@@ -295,7 +295,7 @@ class TableSteps:
             if (error := shared.get(target.source)) is None:
                 out.append(relation)
             else:
-                self._break(target, after if listed is None else listed.position, error, tables)
+                self.set_aside(target, after if listed is None else listed.position, error, tables)
         return out
 
     def adopts(self, target: Target) -> bool | SilverNotOwned:
@@ -306,10 +306,6 @@ class TableSteps:
         if refusal is None:
             return False
         return True if adoption(target.label) in self._allowed else refusal
-
-    def refuse(self, target: Target, position: int, refusal: CdcLakeError, tables: dict[str, TableState]) -> None:
-        """Note that a table, before its first content at `position`, is not to be had."""
-        self._break(target, position, refusal, tables)
 
     def layout_at(
         self, state: BronzeState, target: Target, after: int, position: int, layout: int | None
@@ -353,7 +349,7 @@ class TableSteps:
             error = self._ownership.refusal(target) or error
         if not may_go_on(self._project, error):
             assert error is not None
-            self._break(target, listed.position, error, tables)
+            self.set_aside(target, listed.position, error, tables)
             return False
         if error is not None:
             tables[str(target.source)] = replace(listed, version=marker.version)
@@ -367,7 +363,7 @@ class TableSteps:
         error = forgotten(held, target, state.epoch, listed)
         if error is None or read_marker(self._project, target, state.stream).generation > listed.generation:
             return True  # what is recorded of a content that was replaced is gone
-        self._break(target, listed.position, error, tables)
+        self.set_aside(target, listed.position, error, tables)
         return False
 
     def first(self, state: BronzeState, target: Target, position: int, layout: int, marker: Marker) -> TableJob:
@@ -414,7 +410,7 @@ class TableSteps:
             else:
                 idle.append(job)
         for job, error in failed:
-            self._break(job.target, job.span.after, error, tables)
+            self.set_aside(job.target, job.span.after, error, tables)
         for table, error in self._shared.items():  # behind what goes on: it may have the label of one that waits
             if str(table) in tables:
                 self.done.broken.setdefault(self._project.target(table).label, error)
@@ -446,7 +442,7 @@ class TableSteps:
         ):
             target = one.job.target
             if isinstance(merged, CdcLakeError):
-                self._break(target, one.job.span.after, merged, tables)
+                self.set_aside(target, one.job.span.after, merged, tables)
                 continue
             self._lives.merged(target.label)
             relation, generation = str(target.source), one.base.generation
@@ -488,7 +484,8 @@ class TableSteps:
                 one = again
         return merge(spark, one)
 
-    def _break(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:
+    def set_aside(self, target: Target, position: int, error: CdcLakeError, tables: dict[str, TableState]) -> None:
+        """Note that a table, which is at `position`, cannot go on and waits."""
         relation = str(target.source)
         before = tables.get(relation)
         empty = TableState(target.label, target.format, None, position, BROKEN, 0)
