@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 import pytest
@@ -30,7 +30,7 @@ from cdc_lake.model.relation import Column, TableName
 from cdc_lake.pipeline.resync import resync
 from cdc_lake.source.printing import PRINTING
 from cdc_lake.testing.altered import SETUP, Altered
-from cdc_lake.testing.folded import Folded
+from cdc_lake.testing.folded import Folded, Row
 from tests.conftest import Database
 from tests.live.test_receive_loop import once, project_of
 from tests.seeds import seeds
@@ -55,9 +55,29 @@ QUESTIONS = {
 """What a table that waits asks of a column, and what some statement did to it where the question is a true one."""
 
 
+class Silver(Protocol):
+    """The silver table of a walk; `allowed`: operations in words."""
+
+    allowed: set[str]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows by silver's names, as texts."""
+        ...
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The types of silver's columns by name."""
+        ...
+
+    def advance(self) -> CdcLakeError | None:
+        """Apply what bronze has, up to what the table waits for."""
+        ...
+
+
 @dataclass
 class Round:
-    """Walks of one database. `outcomes`: how many ended in which way."""
+    """Walks of one database. `outcomes`: how many ended in which way; `silver`: of a walk, folded where none is given."""
 
     conn: psycopg.Connection[Any]
     project: Project
@@ -66,6 +86,7 @@ class Round:
     walks: list[Altered] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     texts: dict[tuple[str, Column, Column], str] = field(default_factory=dict)
+    silver: Callable[[Altered], Silver] | None = None
 
     def run(self, receive: Callable[[], object], without: frozenset[str] = frozenset()) -> None:
         """Walk, with the receiver running now and then, and check."""
@@ -88,13 +109,20 @@ class Round:
 
     def check(self, receive: Callable[[], object]) -> None:
         """Each table equals the source, or waits for what mends it."""
+        silver = self.silver or self.folded
         wrong, again = list[Exception](), list[Altered]()
-        for walk in self.walks:
-            try:
-                if not self.settled(walk, self.folded(walk)):
+        pending = {walk: self.settled(walk, silver(walk)) for walk in self.walks}
+        while pending:
+            for walk, steps in [*pending.items()]:
+                try:
+                    ended = next(steps)
+                except Exception as one:  # noqa: BLE001 - all that fail are told
+                    wrong.append(one)
+                    ended = True
+                if ended is not None:
+                    del pending[walk]
+                if ended is False:
                     again.append(walk)
-            except Exception as one:  # noqa: BLE001 - all that fail are told
-                wrong.append(one)
         if wrong:
             raise ExceptionGroup(f"{len(wrong)} of {len(self.walks)} walks", wrong)
         if not again:
@@ -102,17 +130,19 @@ class Round:
         resync(self.project, [f"public.{walk.name}" for walk in again])
         receive()
         for walk in again:
-            folded = self.folded(walk)
-            failed = folded.advance()
+            copied = silver(walk)
+            failed = copied.advance()
             with self.told(walk):
                 assert failed is None, failed
-                assert self.shown(walk, folded) == self.source(walk)
+                assert self.shown(walk, copied) == self.source(walk)
 
-    def settled(self, walk: Altered, folded: Folded) -> bool:
-        """Whether a table is the source's once all is allowed that may be; False: only another copy mends it."""
+    def settled(self, walk: Altered, silver: Silver) -> Iterator[bool | None]:
+        """Whether a table is the source's once all is allowed that may be; False: only another copy mends it. None
+        each time that something was allowed, so that the tables of a round ask side by side.
+        """
         doubted, waited = False, False
         with self.told(walk):
-            while (failed := self.advanced(folded, doubted=doubted)) is not None:
+            while (failed := self.advanced(silver, doubted=doubted)) is not None:
                 assert isinstance(failed, WAITS), failed
                 assert doubted or true_question(failed, walk), failed
                 waited = True
@@ -120,23 +150,25 @@ class Round:
                 if words is None:
                     assert "resync" in failed.remedy, failed.remedy
                     self.outcomes[type(failed).__name__] += 1
-                    return False
-                assert not words <= folded.allowed, failed
-                folded.allowed |= words
+                    yield False
+                    return
+                assert not words <= silver.allowed, failed
+                silver.allowed |= words
                 doubted |= "resync" in failed.remedy
-            ours, theirs = self.shown(walk, folded), self.source(walk)
+                yield None
+            ours, theirs = self.shown(walk, silver), self.source(walk)
             if doubted:
                 assert [row[:2] for row in ours] == [row[:2] for row in theirs]
             else:
                 assert ours == theirs
         self.outcomes["doubted" if doubted else "allowed" if waited else "equal"] += 1
-        return not doubted
+        yield not doubted
 
     @staticmethod
-    def advanced(folded: Folded, *, doubted: bool) -> CdcLakeError | None:
+    def advanced(silver: Silver, *, doubted: bool) -> CdcLakeError | None:
         """What a table waits for; a column that was taken for another one may have values that cannot be converted."""
         try:
-            return folded.advance()
+            return silver.advance()
         except (psycopg.DataError, psycopg.errors.CannotCoerce):
             if not doubted:
                 raise
@@ -157,12 +189,12 @@ class Round:
             [(self.texts[key],)] = self.conn.execute(cast, [text]).fetchall()
         return self.texts[key]
 
-    def shown(self, walk: Altered, folded: Folded) -> list[tuple[str | None, ...]]:
+    def shown(self, walk: Altered, silver: Silver) -> list[tuple[str | None, ...]]:
         """Rows of silver as the source's columns have them, id and k first."""
-        columns, kinds = self.columns(walk), folded.columns
+        columns, kinds = self.columns(walk), silver.columns
         assert set(columns) <= set(kinds), f"silver has {list(kinds)}, the source {columns}"
         numbers = [kind.startswith("numeric(") for kind in map(walk.columns().__getitem__, columns)]
-        rows = [[row.get(name) for name in columns] for row in folded.rows]
+        rows = [[row.get(name) for name in columns] for row in silver.rows]
         return sorted((self.plain(row, numbers) for row in rows), key=repr)
 
     def source(self, walk: Altered) -> list[tuple[str | None, ...]]:
