@@ -44,10 +44,15 @@ SETUP = "CREATE DOMAIN sevens AS int DEFAULT 7"
 
 
 class Altered:
-    """Commands on table `name` through a connection in autocommit; `parts`: it is partitioned.
+    """Commands on table `name` through a connection in autocommit.
 
-    `without`: what is not drawn, of `truncates`, `renames` (names that come to mean other tables), `parts`
-    (partitions), `nothing` (REPLICA IDENTITY NOTHING), `rekeys` (other columns identify rows).
+    Args:
+        conn: In autocommit.
+        name: Of the table that is created.
+        seed: What is drawn depends on it alone.
+        form: `plain`, `parts` (partitioned) or `heir` (a table inherits from it); None: drawn.
+        without: What is not drawn, of `truncates`, `renames` (names that come to mean other tables), `parts`
+            (partitions), `nothing` (REPLICA IDENTITY NOTHING), `rekeys` (other columns identify rows).
     """
 
     def __init__(
@@ -56,13 +61,14 @@ class Altered:
         name: str,
         seed: object,
         *,
+        form: str | None = None,
         without: frozenset[str] = frozenset(),
     ) -> None:
         self.name, self.script = name, list[str]()
         self.dice = random.Random(str(seed))
         self._without = without
         forms = ["plain", "plain", "plain", "parts", "heir"]
-        self.form = self.dice.choice([one for one in forms if one not in without])
+        self.form = form or self.dice.choice([one for one in forms if one not in without])
         self._conn, self._rows = conn, 0
         self._fresh, self._often = 0, self.dice.choice((1, 2, 6))
         for statement in self._creation(name):
@@ -78,6 +84,10 @@ class Altered:
                     with self._transaction(rolled_back=True):
                         self._any()
                 self._any()
+
+    def follow(self, statement: str) -> None:
+        """A statement that is given instead of drawn; the server must take it."""
+        assert self.run(statement), self.script[-1]
 
     def finish(self) -> None:
         """Changes that the last layout comes with: of a table that logs what identifies a row."""

@@ -24,7 +24,6 @@ import pytest
 from psycopg import sql
 
 from cdc_lake.config.project import Project
-from cdc_lake.decode.historic_catalog import Attribute, Identified, Named
 from cdc_lake.errors import CdcLakeError, DestructiveChange, KeylessDelete, KindChanged, NoKey, Unconvertible
 from cdc_lake.model.relation import Column, TableName
 from cdc_lake.pipeline.resync import resync
@@ -43,6 +42,8 @@ TABLES = 20
 ONLY = os.environ.get("CDC_LAKE_WALK")
 """The number of one walk of a round, to look at it alone."""
 STEPS = 12
+RECEIVED = "-- received"
+"""In a walk's script: the receiver ran here."""
 WAITS = (DestructiveChange, Unconvertible, NoKey, KeylessDelete, KindChanged)
 QUESTIONS = {
     r"add column (\w+) .*unknown": r"ADD {0} |RENAME \w+ TO {0}\b",
@@ -100,11 +101,24 @@ class Round:
             if dice.random() < 0.3:
                 receive()
                 for walk in self.walks:
-                    walk.script.append("-- received")
+                    walk.script.append(RECEIVED)
         for walk in self.walks:
             walk.finish()
         receive()
         receive()
+        self.check(receive)
+
+    def direct(self, receive: Callable[[], object], form: str, script: str) -> None:
+        """One walk, of table `t`, with a script's lines instead of what is drawn, and the same check."""
+        self.conn.execute(SETUP)
+        walk = Altered(self.conn, "t", self.seed, form=form)
+        self.walks = [walk]
+        for line in (*script.strip().split("\n"), RECEIVED, RECEIVED):
+            if line.strip() == RECEIVED:
+                receive()
+                walk.script.append(RECEIVED)
+            else:
+                walk.follow(line.strip())
         self.check(receive)
 
     def check(self, receive: Callable[[], object]) -> None:
@@ -267,34 +281,3 @@ def test_walks_over_pgoutput_end_equal_or_wait_for_what_mends_them(
         walks = Round(conn, project, seed)
         walks.run(lambda: once(project))
     print(walks.outcomes)
-
-
-def by_name(announced: Sequence[Named], attributes: Sequence[Attribute], *_: object) -> Identified | None:
-    """Columns of a message are those that have their names now."""
-    numbers = {one.name: one.number for one in attributes}
-    known = all(one.name in numbers for one in announced)
-    return Identified(tuple(numbers[one.name] for one in announced)) if known else None
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "cause", "walk"),
-    [
-        ("cdc_lake.decode.announced", "identify", by_name, 8),
-        ("cdc_lake.decode.announced", "missing_then", lambda *_, **__: None, 14),
-        ("cdc_lake.model.succession", "numbered", lambda *_: False, 0),
-    ],
-    ids=["columns by the names of now", "nothing in old rows of an added column", "columns of silver by name"],
-)
-def test_a_cause_that_was_mended_is_found_when_it_is_planted_again(
-    database: Database,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: str,
-    name: str,
-    cause: object,
-    walk: int,
-) -> None:
-    monkeypatch.setattr(f"{module}.{name}", cause)
-    project = project_of(database, tmp_path)
-    with printing(database) as conn, pytest.raises(ExceptionGroup, match="1 of 1 walks"):
-        Round(conn, project, 1, numbers=(walk,)).run(lambda: once(project))
