@@ -6,6 +6,7 @@ which nobody knows, and none of an older one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
@@ -183,6 +184,7 @@ class Announced:
         now, before = self._facts(message), self._layout_before(message)
         if not now.columns and before is not None and before.oid == message.oid:
             now = _dropped(now, before)
+        message = _named_apart(message, now, before, xid, self._highest.get(message.oid, 0))
         facts = self._at_its_place(message, now, before, xid)
         relation = Relation(
             table=message.table,
@@ -307,6 +309,35 @@ def _dropped(now: TableFacts, before: Relation) -> TableFacts:
     )
     columns = {one.name: ColumnFacts(one.number) for one in attributes if one.name is not None}
     return replace(now, primary_key=before.primary_key, columns=columns, attributes=attributes, storage=before.storage)
+
+
+def _named_apart(
+    message: RelationMessage, now: TableFacts, before: Relation | None, xid: int | None, highest: int
+) -> RelationMessage:
+    """The message with no name twice. In a transaction of which a part was rolled back, a server may read some columns
+    as they were and others as a later command makes them; those of one name have the names of now.
+    """
+    names = Counter(one.name for one in message.columns)
+    if len(names) == len(message.columns):
+        return message
+    announced = [Named(one.name, one.type_oid, one.modifier) for one in message.columns]
+    found = identify(announced, now.attributes, before, xid, highest)
+    numbers = range(1, len(announced) + 1) if found is None else found.numbers
+    taken = {name for name, times in names.items() if times == 1}
+    of_now = {one.number: one.name for one in now.attributes if one.name is not None and one.name not in taken}
+    taken |= {
+        of_now[number]
+        for number, one in zip(numbers, announced, strict=True)
+        if names[one.name] > 1 and number in of_now
+    }
+    columns = []
+    for number, one in zip(numbers, message.columns, strict=True):
+        name = one.name
+        if names[name] > 1:
+            name = of_now.get(number) or (name if name not in taken else f"{name} ({number})")
+            taken.add(name)
+        columns.append(replace(one, name=name))
+    return replace(message, columns=tuple(columns))
 
 
 def _columns_then(

@@ -162,6 +162,17 @@ class QueryRefused(SourceError):
     hint = "the server's log says more; with --debug the cause is shown"
 
 
+class LogUndecodable(SourceError):
+    """The server failed with an internal error while it decoded a transaction of its log."""
+
+    code = "SRC253"
+    hint = (
+        "run again: an error that does not come back was of that moment; where it does, nothing behind this "
+        "transaction can be read from the slot: keep the server's log for its vendor, look for a newer minor release, "
+        f"and without one {ANEW}"
+    )
+
+
 class ReceiverDied(SourceError):
     """The receiver's process ended without saying why."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from cdc_lake.errors import (
     AuthenticationRefused,
     DatabaseUnknown,
+    LogUndecodable,
     NoFreeSlot,
     PluginMissing,
     PublicationMissing,
@@ -108,10 +109,16 @@ _BY_STATE: dict[str, type[SourceError]] = {
 """What some SQLSTATEs mean, whatever is said."""
 
 
-def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
+_DECODING = ("reading the stream", "reading slot")
+"""What statements are for in which the server decodes its log."""
+
+
+def statement_kind(sqlstate: str | None, said: str, doing: str) -> type[SourceError]:
     """The error for a statement the server refused (PostgreSQL docs, appendix A: error codes)."""
     kind: type[SourceError]
     match sqlstate:
+        case "XX000" if doing.startswith(_DECODING):
+            kind = LogUndecodable
         case None | "57P01" | "57P02" | "57P03" | "08006" | "08003" | "08001":
             kind = ServerUnreachable
         case "42501" if "replication" in said.lower() and not said.startswith("permission denied for "):
@@ -131,7 +138,7 @@ def statement_kind(sqlstate: str | None, said: str) -> type[SourceError]:
 
 def statement_error(sqlstate: str | None, said: str, doing: str) -> SourceError:
     """The error for a statement the server refused; `doing` says what it was for."""
-    return statement_kind(sqlstate, said)(statement_words(sqlstate, said, doing))
+    return statement_kind(sqlstate, said, doing)(statement_words(sqlstate, said, doing))
 
 
 def statement_words(sqlstate: str | None, said: str, doing: str) -> str:

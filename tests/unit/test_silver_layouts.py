@@ -13,6 +13,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.config.project import Target
 from cdc_lake.decode.announced import Announced, ColumnFacts, TableFacts
+from cdc_lake.decode.historic_catalog import Attribute
 from cdc_lake.decode.records import AnnouncedColumn, RelationMessage
 from cdc_lake.errors import NoKey, Unconvertible
 from cdc_lake.model.change import Change, Insert
@@ -106,6 +107,42 @@ def test_a_layout_has_what_the_catalog_of_now_knows_of_its_columns() -> None:
     relation = Announced({T: facts}).relation(RelationMessage(7, T, ReplicaIdentity.DEFAULT, columns))
     assert [(c.number, c.missing) for c in relation.columns] == [(1, None), (None, None), (3, Missing("5"))]
     assert relation.oid == 7
+
+
+@pytest.mark.parametrize(
+    ("now", "names"),
+    [((None, "b"), ["b (2)", "b"]), (("c", "b"), ["c", "b"]), (("b", "d"), ["b", "d"]), ((None, None), ["b", "b (3)"])],
+)
+def test_two_columns_that_a_server_announces_by_one_name_are_told_apart(
+    now: tuple[str | None, ...], names: list[str]
+) -> None:
+    """PostgreSQL 18 does so behind an ALTER TABLE that was rolled back to a savepoint, where one renames b and the
+    next gives its name to another column.
+    """
+    attributes = (
+        Attribute(1, "id", 23),
+        *(
+            Attribute(number, name, kind if name else 0)
+            for number, name, kind in zip((2, 3), now, (25, 20), strict=True)
+        ),
+    )
+    facts = TableFacts(
+        ("id",),
+        {23: "int4", 25: "text", 20: "int8"},
+        {a.name: ColumnFacts(a.number) for a in attributes if a.name is not None},
+        attributes,
+    )
+    columns = (
+        AnnouncedColumn("id", 23, -1, key=True),
+        AnnouncedColumn("b", 25, -1, key=False),
+        AnnouncedColumn("b", 20, -1, key=False),
+    )
+    relation = Announced({T: facts}).relation(RelationMessage(7, T, ReplicaIdentity.DEFAULT, columns))
+    assert [(c.name, c.type_name, c.number) for c in relation.columns] == [
+        ("id", "int4", 1),
+        (names[0], "text", 2),
+        (names[1], "int8", 3),
+    ]
 
 
 def test_held_changes_of_an_older_layout_are_told_by_the_names_of_now() -> None:

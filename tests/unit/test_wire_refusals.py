@@ -14,6 +14,7 @@ from cdc_lake.errors import (
     AuthenticationRefused,
     DatabaseUnknown,
     DecodersExhausted,
+    LogUndecodable,
     OptionRefused,
     OptionUnknown,
     PluginMissing,
@@ -37,6 +38,7 @@ from cdc_lake.errors import (
     WrongOutputOrder,
 )
 from cdc_lake.source.connection import connect
+from cdc_lake.source.refusals import statement_error
 from cdc_lake.source.wire.protocol import ServerMessage
 from cdc_lake.source.wire.refusals import server_error, startup_error
 from cdc_lake.testing.gaussdb.authentication import Method
@@ -114,12 +116,22 @@ def test_every_recorded_refusal_gives_its_error(refusal: dict[str, str]) -> None
         ("42809", "terminating Walsender process due to replication timeout", ServerUnreachable),
         ("57P01", "terminating connection due to administrator command", ServerUnreachable),
         ("22023", "invalid snapshot identifier", QueryRefused),
+        ("XX000", 'could not map filenode "base/1/2" to relation OID', LogUndecodable),
     ],
 )
 def test_the_texts_of_the_sources_give_their_errors(sqlstate: str, words: str, expected: type[SourceError]) -> None:
     error = server_error(ServerMessage("ERROR", sqlstate, words), "reading the stream", user="cdc")
     assert type(error) is expected
     assert error.remedy
+
+
+@pytest.mark.parametrize(
+    ("doing", "expected"),
+    [("reading the stream", LogUndecodable), ("reading slot `shop`", LogUndecodable), ("copying t", QueryRefused)],
+)
+def test_an_internal_error_ends_a_stream_where_the_server_decodes(doing: str, expected: type[SourceError]) -> None:
+    error = statement_error("XX000", "unexpected duplicate for tablespace 0, relfilenumber 16932", doing)
+    assert type(error) is expected
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ _SETTINGS_HINTS = (
 
 def server_error(said: ServerMessage, doing: str, *, where: str = "", user: str = "") -> SourceError:
     """The error for a statement, a command or a stream that the server ended; `doing` says what it was for."""
-    kind = _family_kind(said) or statement_kind(said.sqlstate or None, said.message)
+    kind = _family_kind(said) or statement_kind(said.sqlstate or None, said.message, doing)
     words = statement_words(said.sqlstate or None, said.message, doing)
     return kind(words, where=where, hint=_hint(kind, said, user))
 
