@@ -261,7 +261,7 @@ class SlotNameInvalid(SourceError):
     """The server does not take this text as the name of a slot."""
 
     code = "SRC245"
-    hint = "in `source.slot.name` use lower-case letters, digits and `_`, at most 63"
+    hint = "in `source.slot.name` use lower-case letters, digits and `_`, at most 63, not beginning with `gs_roach`"
 
 
 class OptionUnknown(SourceError):

@@ -8,13 +8,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from cdc_lake.decode.mppdb.records import Field, Operation, Row
+from cdc_lake.model.relation import TableName
+from cdc_lake.testing.gaussdb import replication
 from cdc_lake.testing.gaussdb.answers import LiveAnswers
 from cdc_lake.testing.gaussdb.authentication import Method
 from cdc_lake.testing.gaussdb.live import LivePostgres
@@ -42,11 +45,12 @@ class Stand:
     server: GaussServer
     shell: QuickShell
     source: dict[str, Any]
+    pipeline: str = "shop"
 
     def set(self, **values: Any) -> None:
         """Write the section `source` with other values; None takes one out."""
         self.source = {name: value for name, value in {**self.source, **values}.items() if value is not None}
-        document = {"version": 1, "pipeline": "shop", "source": self.source}
+        document = {"version": 1, "pipeline": self.pipeline, "source": self.source}
         (self.shell.folder / "shop.yaml").write_text(yaml.safe_dump(document))
 
     def obey(self, hint: str) -> None:
@@ -100,6 +104,84 @@ def slot_dropped(stand: Stand) -> None:
     stand.server.state.slots.drop("shop")
 
 
+def csn_lost(stand: Stand) -> None:
+    """The server counts a transaction that it never sends."""
+    stand.set(csn_gap={"bound": "500 ms"})
+    stand.journal.settled()
+    stand.journal.lose_csn()
+
+
+def called(name: str) -> Step:
+    return lambda stand: (setattr(stand, "pipeline", name), stand.set())
+
+
+def both(first: Step, second: Step) -> Step:
+    return lambda stand: (first(stand), second(stand))
+
+
+def no_standby(stand: Stand) -> None:
+    """Decoding on a standby only, and two names of one primary."""
+    hosts = [f"{name}:{stand.server.port}" for name in ("127.0.0.1", "localhost")]
+    stand.set(host=None, port=None, hosts=hosts, decoding={**PARALLEL, "standby-connection": True})
+
+
+def of_both_orders(stand: Stand) -> None:
+    """A GaussDB, whose slots have an order; this one is ordered by log."""
+    stand.server.state.product = "GaussDB"
+    stand.set(type="gaussdb", order=None)
+    stand.shell.fine(*RECEIVE)
+    stand.set(slot={"output_order": "csn"})
+
+
+def on_another_timeline(stand: Stand) -> None:
+    """Another server took over, was read, and the former one is back."""
+    stand.server.state.timeline = 2
+    stand.shell.fine(*RECEIVE)
+    stand.server.state.timeline = 1
+
+
+def slot_as_before(stand: Stand, changes: Callable[[], object]) -> None:
+    """Something is landed, and the receiver dies before the server writes down what it confirmed."""
+    slots = stand.server.state.slots
+    (before, _), *_ = slots.all()
+    changes()
+    stand.shell.fine(*RECEIVE)
+    slots.drop(before.name)
+    slots.create(before)
+
+
+def tables_widened(stand: Stand) -> None:
+    def change() -> None:
+        with stand.database.connect() as db:
+            db.execute("INSERT INTO more VALUES (%s)", [next(IDS)])
+            db.execute("INSERT INTO loans VALUES (%s, 'landed')", [next(IDS)])
+
+    slot_as_before(stand, change)
+    stand.set(tables=["public.loans", "public.more"])
+
+
+def another_history(stand: Stand) -> None:
+    """What was landed is other content at the server now."""
+    number = next(IDS)
+
+    def change() -> None:
+        with stand.database.connect() as db:
+            db.execute("INSERT INTO loans VALUES (%s, 'landed')", [number])
+
+    slot_as_before(stand, change)
+    transactions = stand.journal.ledger._transactions  # which nobody alters but this
+    at = max(n for n, one in enumerate(transactions) if one.changes)
+    other = Row(
+        Operation.INSERT,
+        TableName("public", "loans"),
+        (
+            Field("id", str(number), "integer", 23),
+            Field("note", "another", "text", 25),
+        ),
+    )
+    transactions[at] = replace(transactions[at], changes=(other,))
+
+
 @dataclass(frozen=True)
 class Case:
     """`first`: a run that goes well comes before what breaks; `mend`: what the hint says in words."""
@@ -145,6 +227,18 @@ CASES: dict[str, Case] = {
         source(decoding={"parallel-decode-num": 1}, order="auto"), "SRC216", source(decoding=PARALLEL), first=True
     ),
     "the slot was dropped": Case(slot_dropped, "SRC212", first=True),
+    "the slot's name is the server's own": Case(called("gs_roach"), "SRC245", source(slot={"name": "shop"})),
+    "a value of an option is out of range": Case(
+        both(state(version="3.0.0"), source(decoding={**PARALLEL, "decode-style": "t", "sending-batch": 0})),
+        "SRC247",
+        source(decoding=PARALLEL),
+    ),
+    "a standby is to decode": Case(no_standby, "SRC248", source(decoding=PARALLEL)),
+    "the slot has the other order": Case(of_both_orders, "SRC244", source(slot={})),
+    "a transaction did not arrive": Case(csn_lost, "STA640", source(csn_gap={"policy": "record"}), first=True),
+    "the former primary is back": Case(on_another_timeline, "SRC260", state(timeline=2), first=True),
+    "tables were widened after a crash": Case(tables_widened, "SRC262", source(tables=["public.loans"]), first=True),
+    "the server has another history": Case(another_history, "LAK440", first=True),
     "the log that the slot needs is gone": Case(state(wal_start=1 << 60), "SRC204", state(wal_start=0), first=True),
 }
 
@@ -155,6 +249,7 @@ def database_of_all(server: EmbeddedServer) -> Iterator[tuple[Database, LivePost
     with database.connect() as db:
         db.execute("CREATE TABLE loans (id int PRIMARY KEY, note text)")
         db.execute("CREATE TABLE notes (t text)")
+        db.execute("CREATE TABLE more (id int PRIMARY KEY)")
         db.execute("INSERT INTO loans SELECT n, 'x' FROM generate_series(1, 20) n")
     with LivePostgres(server.dsn(database.name)) as journal:
         yield database, journal
@@ -178,7 +273,33 @@ def stand(database_of_all: tuple[Database, LivePostgres], tmp_path: Path) -> Ite
 
 @pytest.mark.parametrize("what", CASES)
 def test_what_an_error_says_is_done_at_once_and_nothing_is_missing(stand: Stand, what: str) -> None:
-    case, shell, number = CASES[what], stand.shell, next(IDS)
+    break_and_obey(stand, CASES[what])
+
+
+def test_a_plugin_that_the_server_lacks_is_replaced_by_one_that_it_has(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication, "PLUGINS", frozenset({"mppdb_decoding"}))
+    lacking = source(slot={"plugin": "test_decoding"})
+    break_and_obey(stand, Case(lacking, "SRC243", source(slot={"plugin": "mppdb_decoding"})))
+
+
+def test_tables_that_are_put_back_for_a_run_and_widened_again_are_copied_again(stand: Stand) -> None:
+    """What their tables had before the run is in the first copy; what came in between is not."""
+    break_and_obey(stand, CASES["tables were widened after a crash"])
+    number = next(IDS)
+    with stand.database.connect() as db:
+        db.execute("INSERT INTO more VALUES (%s)", [number])
+        db.execute("INSERT INTO loans VALUES (%s, 'between')", [next(IDS)])
+    stand.shell.fine(*RECEIVE)
+    stand.set(tables=["public.loans", "public.more"])
+    stand.shell.fine(*RECEIVE)
+    assert str(number) in stand.shell.fine("inspect", "row", "more", str(number))
+    assert "the chain holds" in stand.shell.fine("inspect", "chain", "--against", "source")
+
+
+def break_and_obey(stand: Stand, case: Case) -> None:
+    shell, number = stand.shell, next(IDS)
     if case.first:
         shell.fine(*RECEIVE)
     case.breaks(stand)
