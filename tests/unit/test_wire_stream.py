@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cdc_lake.errors import (
+    LogUndecodable,
     OptionRefused,
     OptionUnknown,
-    QueryRefused,
     ServerUnreachable,
     SlotActive,
     SourceError,
@@ -346,7 +346,7 @@ def test_what_came_before_an_error_is_delivered_before_it(piece: int | None) -> 
     with streaming(ends(frame(1, b"a"), frame(2, b"b"), last, READY), piece=piece) as stream:
         frames, wrong = until_error(stream)
         assert frames == [(1, b"a"), (2, b"b")]
-        assert isinstance(wrong, QueryRefused)
+        assert isinstance(wrong, LogUndecodable)
         assert "missing chunk" in wrong.message
 
 
