@@ -229,6 +229,10 @@ class Announced:
             return None
         return root.to_bytes(4, "big"), as_logged(known[0], {**known[1].partitions, **self._partitions[root]}.values())
 
+    def partitions_of(self, oid: bytes) -> list[bytes]:
+        """The announced partitions of a table, by OID."""
+        return [one.to_bytes(4, "big") for one in self._partitions.get(int.from_bytes(oid, "big"), ())]
+
     def _as_partitions_log(
         self, message: RelationMessage, relation: Relation, now: TableFacts, place: tuple[int, int] | None
     ) -> Relation:

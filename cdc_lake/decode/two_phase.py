@@ -117,9 +117,14 @@ class TwoPhase:
             self._announced.defer(payload, lsn)
 
     def _introduce(self, one: Streamed, oid: bytes) -> None:
-        """A table that was announced before it, and not in it: who reads what is parked knows nothing of that."""
-        if oid not in one.announced and (came := self._announced.came.get(oid)) is not None:
-            one.announce(*came, arrival=0)
+        """A table that was announced before it, and not in it, with its partitions: who reads what is parked knows
+        nothing of that.
+        """
+        if oid in one.announced:
+            return
+        for known in (oid, *self._announced.partitions_of(oid)):
+            if (came := self._announced.came.get(known)) is not None:
+                one.announce(*came, arrival=0)
 
     def _park(self, prepared: Prepared, one: Streamed) -> None:
         self._parking.park(prepared, one.parked())

@@ -21,6 +21,7 @@ from cdc_lake.cli.render_status import status_text
 from cdc_lake.config.project import Project
 from cdc_lake.errors import AnotherReceiver, PreparedDamaged, PreparedUnknown, ServerUnreachable, SlotTwoPhase
 from cdc_lake.model.relation import TableName
+from cdc_lake.model.span import Span
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.check.doctor import check, ddl_sql
@@ -501,6 +502,32 @@ def test_ddl_in_a_prepared_transaction_is_told_where_it_commits(phased: Database
         ["rename column note of t to word"], ["keep column n of t, NULL from now on"], ["rename column word of t to said"],
     ]  # fmt: skip
     assert verify(bronze_reader(project)).holds
+
+
+@pytest.mark.parametrize("two_phase", [True, False])
+def test_what_a_prepared_transaction_logs_is_what_its_partitions_logged_then(
+    phased: Database, tmp_path: Path, *, two_phase: bool
+) -> None:
+    project, table = pipeline(phased, tmp_path, "leaves", decoding={"two_phase": two_phase}), TableName("public", "l")
+    whole = [f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("l", "l_n")]
+    write(
+        phased, "CREATE TABLE l (id int, region text, a text, PRIMARY KEY (id, region)) PARTITION BY LIST (region)",
+        "CREATE TABLE l_n PARTITION OF l FOR VALUES IN ('n')", "CREATE TABLE l_s PARTITION OF l DEFAULT", *whole,
+    )  # fmt: skip
+    once(project)
+    write(phased, "INSERT INTO l VALUES (1, 'n', 'a'), (2, 's', 'b')")
+    prepared(phased, "logs", "UPDATE l SET id = id + 10")
+    once(project)
+    assert len(parked(project)) == two_phase
+    ended(phased, "logs")
+    write(phased, "ALTER TABLE l_s REPLICA IDENTITY FULL", "UPDATE l SET a = 'x'", "ALTER TABLE l DETACH PARTITION l_s")
+    once(project)
+    reader = bronze_reader(project)
+    rows, found = reader.changes(table, Span(1, 0, 1 << 62)).to_pylist(), reader.layouts([table])
+    mixed = [found[row["layout"]].mixed for row in rows if row["op"] == "U"]
+    assert mixed[1], "the old row of the other partition was the key alone"
+    assert not mixed[3]
+    assert verify(reader).holds
 
 
 OWN = (at.PREPARE_KEPT, at.PREPARE_ENDED, at.PREPARE_CLEANED)
