@@ -19,10 +19,9 @@ pytestmark = pytest.mark.live
 
 __all__ = ["stand_in"]
 
-LEFT_OUT = frozenset({"parts", "nothing", "rekeys"})
-"""Partitions are tables of their own here. The other two are left out for what is known to go wrong: a key that is updated
-under REPLICA IDENTITY NOTHING is taken for another row where the identity is DEFAULT again before it is read, and a key
-that moved under REPLICA IDENTITY FULL may be that of now.
+LEFT_OUT = frozenset({"parts", "nothing"})
+"""Partitions are tables of their own here. A key that is updated under REPLICA IDENTITY NOTHING is taken for another row
+where the identity is DEFAULT again before it is read.
 """
 SEEDS = seeds(100 if BUDGET > 1 else 1)
 KINDS = [Kind(style, by_csn=True) for style in Style]
