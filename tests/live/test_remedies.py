@@ -439,6 +439,24 @@ def test_a_restart_leaves_alone_a_slot_that_the_pipeline_did_not_make(library: L
     assert library.row("SELECT count(*) FROM pg_replication_slots WHERE slot_name IN ('ours', 'theirs')") == (2,)
 
 
+def test_tables_of_one_silver_name_are_in_the_status_before_they_are_in_a_cut(library: Library) -> None:
+    def waiting() -> dict[str, tuple[str, str]]:
+        tables = library.shell.status()["tables"]
+        return {table["source"]: (table["code"], table["remedy"]) for table in tables if table["state"] == "broken"}
+
+    library.change('CREATE TABLE "Loans" (id int PRIMARY KEY)', 'ALTER TABLE "Loans" OWNER TO cdc')
+    library.receive()
+    found = waiting()
+    assert {table: code for table, (code, _) in found.items()} == dict.fromkeys(
+        ["public.Loans", "public.loans"], "LAK493"
+    )
+    (entry,) = re.findall(r"`silver.tables: (.*)`", found["public.Loans"][1])
+    given = entry.replace("…", "public.Loans", 1).replace("…", "other_loans", 1)
+    rewritten("silver:\n", f"silver:\n  tables: {given}\n")(library)
+    assert waiting() == {}
+    library.receive()
+
+
 NO_KEY = ("CREATE TABLE notes (t text)", "ALTER TABLE notes OWNER TO cdc")
 BY_POLICY = (
     "CREATE TABLE mine (t int PRIMARY KEY)",

@@ -37,6 +37,7 @@ from cdc_lake.pipeline.state.verified import verified
 from cdc_lake.pipeline.state.waiting import waiting as waiting_undecoded
 from cdc_lake.pipeline.status.lags import LakeSide, SourceSide, lags_of
 from cdc_lake.pipeline.status.values import HeldRows, Lag, SlotStatus, Status, TableStatus
+from cdc_lake.pipeline.target.shared_names import refused_names
 from cdc_lake.pipeline.wal.note import WalNote
 
 __all__ = ["HeldRows", "Lag", "SlotStatus", "Status", "TableStatus", "status"]
@@ -57,10 +58,13 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
     held, compared = hold_log(control), control.read("verified")
     names = sorted({*lake.captured, *source.tables})
     tables, held_rows = [], []
+    nameless = _nameless(project, lake, names)
     for name in names:
-        target = project.target(name)
-        marker = read_marker(project, target, lake.state.stream) if lake.state else Marker(None, None)
-        tables.append(_table(lake, target, marker, held, compared))
+        target, refused = project.target(name), nameless.get(name)
+        marker = Marker(None, None)
+        if lake.state is not None and refused is None:  # otherwise what is there may be another table's
+            marker = read_marker(project, target, lake.state.stream)
+        tables.append(_table(lake, target, marker, held, compared, refused))
         held_rows += _held(lake, target, marker, held)
     return Status(
         pipeline=project.name,
@@ -84,6 +88,13 @@ def status(project: Project, *, at: datetime | None = None) -> Status:
         wal_budget=WalNote(project.lake, project.name).read(),
         prepared=prepared_transactions(project, lake.state),
     )
+
+
+def _nameless(project: Project, lake: LakeSide, names: Sequence[TableName]) -> Mapping[TableName, LakeError]:
+    """Of tables that no cut lists yet those that the next run will have wait, because another has their silver name."""
+    left = {relation for relation, course in lake.courses.items() if course.waits}
+    refused = refused_names(project, [name for name in names if str(name) not in left])
+    return {name: error for name, error in refused.items() if str(name) not in lake.tables}
 
 
 def _time(at: datetime) -> str:
@@ -158,7 +169,9 @@ def _slot(project: Project, source: SourceSide, lake: LakeSide) -> SlotStatus:
     return SlotStatus(project.slot, state, reason, found.retained, found.confirmed, found.safe, found.counters)
 
 
-def _table(lake: LakeSide, target: Target, marker: Marker, held: Any, compared: Any) -> TableStatus:
+def _table(
+    lake: LakeSide, target: Target, marker: Marker, held: Any, compared: Any, nameless: LakeError | None
+) -> TableStatus:
     name = target.source
     in_cut = lake.tables.get(str(name), {})
     cut_position = int(in_cut["position"]) if in_cut else None
@@ -167,6 +180,9 @@ def _table(lake: LakeSide, target: Target, marker: Marker, held: Any, compared: 
     waiting = _open_rows(lake, name, held, marker, at)
     state, reason = _state(lake, name, at, in_cut, waiting, made=marker.version is not None)
     code, _, remedy = in_cut.get("error") or ("", "", "")
+    if nameless is not None and state != "paused":
+        code, remedy = nameless.code, nameless.remedy
+        state, reason = "broken", f"{nameless.message} [{code}]"
     proven = verified(compared, str(name), lake.state.stream if lake.state else "", marker.generation)
     return TableStatus(
         source=str(name),
