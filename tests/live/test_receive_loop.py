@@ -396,7 +396,7 @@ def test_a_slot_that_others_advanced_or_recreated_says_how_much_is_missing(lande
 
 
 def test_a_slot_that_somebody_reads_is_waited_for_and_then_named(landed: tuple[Database, Project]) -> None:
-    _, project = landed
+    database, project = landed
     told: list[Progress] = []
     with running(project, told):
         until(lambda: streams(told))
@@ -405,6 +405,10 @@ def test_a_slot_that_somebody_reads_is_waited_for_and_then_named(landed: tuple[D
     assert caught.value.exit_status == 4
     kept("slot-active", caught.value, slot=project.slot)
     assert any(p.stage == "retry" for p in told)
+    with database.connect() as conn:
+        conn.execute("INSERT INTO t VALUES (3)")
+    once(project)
+    assert_equal_to_source(project, database)
 
 
 def test_a_publication_that_went_is_named(landed: tuple[Database, Project]) -> None:

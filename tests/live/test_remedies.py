@@ -162,6 +162,20 @@ def copied_and_back(library: Library) -> None:
     library.change(*filter(str.strip, sql.replace("shop", "library").split(";")))
 
 
+def idle_for_too_long(library: Library) -> None:
+    library.change("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'", "SELECT pg_reload_conf()")
+    library.change(
+        "SELECT pg_sleep(1.1)",
+        "CHECKPOINT",
+        "ALTER SYSTEM RESET idle_replication_slot_timeout",
+        "SELECT pg_reload_conf()",
+    )
+
+
+CLOSED = (
+    "CREATE FUNCTION closed() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not before noon'; END $$",
+    "CREATE EVENT TRIGGER closed ON ddl_command_start WHEN TAG IN ('CREATE PUBLICATION') EXECUTE FUNCTION closed()",
+)
 MADE_AGAIN = (
     "SELECT pg_drop_replication_slot('library')",
     "INSERT INTO loans VALUES (77, 77, 'between')",
@@ -234,6 +248,7 @@ CASES: dict[str, Case] = {
     ),
     "a position is none": Case(nothing, "STA601", anew=False, verb=("inspect", "tx", "here")),
     "the log that the slot needs is gone": Case(lost, "SRC204"),
+    "the slot was idle for too long": Case(idle_for_too_long, "SRC218"),
     "the slot was dropped": Case(changes("SELECT pg_drop_replication_slot('library')"), "SRC212"),
     "the slot was made again": Case(changes(*MADE_AGAIN), "SRC215"),
     "the publication was dropped": Case(
@@ -439,6 +454,27 @@ def test_a_restart_leaves_alone_a_slot_that_the_pipeline_did_not_make(library: L
     assert library.row("SELECT count(*) FROM pg_replication_slots WHERE slot_name IN ('ours', 'theirs')") == (2,)
 
 
+BEFORE_THE_FIRST_RUN: dict[str, tuple[str, ...]] = {
+    "maintain": ("maintain",),
+    "slot advance": ("slot", "advance"),
+    "restart": ("restart",),
+    "resync": ("resync", "loans", "--dry-run"),
+    "pause": ("pause", "loans"),
+}
+
+
+def test_what_needs_a_stream_says_so_and_works_behind_the_first_run(database: Database, tmp_path: Path) -> None:
+    library = Library(database, tmp_path, started=False)
+    for verb in BEFORE_THE_FIRST_RUN.values():
+        said = library.shell(*verb)
+        assert "error[STA622]" in said.err, (verb, said.err)
+        assert "`cdc-lake run" in said.err, (verb, said.err)
+    library.receive()
+    for verb in BEFORE_THE_FIRST_RUN.values():
+        library.shell.fine(*verb)
+    library.receive()
+
+
 def test_tables_of_one_silver_name_are_in_the_status_before_they_are_in_a_cut(library: Library) -> None:
     def waiting() -> dict[str, tuple[str, str]]:
         tables = library.shell.status()["tables"]
@@ -469,6 +505,7 @@ OTHER_TABLES = (
     "CREATE PUBLICATION library FOR TABLE tags",
 )
 FIRST: dict[str, Case] = {
+    "a statement is refused": Case(changes(*CLOSED), "SRC225", mend=changes("DROP EVENT TRIGGER closed")),
     "a pattern matches nothing": Case(
         rewritten('["public.*"]', '["public.*", "Public.Loan"]'), "SRC222", mend=rewritten(', "Public.Loan"', "")
     ),

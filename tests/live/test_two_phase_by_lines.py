@@ -20,6 +20,7 @@ from cdc_lake.observe import failpoint as at
 from cdc_lake.pipeline.check.doctor import check
 from cdc_lake.pipeline.inspect.parked import inspect_parked
 from cdc_lake.pipeline.postgres import start as postgres_start
+from cdc_lake.pipeline.restart import restart
 from cdc_lake.pipeline.server import source_view
 from cdc_lake.pipeline.status.standing import status
 from cdc_lake.source import settled, slot
@@ -197,6 +198,18 @@ def test_it_cannot_be_asked_for_of_a_slot_that_was_made_without(
         once(later)
     assert "take `two_phase` out" in refused.value.remedy
     assert [line.code for line in check(later) if line.subject == "slot"] == [SlotNotTwoPhase.code]
+    write(phased, "INSERT INTO b VALUES (1, 1, 'behind')")
+    once(project)
+    assert_whole(project, phased)
+    write(phased, "INSERT INTO b VALUES (2, 1, 'left to the copy')")
+    restart(project, yes=True)
+    once(later)
+    prepared(phased, "one", "INSERT INTO a VALUES (1, 1, 'prepared')")
+    once(later)
+    assert len(parked(later)) == 1
+    ended(phased, "one")
+    once(later)
+    assert_whole(later, phased)
 
 
 def test_the_server_is_asked_whether_one_whose_prepare_nobody_has_changed_anything(

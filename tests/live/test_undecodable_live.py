@@ -191,6 +191,7 @@ def test_the_copy_and_the_stream_stop_at_text_that_is_none(ascii_database: Datab
     with pytest.raises(TextNotInEncoding) as copying:
         once(project)
     assert "public.notes" in copying.value.where
+    keeps = project_of(ascii_database, tmp_path, hex_columns=["public.notes.body"])
     with ascii_database.connect() as source:
         source.execute("DELETE FROM notes")
     once(project)
@@ -201,6 +202,9 @@ def test_the_copy_and_the_stream_stop_at_text_that_is_none(ascii_database: Datab
         assert isinstance(error, CdcLakeError)
         assert "d6d0" not in f"{error.message} {error.where} {error.remedy}".lower()
         assert "hex_columns" in error.remedy
+    once(keeps)
+    assert in_source(keeps) == {"1": (HEX, "")}
+    assert [tuple(row["new"]) for row in bronze_rows(keeps) if row["op"] == "I"] == [("1", HEX, "")]
 
 
 def test_check_says_what_such_a_database_promises(ascii_database: Database, tmp_path: Path):

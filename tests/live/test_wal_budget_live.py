@@ -22,6 +22,7 @@ from cdc_lake.pipeline.check.postgres import findings
 from cdc_lake.pipeline.receiving import loop as receiving
 from cdc_lake.pipeline.receiving import outlasting, wal_watch
 from cdc_lake.pipeline.receiving.receive import receive
+from cdc_lake.pipeline.restart import restart
 from cdc_lake.pipeline.status.standing import status
 from cdc_lake.pipeline.wal import ladder as wal_ladder
 from cdc_lake.pipeline.wal.note import GivesWay, WalNote
@@ -199,6 +200,9 @@ def test_a_slot_is_dropped_where_the_pipeline_says_so_and_bronze_stays_whole(
     assert bronze.state() == before
     with pytest.raises(SlotMissing):
         once(project)
+    restart(project, yes=True)
+    once(project)
+    assert_equal_to_source(project, database)
 
 
 @pytest.mark.usefixtures("quick")
