@@ -92,6 +92,38 @@ def test_a_receiver_started_again_on_a_failing_store_holds_what_the_source_has(
         assert verdict.holds, verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("fault", "code", "remedy"),
+    [
+        (Fault.FAILED, "LAK435", "run again; if it stays so check `lake.storage.endpoint`"),
+        (Fault.UNFENCED, "LAK438", "choose another one"),
+        (None, "LAK436", "check the bucket's name"),
+    ],
+)
+def test_a_first_run_on_a_store_that_cannot_hold_bronze_leaves_nothing_in_the_way_of_one_that_can(
+    database: Database, tmp_path: Path, store: LocalStore, fault: Fault | None, code: str, remedy: str
+) -> None:
+    with FaultyStore(store, lambda request: fault if request.conditional or fault is Fault.FAILED else None) as proxy:
+        with database.connect() as conn:
+            workload = Workload(conn, seed=7)
+            workload.create_tables()
+            workload.run(5)
+        project = stored(database, tmp_path, "delta", store.endpoint if fault is None else proxy.endpoint)
+        if fault is None:
+            bronze = project.pipeline.bronze.model_copy(update={"path": "s3://nowhere/bronze"})
+            project = Project(project.pipeline.model_copy(update={"bronze": bronze}), project.file, project.root)
+        with pytest.raises(CdcLakeError) as refused:
+            once(project)
+        assert refused.value.code == code
+        assert remedy in refused.value.remedy
+    project = stored(database, tmp_path, "delta", store.endpoint)
+    once(project)
+    with database.connect() as conn:
+        Workload(conn, seed=8).run(5)
+    once(project)
+    assert_equal_to_source(project, database)
+
+
 def _read_by(conn: psycopg.Connection[Any]) -> tuple[int, str] | None:
     """Who reads the slot of this database, and what they confirmed."""
     found = "SELECT active_pid, confirmed_flush_lsn::text FROM pg_replication_slots"
