@@ -207,6 +207,24 @@ def test_a_layout_with_numbers_and_defaults_is_read_as_it_was_written() -> None:
     assert replace(one, oid=2).layout != one.layout
 
 
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({}, "resync public.t"),
+        *(({"kind": kind}, "restart") for kind in ("history", "append")),
+        ({"deletes": "soft"}, "restart"),
+    ],
+)
+def test_what_only_the_source_can_convert_is_never_answered_by_what_is_refused(
+    changes: dict[str, str], remedy: str
+) -> None:
+    target = replace(Target(TableName("public", "t"), "s", "t", "delta", None, ()), **changes)  # type: ignore[arg-type]
+    with pytest.raises(Unconvertible) as refused:
+        refuse([ChangeType("n", "float", "string")], target, ())
+    assert f"`cdc-lake {remedy}`" in refused.value.remedy
+    assert ("resync" in refused.value.remedy) is (remedy != "restart")
+
+
 def test_what_is_destructive_says_how_to_have_it_done() -> None:
     target = Target(TableName("public", "t"), "s", "t", "delta", None, ())
     changes = (DropColumn(SilverColumn("b", "string")),)

@@ -28,6 +28,7 @@ from cdc_lake.lake.store import SilverColumn, SilverStore, quoted
 from cdc_lake.model.relation import Relation
 from cdc_lake.observe.failpoint import LAYOUT_DONE, failpoint
 from cdc_lake.observe.progress import Progress, Tell
+from cdc_lake.pipeline.applying.rebuild_plan import remembers
 from cdc_lake.pipeline.target.layout_changes import check_columns, check_computed, layout_changes
 from cdc_lake.silver.kind import Kind, RowIdentity
 from cdc_lake.silver.kinds import check_kind, own_names
@@ -107,7 +108,10 @@ def unconvertible(change: SchemaChange) -> bool:
 
 
 def copied_again(target: Target) -> str:
-    """What is done about such an operation."""
+    """What is done about such an operation. A past is not made again through it: `resync` would be refused."""
+    if remembers(target):
+        words = "`cdc-lake restart` copies every table and keeps the past of this one"
+        return f"{words} (`cdc-lake explain {Unconvertible.code}`); until then it waits, and the others go on"
     return f"`cdc-lake resync {target.source}` copies the table again while the others go on; until then it waits"
 
 
