@@ -11,7 +11,7 @@ import pytest
 from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.config.project import Project
-from cdc_lake.errors import SpoolFull
+from cdc_lake.errors import SpoolFull, SpoolNotWritten
 from cdc_lake.observe import failpoint as at
 from cdc_lake.observe.progress import Progress
 from cdc_lake.testing.beside import streams, until
@@ -196,6 +196,25 @@ def test_a_transaction_beyond_the_disk_budget_stops_the_receiver_and_nothing_is_
         conn.execute("INSERT INTO a SELECT g, 1, repeat('y', 100) FROM generate_series(1, 3000) g")
     with pytest.raises(SpoolFull):
         once(tight)
+    once(project)
+    assert_equal_to_source(project, streaming)
+
+
+def test_a_spool_that_cannot_be_written_is_put_elsewhere_and_nothing_is_lost(
+    streaming: Database, tmp_path: Path
+) -> None:
+    project = pipeline(streaming, tmp_path, "elsewhere")
+    once(project)
+    (tmp_path / "taken").touch()
+    spool = {"part": PART, "path": str(tmp_path / "taken")}
+    nowhere = project_of(
+        streaming, tmp_path / "elsewhere", source={"slot": {"name": project.slot}}, bronze={"spool": spool}
+    )
+    with streaming.connect() as conn:
+        conn.execute("INSERT INTO a SELECT g, 1, repeat('y', 100) FROM generate_series(1, 3000) g")
+    with pytest.raises(SpoolNotWritten) as refused:
+        once(nowhere)
+    assert "`bronze.spool.path`" in refused.value.remedy
     once(project)
     assert_equal_to_source(project, streaming)
 

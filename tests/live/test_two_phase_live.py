@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,7 +20,14 @@ from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.render_status import status_text
 from cdc_lake.config.project import Project
-from cdc_lake.errors import AnotherReceiver, PreparedDamaged, PreparedUnknown, ServerUnreachable, SlotTwoPhase
+from cdc_lake.errors import (
+    AnotherReceiver,
+    PreparedDamaged,
+    PreparedNotKept,
+    PreparedUnknown,
+    ServerUnreachable,
+    SlotTwoPhase,
+)
 from cdc_lake.model.relation import TableName
 from cdc_lake.model.span import Span
 from cdc_lake.observe import failpoint as at
@@ -368,6 +376,23 @@ def changed(project: Project, decoding: dict[str, Any]) -> Project:
 def test_a_lost_or_damaged_file_is_an_error_and_no_change_is_lost_unseen(phased: Database, tmp_path: Path) -> None:
     project = pipeline(phased, tmp_path, "lost", **ON)
     an_error_where_the_file_is_lost_or_damaged(phased, project)
+
+
+def test_what_cannot_be_kept_is_sent_again_once_there_is_room(phased: Database, tmp_path: Path) -> None:
+    project = pipeline(phased, tmp_path, "no_room", **ON)
+    once(project)
+    prepared(phased, "one", "INSERT INTO a VALUES (1, 1, 'prepared')")
+    folder = project.control / "prepared"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.touch()  # nothing can be written into it
+    with pytest.raises(PreparedNotKept):
+        once(project)
+    folder.unlink()
+    once(project)
+    assert len(parked(project)) == 1
+    ended(phased, "one")
+    once(project)
+    assert_whole(project, phased)
 
 
 def test_an_end_that_another_receiver_read_meanwhile_is_not_forgotten(
