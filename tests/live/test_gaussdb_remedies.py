@@ -235,7 +235,9 @@ CASES: dict[str, Case] = {
     ),
     "a standby is to decode": Case(no_standby, "SRC248", source(decoding=PARALLEL)),
     "the slot has the other order": Case(of_both_orders, "SRC244", source(slot={})),
-    "a transaction did not arrive": Case(csn_lost, "STA640", source(csn_gap={"policy": "record"}), first=True),
+    "a transaction did not arrive": Case(
+        csn_lost, "STA640", source(csn_gap={"bound": "500 ms", "policy": "record"}), first=True
+    ),
     "the former primary is back": Case(on_another_timeline, "SRC260", state(timeline=2), first=True),
     "tables were widened after a crash": Case(tables_widened, "SRC262", source(tables=["public.loans"]), first=True),
     "the server has another history": Case(another_history, "LAK440", first=True),
