@@ -80,9 +80,12 @@ def assignments(changes: Sequence[SchemaChange], live: str) -> dict[str, str]:
 
 
 def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], reached: Progress) -> None:
-    """Commit what a schema says, on the table's version `version`. Raises TableChangedMeanwhile."""
+    """Commit what a schema says, on the table's version `version`. Raises TableChangedMeanwhile.
 
-    def update(schema: UpdateSchema) -> None:
+    Columns come in a step of their own: pyiceberg adds none under a name that another one has until that step ends.
+    """
+
+    def leave(schema: UpdateSchema) -> None:
         for change in changes:
             match change:
                 case DropColumn(column):
@@ -91,11 +94,12 @@ def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], re
                     schema.rename_column(name, to)
                 case _:
                     pass
-        names = {change.to: change.name for change in changes if isinstance(change, RenameColumn)}
+
+    def come(schema: UpdateSchema) -> None:
         for change in changes:
             match change:
                 case ChangeType(name, _, new) if promoted(change):
-                    schema.update_column(names.get(name, name), _iceberg_type(new))
+                    schema.update_column(name, _iceberg_type(new))
                 case ChangeType(name, _, new):
                     schema.add_column(_PREFIX + name, _iceberg_type(new))
                 case AddColumn(column):
@@ -103,7 +107,7 @@ def begin(table: Table, version: int | None, changes: Sequence[SchemaChange], re
                 case _:
                     pass
 
-    _commit(table, version, reached, update)
+    _commit(table, version, reached, leave, come)
 
 
 def finish(table: Table, version: int | None, changes: Sequence[SchemaChange], reached: Progress) -> None:
@@ -118,7 +122,7 @@ def finish(table: Table, version: int | None, changes: Sequence[SchemaChange], r
     _commit(table, version, reached, update)
 
 
-def _commit(table: Table, version: int | None, reached: Progress, update: Callable[[UpdateSchema], None]) -> None:
+def _commit(table: Table, version: int | None, reached: Progress, *updates: Callable[[UpdateSchema], None]) -> None:
     from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - an extra
     from pyiceberg.table.update import AssertRefSnapshotId  # noqa: PLC0415 - an extra
 
@@ -127,8 +131,9 @@ def _commit(table: Table, version: int | None, reached: Progress, update: Callab
     if (None if head is None else head.snapshot_id) != version:
         raise meanwhile
     transaction = table.transaction()
-    with transaction.update_schema(allow_incompatible_changes=True) as schema:
-        update(schema)
+    for update in updates:
+        with transaction.update_schema(allow_incompatible_changes=True) as schema:
+            update(schema)
     transaction.set_properties({PROPERTY: reached.text()})
     # Only where rows are still those the operations were worked out from: pyiceberg asks for nothing but the schema.
     fence = AssertRefSnapshotId(ref="main", snapshot_id=version)

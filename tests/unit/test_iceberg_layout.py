@@ -64,6 +64,15 @@ def test_a_type_that_iceberg_does_not_promote_is_a_new_column_that_takes_the_pla
     assert str(table.schema().find_field("m").field_type) == "int"
 
 
+def test_a_column_takes_the_name_that_another_one_leaves(table: Any) -> None:
+    of = table.schema().find_field("n").field_id
+    added = AddColumn(SilverColumn("n", "bigint"))
+    begin(table, table.current_snapshot().snapshot_id, [RenameColumn("n", "m"), added], DONE)
+    schema = table.refresh().schema()
+    assert (schema.find_field("m").field_id, str(schema.find_field("n").field_type)) == (of, "long")
+    assert schema.find_field("n").field_id != of
+
+
 def test_a_table_whose_rows_are_others_by_now_is_left_as_it_is(table: Any) -> None:
     version = table.current_snapshot().snapshot_id
     table.append(table.scan().to_arrow())
