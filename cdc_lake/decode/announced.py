@@ -113,6 +113,8 @@ class Announced:
         self._arrived: dict[bytes, int] = {}
         self.came: dict[bytes, tuple[bytes, int]] = {}
         self.deferred: dict[bytes, tuple[bytes, int]] = {}
+        self._deferred_at: tuple[bytes, tuple[int, int]] | None = None
+        self._beside: dict[bytes, set[bytes]] = {}
 
     def forget(self) -> None:
         """The next connection announces everything anew."""
@@ -121,6 +123,7 @@ class Announced:
         self._arrived = {}
         self._before, self._highest, self._partitions, self._roots = {}, {}, {}, {}
         self.came, self.deferred = {}, {}
+        self._deferred_at, self._beside = None, {}
 
     def arrived(self) -> int:
         """The number of an announcement that came now."""
@@ -153,11 +156,22 @@ class Announced:
         self.put(message.oid.to_bytes(4, "big"), relation, self.arrived(), payload, lsn)
         return relation
 
-    def defer(self, payload: bytes, lsn: int) -> None:
-        """Note a relation message that nothing has followed yet."""
+    def defer(self, payload: bytes, lsn: int, place: tuple[int, int]) -> None:
+        """Note a relation message that nothing has followed yet; `place`: see `resolved`."""
         oid = payload[1:5]
         self.put(oid, None, self.arrived(), payload, lsn)
         self.deferred[oid] = payload, lsn
+        if self._deferred_at is not None and self._deferred_at[1] == place:
+            self._beside.setdefault(self._deferred_at[0], set()).add(oid)
+        else:
+            self._deferred_at = oid, place
+
+    def late(self, oid: bytes) -> list[tuple[bytes, int]]:
+        """The deferred messages of a table that is changed or announced now, and of its partitions, which changes do
+        not name: they came directly behind it. They are deferred no more.
+        """
+        beside = sorted(self._beside.pop(oid, ()))
+        return [said for one in (oid, *beside) if (said := self.deferred.pop(one, None)) is not None]
 
     def put(self, oid: bytes, relation: Relation | None, arrival: int, payload: bytes, lsn: int) -> None:
         """The layout of a table, None: nobody knows it; passed over where a later announcement is known."""

@@ -192,11 +192,7 @@ class Assembler:
             case OriginMessage(name=name):
                 self._transaction("an origin").origin = name
             case RelationMessage() as announced:
-                inside = self._open
-                xid = None if inside is None else inside.begin.xid
-                place = None if inside is None else (inside.begin.final_lsn, self._count(inside))
-                self._announced.relation(announced, payload, lsn, xid, place)
-                self._wrong.pop(payload[1:5], None)
+                self._announce(announced, payload, lsn)
             case TypeMessage() as named:
                 self._announced.type(named)
             case LogicalMessage(transactional=False) as message:
@@ -214,6 +210,15 @@ class Assembler:
                 raise UnknownRelation(f"a change of table OID {change.oid}, which was not announced", offset=1)
         return ()
 
+    def _announce(self, message: RelationMessage, payload: bytes, lsn: int) -> None:
+        inside = self._open
+        xid = None if inside is None else inside.begin.xid
+        place = None if inside is None else (inside.begin.final_lsn, self._count(inside))
+        self._announced.relation(message, payload, lsn, xid, place)
+        self._wrong.pop(payload[1:5], None)
+        for said in self._announced.late(payload[1:5]):
+            self.feed(*said)
+
     def _outside(self, payload: bytes, message: LogicalMessage) -> tuple[RawTransaction, ...]:
         if not self._messages or message.prefix == OWN_MESSAGES:
             self._outside_messages += 1
@@ -229,8 +234,7 @@ class Assembler:
         places: Iterable[int] = range(TRUNCATE_HEAD, len(payload), 4) if letter == b"T" else ()
         if letter and letter[0] in ROW_CHANGES:
             places = (1,)
-        deferred = self._announced.deferred
-        late = [said for at in places if (said := deferred.pop(payload[at : at + 4], None)) is not None]
+        late = [said for at in places for said in self._announced.late(payload[at : at + 4])]
         for said in late:
             self.feed(*said)
         return bool(late)

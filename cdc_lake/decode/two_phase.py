@@ -114,7 +114,7 @@ class TwoPhase:
                 self._introduce(one, payload[at : at + 4])
         self._under_way.take(one, payload, lsn)
         if letter == b"R":
-            self._announced.defer(payload, lsn)
+            self._announced.defer(payload, lsn, (one.xid, len(one.frames)))
 
     def _introduce(self, one: Streamed, oid: bytes) -> None:
         """A table that was announced before it, and not in it, with its partitions: who reads what is parked knows

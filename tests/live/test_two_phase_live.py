@@ -529,29 +529,43 @@ def test_ddl_in_a_prepared_transaction_is_told_where_it_commits(phased: Database
     assert verify(bronze_reader(project)).holds
 
 
+INSERT = "INSERT INTO l VALUES (1, 'n', 'a'), (2, 's', 'b')"
+
+
 @pytest.mark.parametrize("two_phase", [True, False])
-def test_what_a_prepared_transaction_logs_is_what_its_partitions_logged_then(
-    phased: Database, tmp_path: Path, *, two_phase: bool
+@pytest.mark.parametrize("logs", ["before", "inside", "meanwhile", "announced again", "behind"])
+def test_what_changes_log_around_a_prepared_transaction_is_what_partitions_logged_then(
+    phased: Database, tmp_path: Path, *, two_phase: bool, logs: str
 ) -> None:
+    """`logs`: where keys are updated. Partitions are announced by the first change, before the transaction or in it."""
     project, table = pipeline(phased, tmp_path, "leaves", decoding={"two_phase": two_phase}), TableName("public", "l")
-    whole = [f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("l", "l_n")]
+    whole = [f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("l", "l_n", "l_o")]
     write(
         phased, "CREATE TABLE l (id int, region text, a text, PRIMARY KEY (id, region)) PARTITION BY LIST (region)",
-        "CREATE TABLE l_n PARTITION OF l FOR VALUES IN ('n')", "CREATE TABLE l_s PARTITION OF l DEFAULT", *whole,
+        *(f"CREATE TABLE l_{of} PARTITION OF l FOR VALUES IN ('{of}')" for of in "nos"), *whole, INSERT,
     )  # fmt: skip
     once(project)
-    write(phased, "INSERT INTO l VALUES (1, 'n', 'a'), (2, 's', 'b')")
-    prepared(phased, "logs", "UPDATE l SET id = id + 10")
-    once(project)
-    assert len(parked(project)) == two_phase
+    update = "UPDATE l SET id = id + 10 WHERE id < 3"
+    if logs in ("before", "inside"):
+        write(phased, update if logs == "before" else INSERT.replace("(1", "(4").replace("(2", "(5"))
+    prepared(phased, "logs", update if logs == "inside" else INSERT.replace("(1", "(6").replace("(2", "(7"))
+    if logs == "inside":
+        once(project)
+        assert len(parked(project)) == two_phase
+    if logs == "announced again":
+        write(phased, "INSERT INTO l VALUES (8, 'o')")
+    if logs in ("meanwhile", "announced again"):
+        write(phased, update)
     ended(phased, "logs")
+    if logs == "behind":
+        write(phased, update)
     write(phased, "ALTER TABLE l_s REPLICA IDENTITY FULL", "UPDATE l SET a = 'x'", "ALTER TABLE l DETACH PARTITION l_s")
     once(project)
     reader = bronze_reader(project)
     rows, found = reader.changes(table, Span(1, 0, 1 << 62)).to_pylist(), reader.layouts([table])
-    mixed = [found[row["layout"]].mixed for row in rows if row["op"] == "U"]
-    assert mixed[1], "the old row of the other partition was the key alone"
-    assert not mixed[3]
+    mixed = [(row["new"][1], found[row["layout"]].mixed) for row in rows if row["op"] == "U"]
+    assert mixed[1] == ("s", True), "the old row of the other partition was the key alone"
+    assert ("s", False) in mixed
     assert verify(reader).holds
 
 
