@@ -62,10 +62,11 @@ class Call:
         return choose(self.pipeline, Path.cwd())
 
     def project(self) -> Project:
-        """The loaded pipeline. Raises ConfigInvalid, PipelineNotChosen."""
+        """The loaded pipeline. Raises ConfigInvalid, PipelineNotChosen, LakeError."""
         from cdc_lake.config.load import load_project
 
         project = keep_out(load_project(self.file(), environment=self.environment))
+        project.require_folders()
         logs.begin(project, self.verb, self.view.look, stderr())
         return project
 

@@ -20,7 +20,7 @@ from cdc_lake.config.source import FamilySource, PostgresSource
 from cdc_lake.config.storage import ObjectAddress
 from cdc_lake.config.transforms import Transforms
 from cdc_lake.config.type_policy import UNDECLARED, Declared, TypePolicy
-from cdc_lake.errors import NotForThisSource
+from cdc_lake.errors import BronzeNotWritten, ControlNotWritten, LakeError, NotForThisSource
 from cdc_lake.model.relation import TableName
 
 
@@ -155,6 +155,17 @@ class Project:
         """Folder of the control tables in an object store, where they are there."""
         given = self.pipeline.lake.control
         return None if given is None else ObjectAddress.parse(f"{given.rstrip('/')}/{self.name}")
+
+    def require_folders(self) -> None:
+        """Raise BronzeNotWritten or ControlNotWritten where a file stands in the way of a folder on this machine."""
+        folders: list[tuple[Path, type[LakeError]]] = [(self.control, ControlNotWritten)]
+        if self.bronze_address is None and self.pipeline.bronze.format == "delta":
+            folders.append((self.bronze, BronzeNotWritten))
+        for folder, error in folders:
+            there = next((one for one in (folder, *folder.parents) if one.exists()), None)
+            if there is not None and not there.is_dir():
+                hint = "is that file yours? move it away; otherwise set `lake.path` to another folder; then run again"
+                raise error(f"a file stands where the lake has a folder, {folder}", where=str(there), hint=hint)
 
     @property
     def lease(self) -> Path:

@@ -397,3 +397,20 @@ def test_init_of_an_unknown_template_names_those_there_are(tmp_path):
 )
 def test_a_folder_gives_a_pipeline_its_name(folder, name):
     assert pipeline_name(Path(folder)) == name
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [("lake", "LAK423"), ("lake/control", "LAK423"), ("lake/bronze", "LAK420"), ("lake/bronze/shop", "LAK420")],
+)
+@pytest.mark.parametrize("verb", [["run", "--once"], ["status"], ["check"]])
+def test_a_file_where_the_lake_has_a_folder_is_named(project: Path, file: str, code: str, verb: list[str]) -> None:
+    place = project / file
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("mine")
+    said = cdc_lake(project, *verb)
+    assert f"error[{code}]" in said.err.replace("\n", "")
+    assert "move it away" in " ".join(said.err.split())
+    assert place.read_text() == "mine"
+    place.rename(place.with_suffix(".away"))
+    assert f"error[{code}]" not in cdc_lake(project, *verb).err
