@@ -98,7 +98,10 @@ class ShapeForeign(LakeError):
     """A silver table has a column that neither its source table ever had nor the pipeline adds."""
 
     code = "LAK457"
-    hint = "remove the column from the silver table; what is added to it belongs in a table or view of its own"
+    hint = (
+        "move what the column holds into a table or view of its own, joined by key; then `cdc-lake rebuild TABLE` "
+        "makes the silver table without it"
+    )
 
 
 class TableRenamed(LakeError):

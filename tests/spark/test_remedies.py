@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
 
 from cdc_lake.config.load import load_project
 from cdc_lake.lake.control import control_tables
@@ -104,7 +104,7 @@ CASES: dict[str, Case] = {
     ),
     "written": Case("LAK467", stranger(lambda silver: silver.delete("id = 3"))),
     "stolen": Case("LAK469", stolen),
-    "excluded": Case("LAK476", then={"exclude": ["body"]}),
+    "widened": Case("LAK457", stranger(lambda silver: silver.alter.add_columns(Field("segment", "string")))),
     "divided": Case("LAK477", then={"partition_by": ["n"]}),
     "unfit": Case("LAK475", then={"where": "nothing > 1"}, mended={}),
     "declared": Case("LAK479", then={"types": {"columns": {"n": "date"}}}, mended={}),

@@ -64,6 +64,13 @@ _INITIAL: Final = (
     "WHERE t.oid = c.atttypid AND c.atthasmissing) AS given)"
 )
 
+_FILE: Final = (
+    "(c.relfilenode::bigint + 1000000 * (SELECT count(*) FROM (SELECT c.oid AS of) AS one, LATERAL (SELECT FROM "
+    "pg_catalog.pg_attribute AS c WHERE c.attrelid = one.of AND c.atthasmissing "
+    f"AND {_INITIAL} IS NULL) AS unkept))::oid"
+)
+"""The server writes the rows anew where it does not keep a default; PostgreSQL keeps those of all types."""
+
 
 class ShownCatalog:
     """Partitions are no tables of their own, `keyless` tables have no identity, the stand-in's schema is not there."""
@@ -76,6 +83,7 @@ class ShownCatalog:
             "relreplident": (
                 f"CASE WHEN c.oid = ANY (ARRAY[{tables}]::regclass[]) THEN 'n' ELSE c.relreplident END::\"char\""
             ),
+            "relfilenode": _FILE,
             "parttype": "CASE c.relkind WHEN 'p' THEN 'p' ELSE 'n' END::\"char\"",
         }
         self._columns: dict[str, list[str]] = {}
