@@ -102,7 +102,10 @@ def test_a_stream_decodes_to_the_transactions_it_was_made_of(transactions):
     assert raws == [raw_transaction(one) for one in transactions]
 
 
-@given(st.lists(st.tuples(NAMES, NAMES, st.booleans()), max_size=5), NAMES, NAMES, st.sampled_from(ReplicaIdentity))
+COLUMNS = st.lists(st.tuples(NAMES, NAMES, st.booleans()), max_size=5, unique_by=lambda column: column[0])
+
+
+@given(COLUMNS, NAMES, NAMES, st.sampled_from(ReplicaIdentity))
 @EXAMPLES
 def test_a_layout_survives_its_announcement(columns, schema, name, identity):
     layout = Relation(
