@@ -104,7 +104,7 @@ class Round:
         dice = random.Random(self.seed)
         self.conn.execute(SETUP)
         self.walks = [Altered(self.conn, f"t{n}", f"{self.seed} {n}", without=without) for n in self.numbers]
-        received = self.again(receive)
+        received = self.restarting(receive)
         received()
         for _ in range(STEPS):
             for walk in self.walks:
@@ -119,7 +119,7 @@ class Round:
         received()
         self.check(received)
 
-    def again(self, receive: Callable[[], object]) -> Callable[[], None]:
+    def restarting(self, receive: Callable[[], object]) -> Callable[[], None]:
         """Receive, on a new stream where the server cannot decode its log: no walk can keep PostgreSQL from that."""
 
         def received() -> None:
