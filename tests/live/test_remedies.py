@@ -7,28 +7,42 @@ and what silver, cuts and control tables had is there still. No Spark, so no cas
 
 from __future__ import annotations
 
+import errno
 import itertools
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import metadata
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from deltalake import DeltaTable
 
+from cdc_lake.bronze import upkeep
+from cdc_lake.bronze.delta_table import DeltaBronzeTable
 from cdc_lake.bronze.open import bronze_reader
 from cdc_lake.cli.pages import page
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
+from cdc_lake.lake import control, control_upgrade, delta_log
 from cdc_lake.lake.control import control_tables
+from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY
+from cdc_lake.lake.lease import copy_lease, lease
+from cdc_lake.pipeline import upgrade
 from cdc_lake.pipeline.state.streams import last_epoch
+from cdc_lake.source import postgres
+from cdc_lake.testing.relay import Connection, Relay
 from cdc_lake.testing.server import EmbeddedServer
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
+from tests.decoding_postgres import start_decoding_server
 from tests.live.test_recipes import RECEIVE, Library
-from tests.shell import Said
+from tests.shell import Said, Shell
 
 pytestmark = pytest.mark.live
 
@@ -93,6 +107,91 @@ def env(**values: str | None) -> Step:
             library.shell.env[name] = library.__dict__["before"][name] if value is None else value
 
     return change
+
+
+ENTERED = ExitStack()
+"""What a case has entered, until its remedy leaves it, or the test ends."""
+
+
+def entered(context: Callable[[Library], AbstractContextManager[Any]]) -> Step:
+    def enter(library: Library) -> None:
+        ENTERED.enter_context(context(library))
+
+    return enter
+
+
+def left(_: Library) -> None:
+    ENTERED.close()
+
+
+def patched(owner: object, name: str, value: Callable[[Library, Any], object]) -> Step:
+    """Replace a function by what `value` makes of the library and the function."""
+
+    def context(library: Library) -> Iterator[pytest.MonkeyPatch]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owner, name, value(library, getattr(owner, name)))
+            yield patch
+
+    return entered(contextmanager(context))
+
+
+class Rewritten(Connection):
+    """A proxy that knows the protocol badly: what is streamed begins with a kind of message that there is not."""
+
+    def to_client(self, data: bytes) -> None:
+        super().to_client(data[:5] + b"?" + data[6:] if data[:1] == b"d" else data)
+
+
+class Rewriting(Relay):
+    def connection(self, client: socket.socket, server: socket.socket) -> Connection:
+        return Rewritten(client, server)
+
+
+def behind_a_proxy(library: Library) -> None:
+    relay = ENTERED.enter_context(Rewriting(library.database.host, library.database.port))
+    env(PGPORT=str(relay.port))(library)
+
+
+def disk_fails(library: Library, sync: Callable[[Path], None]) -> Callable[[Path], None]:
+    """The log entry of bronze is written, and the disk does not keep it."""
+
+    def failing(path: Path) -> None:
+        if path.is_relative_to(library.shell.folder / "lake" / "bronze") and path.suffix == ".json":
+            raise OSError(errno.EIO, "Input/output error")
+        sync(path)
+
+    return failing
+
+
+def received_first(library: Library, exchange: Callable[..., None]) -> Callable[..., None]:
+    """Before each commit of upkeep there is one of the receiver."""
+
+    def late(table: DeltaBronzeTable, *given: object, **more: object) -> None:
+        library.change("UPDATE loans SET note = 'w' WHERE id = 1")
+        library.shell.fine(*RECEIVE)
+        exchange(table, *given, **more)
+
+    return late
+
+
+def in_the_way(library: Library) -> None:
+    """Somebody took the folder away, and left a file there."""
+    moved("lake/control")(library)
+    (library.shell.folder / "lake/control").write_text("where is it?")
+
+
+def out_of_the_way(library: Library) -> None:
+    (library.shell.folder / "lake/control").rename(library.shell.folder / "note")
+    back("lake/control")(library)
+
+
+def of_an_older_form(library: Library) -> None:
+    streams = DeltaTable(library.shell.folder / "lake" / "control" / "library" / "streams")
+    streams.alter.set_table_properties({CONTROL_PROPERTY: "0"}, raise_if_not_exists=False)
+
+
+def command(*words: str) -> Step:
+    return lambda library: (library.shell.fine(*words), None)[1]
 
 
 def slot_of_another_database(library: Library) -> None:
@@ -247,6 +346,32 @@ CASES: dict[str, Case] = {
         nothing, "STA690", anew=False, verb=("resync", "public.nowhere")
     ),
     "a position is none": Case(nothing, "STA601", anew=False, verb=("inspect", "tx", "here")),
+    "a proxy rewrites the stream": Case(behind_a_proxy, "SRC226", anew=False, mend=both(left, env(PGPORT=None))),
+    "a file is where the control tables were": Case(in_the_way, "LAK423", anew=False, mend=out_of_the_way),
+    "the disk did not keep a commit": Case(
+        patched(delta_log, "sync", disk_fails), "LAK426", anew=False, mend=both(left, command("inspect", "chain"))
+    ),
+    "maintenance finds no room": Case(
+        both(patched(upkeep, "_TURNS", lambda *_: 2), patched(DeltaBronzeTable, "exchange", received_first)),
+        "LAK445",
+        anew=False,
+        mend=both(left, command("maintain")),
+        verb=("maintain",),
+    ),
+    "another process applies": Case(
+        both(of_an_older_form, entered(lambda library: lease(project_of(library).lease))),
+        "STA624",
+        anew=False,
+        mend=both(left, command("upgrade", "--yes")),
+        verb=("upgrade", "--yes"),
+    ),
+    "another process copies": Case(
+        entered(lambda library: copy_lease(project_of(library).lease)),
+        "STA625",
+        anew=False,
+        mend=both(left, command("resync", "public.loans")),
+        verb=("resync", "public.loans"),
+    ),
     "the log that the slot needs is gone": Case(lost, "SRC204"),
     "the slot was idle for too long": Case(idle_for_too_long, "SRC218"),
     "the slot was dropped": Case(changes("SELECT pg_drop_replication_slot('library')"), "SRC212"),
@@ -305,6 +430,7 @@ def made(database: Database, folder: Path) -> Iterator[Library]:
 def role(server: EmbeddedServer) -> Iterator[None]:
     """The role is that of all tests of the process: what a case grants, or takes, ends with it."""
     yield
+    ENTERED.close()
     with psycopg.connect(server.dsn(), autocommit=True) as admin:
         admin.execute("ALTER ROLE cdc REPLICATION NOBYPASSRLS CONNECTION LIMIT -1")
 
@@ -320,6 +446,12 @@ def shared(server: EmbeddedServer, tmp_path_factory: pytest.TempPathFactory) -> 
     database = make_database(server)
     yield from made(database, tmp_path_factory.mktemp("shared"))
     drop_database(database)
+
+
+def project_of(library: Library) -> Project:
+    values = {"version": 1, "pipeline": "library", "source": library.database.source}
+    folder = library.shell.folder
+    return Project(Pipeline.model_validate(values), folder / "library.yaml", folder)
 
 
 def obey(library: Library, said: Said) -> list[str]:
@@ -361,8 +493,7 @@ IDS = itertools.count(41)
 
 def break_and_obey(library: Library, case: Case) -> None:
     shell, behind, later = library.shell, next(IDS), next(IDS)
-    values = {"version": 1, "pipeline": "library", "source": library.database.source}
-    project = Project(Pipeline.model_validate(values), shell.folder / "library.yaml", shell.folder)
+    project = project_of(library)
     before = last_epoch(None, control_tables(project))
     case.breaks(library)
     library.change(f"INSERT INTO loans VALUES ({behind}, 41, 'behind')")
@@ -379,10 +510,10 @@ def break_and_obey(library: Library, case: Case) -> None:
     library.receive()
     assert "the chain holds" in shell.fine("inspect", "chain", "--against", "source")
     assert "behind" in shell.fine("inspect", "row", "loans", str(behind))
-    state, control = bronze_reader(project).state(), control_tables(project)
+    state, streams = bronze_reader(project).state(), control_tables(project).streams()
     assert state is not None
     assert state.epoch == (before + 1 if case.anew else before) or case.code == "SRC230"
-    assert control.streams()[-1].stream == state.stream
+    assert streams[-1].stream == state.stream
     library.change(f"INSERT INTO loans VALUES ({later}, 42, 'later')")
     library.receive()
     assert "later" in shell.fine("inspect", "row", "loans", str(later))
@@ -434,6 +565,90 @@ def test_a_server_is_set_up_as_it_is_said_and_one_that_was_put_back_goes_on_with
         assert "lost" in library.shell.fine("inspect", "row", "loans", "40"), "bronze still says what was"
     finally:
         server.remove()
+
+
+def test_a_slot_that_was_given_two_phase_decoding_under_the_receiver_loses_it_as_is_said(tmp_path: Path) -> None:
+    server = start_decoding_server(settings={"max_prepared_transactions": "5"})
+    try:
+        make_role(server)
+        library = Library(make_database(server), tmp_path, started=False)
+        source_has("slot: {plugin: test_decoding}")(library)
+        library.receive()
+
+        def made_again_first(library: Library, command: Callable[..., object]) -> Callable[..., object]:
+            def late(*given: object) -> object:
+                library.change(
+                    "SELECT pg_drop_replication_slot('library')",
+                    "SELECT pg_create_logical_replication_slot('library', 'test_decoding', false, true)",
+                    "BEGIN; INSERT INTO loans VALUES (41, 41, 'behind'); PREPARE TRANSACTION 'one'",
+                )
+                return command(*given)
+
+            return late
+
+        patched(postgres, "command", made_again_first)(library)
+        said = library.shell(*RECEIVE)
+        left(library)
+        assert "error[DEC321]" in said.err, said.err
+        library.change("COMMIT PREPARED 'one'")
+        assert "DEC322" in page("DEC321")
+        copied_and_back(library)
+        said = library.shell(*RECEIVE)
+        assert "error[SRC215]" in said.err, "as the page says of one that was made anew"
+        assert obey(library, said) == ["restart --yes"]
+        library.receive()
+        assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
+        assert "behind" in library.shell.fine("inspect", "row", "loans", "41")
+    finally:
+        server.remove()
+
+
+BLOCKED = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "{module}":
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "module", "setting"),
+    [("SRC209", "psycopg", "format: delta"), ("LAK404", "pyiceberg", "format: iceberg")],
+)
+def test_the_extra_that_is_named_brings_what_is_missing_and_the_same_command_goes_on(
+    database: Database, tmp_path: Path, code: str, module: str, setting: str
+) -> None:
+    library = Library(database, tmp_path, started=False)
+    rewritten("silver:\n", f"bronze:\n  {setting}\n\nsilver:\n")(library)
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED.format(module=module))
+    said = Shell(library.shell.folder, {**library.shell.env, "PYTHONPATH": str(tmp_path)})(*RECEIVE)
+    assert f"error[{code}]" in said.err, said.err
+    (extra,) = re.findall(r"hint: pip install .*\[(\w+)\]", said.err)
+    wanted = metadata("cdc_lake").get_all("Requires-Dist") or []
+    assert [one for one in wanted if one.startswith(module) and f"extra == '{extra}'" in one]
+    library.receive()  # as if it had been installed
+    assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
+
+
+def test_a_lake_that_a_newer_version_upgraded_goes_on_with_a_newer_version(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as newer:
+        for module in (control, control_upgrade, upgrade):
+            newer.setattr(module, "CONTROL_VERSION", 2)
+        library.shell.fine("upgrade", "--yes")
+    library.change("INSERT INTO loans VALUES (41, 41, 'behind')")
+    said = library.shell(*RECEIVE)
+    assert "error[LAK490]" in said.err, said.err
+    for module in (control, control_upgrade, upgrade):
+        monkeypatch.setattr(module, "CONTROL_VERSION", 2)
+    library.receive()
+    assert "behind" in library.shell.fine("inspect", "row", "loans", "41")
+    assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
 
 
 def test_a_restart_leaves_alone_a_slot_that_the_pipeline_did_not_make(library: Library) -> None:
