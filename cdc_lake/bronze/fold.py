@@ -1,7 +1,7 @@
 """Bronze folded: the rows of source tables as the newest stream's copy and its transactions leave them.
 
 Change by change and in memory, by the texts the server sent: slow, and nothing in it is shared with what merges silver.
-Where two rows have one key for a moment (a deferred constraint), the older one leaves first.
+Where two rows have one key for a moment (a deferred constraint), the one that the old tuple names leaves.
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ def _change(rows: RowsByKey[Row], row: Mapping[str, Any], names: Sequence[str], 
             rows.move(None, _key(new, keys), new)
         case "U" if new is not None:
             left = _key(old or new, keys)
-            before = _there(rows, left, row)
+            before = _there(rows, left, row, old)
             for at in row["unchanged"] or ():
                 new[names[at]] = before.get(names[at])
-            rows.move(left, _key(new, keys), new)
+            rows.move(left, _key(new, keys), new, old)
         case "D" if old is not None:
             left = _key(old, keys)
-            _there(rows, left, row)
-            rows.move(left, None, None)
+            _there(rows, left, row, old)
+            rows.move(left, None, None, old)
         case _:
             raise BronzeDamaged(f"a change of {row['relation']} at position {row['position']} names no row")
 
 
-def _there(rows: RowsByKey[Row], key: Key, row: Mapping[str, Any]) -> Row:
-    found = rows.first(key)
+def _there(rows: RowsByKey[Row], key: Key, row: Mapping[str, Any], old: Row | None) -> Row:
+    found = rows.row_of(key, old)
     if found is None:
         at = f"at position {row['position']}"
         raise BronzeDamaged(f"a change of {row['relation']} {at} is of a row that no earlier one brought")

@@ -141,7 +141,7 @@ def _followed(steps: Sequence[_Step], asked: Key) -> list[_Step]:
             alive.clear()
             continue
         leaves = step.after if step.again and step.before is None else step.before
-        there = None if leaves is None else alive.first(leaves)
+        there = None if leaves is None else alive.row_of(leaves)
         row = number if there is None else there
         alive.move(leaves, step.after, row)
         if asked in {step.before, step.after}:

@@ -273,7 +273,7 @@ def test_keys_that_are_too_many_and_rows_of_one_key_are_refused(
     shop: Compared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.silver(*ROWS, ROWS[0])
-    assert "several rows of one key" in refused(shop)
+    assert "several rows have one key" in refused(shop)
     monkeypatch.setattr(repair, "REPAIRED_AT_MOST", 2)
     shop.silver(*WRONG)
     assert "up to 2 keys" in refused(shop)

@@ -302,3 +302,23 @@ def test_a_rule_that_stops_names_table_and_transaction_and_goes_on_as_its_hint_s
     shop.write(**{BESIDE: {"rules": [{**rule, "on_fail": "quarantine"}]}})
     shop.shell.fine(*ONCE)
     assert 60 not in shop.ids(BESIDE)
+
+
+def test_a_table_whose_keys_identify_no_rows_is_what_the_source_has_after_what_compare_says(shop: Shop) -> None:
+    def compared() -> dict[str, Any]:
+        (table,) = json.loads(shop.shell("compare", "unlogged", "--json").out)["tables"]
+        return table
+
+    assert shop.sections["unlogged"] == {"keys": ["n"]}
+    shop.change("INSERT INTO unlogged (id, n) VALUES (70, NULL), (71, NULL), (72, NULL)")
+    shop.shell(*ONCE)
+    assert compared()["text"] == "equal but for 1 held key"
+    shop.change("INSERT INTO unlogged (id, n) VALUES (73, 1)")
+    shop.shell(*ONCE)
+    said = compared()
+    assert (said["verdict"], said["repeated"]) == ("different", 1), said
+    (command,) = COMMAND.findall(said["hint"])
+    shop.write(unlogged={"keys": ["id"]})
+    shop.shell.fine(*shlex.split(command.replace("TABLE", "unlogged")))
+    shop.shell(*ONCE)
+    assert compared()["text"] == "equal", "nothing is held any more"

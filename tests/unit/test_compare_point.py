@@ -186,25 +186,25 @@ def change(ordinal, op, new=None, old=None, unchanged=()):
 
 
 def test_held_changes_fold_with_moves_deletes_and_unsent_values():
-    silver = {("1",): {"k": "1", "v": "a", "w": "big"}, ("2",): {"k": "2", "v": "b", "w": "x"}}
+    silver = {("1",): [{"k": "1", "v": "a", "w": "big"}], ("2",): [{"k": "2", "v": "b", "w": "x"}]}
     changes = [
         change(1, "U", {"k": "1", "v": "a2", "w": None}, unchanged=["w"]),
         change(2, "U", {"k": "9", "v": "a3", "w": None}, {"k": "1", "v": None, "w": None}, ["w"]),
         change(3, "D", old={"k": "2", "v": None, "w": None}),
         change(4, "I", {"k": "1", "v": "new", "w": ""}),
     ]
-    rows, odd = folded(changes, ["k"], ["k", "v", "w"], silver)
-    assert not odd
-    assert rows == {
-        ("9",): {"k": "9", "v": "a3", "w": "big"},
-        ("1",): {"k": "1", "v": "new", "w": ""},
-        ("2",): None,
+    found = folded(changes, ["k"], ["k", "v", "w"], silver)
+    assert not found.odd
+    assert found.rows == {
+        ("9",): ({"k": "9", "v": "a3", "w": "big"},),
+        ("1",): ({"k": "1", "v": "new", "w": ""},),
+        ("2",): (),
     }
 
 
 def test_held_changes_that_apply_to_nothing_are_odd():
-    _, odd = folded([change(1, "U", {"k": "1"}), change(2, "I", {"k": "2"})], ["k"], ["k"], {("2",): {"k": "2"}})
-    assert odd == {("1",), ("2",)}
+    found = folded([change(1, "U", {"k": "1"}), change(2, "I", {"k": "2"})], ["k"], ["k"], {("2",): [{"k": "2"}]})
+    assert (found.odd, found.shared) == ({("1",)}, {("2",)})
 
 
 def test_matching_agrees_with_dictionaries():
@@ -216,16 +216,20 @@ def test_matching_agrees_with_dictionaries():
         for _ in range(2):
             keys = {(rng.choice(["", "a", "b", None]), rng.choice("xyz")) for _ in range(rng.randrange(8))}
             sides.append({key: (rng.choice(["", None, "1"]), rng.choice(["2", "3"])) for key in keys})
+        twice = [{key for key in side if rng.random() < 0.2} for side in sides]
         schema = pa.schema([(n, pa.large_string()) for n in "abcd"])
         source, silver = (
             pa.Table.from_pylist(
-                rng.sample([dict(zip("abcd", (*k, *v), strict=True)) for k, v in side.items()], len(side)), schema
+                [dict(zip("abcd", (*k, *v), strict=True)) for k, v in rng.sample([*some.items()], len(some))]
+                + [dict(zip("abcd", (*k, "again", "1"), strict=True)) for k in again],
+                schema,
             )
-            for side in sides
+            for some, again in zip(sides, twice, strict=True)
         )
         found = match(source, silver, ["a", "b"])
-        left, right = sides
-        assert set(found.missing) == left.keys() - right.keys()
+        (left, right), both = sides, sides[0].keys() & sides[1].keys()
+        assert sorted(found.missing, key=repr) == sorted(left.keys() - right.keys(), key=repr)
         assert set(found.extra) == right.keys() - left.keys()
-        assert set(found.changed) == {k for k in left.keys() & right.keys() if left[k] != right[k]}
-        assert not found.repeated
+        assert set(found.repeated) == both & {*twice[0], *twice[1]}
+        assert set(found.shared) == twice[0]
+        assert set(found.changed) == {k for k in both - set(found.repeated) if left[k] != right[k]}

@@ -152,10 +152,10 @@ def test_check_names_the_columns_that_an_update_may_leave_out() -> None:
 
 def test_a_held_change_of_a_row_that_a_filter_kept_out_explains_what_it_tells() -> None:
     change = HeldChange((1, 5, 1), "U", {"id": "1", "qty": "9", "note": None}, None, frozenset({"note"}))
-    after, odd = folded([change], ["id"], ["id", "qty", "note"], {}, partial=True)
-    assert odd == frozenset()
-    assert after == {("1",): {"id": "1", "qty": "9"}}
-    assert explained(after["1",], {"id": "1", "qty": "9", "note": "large"})
-    assert not explained(after["1",], {"id": "1", "qty": "8", "note": "large"})
-    assert not explained(after["1",], None)
-    assert folded([change], ["id"], ["id", "qty", "note"], {})[1] == {("1",)}
+    found = folded([change], ["id"], ["id", "qty", "note"], {}, partial=True)
+    assert found.odd == frozenset()
+    assert found.rows == {("1",): ({"id": "1", "qty": "9"},)}
+    assert explained(found.rows["1",], [{"id": "1", "qty": "9", "note": "large"}])
+    assert not explained(found.rows["1",], [{"id": "1", "qty": "8", "note": "large"}])
+    assert not explained(found.rows["1",], [])
+    assert folded([change], ["id"], ["id", "qty", "note"], {}).odd == {("1",)}

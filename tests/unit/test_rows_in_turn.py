@@ -13,7 +13,7 @@ from cdc_lake.bronze.reader import BronzeReader
 from cdc_lake.bronze.writer import DeltaBronze
 from cdc_lake.model.change import UNCHANGED, Delete, Insert, Message, Truncate, Tuple, Update
 from cdc_lake.model.relation import ReplicaIdentity
-from cdc_lake.model.rows_by_key import RowsByKey
+from cdc_lake.model.rows_by_key import Key, RowsByKey
 from cdc_lake.model.transaction import Transaction
 from cdc_lake.pipeline.held.accounting import HeldChange, explained, folded
 from cdc_lake.testing.histories import History
@@ -45,32 +45,62 @@ def test_changes_folded_onto_rows_give_the_sources_rows(seed: int) -> None:
     print(f"CDC_LAKE_SEED={seed}")
     history, positions = History(seed, [T], keys=5), iter(range(1000, 10_000, 10))
     for _ in range(10):
-        before = {(row["id"],): dict(row) for row in history.rows(T.table)}
+        before = {(row["id"],): [dict(row)] for row in history.rows(T.table)}
         some = [history.transaction(next(positions)) for _ in range(random.Random(seed).randint(1, 6))]
-        after, odd = folded(list(changes_of(some)), ["id"], T.names, before)
-        now = {(row["id"],): row for row in history.rows(T.table)}
-        assert not odd
-        assert after == {key: now.get(key) for key in after}
-        assert {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)} <= after.keys()
+        found = folded(list(changes_of(some)), ["id"], T.names, before)
+        now = {(row["id"],): (row,) for row in history.rows(T.table)}
+        assert not found.odd
+        assert not found.shared
+        assert found.rows == {key: now.get(key, ()) for key in found.rows}
+        unlike = {key for key in before.keys() | now.keys() if tuple(before.get(key, ())) != now.get(key, ())}
+        assert unlike <= found.rows.keys()
 
 
-def test_two_rows_that_stay_at_one_key_are_odd_and_the_last_one_is_told() -> None:
+@pytest.mark.parametrize("seed", seeds(20))
+def test_rows_that_share_a_key_are_told_apart_by_their_old_tuples(seed: int) -> None:
+    """The oracle is a list of rows; silver has one row of each key, and the changes that brought the others are held."""
+    print(f"CDC_LAKE_SEED={seed}")
+    dice = random.Random(seed)
+    rows: list[dict[str, str | None]] = []
+    changes: list[HeldChange] = []
+    silver: dict[Key, list[dict[str, str | None]]] = {}
+    for position in range(60):
+        new = {"id": dice.choice((None, "1", "2")), "amount": dice.choice("12"), "body": dice.choice((None, "x"))}
+        old = rows.pop(dice.randrange(len(rows))) if rows and dice.random() < 0.6 else None
+        op = "I" if old is None else dice.choice("UD")
+        if op == "I" and position < 20 and (new["id"],) not in silver:
+            silver[new["id"],] = [new]
+        else:
+            changes.append(HeldChange((1, position // 2, position), op, None if op == "D" else new, old, frozenset()))
+        if op != "D":
+            rows.append(new)
+    found = folded(changes, ["id"], T.names, silver)
+    of_key = {key: [row for row in rows if row["id"] == key[0]] for key in found.rows}
+    assert not found.odd
+    for key, some in found.rows.items():
+        assert explained(some, dice.sample(of_key[key], len(of_key[key])))
+        assert not explained(some, [*of_key[key], {"id": key[0], "amount": "9", "body": None}])
+        assert not explained([*some, {"id": key[0], "amount": "9", "body": None}], of_key[key])
+
+
+def test_keys_that_several_rows_keep_are_said() -> None:
     rows = [{"id": "1", "amount": n, "body": None} for n in "12"]
     insert = HeldChange((1, 10, 1), "I", rows[1], None, frozenset())
-    later = HeldChange((1, 20, 1), "U", {**rows[1], "amount": "3"}, rows[1], frozenset())
-    after, odd = folded([insert, later], ["id"], T.names, {("1",): rows[0]})
-    assert odd == {("1",)}
-    assert after["1",] == {**rows[1], "amount": "3"}
+    gone = HeldChange((1, 20, 1), "D", None, rows[1], frozenset())
+    for later in ([], [gone]):
+        found = folded([insert, *later], ["id"], T.names, {("1",): [rows[0]]})
+        assert (found.odd, found.shared) == (frozenset(), {("1",)})
+        assert found.rows["1",] == (rows[0], *([] if later else [rows[1]]))
 
 
 def test_a_change_says_nothing_of_a_key_that_was_told_anew() -> None:
     moved = HeldChange(
         (1, 10, 1), "U", {"id": "2", "amount": "5", "body": None}, {"id": "1"}, frozenset({"body"}), (True, False)
     )
-    after, odd = folded([moved], ["id"], T.names, {("1",): {"id": "1", "amount": "9", "body": "another row"}})
-    assert not odd
-    assert after.keys() == {("2",)}
-    assert explained(after["2",], {"id": "2", "amount": "5", "body": "what nobody here knows"})
+    found = folded([moved], ["id"], T.names, {("1",): [{"id": "1", "amount": "9", "body": "another row"}]})
+    assert not found.odd
+    assert found.rows.keys() == {("2",)}
+    assert explained(found.rows["2",], [{"id": "2", "amount": "5", "body": "what nobody here knows"}])
 
 
 def test_bronze_folded_gives_the_sources_rows(tmp_path: Path) -> None:
@@ -86,10 +116,11 @@ def test_bronze_folded_gives_the_sources_rows(tmp_path: Path) -> None:
 
 def test_a_row_that_stays_keeps_its_turn() -> None:
     rows: RowsByKey[str] = RowsByKey()
-    rows.put(("1",), "older")
+    rows.put(("1",), ["older"])
     rows.move(None, ("1",), "younger")
     rows.move(("1",), ("1",), "older, changed")
-    assert (rows.first(("1",)), rows.last(("1",))) == ("older, changed", "younger")
+    assert rows.rows(("1",)) == ("older, changed", "younger")
+    rows.move(("1",), ("1",), "younger, changed", "younger")
+    assert (rows.row_of(("1",)), rows.last(("1",))) == ("older, changed", "younger, changed")
     rows.move(("1",), None, None)
-    assert list(rows) == ["younger"]
-    assert rows.settle([("1",)]) == frozenset()
+    assert list(rows) == ["younger, changed"]

@@ -7,7 +7,7 @@ transaction that changed a row after another saw that one committed, and so does
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +23,8 @@ from cdc_lake.pipeline.applying.reread import FAR, rereads_of
 from cdc_lake.pipeline.compare.held import grown, touched
 from cdc_lake.pipeline.compare.job import Job
 from cdc_lake.pipeline.compare.layout import Layout, SilverRows
-from cdc_lake.pipeline.held.accounting import HeldChange, folded, folded_copies, held_changes
+from cdc_lake.pipeline.compare.match import Key
+from cdc_lake.pipeline.held.accounting import HeldChange, Row, folded, folded_copies, held_changes
 
 CHANGES_AT_MOST = 200_000
 """Changes of all tables in the transactions that are folded: they are in memory."""
@@ -79,7 +80,9 @@ def _in_form(job: Job, layout: Layout, rows: Sequence[dict[str, Any]]) -> list[H
 
 
 class Overlay:
-    """Rows of silver with changes folded onto them: what passes `over` comes out as of the snapshot."""
+    """Rows of silver with changes folded onto them: what passes `over` comes out as of the snapshot. `shared`: keys
+    that the changes gave to several rows; which of them silver will have, only a run says.
+    """
 
     def __init__(self, layout: Layout, changes: Sequence[HeldChange], *, emptied: bool) -> None:
         self._layout = layout
@@ -88,6 +91,7 @@ class Overlay:
         self._keys = touched(changes, layout.keys)
         self._texts = layout.form.text(layout.key_table(self._keys))
         self._buckets = layout.buckets_of(self._keys)
+        self.shared: frozenset[Key] = frozenset()
 
     def among(self, buckets: Any) -> Overlay:
         """What is needed of it for the rows of some buckets, a bool each: their keys, and those that changes connect
@@ -133,15 +137,17 @@ class Overlay:
     def _after(self, have: Sequence[dict[str, str | None]]) -> pa.Table:
         """The rows of the keys that changes touch, after them."""
         keys, columns = self._layout.keys, self._layout.form.columns
-        times = Counter(tuple(row[name] for name in keys) for row in have)
+        before: dict[Key, list[Row]] = defaultdict(list)
+        for row in have:
+            before[tuple(row[name] for name in keys)].append(row)
         if self._layout.by_content:
-            copies, _ = folded_copies(self._changes, keys, times)
-            rows = [dict(zip(keys, key, strict=True)) for key, n in copies.items() for _ in range(n)]
+            copies, _ = folded_copies(self._changes, keys, {key: len(some) for key, some in before.items()})
+            rows: list[Row] = [dict(zip(keys, key, strict=True)) for key, n in copies.items() for _ in range(n)]
         else:
-            before = {tuple(row[name] for name in keys): row for row in have}
-            state, _ = folded(self._changes, keys, columns, before, partial=True)
-            known = {key: row for key, row in state.items() if row is not None and len(row) == len(columns)}
+            found = folded(self._changes, keys, columns, {k: some[-1:] for k, some in before.items()}, partial=True)
+            self.shared = found.shared
+            known = {key: row for key, some in found.rows.items() for row in some if len(row) == len(columns)}
             # a key that silver has several times is changed in all its rows
-            rows = [row for key, row in known.items() for _ in range(max(1, times[key]))]
+            rows = [row for key, row in known.items() for _ in range(max(1, len(before[key])))]
         texts = {name: pa.array([row[name] for row in rows], pa.large_string()) for name in columns}
         return pa.table(texts)

@@ -4,7 +4,7 @@ rows pass, and then explained.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from cdc_lake.pipeline.compare.match import Key, rows_among
 from cdc_lake.pipeline.held.accounting import HeldChange, explained, folded, folded_copies, held_changes
 from cdc_lake.pipeline.state.holds import hold_log, open_holds
 
-_Rows = dict[Key, dict[str, str | None]]
+_Rows = defaultdict[Key, list[dict[str, str | None]]]
 
 
 class Held:
@@ -39,41 +39,38 @@ class Held:
         self.keys, mine = grown(touched(held, layout.keys), later, layout.keys)
         self._changes = [*held, *(change for change, is_mine in zip(later, mine, strict=True) if is_mine)]
         self.others = [change for change, is_mine in zip(later, mine, strict=True) if not is_mine]
-        self._source: Counter[Key] = Counter()
-        self._silver: Counter[Key] = Counter()
-        self._wanted: _Rows = {}
-        self._have: _Rows = {}
+        self._wanted: _Rows = defaultdict(list)
+        self._have: _Rows = defaultdict(list)
 
     def _form(self, column: str, text: str | None) -> str | None:
         return self._layout.text(column, [text])[0]
 
     def at_source(self, whole: pa.Table) -> None:
         """Take note of rows of the source, also of such as silver should not have."""
-        self._note(whole, self._wanted, self._source)
+        self._note(whole, self._wanted)
 
     def in_silver(self, rows: pa.Table) -> None:
         """Take note of rows of silver."""
-        self._note(rows, self._have, self._silver)
+        self._note(rows, self._have)
 
-    def _note(self, rows: pa.Table, found: _Rows, times: Counter[Key]) -> None:
+    def _note(self, rows: pa.Table, found: _Rows) -> None:
         keys = self._layout.keys
         for row in rows_among(rows, keys, self.keys):
-            key = tuple(row[name] for name in keys)
-            found[key] = row
-            times[key] += 1
+            found[tuple(row[name] for name in keys)].append(row)
 
     def explained(self) -> tuple[frozenset[Key], frozenset[Key]]:
-        """The held keys whose held changes, folded onto silver's row, give the source's, and the others."""
+        """The held keys whose held changes, folded onto silver's rows, give the source's, and the others."""
         keys = self._layout.keys
         if self._layout.by_content:
-            left, odd = folded_copies(self._changes, keys, self._silver)
-            accounted = frozenset(k for k in self.keys if k not in odd and left[k] == self._source.get(k, 0))
+            left, odd = folded_copies(self._changes, keys, {key: len(rows) for key, rows in self._have.items()})
+            accounted = frozenset(k for k in self.keys if k not in odd and left[k] == len(self._wanted.get(k, ())))
             return accounted, self.keys - accounted
         columns = list(self._layout.view.names)
-        have = {key: {name: row[name] for name in columns} for key, row in self._have.items()}
+        have = {key: [{name: row[name] for name in columns} for row in rows] for key, rows in self._have.items()}
         partial = self._layout.target.transforms.any
-        after, odd = folded(self._changes, keys, columns, have, partial=partial)
-        accounted = frozenset(k for k in self.keys if k not in odd and explained(after[k], self._wanted.get(k)))
+        found = folded(self._changes, keys, columns, have, partial=partial)
+        sure = self.keys - found.odd
+        accounted = frozenset(key for key in sure if explained(found.rows[key], self._wanted.get(key, ())))
         return accounted, self.keys - accounted
 
 

@@ -24,7 +24,8 @@ _NULL = "\0"
 @dataclass(frozen=True, slots=True)
 class Differences:
     """Keys of rows that are not the same. `missing`: only in the source; `extra`: only in silver; `changed`: differing
-    in some column; `repeated`: more than once on either side. `columns`: how many rows differ, by column.
+    in some column; `repeated`: had by several rows on either side; `shared`: had by several rows of the source.
+    `columns`: how many rows differ, by column.
     """
 
     missing: tuple[Key, ...] = ()
@@ -32,6 +33,7 @@ class Differences:
     changed: tuple[Key, ...] = ()
     repeated: tuple[Key, ...] = ()
     columns: tuple[tuple[str, int], ...] = ()
+    shared: tuple[Key, ...] = ()
 
     @property
     def keys(self) -> frozenset[Key]:
@@ -52,12 +54,16 @@ def match(source: pa.Table, silver: pa.Table, keys: Sequence[str]) -> Difference
     both = pc.and_(pc.is_valid(left), pc.is_valid(right))
     at_source, at_silver = left.filter(both), right.filter(both)
     differs, columns = _differing(source, silver, keys, at_source, at_silver)
-    again = pa.array(np.concatenate((_again(at_source, at_source), _again(at_silver, at_source))), pa.int64())
+    missing = Counter(keys_of(source, keys, left.filter(pc.is_null(right))))
+    changed = dict.fromkeys(keys_of(source, keys, at_source.filter(pa.array(differs))))
+    in_silver, in_source = (keys_of(source, keys, _again(at, at_source)) for at in (at_source, at_silver))
+    repeated = dict.fromkeys((*in_silver, *in_source))
     return Differences(
-        missing=keys_of(source, keys, left.filter(pc.is_null(right))),
-        extra=keys_of(silver, keys, right.filter(pc.is_null(left))),
-        changed=keys_of(source, keys, at_source.filter(pa.array(differs))),
-        repeated=keys_of(source, keys, pc.unique(again)),
+        missing=tuple(missing),
+        extra=tuple(dict.fromkeys(keys_of(silver, keys, right.filter(pc.is_null(left))))),
+        changed=tuple(key for key in changed if key not in repeated),
+        repeated=tuple(repeated),
+        shared=tuple({*in_source, *(key for key, times in missing.items() if times > 1)}),
         columns=columns,
     )
 
@@ -105,6 +111,7 @@ def merged(found: Sequence[Differences]) -> Differences:
         extra=tuple(key for one in found for key in one.extra),
         changed=tuple(key for one in found for key in one.changed),
         repeated=tuple(key for one in found for key in one.repeated),
+        shared=tuple(key for one in found for key in one.shared),
         columns=tuple(columns.items()),
     )
 
@@ -117,7 +124,7 @@ def _numbered(table: pa.Table, keys: Sequence[str], number: str) -> pa.Table:
 def _again(numbers: Any, at_source: Any) -> Any:
     """Source rows of the pairs whose number occurs in more than one pair."""
     _, where, times = np.unique(np.asarray(numbers), return_inverse=True, return_counts=True)
-    return np.asarray(at_source)[times[where] > 1]
+    return pa.array(np.asarray(at_source)[times[where] > 1], pa.int64())
 
 
 def _key_name(name: str) -> str:

@@ -126,7 +126,7 @@ def _landed(
     if moving:
         because = "later transactions change them: `cdc-lake run --once`, then again"
     elif differing.repeated:
-        because = "silver has several rows of one key: `cdc-lake rebuild`"
+        because = "several rows have one key: `cdc-lake rebuild`"
     elif len(rows) < every:
         because = "the source does not find them by key: `cdc-lake rebuild`"
     return Repair(len(rows), shown(job.state.stream, position) if lands else "", every - len(rows), because, lands)

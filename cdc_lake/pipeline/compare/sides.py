@@ -20,6 +20,7 @@ from cdc_lake.lake.ways import Way
 from cdc_lake.pipeline.compare.forward import Overlay
 from cdc_lake.pipeline.compare.job import Job
 from cdc_lake.pipeline.compare.layout import Layout, SilverRows
+from cdc_lake.pipeline.compare.match import Key
 from cdc_lake.source.hash_sql import HashSql, hash_sql
 
 _NAMED = BUCKETS // 4
@@ -87,6 +88,7 @@ class SilverSide:
         self._overlay = overlay
         self._layout = layout
         self.astray: frozenset[str] = frozenset()
+        self.shared: frozenset[Key] = frozenset()
 
     def sums(self, ways: Mapping[str, Way], buckets: Any = None) -> Sums:
         """What is in each bucket, hashed in these ways; `buckets`: only of these, a bool each."""
@@ -104,9 +106,10 @@ class SilverSide:
         return (rows if isinstance(rows, pa.Table) else rows.texts() for rows in self._rows(buckets))
 
     def _rows(self, buckets: Any) -> Iterator[SilverRows | pa.Table]:
-        """The rows as of the snapshot; notes which companions are astray."""
+        """The rows as of the snapshot; notes which companions are astray, and which keys several rows would have."""
         overlay = self._overlay.among(buckets)
-        return overlay.over(self._there(overlay.needed(buckets)), buckets)
+        yield from overlay.over(self._there(overlay.needed(buckets)), buckets)
+        self.shared |= overlay.shared
 
     def _there(self, buckets: Any) -> Iterator[SilverRows]:
         pinned = self._job.pinned

@@ -21,7 +21,7 @@ import pyarrow as pa
 from cdc_lake.config.project import Project
 from cdc_lake.lake.read import silver_blocks, silver_exists, silver_rows
 from cdc_lake.lake.row_hash import BUCKETS
-from cdc_lake.pipeline.applying.point import Gap, Point, Touch
+from cdc_lake.pipeline.applying.point import CATCH_UP, Gap, Point, Touch
 from cdc_lake.pipeline.compare.differing import KeyRows, differing_keys
 from cdc_lake.pipeline.compare.forward import Forward, Overlay, forward
 from cdc_lake.pipeline.compare.held import Held
@@ -33,6 +33,8 @@ from cdc_lake.pipeline.compare.shelf import Shelf, together
 from cdc_lake.pipeline.compare.sides import SilverSide, SourceSide, both_sums
 from cdc_lake.pipeline.state.comparison import SAMPLE, DifferingKey, Repair, TableComparison, Verdict
 from cdc_lake.source.stream import shown
+
+SHARED = "name columns in `keys` of the table that identify its rows, then `cdc-lake rebuild TABLE`"
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def _without_silver(job: Job) -> _Found | Gap:
     return _Found(Differences(), frozenset(), frozenset(), (0, 0))
 
 
-def _both_sides(job: Job, layout: Layout, later: Forward) -> _Found:
+def _both_sides(job: Job, layout: Layout, later: Forward) -> _Found | Gap:
     held = Held(job, layout, later.changes, closed=later.emptied)
     overlay = Overlay(layout, held.others, emptied=later.emptied)
     source, silver = SourceSide(job, layout), SilverSide(job, layout, overlay)
@@ -125,6 +127,9 @@ def _both_sides(job: Job, layout: Layout, later: Forward) -> _Found:
     if wanted.any():
         sides = (source, silver)
         differences, uneven, read = _matched(job.project, layout, sides, held, wanted, rows_of_keys)
+    if silver.shared:
+        behind = f"{later.transactions} landed transactions are not applied yet"
+        return Gap(f"{behind}, and they give one key to several rows", CATCH_UP)
     accounted, unaccounted = held.explained()
     return _Found(
         differences,
@@ -203,12 +208,13 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
         "missing": _without(differences.missing, held),
         "extra": _without(differences.extra, held),
         "changed": _without(differences.changed, held),
-        "repeated": _without(differences.repeated, frozenset()),
+        "repeated": _without(differences.repeated, held),
         "unaccounted": _without(tuple(found.unaccounted), frozenset()),
     }
     counts = {kind: len(keys) for kind, keys in kinds.items()}
     # Without a key a sample would be a whole row, and values are not told.
     samples = () if found.by_content else tuple((kind, keys[:SAMPLE]) for kind, keys in kinds.items() if keys)
+    shared = frozenset(differences.shared) - found.accounted
     return TableComparison(
         table=str(pinned.target.source),
         silver=pinned.target.label,
@@ -225,7 +231,8 @@ def _judged(job: Job, where: Point, found: _Found, began: float) -> TableCompari
         columns=() if found.by_content else _columns(differences, held),
         samples=samples,
         watermark=shown(job.state.stream, pinned.watermark) if pinned.watermark >= 0 else "",
-        reason=_reason(found),
+        reason=_reason(found, shared),
+        hint=SHARED if shared else "",
         repair=_repaired(job, where, found, kinds),
         hashed_by="" if found.layout is None or job.asked.full else "client" if found.streamed else "server",
         streamed=found.streamed,
@@ -260,9 +267,11 @@ def _verdict(different: bool, accounted: frozenset[Key], apart: frozenset[Key]) 
     return Verdict.EQUAL_BUT_HELD if accounted else Verdict.EQUAL
 
 
-def _reason(found: _Found) -> str:
+def _reason(found: _Found, shared: frozenset[Key]) -> str:
     if found.astray:
         return f"not the numbers of the text beside them: {', '.join(sorted(found.astray))}"
+    if shared and found.layout is not None:
+        return f"the source has several rows of one key: {', '.join(found.layout.keys)} identifies none of them"
     return "rows of one key differ in number" if found.uneven else ""
 
 

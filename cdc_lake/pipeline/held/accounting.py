@@ -7,6 +7,7 @@ the held changes in order, applied to that row one by one, give the source's row
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -77,42 +78,55 @@ def _names_of_now(layout: Relation, now: Relation) -> tuple[list[str], dict[str,
     return names, later
 
 
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """`rows`: of each key that a change touches, as the changes leave them; `odd`: keys where a change does not apply
+    to what is there; `shared`: those that several rows had at the end of some transaction.
+    """
+
+    rows: Mapping[Key, tuple[Row, ...]]
+    odd: frozenset[Key]
+    shared: frozenset[Key]
+
+
 def folded(
     changes: Sequence[HeldChange],
     keys: Sequence[str],
     columns: Sequence[str],
-    silver: Mapping[Key, Row],
+    silver: Mapping[Key, Sequence[Row]],
     *,
     partial: bool = False,
-) -> tuple[dict[Key, dict[str, str | None] | None], frozenset[Key]]:
-    """What each held key's row becomes (None: no row), and the keys where a change does not apply to what is there.
-    Changes come in order; where a key is checked at the end of a transaction two rows have it for a moment.
+) -> Folded:
+    """What the rows of each key that a change touches become. Changes come in order; a change is of the row of its key
+    that the old tuple names.
 
     `partial`: silver may lack rows that the source has; values that no held change tells are not in the result.
     """
     rows: RowsByKey[dict[str, str | None]] = RowsByKey()
     touched: set[Key] = set()
     odd: set[Key] = set()
+    shared: set[Key] = set()
     for _, transaction in itertools.groupby(changes, key=lambda change: change.place[:2]):
         mine: set[Key] = set()
         for change in transaction:
             leaves, gives = change.keys(keys)
             own = {key for key in (leaves, gives) if key is not None}
             for key in own - touched:
-                rows.put(key, dict(silver[key]) if key in silver else None)
+                rows.put(key, map(dict, silver.get(key, ())))
             touched |= own
             mine |= own
             if change.op == SNAPSHOT:  # it was read again: whatever was before, this is so
                 odd -= own
                 for key in own:
-                    rows.put(key, None if gives is None else _after(change, None, columns))
+                    rows.put(key, () if gives is None else (_after(change, None, columns),))
                 continue
-            before = None if leaves is None else rows.first(leaves)
+            old = None if change.old is None else {name: change.old.get(name) for name in columns}
+            before = None if leaves is None else rows.row_of(leaves, old)
             if leaves is not None and before is None and not partial:
                 odd |= own
-            rows.move(leaves, gives, None if gives is None else _after(change, before, columns))
-        odd |= rows.settle(mine)
-    return {key: rows.last(key) for key in touched}, frozenset(odd)
+            rows.move(leaves, gives, None if gives is None else _after(change, before, columns), old)
+        shared |= {key for key in mine if len(rows.rows(key)) > 1}
+    return Folded({key: rows.rows(key) for key in touched}, frozenset(odd), frozenset(shared))
 
 
 def folded_copies(
@@ -134,11 +148,20 @@ def folded_copies(
     return state, frozenset(odd)
 
 
-def explained(after: Row | None, wanted: Row | None) -> bool:
-    """Whether what held changes lead to is the source's row, as far as they tell it."""
-    if after is None or wanted is None:
-        return after is None and wanted is None
-    return all(wanted[name] == value for name, value in after.items())
+def explained(after: Sequence[Row], wanted: Sequence[Row]) -> bool:
+    """Whether what held changes lead to are the source's rows of a key, each as often, as far as they tell them."""
+    left = list(wanted)
+    for names in sorted({tuple(row) for row in after}, key=len, reverse=True):  # what tells most has the first choice
+        found = Counter(_key(row, names) for row in after if tuple(row) == names)
+        others = []
+        for row in left:
+            found[_key(row, names)] -= 1
+            if found[_key(row, names)] < 0:
+                others.append(row)
+        if any(times > 0 for times in found.values()):
+            return False
+        left = others
+    return not left
 
 
 def _after(change: HeldChange, before: Row | None, columns: Sequence[str]) -> dict[str, str | None]:

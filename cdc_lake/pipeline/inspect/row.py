@@ -93,9 +93,10 @@ def _changes(found: RowView, rows: RowsByKey[Values]) -> Iterator[RowChange]:
             continue
         after = tuple(event.key.values())
         left = None if event.op == INSERT else _key_before(event, tuple(event.key)) or after
-        known = None if left is None else rows.first(left)
+        old = event.old if event.old_kind == "full" else None
+        known = None if left is None else rows.row_of(left, old)
         if event.op == DELETE or event.new is None:
-            rows.move(left, None, None)
+            rows.move(left, None, None, old)
             yield RowChange(known or event.old, None)
             continue
         new = {
@@ -103,7 +104,7 @@ def _changes(found: RowView, rows: RowsByKey[Values]) -> Iterator[RowChange]:
             for name, value in event.new.items()
             if name not in event.unchanged or (known is not None and name in known)
         }
-        rows.move(left, after, new)
+        rows.move(left, after, new, old)
         yield RowChange(known, new)
 
 
