@@ -17,7 +17,7 @@ from cdc_lake.bronze.chain import verify
 from cdc_lake.bronze.open import bronze_reader, bronze_writer
 from cdc_lake.bronze.port import BronzeState
 from cdc_lake.config.project import Project
-from cdc_lake.errors import CdcLakeError, Retry, StoreUnavailable
+from cdc_lake.errors import CdcLakeError, Retry, StoreBehind, StoreUnavailable
 from cdc_lake.model.position import Lsn
 from cdc_lake.observe.progress import Progress
 from cdc_lake.pipeline.receiving.receive import receive
@@ -122,6 +122,27 @@ def test_a_first_run_on_a_store_that_cannot_hold_bronze_leaves_nothing_in_the_wa
         Workload(conn, seed=8).run(5)
     once(project)
     assert_equal_to_source(project, database)
+
+
+def test_a_listing_that_is_behind_is_not_believed_and_the_next_run_goes_on(
+    database: Database, tmp_path: Path, store: LocalStore
+) -> None:
+    with FaultyStore(store) as proxy, database.connect() as conn:
+        project = stored(database, tmp_path, "delta", proxy.endpoint)
+        workload = Workload(conn, seed=9)
+        workload.create_tables()
+        for _ in range(3):
+            workload.run(5)
+            once(project)
+        workload.run(5)
+        proxy.choose = lambda request: Fault.STALE if request.lists else None
+        with pytest.raises(StoreBehind) as refused:
+            once(project)
+        assert refused.value.remedy.startswith("run again")
+        proxy.choose = honest
+        once(project)
+        assert_equal_to_source(project, database)
+        assert verify(bronze_reader(project)).holds
 
 
 def _read_by(conn: psycopg.Connection[Any]) -> tuple[int, str] | None:

@@ -23,6 +23,7 @@ from typing import Any
 import psycopg
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog.rest import RestCatalog
 
 from cdc_lake.bronze import upkeep
 from cdc_lake.bronze.delta_table import DeltaBronzeTable
@@ -31,6 +32,7 @@ from cdc_lake.cli.pages import page
 from cdc_lake.config.model import Pipeline
 from cdc_lake.config.project import Project
 from cdc_lake.lake import control, control_upgrade, delta_log
+from cdc_lake.lake.catalog import open_catalog
 from cdc_lake.lake.control import control_tables
 from cdc_lake.lake.control_upgrade import CONTROL_PROPERTY
 from cdc_lake.lake.lease import copy_lease, lease
@@ -38,7 +40,9 @@ from cdc_lake.pipeline import upgrade
 from cdc_lake.pipeline.state.streams import last_epoch
 from cdc_lake.source import postgres
 from cdc_lake.testing.relay import Connection, Relay
+from cdc_lake.testing.rest_catalog import RestCatalogServer
 from cdc_lake.testing.server import EmbeddedServer
+from cdc_lake.testing.standby import promote
 from tests.conftest import Database, drop_database, make_database, make_role, start_server
 from tests.decoding_postgres import start_decoding_server
 from tests.live.test_recipes import RECEIVE, Library
@@ -649,6 +653,69 @@ def test_a_lake_that_a_newer_version_upgraded_goes_on_with_a_newer_version(
     library.receive()
     assert "behind" in library.shell.fine("inspect", "row", "loans", "41")
     assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
+
+
+def test_a_catalog_that_is_away_or_goes_in_a_commit_is_back_and_the_next_run_goes_on(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, numbers = Library(database, tmp_path, started=False), iter((41, 42))
+    at = "lake: {iceberg: {type: rest, uri: 'URI'}}\n\nbronze: {format: iceberg}\n"
+    rewritten("silver:\n", f"{at}\nsilver:\n")(library)
+    said_away = "URI"
+
+    def broken(code: str) -> None:
+        library.change(f"INSERT INTO loans VALUES ({next(numbers)}, 41, 'behind')")
+        said = library.shell(*RECEIVE)
+        assert (said.code, f"error[{code}]" in said.err) == (4, True), said.err
+
+    with RestCatalogServer(tmp_path / "catalog") as server:
+        rewritten(said_away, server.uri)(library)
+        library.receive()
+        commit = RestCatalog.commit_table
+
+        def commits_and_goes(*given: Any, **more: Any) -> None:
+            commit(*given, **more)
+            monkeypatch.setattr(RestCatalog, "load_table", gone)
+            raise ConnectionError
+
+        def gone(*_: object, **__: object) -> None:
+            raise ConnectionError
+
+        monkeypatch.setattr(RestCatalog, "commit_table", commits_and_goes)
+        broken("LAK431")
+        monkeypatch.undo()
+        library.receive()
+        said_away = server.uri
+    open_catalog.cache_clear()  # another process
+    broken("LAK430")
+    with RestCatalogServer(tmp_path / "catalog") as server:
+        rewritten(said_away, server.uri)(library)
+        library.receive()
+        assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
+        for number in ("41", "42"):
+            assert "behind" in library.shell.fine("inspect", "row", "loans", number)
+
+
+def test_a_history_file_that_is_missing_is_put_back_and_the_stream_goes_on(tmp_path: Path) -> None:
+    server = start_server()
+    try:
+        make_role(server)
+        library = Library(make_database(server), tmp_path)
+        server.stop()
+        (server.data / "standby.signal").touch()
+        server.start()
+        promote(server)
+        library.change("INSERT INTO loans VALUES (41, 41, 'behind')")
+        (file,) = (server.data / "pg_wal").glob("*.history")
+        file.rename(tmp_path / file.name)
+        said = library.shell(*RECEIVE)
+        assert "error[SRC261]" in said.err, said.err
+        (tmp_path / file.name).rename(file)
+        library.receive()
+        assert "the chain holds" in library.shell.fine("inspect", "chain", "--against", "source")
+        assert "behind" in library.shell.fine("inspect", "row", "loans", "41")
+    finally:
+        server.remove()
 
 
 def test_a_restart_leaves_alone_a_slot_that_the_pipeline_did_not_make(library: Library) -> None:
